@@ -81,7 +81,7 @@ def one_cluster(workers: int = 1, **how: Any) -> Iterator[tuple[Cluster, list[An
 
 def fails_at_the_second(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Have server 1 read all of it, and then fail."""
-    fill = load_task.fill
+    fill = load_task.restore_tables
 
     def some(histories: Any, rows: Any, *given: Any) -> Any:
         counts = fill(histories, rows, *given)
@@ -89,14 +89,14 @@ def fails_at_the_second(monkeypatch: pytest.MonkeyPatch, error: Exception) -> No
             raise error
         return counts
 
-    monkeypatch.setattr(load_task, "fill", some)
+    monkeypatch.setattr(load_task, "restore_tables", some)
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Two events: a server was told to read, and it may."""
     begun, may = threading.Event(), threading.Event()
-    fill = load_task.fill
+    fill = load_task.restore_tables
 
     def wait(histories: Any, rows: Any, threads: int, told: Any) -> Any:
         begun.set()
@@ -106,7 +106,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
             assert time.monotonic() < deadline
         return fill(histories, rows, threads, told)
 
-    monkeypatch.setattr(load_task, "fill", wait)
+    monkeypatch.setattr(load_task, "restore_tables", wait)
     yield begun, may
     may.set()
 
@@ -268,7 +268,7 @@ def test_a_server_that_does_not_see_the_checkpoint_is_named_before_anything_is_c
             clocks(alone, 0, 1)
             alone.save(tmp_path)
     read: list[Any] = []
-    monkeypatch.setattr(load_task, "fill", lambda *given: read.append(given))
+    monkeypatch.setattr(load_task, "restore_tables", lambda *given: read.append(given))
     with one_cluster(2) as (made, stores):
         for store in stores:
             clocks(store, 0, 1)
@@ -384,8 +384,8 @@ def test_a_damaged_file_is_named_by_the_server_that_reads_it(chains: Any, tmp_pa
 
 
 def test_rows_that_are_not_what_the_manifest_says_are_refused(chains: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = load_task.fill
-    monkeypatch.setattr(load_task, "fill", lambda *given: [rows // 2 for rows in fill(*given)])
+    fill = load_task.restore_tables
+    monkeypatch.setattr(load_task, "restore_tables", lambda *given: [rows // 2 for rows in fill(*given)])
     with one_cluster() as (_, (store,)):
         with pytest.raises(CorruptionError, match=r"table 'wide' comes to \d+ rows instead of \d+"):
             store.load(chains(SLOTS) / "0")

@@ -77,7 +77,7 @@ def value(export: shoal.Export) -> float:
 def put(place: StorageDir, name: str, data: bytes) -> None:
     place.remove(name)
     with place.create(name) as file:
-        file.write_export(data)
+        file.write(data)
 
 
 # ---- there and back --------------------------------------------------------------------------------------------------
