@@ -55,8 +55,8 @@ class DataLoop::EventFd {
         !write(file_, &one, sizeof(one)));  // fails only if the counter is full; then poll() returns anyway
   }
   void drain() const noexcept {
-    std::uint64_t rung = 0;
-    static_cast<void>(!read(file_, &rung, sizeof(rung)));
+    std::uint64_t counter = 0;
+    static_cast<void>(!read(file_, &counter, sizeof(counter)));
   }
 
  private:

@@ -202,7 +202,7 @@ void Service::serve_write(const Call& call, Table& table) {
 // --- slots ------------------------------------------------------------------------------------------------------
 
 std::span<const std::uint64_t> Service::own(std::span<const std::uint64_t> hashes, std::size_t& first) {
-  const auto place_of = [&](std::size_t slot, std::size_t from) {
+  const auto position_of = [&](std::size_t slot, std::size_t from) {
     return slot == slots_.count()
                ? hashes.size()
                : static_cast<std::size_t>(
@@ -215,11 +215,11 @@ std::span<const std::uint64_t> Service::own(std::span<const std::uint64_t> hashe
     for (std::size_t i = begin; i < end;) {
       const std::size_t slot = index_of(slots_.of(hashes[i]));
       refused_.push_back(static_cast<std::uint16_t>(slot));  // capacity for all slots is reserved
-      i = place_of(slot + 1, i);
+      i = position_of(slot + 1, i);
     }
   };
-  first = place_of(first_slot_, 0);
-  const std::size_t end = place_of(end_slot_, first);
+  first = position_of(first_slot_, 0);
+  const std::size_t end = position_of(end_slot_, first);
   refuse(0, first);
   refuse(end, hashes.size());
   return hashes.subspan(first, end - first);
