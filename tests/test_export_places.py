@@ -123,7 +123,7 @@ def test_a_chain_on_s3_is_followed_and_copies_that_it_does_not_need_are_removed(
             assert there.export(store, "2", "1").tables["t"].rows == 9
             before = len(there.copies())
             assert export.refresh()
-            assert (export.version, export.now.place.name) == (2, "2")
+            assert (export.version, export.now.storage_dir.name) == (2, "2")
             assert export.table("t").pull(KEYS[:10])[:, 0].tolist() == [3] * 9 + [1]
             assert (before, len(there.copies())) == (1, 2)
             table.assign(KEYS, np.full((500, 2), 4, np.float32))
@@ -377,7 +377,7 @@ def test_a_compacted_chain_has_the_bytes_of_a_whole_export(tmp_path: Path, dtype
         want = table.pull(KEYS)
     shoal.compact(tmp_path, tmp_path / "out", threads=2)
     with shoal.open_export(tmp_path) as export:  # the compacted one is the newest
-        assert (export.version, export.now.place.name, len(export.now.layers.mapped)) == (5, "out", 1)
+        assert (export.version, export.now.storage_dir.name, len(export.now.layers.mapped)) == (5, "out", 1)
         form = export.table("t").form
         got = export.table("t").pull(KEYS)
     with shoal.open_export(tmp_path / "elsewhere") as export:
