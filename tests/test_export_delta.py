@@ -511,8 +511,8 @@ def test_the_command_exports_checkpoints_and_inspect_tells_what_is_there(tmp_pat
     assert cli.main(["inspect", two]) == 0
     told = capsys.readouterr().out
     for part in (
-        "version 2, delta upon ../1",
-        "version 1, whole",
+        "version 2, delta of ../1",
+        "version 1, full",
         "'a': 3 rows, dim 1, int8",
         "every checksum matches",
     ):

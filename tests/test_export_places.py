@@ -178,7 +178,7 @@ def test_the_commands_take_urls(there: There, tmp_path: Path, monkeypatch: Any, 
     assert cli.main(["compact", there.url, "--output", there.at("3"), *copies]) == 0
     assert "500 rows" in capsys.readouterr().out
     assert cli.main(["inspect", there.at("2"), *copies]) == 0
-    assert "version 1, whole" in capsys.readouterr().out
+    assert "version 1, full" in capsys.readouterr().out
     with there.open() as export:
         assert (export.version, value(export)) == (3, 2)
 
