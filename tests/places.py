@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import subprocess
@@ -20,11 +21,16 @@ BUCKET = "places"
 
 @contextlib.contextmanager
 def object_store() -> Iterator[str]:
-    """Run a server that speaks S3, with one bucket: its address."""
+    """Run a server that speaks S3, with one bucket: its address.
+
+    Meanwhile all sessions of botocore share a loader: each would parse the descriptions of the service, for 0.2 s.
+    """
     pytest.importorskip("s3fs")
     server_module = pytest.importorskip("moto.server")
     boto3 = pytest.importorskip("boto3")
+    sessions = pytest.importorskip("botocore.session")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "create_loader", functools.cache(sessions.create_loader))
         patch.setenv("AWS_ACCESS_KEY_ID", "a")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
