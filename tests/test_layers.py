@@ -24,7 +24,7 @@ def tree(tmp_path):
         "python/shoal/models/lr.py": "from ..store import local\nfrom . import plot\nimport shoal.data.batch\n",
         "python/shoal/data/batch.py": "",
         "python/shoal/data/rows.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import batch\n",
-        "python/shoal/data/table.py": "# Length: one list.\n" + "x = 1\n" * 700,
+        "python/shoal/data/table.py": "# Over 600 lines: one list.\n" + "x = 1\n" * 700,
         "python/shoal/models/plot.py": "def draw():\n    import matplotlib.pyplot\n",
     }
     for name, text in good.items():

@@ -15,76 +15,83 @@ Examples
 
 from typing import TYPE_CHECKING, Any
 
-from shoal import schedules
-from shoal.cluster import connect, launch
-from shoal.cluster.worker.filters import Filters
-from shoal.consistency import ASP, BSP, SSP
-from shoal.data import (
-    Batch,
-    FeatureNames,
-    Reader,
-    hash_strings,
-    read_arrow,
-    read_criteo,
-    read_csv,
-    read_libffm,
-    read_libsvm,
-    read_parquet,
-    read_vw,
-)
-from shoal.errors import (
-    ClosedError,
-    CorruptionError,
-    DeadlineExceededError,
-    FencedError,
-    MemoryBudgetExceededError,
-    NotConnectedError,
-    ProtocolError,
-    SaveConflictError,
-    ServerLostError,
-    ShoalError,
-    SnapshotLostError,
-    StorageError,
-    WrongProcessError,
-)
-from shoal.export import Export, ExportTable, open_export
-from shoal.lifecycle import AfterBloom, AfterCount, DecayedScore, MaxRows, MinNorm, TimeToLive, WithProbability
-from shoal.metrics import Metrics
-from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
-from shoal.optim import (
-    FTRL,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Constant,
-    GroupFTRL,
-    Momentum,
-    Normal,
-    Proximal,
-    RowWiseAdagrad,
-    Uniform,
-    Zeros,
-)
-from shoal.store.base import Store
-from shoal.store.local import LocalStore, local
-from shoal.table.arrays import mix, unmix
-from shoal.table.dense import DenseTable
-from shoal.table.future import Future
-from shoal.table.key_batch import KeyBatch
-from shoal.table.spec import TableSpec
-from shoal.table.stats import TableStats
-from shoal.table.table import Table
-from shoal.tools.compact import compact
-from shoal.tools.load import load
-from shoal.tools.reports import report
-from shoal.tools.sizing import Estimate, Rates, estimate, measure_rates
-
 if TYPE_CHECKING:
+    from shoal import cluster as cluster
+    from shoal import data as data
+    from shoal import errors as errors
+    from shoal import export as export
+    from shoal import lifecycle as lifecycle
+    from shoal import metrics as metrics
+    from shoal import models as models
+    from shoal import optim as optim
+    from shoal import schedules as schedules
     from shoal import serve as serve
     from shoal import sklearn as sklearn
     from shoal import torch as torch
+    from shoal.cluster.api import connect, launch
+    from shoal.cluster.worker.filters import Filters
+    from shoal.consistency import ASP, BSP, SSP
+    from shoal.data import (
+        Batch,
+        FeatureNames,
+        Reader,
+        hash_strings,
+        read_arrow,
+        read_criteo,
+        read_csv,
+        read_libffm,
+        read_libsvm,
+        read_parquet,
+        read_vw,
+    )
+    from shoal.errors import (
+        ClosedError,
+        CorruptionError,
+        DeadlineExceededError,
+        FencedError,
+        MemoryBudgetExceededError,
+        NotConnectedError,
+        ProtocolError,
+        SaveConflictError,
+        ServerLostError,
+        ShoalError,
+        SnapshotLostError,
+        StorageError,
+        WrongProcessError,
+    )
+    from shoal.export import Export, ExportTable, open_export
+    from shoal.lifecycle import AfterBloom, AfterCount, DecayedScore, MaxRows, MinNorm, TimeToLive, WithProbability
+    from shoal.metrics import Metrics
+    from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
+    from shoal.optim import (
+        FTRL,
+        SGD,
+        Adagrad,
+        Adam,
+        AdamW,
+        Constant,
+        GroupFTRL,
+        Momentum,
+        Normal,
+        Proximal,
+        RowWiseAdagrad,
+        Uniform,
+        Zeros,
+    )
+    from shoal.store.base import Store
+    from shoal.store.local import LocalStore, local
+    from shoal.table.arrays import mix, unmix
+    from shoal.table.dense import DenseTable
+    from shoal.table.future import Future
+    from shoal.table.key_batch import KeyBatch
+    from shoal.table.spec import TableSpec
+    from shoal.table.stats import TableStats
+    from shoal.table.table import Table
     from shoal.tools import convert as convert
+    from shoal.tools.compact import compact
+    from shoal.tools.load import load
+    from shoal.tools.reports import report
+    from shoal.tools.sizing import Estimate, Rates, estimate, measure_rates
 
 __version__ = "0.1.0"
 
@@ -169,21 +176,67 @@ __all__ = [
 ]
 
 
-# Imported when they are first used: most take an extra, and longer than all of shoal.
+# Where each name is. Its module is imported when the name is first used: `import shoal` loads none of them.
+_NAMES_OF = {
+    "shoal.cluster.api": "connect launch",
+    "shoal.cluster.worker.filters": "Filters",
+    "shoal.consistency": "ASP BSP SSP",
+    "shoal.data": "Batch FeatureNames Reader hash_strings read_arrow read_criteo read_csv read_libffm read_libsvm "
+    "read_parquet read_vw",
+    "shoal.errors": "ClosedError CorruptionError DeadlineExceededError FencedError MemoryBudgetExceededError "
+    "NotConnectedError ProtocolError SaveConflictError ServerLostError ShoalError SnapshotLostError "
+    "StorageError WrongProcessError",
+    "shoal.export": "Export ExportTable open_export",
+    "shoal.lifecycle": "AfterBloom AfterCount DecayedScore MaxRows MinNorm TimeToLive WithProbability",
+    "shoal.metrics": "Metrics",
+    "shoal.models": "DBPG FactorizationMachine LogisticRegression LogisticRegressionGrid",
+    "shoal.optim": "FTRL SGD Adagrad Adam AdamW Constant GroupFTRL Momentum Normal Proximal RowWiseAdagrad Uniform "
+    "Zeros",
+    "shoal.store.base": "Store",
+    "shoal.store.local": "LocalStore local",
+    "shoal.table.arrays": "mix unmix",
+    "shoal.table.dense": "DenseTable",
+    "shoal.table.future": "Future",
+    "shoal.table.key_batch": "KeyBatch",
+    "shoal.table.spec": "TableSpec",
+    "shoal.table.stats": "TableStats",
+    "shoal.table.table": "Table",
+    "shoal.tools.compact": "compact",
+    "shoal.tools.load": "load",
+    "shoal.tools.reports": "report",
+    "shoal.tools.sizing": "Estimate Rates estimate measure_rates",
+}
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 _MODULES = {
     "convert": "shoal.tools.convert",
+    "cluster": "shoal.cluster",
+    "data": "shoal.data",
+    "errors": "shoal.errors",
+    "export": "shoal.export",
+    "lifecycle": "shoal.lifecycle",
+    "metrics": "shoal.metrics",
+    "models": "shoal.models",
+    "optim": "shoal.optim",
+    "schedules": "shoal.schedules",
     "serve": "shoal.serve",
     "sklearn": "shoal.sklearn",
     "torch": "shoal.torch",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+if not TYPE_CHECKING:  # a type checker would accept any attribute
+
+    def __getattr__(name: str) -> Any:
         import importlib
 
-        return importlib.import_module(_MODULES[name])
-    raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+        if name in _MODULE_OF:
+            found = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        elif name in _MODULES:
+            found = importlib.import_module(_MODULES[name])
+        else:
+            raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -378,7 +378,7 @@ class Store(StoreFiles):
 
         Examples
         --------
-        >>> with local() as store:
+        >>> with shoal.local() as store:
         ...     store.dense("mlp", (3, 500)).pull().shape
         (3, 500)
         """

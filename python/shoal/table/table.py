@@ -1,6 +1,6 @@
 """Tables: rows by 64-bit key, with the optimizer that updates them.
 
-Longer than 600 lines: one public class, two thirds of which are docstrings.
+Over 600 lines: one public class, two thirds of which are docstrings.
 
 Threads: any number; a row is never read half written.
 """

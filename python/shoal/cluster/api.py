@@ -1,0 +1,175 @@
+"""``shoal.connect`` and ``shoal.launch``. What they need, ZeroMQ included, is imported when they are called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.consistency import BSP, Consistency
+
+if TYPE_CHECKING:
+    from shoal.cluster.worker.cluster_store import ClusterStore
+    from shoal.cluster.worker.filters import Filters
+
+__all__ = ["connect", "launch"]
+
+_BSP = BSP()
+
+
+def connect(
+    address: str | None = None,
+    *,
+    consistency: Consistency = _BSP,
+    workers: int | None = None,
+    rank: int | None = None,
+    timeout: float = 60.0,
+    threads: int | None = None,
+    curve: str | os.PathLike[str] | None = None,
+    filters: Filters | Mapping[str, Filters] | None = None,
+    shared_storage: bool = True,
+) -> ClusterStore:
+    """Join a cluster as a worker: a store whose rows are on servers.
+
+    Returns when all servers and all workers of the job have joined. The job ends when its last worker has closed its
+    store; the tables are kept.
+
+    Parameters
+    ----------
+    address : str, optional
+        The scheduler's, ``tcp://host:port``; default: that of ``shoal launch`` or of the environment.
+    consistency : Consistency
+        What a pull may see of other workers' pushes: ``shoal.BSP()``, ``shoal.SSP(staleness)`` or ``shoal.ASP()``; the
+        same for all workers.
+    workers : int, optional
+        Number of workers of the job, the same for all; default: from the environment (``docs/cluster.md``), or from the
+        scheduler.
+    rank : int, optional
+        Rank of this worker, from 0; default: from the environment, or any free one.
+    timeout : float
+        Seconds after which a call of the store raises :class:`shoal.DeadlineExceededError`; also for this call.
+    threads : int, optional
+        Threads that sort and sum this worker's batches; default: the cores that this process may use.
+    curve : path, optional
+        Directory of the cluster's keys, made by ``shoal keygen``; default: from the environment, or none.
+    filters : Filters, or one for each table's name, optional
+        Compression of messages; default: none. Each worker may have its own.
+    shared_storage : bool
+        Whether the servers see the directories that this worker saves to and loads from, by the same paths: then each
+        writes its own rows, while pushes go on, and reads them in a load. Object stores are seen by all. False: all
+        rows come to this worker, which writes them while its pushes wait, and there are no deltas; those of a load are
+        sent by worker 0, whose choice counts.
+
+    Returns
+    -------
+    ClusterStore
+        A :class:`shoal.Store`; a context manager that leaves the cluster.
+
+    Raises
+    ------
+    NotConnectedError
+        There is no answer at the address, or a server cannot be reached from here.
+    DeadlineExceededError
+        Servers or workers are missing: the message has their number.
+    ValueError
+        The other workers have another job.
+
+    Notes
+    -----
+    Blocks. The store is safe from any thread; a forked child makes its own connection.
+    """
+    from shoal.cluster.launch.environment import find_keys, find_scheduler, find_worker
+    from shoal.cluster.worker import cluster_store
+
+    address = address or find_scheduler(os.environ)
+    if address is None:
+        raise ValueError(
+            "the scheduler's address is unknown: pass it, tcp://HOST:PORT, or start this program with shoal launch"
+        )
+    process = find_worker(os.environ)
+    if process is not None and workers in (None, process.size):
+        workers = process.size
+        rank = process.rank if rank is None else rank
+    return cluster_store.connect(
+        address,
+        consistency=consistency,
+        workers=workers,
+        rank=rank,
+        timeout=timeout,
+        threads=threads,
+        curve=curve or find_keys(os.environ),
+        filters=filters,
+        shared_storage=shared_storage,
+    )
+
+
+def launch(
+    servers: int = 1,
+    *,
+    consistency: Consistency = _BSP,
+    threads: int | None = None,
+    server_threads: int = 1,
+    memory: int | None = None,
+    slots: int = 1024,
+    timeout: float = 60.0,
+    filters: Filters | Mapping[str, Filters] | None = None,
+    storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ClusterStore:
+    """Start a cluster on this machine, with this process as its one worker.
+
+    Parameters
+    ----------
+    servers : int
+        Number of server processes.
+    consistency : Consistency
+    threads : int, optional
+        Threads that sort and sum this worker's batches; default: the cores that this process may use.
+    server_threads : int
+        Threads of each server.
+    memory : int, optional
+        Bytes that the rows of all servers together may take, an equal share for each slot; default: any number. Where
+        they would take more, the rules in force drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
+    slots : int
+        Number of slots of the hash space: a power of two from 2 to 16384.
+    timeout : float
+        Seconds for all processes to be there, and the deadline of the store's calls.
+    filters : Filters, or one for each table's name, optional
+        As in :func:`connect`, to measure their cost.
+    storage_roots : sequence of path or URL, optional
+        Where the servers may read and write the files of ``save`` and ``load``; default: below the current directory,
+        since whoever reaches a port of this machine may ask them to (``docs/security.md``), or anywhere if the
+        environment names the directory of keys. With `StorageError` a save or load elsewhere is refused.
+    storage_options : mapping, optional
+        Of the file system that URLs among them are opened by, such as ``{"endpoint_url": ...}``.
+
+    Returns
+    -------
+    ClusterStore
+        A context manager: the processes end with it. They end too when this process does, however it ends.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import shoal
+    >>> with shoal.launch(servers=2) as store:
+    ...     table = store.table("user", dim=2, optimizer=shoal.SGD(lr=1.0))
+    ...     table.push(np.array([7], np.uint64), np.ones((1, 2), np.float32)).wait()
+    ...     store.tick()
+    ...     table.pull(np.array([7], np.uint64)).tolist()
+    [[-1.0, -1.0]]
+    """
+    from shoal.cluster.launch.local_cluster import launch as start
+
+    return start(
+        servers,
+        consistency=consistency,
+        threads=threads,
+        server_threads=server_threads,
+        memory=memory,
+        slots=slots,
+        timeout=timeout,
+        filters=filters,
+        storage_roots=storage_roots,
+        storage_options=storage_options,
+    )

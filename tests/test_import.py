@@ -1,0 +1,50 @@
+"""What ``import shoal`` gives, and what it does not load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+
+def test_importing_the_package_loads_none_of_its_modules():
+    code = "import sys, shoal; print([m for m in sys.modules if m.startswith(('shoal.', 'numpy', 'zmq', 'msgspec'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_store_loads_neither_models_nor_the_cluster():
+    code = (
+        "import sys, shoal; shoal.local().close(); "
+        "print(sorted({m.split('.')[1] for m in sys.modules if m.startswith('shoal.')}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "'store'" in done.stdout, done.stderr
+    assert not {"cluster", "models", "torch", "serve", "data", "cli"} & set(ast.literal_eval(done.stdout))
+
+
+def test_type_checkers_and_the_interpreter_find_each_name_in_the_same_module():
+    tree = ast.parse(Path(shoal.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imported = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    lazy = dict(shoal._MODULE_OF)
+    lazy |= {name: module.rpartition(".")[0] for name, module in shoal._MODULES.items()}
+    assert imported == lazy
+
+
+@pytest.mark.parametrize("name", [*shoal.__all__, *shoal._MODULES])
+def test_each_name_is_there(name):
+    if name in ("serve", "sklearn", "torch"):
+        pytest.importorskip({"serve": "starlette", "sklearn": "sklearn", "torch": "torch"}[name])
+    assert name in dir(shoal)
+    assert getattr(shoal, name) is getattr(shoal, name)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'shoal' has no attribute 'Tables'"):
+        shoal.Tables  # noqa: B018
