@@ -1,18 +1,15 @@
-// HashOrder: how a batch is sorted, in passes that are linear whatever the keys are. What becomes of the sorted pairs is
-// its users' business: KeyBatch, SummedBatch.
+// HashOrder: sorts the hashes of a batch in linear time. KeyBatch and SummedBatch use the sorted pairs.
 //
-//   1 count    the hashes of each group; a group is a value of the top bits, about 3000 hashes
-//   2 scatter  hashes and their positions into the groups
-//   3 sort     each group, in cache: radix sort by the next 16 bits, then an insertion sort of what remains, which is
-//              little, as hashes are uniform. Where it is not (keys chosen by an enemy), radix sort by all bits
-//   4 emit     a hash that differs from the one before is new
+// Algorithm. An MSD radix partition followed by an LSD radix sort of each group, in linear passes for any keys.
 //
-// Tried and slower: words of (32 bits of the hash, 32 bits of the position) sorted in position of the pairs, 0.9 of the
-// speed, for gathering hashes and positions afterwards; separate arrays for the results, whose pages came back fresh every
-// time, 0.6 for a batch of different keys.
+//   1 count    counts the hashes of each group; a group is a value of the top bits, about 3000 hashes
+//   2 scatter  writes hashes and their positions into the groups
+//   3 sort     sorts each group in the cache: radix sort by the next 16 bits, then an insertion sort of the rest, which
+//              is short because hashes are uniform. If it is not (keys chosen by an adversary), radix sort by all bits
+//   4 emit     a hash that differs from the previous one is a new unique hash
 //
-// Threads share the batch in 1 and 2 and the groups in 3 and 4. Every pass is stable: equal hashes stay in order of
-// occurrence, so nothing depends on the number of threads.
+// Threads: in 1 and 2 they share the batch, in 3 and 4 the groups. Every pass is stable: equal hashes stay in order of
+// occurrence, so the result does not depend on the number of threads.
 
 #pragma once
 
@@ -31,13 +28,13 @@
 
 namespace shoal {
 
-// Working memory for building batches, worth keeping: fresh pages would cost as much as a third of the sort. One build
-// at a time.
+// Working memory for building batches. Reuse it: writing to fresh pages costs as much as a third of the sort. Serves one
+// build at a time.
 struct KeyBatchScratch {
-  Buffer<std::uint64_t> hashes;         // n, where threads share the batch
-  Buffer<std::uint32_t> positions;      // n, where they are no part of the result
+  Buffer<std::uint64_t> hashes;         // n, if threads share the batch
+  Buffer<std::uint32_t> positions;      // n, if they are not part of the result
   Buffer<std::uint32_t> group_offsets;  // n + 1, the same
-  Buffer<std::uint64_t> spare_hashes;   // n, of which the largest group of each part that sorts is used
+  Buffer<std::uint64_t> spare_hashes;   // n; each part uses the size of its largest group
   Buffer<std::uint32_t> spare_positions;
   Buffer<std::size_t> cuts;  // counts and offsets of the groups
 };
@@ -47,15 +44,15 @@ namespace hash_order {
 using Position = std::uint32_t;
 
 inline constexpr std::size_t kBlock = 512;  // hashes mixed at a time: 4 KiB
-inline constexpr std::size_t kMin = 16384;  // keys worth a thread
+inline constexpr std::size_t kMin = 16384;  // keys per thread, at least
 
-// Where hashes come from: keys to be mixed, or hashes as they are.
+// The input: keys, which are hashed, or hashes.
 class Source {
  public:
-  Source(std::span<const std::uint64_t> given, std::optional<std::uint64_t> last, bool mixed) noexcept
-      : given_(given), last_(last), mixed_(mixed) {}
+  Source(std::span<const std::uint64_t> input, std::optional<std::uint64_t> last, bool mixed) noexcept
+      : input_(input), last_(last), mixed_(mixed) {}
 
-  std::size_t size() const noexcept { return given_.size() + (last_ ? 1 : 0); }
+  std::size_t size() const noexcept { return input_.size() + (last_ ? 1 : 0); }
 
   // Calls use(hash, position) for the positions from `begin` to `end`.
   template <class Use>
@@ -63,9 +60,9 @@ class Source {
     std::uint64_t block[kBlock];
     for (std::size_t at = begin; at < end; at += kBlock) {
       const std::size_t n = std::min(kBlock, end - at);
-      const std::uint64_t* hashes = given_.data() + at;
+      const std::uint64_t* hashes = input_.data() + at;
       if (!mixed_) {
-        const std::size_t keys = std::min(n, given_.size() - at);
+        const std::size_t keys = std::min(n, input_.size() - at);
         mix_block(hashes, keys, block);
         if (keys != n) {
           block[keys] = mix(*last_);
@@ -79,19 +76,19 @@ class Source {
   }
 
  private:
-  std::span<const std::uint64_t> given_;
+  std::span<const std::uint64_t> input_;
   std::optional<std::uint64_t> last_;
   bool mixed_;
 };
 
-// The top bits that make groups of 2048 to 4095 hashes: sorting one stays in the second-level cache, and 1 million keys
-// make 256 groups. Groups of 512 to 1023 would fit the first level, but there the scatter into four times as many groups
-// misses the page tables' cache: 0.75 of the speed at 1 million keys. More than 2048 groups lose more than they gain.
+// The number of top bits that make groups of 2048 to 4095 hashes. Sorting one stays in the L2 cache, and 1 million keys
+// make 256 groups. Groups of 512 to 1023 would fit the L1 cache, but scattering into four times as many groups misses the
+// TLB: 0.75 of the speed at 1 million keys. Beyond 2048 groups this loss exceeds the gain.
 inline unsigned group_bits(std::size_t n) noexcept {
   return std::min(static_cast<unsigned>(std::bit_width(n / 4096)), 11U);
 }
 
-// Hashes and where they stood, side by side.
+// Hashes and their positions in the batch, in parallel arrays.
 struct Pairs {
   std::uint64_t* hashes;
   Position* positions;
@@ -103,8 +100,8 @@ struct Pairs {
   Pairs operator+(std::size_t n) const noexcept { return {hashes + n, positions + n}; }
 };
 
-// A stable radix sort by `digits` bytes from bit `shift` up, lowest first. An even number of digits and of passes: the
-// result is back in `pairs`.
+// A stable LSD radix sort by `digits` bytes from bit `shift` up. The number of digits, hence of passes, is even, so the
+// result is in `pairs`.
 template <unsigned digits>
 void radix_sort(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned shift) noexcept {
   static_assert(digits % 2 == 0);
@@ -129,7 +126,7 @@ void radix_sort(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned 
   }
 }
 
-// A stable insertion sort that gives up after `moves` moves: false, and all pairs are still there, equal ones in order.
+// A stable insertion sort that stops after `moves` moves: it then returns false, with all pairs present, equal ones in order.
 inline bool insertion_sort(const Pairs& pairs, std::size_t n, std::size_t moves) noexcept {
   for (std::size_t i = 1; i < n; ++i) {
     const std::uint64_t hash = pairs.hashes[i];
@@ -151,7 +148,7 @@ inline bool insertion_sort(const Pairs& pairs, std::size_t n, std::size_t moves)
   return true;
 }
 
-// Hashes that share their top `bits`: sorted, and how many differ.
+// Sorts hashes that share their top `bits`, and returns the number of different ones.
 inline std::size_t sort_group(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned bits) noexcept {
   constexpr std::size_t kFew = 48;
   if (n > kFew) {
@@ -167,10 +164,10 @@ inline std::size_t sort_group(const Pairs& pairs, const Pairs& spare, std::size_
   return differing;
 }
 
-// Sorts a batch. `hashes`, with room for n, gets the unique hashes; `slot_offsets`, slots + 1 numbers, where each slot's
-// begin; `positions`, n numbers, the positions in hash order. For every group make_emit() makes an `emit`, and emit(j, u, fresh)
-// is called for its positions in order: the hash of the j-th one is number u, and fresh where it is the first of that hash.
-// Returns how many hashes there are.
+// Sorts a batch. `hashes`, with room for n, receives the unique hashes; `slot_offsets`, slots + 1 numbers, the index of each
+// slot's first one; `positions`, n numbers, the positions in hash order. For each group make_emit() returns an `emit`, and
+// emit(j, u, fresh) is called for its positions in order: the j-th one has unique hash u, and `fresh` is true at the first
+// position of a hash. Returns the number of unique hashes.
 template <class MakeEmit>
 std::size_t sort(const Source& source, Slots slots, ThreadPool& pool, KeyBatchScratch& scratch,
                  std::uint64_t* hashes, std::uint64_t* slot_offsets, Position* positions,
@@ -181,12 +178,12 @@ std::size_t sort(const Source& source, Slots slots, ThreadPool& pool, KeyBatchSc
   const auto group_of = [bits](std::uint64_t hash) { return bits == 0 ? 0 : hash >> (64U - bits); };
   const auto first_slot = [&](std::size_t group) { return ((group << slots.bits()) + groups - 1) >> bits; };
 
-  // 1 and 2. A piece's offset into a group follows the pieces before it: order of occurrence is kept.
+  // 1 and 2. A piece's offset into a group follows those of the pieces before it, which keeps the order of occurrence.
   const Partition partition{n, parts_for(n, kMin, pool.threads())};
   const std::span<std::size_t> cuts = scratch.cuts.claim(groups * (partition.parts + 2) + 1);
-  std::size_t* const begins = cuts.data();           // groups + 1: where a group begins
-  std::size_t* const uniques = begins + groups + 1;  // groups: its differing hashes, later those before it
-  std::size_t* const offsets = uniques + groups;     // groups for each piece
+  std::size_t* const begins = cuts.data();           // groups + 1: the offsets of the groups
+  std::size_t* const uniques = begins + groups + 1;  // per group: its unique hashes, later those before it
+  std::size_t* const offsets = uniques + groups;     // for each piece, one per group
   pool.run(partition.parts, [&](std::size_t p) {
     std::size_t* const counts = offsets + p * groups;
     std::fill_n(counts, groups, 0);
@@ -201,7 +198,7 @@ std::size_t sort(const Source& source, Slots slots, ThreadPool& pool, KeyBatchSc
     }
   }
   begins[groups] = total;
-  // Alone, the uniques may be written over the hashes they come from; threads would meet.
+  // One thread may write the unique hashes over their sources; several would overwrite each other's input.
   const Pairs pairs{partition.parts == 1 ? hashes : scratch.hashes.claim(n).data(), positions};
   pool.run(partition.parts, [&](std::size_t p) {
     std::size_t* const next = offsets + p * groups;
@@ -214,7 +211,7 @@ std::size_t sort(const Source& source, Slots slots, ThreadPool& pool, KeyBatchSc
 
   const auto emit_group = [&](std::size_t g, std::size_t unique) {
     auto emit = make_emit();
-    std::size_t u = unique - 1;  // wraps where nothing is before: the first hash is new
+    std::size_t u = unique - 1;  // may wrap around: the first hash increments it
     std::uint64_t before = begins[g] == begins[g + 1] ? 0 : ~pairs.hashes[begins[g]];
     for (std::size_t j = begins[g]; j < begins[g + 1]; ++j) {
       const bool fresh = pairs.hashes[j] != before;
@@ -233,9 +230,9 @@ std::size_t sort(const Source& source, Slots slots, ThreadPool& pool, KeyBatchSc
     std::fill(slot_offsets + slot, slot_offsets + std::max(slot, first_slot(g + 1)), unique);
   };
 
-  // 3 and 4. More parts than threads: hot keys make some groups large.
+  // 3 and 4. More parts than threads, because hot keys make some groups large.
   const Partition shares{groups, partition.parts == 1 ? 1 : std::min(groups, 8 * partition.parts)};
-  // A part's groups take turns in the room of the first: together no more than the batch, and always the same lines.
+  // The groups of a part reuse the memory of its first group: at most n elements in all, and the same cache lines.
   const Pairs spares{scratch.spare_hashes.claim(n).data(), scratch.spare_positions.claim(n).data()};
   const auto sort = [&](std::size_t g, std::size_t p) {
     return sort_group(pairs + begins[g], spares + begins[shares.begin(p)], begins[g + 1] - begins[g], bits);

@@ -35,7 +35,7 @@ KeyBatch::KeyBatch(std::span<const std::uint64_t> given, std::optional<std::uint
   const std::size_t n = source.size();
   SHOAL_CHECK(n <= kMaxKeys, "a batch holds at most 2^32 - 1 keys, got " + std::to_string(n) + ": split it");
 
-  // One piece of memory for all results: given back and taken again, it is the same memory, and no page is fresh.
+  // One allocation for all results: freed and allocated again, it is the same memory, without fresh pages.
   input_size_ = n;
   memory_ = Buffer<std::uint64_t>(n + slots.count() + 1 + (3 * n + 2) / 2);
   hashes_ = memory_.data();
@@ -73,7 +73,7 @@ namespace {
 void expand_rows(const float* rows, std::span<const std::uint32_t> inverse, std::size_t begin,
                  std::size_t end, std::size_t dim, float* out) noexcept {
   with_dim<1, 8, 16, 32, 64>(dim, [&](auto known) SHOAL_ALWAYS {
-    constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
+    constexpr std::size_t kAhead = 16;  // rows are read in random order: prefetch them
     const std::size_t width = known == 0 ? dim : known;
     for (std::size_t i = begin; i < end; ++i) {
       if (i + kAhead < end) {
@@ -107,7 +107,7 @@ void KeyBatch::sum_some(std::size_t first, const float* grads, std::size_t dim,
 void KeyBatch::expand_some(std::size_t first, std::span<const float> rows, std::size_t dim,
                            float* out) const noexcept {
   with_dim<1, 8, 16, 32, 64>(dim, [&](auto known) SHOAL_ALWAYS {
-    constexpr std::size_t kAhead = 24;  // they go anywhere: ask for the lines that they will be written to
+    constexpr std::size_t kAhead = 24;  // rows are written in random order: prefetch their lines
     constexpr std::size_t kLineFloats = 16;
     const std::size_t width = known == 0 ? dim : known;
     const float* row = rows.data();
@@ -135,7 +135,7 @@ void KeyBatch::counts(std::span<std::uint32_t> out) const {
 }
 
 bool KeyBatch::is_of(std::span<const std::uint64_t> keys, ThreadPool& pool) const {
-  constexpr std::size_t kLook = 1024;  // other keys differ at once, as a rule
+  constexpr std::size_t kLook = 1024;  // different keys usually differ within the first few
   if (keys.size() != input_size()) {
     return false;
   }
@@ -183,8 +183,8 @@ bool KeyBatch::verify() const {
   if (group_offsets_[0] != 0 || group_offsets_[m] != n) {  // I2, I4
     return false;
   }
-  // n positions, each named by the hash that order puts it under: since inverse holds one number for each position, no position
-  // is under two hashes, and as they rise within a hash none is there twice.
+  // I4: there are n positions, each with the hash that `order` gives it. inverse holds one hash per position, so no position
+  // has two hashes; positions ascend within a hash, so none occurs twice.
   for (std::size_t u = 0; u < m; ++u) {
     if (group_offsets_[u] >= group_offsets_[u + 1] || group_offsets_[u + 1] > n) {
       return false;

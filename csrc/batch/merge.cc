@@ -43,7 +43,7 @@ std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool
                   const MergeOutput& out, std::size_t divisor) {
   constexpr std::size_t kPiece = 8192;  // rows
   SHOAL_CHECK(divisor > 0, "a mean of nobody: the divisor must be at least 1");
-  // The first list that has hashes decides.
+  // The first list that has hashes determines whether all of them have counts.
   const auto filled =
       std::find_if(lists.begin(), lists.end(), [](const SortedList& l) { return !l.hashes.empty(); });
   const bool counted = filled != lists.end() && !filled->counts.empty();
@@ -62,7 +62,7 @@ std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool
   std::vector<std::size_t> at(lists.size(), 0);
   std::size_t done = 0;
   for (std::size_t piece = 0; piece < pieces && total != 0; ++piece) {
-    // The piece ends before the hash that stands there in the longest list.
+    // The piece ends before this hash of the longest list.
     const Partition cut{longest.size(), pieces};
     const bool last = piece + 1 == pieces;
     const auto end_in = [&](std::span<const std::uint64_t> hashes, std::size_t from) {

@@ -1,19 +1,19 @@
-// merge: several sorted lists of (hash, gradient) become one; equal hashes are added up.
+// merge: merges sorted lists of (hash, gradient) into one; the gradients of equal hashes are added.
 //
-// Idea. PoolWithScratch send what a KeyBatch made: hashes ascending, each once. A server that waits for all of them adds the
-// rows of one hash in list order (the workers' ranks), in float64 rounded once, so the sum does not depend on who was
-// first. Lists laid end to end and sorted by (hash, place) are exactly that: a KeyBatch of hashes is the merge.
+// Algorithm. Concatenate and sort stably. Each list comes from a KeyBatch: its hashes ascend strictly. The concatenated lists,
+// sorted by (hash, position), have the rows of one hash in list order (the workers' ranks), so merging is building a KeyBatch
+// of hashes. Sums are formed in float64 and rounded once, so they do not depend on the order of arrival.
 //
 //   list 0   2:(1)  5:(1)
 //   list 1   5:(10) 9:(10)      ->   2:(1)  5:(11)  9:(10)
 //
 // Invariants
-//   I1  the hashes of the result ascend strictly; every hash of every list is there, and no other.
-//   I2  the rows are the sums in list order, divided by the divisor before they are rounded; counts, where every list
-//       has them, are added as well.
+//   I1  the hashes of the result ascend strictly; they are the union of the lists' hashes.
+//   I2  the rows are the sums in list order, divided by the divisor before rounding; counts are added as well, if all lists
+//       have them.
 //
-// Large lists are merged piece by piece of the hash space, so that what is worked in stays in the cache: 8 to 10 ns a row. In
-// fresh memory it was 60, which is why room and scratch are passed in.
+// Large lists are merged piece by piece of the hash space, so that the working memory stays in the cache: 8 to 10 ns a row. In
+// fresh memory a row takes 60 ns, so output and scratch memory are passed in.
 //
 // Threads: the pool shares the work; the bits do not depend on it.
 
@@ -35,15 +35,15 @@ struct SortedList {
   std::span<const std::uint32_t> counts;  // len(hashes), or empty: in all lists or in none
 };
 
-// Where a merge goes: with room for all rows of all lists.
+// The output of a merge: with room for all rows of all lists.
 struct MergeOutput {
   std::span<std::uint64_t> hashes;
   std::span<float> grads;  // len(hashes) x dim
   std::span<std::uint32_t>
-      counts;  // or empty, where the lists have none; the greatest uint32 where a sum does not fit
+      counts;  // empty if the lists have none; a sum that does not fit becomes the greatest uint32
 };
 
-// Working memory, worth keeping. One merge at a time.
+// Working memory; reuse it. Serves one merge at a time.
 class MergeScratch {
  private:
   friend std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool,
@@ -54,8 +54,8 @@ class MergeScratch {
   Buffer<std::uint32_t> counts;
 };
 
-// How many hashes there are. The divisor of a mean is how many senders there were, lists or not; 1 leaves the sums as they
-// are.
+// Returns the number of hashes. The divisor of a mean is the number of senders, with or without a list; 1 leaves the sums
+// unchanged.
 std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool, MergeScratch& scratch,
                   const MergeOutput& out, std::size_t divisor = 1);
 

@@ -1,12 +1,12 @@
-// sum_rows: the rows of each unique hash, added up in order of occurrence, in float64, rounded once.
+// sum_rows: sums the rows of each unique hash in order of occurrence, in float64, rounded once.
 //
-//   row_of(position)  where the dim floats of the key at that position lie
-//   round(sum)     the float of a float64 sum: Unscaled, or Divided for a mean
-//   sum_range      the hashes from `begin` to `end`, to `out`, for callers that use them while they are in the cache
+//   row_of(position)  the dim floats of the key at that position
+//   round(sum)        rounds a float64 sum to float: Unscaled, or Divided for a mean
+//   sum_range         sums the hashes from `begin` to `end` into `out`, for callers that use them while they are in the cache
 //
-// A hash that occurs once gets its row bit for bit where nothing divides: a sum starts with its first row, not with zero.
+// The row of a hash that occurs once is copied bit for bit unless it is divided: a sum starts with its first row, not with 0.
 //
-// Threads: the pool takes neighbouring hashes; a hash is never divided, so the bits do not depend on the pool.
+// Threads: each thread sums a range of hashes; the rows of one hash are never divided, so the bits do not depend on the pool.
 
 #pragma once
 
@@ -21,7 +21,7 @@
 namespace shoal {
 
 struct Unscaled {
-  static constexpr bool kKeepsBits = true;  // of a sum of one
+  static constexpr bool kKeepsBits = true;  // if there is one row
   float operator()(double sum) const noexcept { return static_cast<float>(sum); }
 };
 
@@ -46,12 +46,12 @@ void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint
   }
 }
 
-// The same for a dim that the compiler knows: a row's sums stay in registers.
+// The same for a dim known at compile time: a row's sums stay in registers.
 template <std::size_t kDim, class RowOf, class Round>
 void sum_fixed(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
                std::size_t begin, std::size_t end, const RowOf& row_of, const Round& round,
                float* out) noexcept {
-  constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
+  constexpr std::size_t kAhead = 16;  // rows are read in random order: prefetch them
   constexpr std::size_t kLineFloats = 16;
   for (std::size_t u = begin; u < end; ++u) {
     float* const to = out + (u - begin) * kDim;
@@ -87,15 +87,15 @@ void sum_fixed(std::span<const std::uint32_t> order, std::span<const std::uint32
   }
 }
 
-// The same for any dim, in strips of columns whose sums stay in the first-level cache.
+// The same for any dim, in strips of columns whose sums stay in the L1 cache.
 template <class RowOf, class Round>
 void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
                 std::size_t begin, std::size_t end, std::size_t dim, const RowOf& row_of, const Round& round,
                 float* out) noexcept {
   constexpr std::size_t kStrip = 256;
-  constexpr std::size_t kAhead = 12;  // rows come from anywhere: ask for them early,
+  constexpr std::size_t kAhead = 12;  // rows are read in random order: prefetch them,
   constexpr std::size_t kFewFloats =
-      64;  // the first lines at least; the hardware follows a long row by itself
+      64;  // at least their first lines; the hardware prefetches the rest of a long row
   constexpr std::size_t kLineFloats = 16;
   double sums[kStrip];
   for (std::size_t u = begin; u < end; ++u) {
@@ -153,12 +153,12 @@ template <class RowOf, class Round = Unscaled>
 void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
               std::size_t dim, const RowOf& row_of, std::span<float> out, ThreadPool& pool,
               const Round& round = {}) {
-  constexpr std::size_t kMin = 16384;  // numbers a part adds up at least
+  constexpr std::size_t kMin = 16384;  // numbers per part, at least
   const std::size_t n = order.size();
   const std::size_t unique = group_offsets.size() - 1;
   const std::size_t threads = pool.threads();
   const Partition partition{n, parts_for(n * dim, kMin, threads == 1 ? 1 : 4 * threads)};
-  // A piece of the positions ends at the end of a hash: hashes whose first position is in the piece.
+  // The hashes whose first position is in the piece: it ends at the end of a hash.
   const auto hash_at = [&](std::size_t position) {
     return static_cast<std::size_t>(std::lower_bound(group_offsets.begin(), group_offsets.end() - 1,
                                                      static_cast<std::uint32_t>(position)) -

@@ -28,7 +28,7 @@ SummedBatch::SummedBatch(std::span<const std::uint64_t> keys, std::span<const fl
     sums_ = Buffer<float>(n);
     size_ = hash_order::sort(source, slots, pool, scratch, hashes_, offsets_, positions, [&] {
       return [&, sum = 0.0](std::size_t j, std::size_t u, bool fresh) mutable {
-        constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
+        constexpr std::size_t kAhead = 16;  // rows are read in random order: prefetch them
         if (j + kAhead < n) {
           __builtin_prefetch(rows.data() + positions[j + kAhead]);
         }

@@ -1,17 +1,17 @@
-// SummedBatch: the unique keys of one batch in hash order, each with the sum of its rows: all that a push needs.
+// SummedBatch: the unique keys of one batch in hash order, each with the sum of its rows: the input of a push.
 //
-// Idea. A KeyBatch knows the way from every key to its unique hash and back, for pulls and for whoever adds up gradients
-// later. A push that has the gradients at hand needs neither: they are added up while the sorted keys pass by, which
-// takes 0.7 to 0.9 of the time of a KeyBatch and its sum().
+// Algorithm. Sort-based aggregation (batch/hash_order.h). A KeyBatch keeps the maps between keys and unique hashes, for pulls
+// and for sums that are formed later. A push that already has the gradients needs neither map: rows are summed while the sorted
+// keys are read, in 0.7 to 0.9 of the time of a KeyBatch and its sum().
 //
 //   keys 7 3 7, rows 1 5 2, with mix(3) < mix(7): hashes {mix(3), mix(7)}, sums {5, 3}
 //
 // Invariants
 //   I1  hashes(), offsets() are those of a KeyBatch of the same keys.
-//   I2  counts() are those of its counts(), where they were asked for; else there are none.
-//   I3  sums() are, bit for bit, those of its sum(): in order of occurrence, in float64, rounded once.
+//   I2  counts() equal its counts() if they were requested; otherwise they are empty.
+//   I3  sums() equal its sum() bit for bit: in order of occurrence, in float64, rounded once.
 //
-// Threads: as KeyBatch.
+// Threads: see KeyBatch.
 
 #pragma once
 
@@ -28,7 +28,7 @@ namespace shoal {
 
 class SummedBatch {
  public:
-  // `rows` is keys x dim. `counting`: with counts().
+  // `rows` is keys x dim. `counting`: whether counts() are computed.
   SummedBatch(std::span<const std::uint64_t> keys, std::span<const float> rows, std::size_t dim, Slots slots,
               ThreadPool& pool, KeyBatchScratch& scratch, bool counting = false);
 
@@ -39,7 +39,7 @@ class SummedBatch {
   std::span<const std::uint64_t> hashes() const noexcept { return {hashes_, size_}; }
   std::span<const std::uint64_t> offsets() const noexcept { return {offsets_, slots_.count() + 1}; }
   std::span<const float> sums() const noexcept { return {sums_.data(), size_ * dim_}; }
-  // How often each hash occurs.
+  // The number of occurrences of each hash.
   std::span<const std::uint32_t> counts() const noexcept {
     return {counts_.data(), counts_.size() == 0 ? 0 : size_};
   }
@@ -48,7 +48,7 @@ class SummedBatch {
   Slots slots_;
   std::size_t dim_;
   std::size_t size_ = 0;
-  Buffer<std::uint64_t> memory_;  // of hashes and begins
+  Buffer<std::uint64_t> memory_;  // of hashes and offsets
   std::uint64_t* hashes_ = nullptr;
   std::uint64_t* offsets_ = nullptr;
   Buffer<float> sums_;
