@@ -419,11 +419,11 @@ def account(report: DemoReport, history: History, data_format: str) -> Iterator[
     yield "try next"
     yield f"    shoal inspect {report.model}"
     if report.best is not None:
-        yield f"    shoal evaluate --model {report.model} --data {report.data['held_out']}"
+        yield f"    shoal evaluate {report.model} --data {report.data['held_out']}"
         yield "    make demo DATA=your_clicks.tsv FORMAT=criteo"
     else:
-        yield f"    shoal predict --model {report.model} --data {report.data['train']} --output -"
-    yield f"    shoal train lr --train {report.data['train']} --format {data_format} --model other --alpha 0.1 --l1 2"
+        yield f"    shoal predict {report.model} --data {report.data['train']} --output -"
+    yield f"    shoal train lr --data {report.data['train']} --format {data_format} --output other --alpha 0.1 --l1 2"
 
 
 def _widened(history: History, most: int) -> list[Point]:
