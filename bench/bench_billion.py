@@ -288,7 +288,7 @@ class Run:
         }
         self.start_hot_check()
         check(self.n <= len(table) <= self.n + 1, "training made rows for existing keys")  # and the bias
-        check(found.auc > 0.6, f"the model has learned nothing: an AUC of {found.auc}")
+        check(found.auc > 0.6, f"the model did not learn: an AUC of {found.auc}")
         self.check_table()
 
     def save(self, results: dict[str, Any]) -> None:

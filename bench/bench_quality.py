@@ -110,7 +110,7 @@ def main() -> None:
     options = parser.parse_args()
     names = options.only.split(",")
     if unknown := set(names) - set(SETS):
-        parser.error(f"no set is called {', '.join(sorted(unknown))}: choose out of {', '.join(SETS)}")
+        parser.error(f"there is no set {', '.join(sorted(unknown))}: choose from {', '.join(SETS)}")
     if not (folder := os.environ.get("SHOAL_DATA")):
         print("SHOAL_DATA, the directory of the data sets, is not set: nothing is measured")
         return

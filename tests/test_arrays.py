@@ -244,7 +244,7 @@ def test_a_model_on_a_cluster_is_not_pickled(planted):
     with opened("connected") as store:
         model = LogisticRegression(store=store)
         model.fit(*planted, epochs=1, progress=False)
-        with pytest.raises(TypeError, match=r"on a cluster, which a pickle does not hold: save it"):
+        with pytest.raises(TypeError, match=r"on a cluster and cannot be pickled: save the model"):
             pickle.dumps(model)
         assert model.score(*planted) > 0.8
 
@@ -294,7 +294,7 @@ def test_what_makes_no_sense_of_an_array_is_refused_and_nothing_is_learned(plant
             (lambda: model.fit(ads, y, label="click"), ValueError, "or y; not both"),
             (lambda: model.fit(ads, "click"), ValueError, "pass label='click'"),
             (lambda: model.fit(ads["price"], y), TypeError, "a Series is one column, not a table: pass a frame"),
-            (lambda: model.fit(np.ma.array(X, mask=X > 0), y), ValueError, "X is masked"),
+            (lambda: model.fit(np.ma.array(X, mask=X > 0), y), ValueError, "X is a masked array"),
             (lambda: model.calibrate(X, y), TypeError, r"as in calibrate\(X, y=y\)"),
             (
                 lambda: model.fit(ads, label="clicks"),
@@ -304,7 +304,7 @@ def test_what_makes_no_sense_of_an_array_is_refused_and_nothing_is_learned(plant
             (lambda: model.fit(ads, y[:5]), ValueError, "the frame has 400 rows, and y 5"),
             (lambda: model.fit([batch], y), ValueError, "y is for arrays and frames"),
             (lambda: model.partial_fit(X), ValueError, "an array has no labels"),
-            (lambda: model.predict(X), ValueError, "learned nothing yet"),
+            (lambda: model.predict(X), ValueError, "not fitted yet"),
         ]:
             with pytest.raises(error, match=said):
                 call()

@@ -255,7 +255,7 @@ def test_without_permission_a_save_or_a_load_names_the_file(tmp_path: Path) -> N
         (folder / "c").chmod(0o555)
         slots = next(path for path in (folder / "c").iterdir() if path.suffix == ".slots")
         with somebody_else():
-            with pytest.raises(shoal.StorageError, match=r"/c/.* cannot be written: Permission denied; let this user"):
+            with pytest.raises(shoal.StorageError, match=r"/c/.* cannot be written: Permission denied; grant"):
                 where.save(2.0)
             with pytest.raises(shoal.StorageError, match="/d cannot be made: Permission denied"):
                 Where(folder / "d").save(2.0)

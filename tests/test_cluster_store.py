@@ -255,7 +255,7 @@ def test_workers_find_each_others_tables_and_must_mean_the_same(made):
         with pytest.raises(ValueError, match="dim 3 instead of 4"):
             stores[1].table("t", dim=4, **SGD)
         stores[0].table("u", dim=1, **SGD)
-        with pytest.raises(ValueError, match="'u' is there with dim 1 instead of 2"):
+        with pytest.raises(ValueError, match="'u' exists with dim 1 instead of 2"):
             stores[1].table("u", dim=2, **SGD)
         assert set(stores[1].tables) == {"t"}
 

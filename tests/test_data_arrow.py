@@ -141,9 +141,9 @@ def test_interactions_follow_the_rule():
         ([1, 0, 2], {"label": "x"}, "row 2, column 'x': the label is 2, neither 0/1 nor -1"),
         ([1, 1, -0.5], {"weight": "x"}, "row 2, column 'x': the weight is -0.5: it must be 0 or more"),
         ([1, float("nan"), 1], {"weight": "x"}, "row 1, column 'x': the weight is nan"),
-        ([1, 1e39, 1], {"numeric": ["x"]}, r"row 1, column 'x': 1e\+39 is no finite number of float32"),
-        ([float("-inf"), 1, 1], {"numeric": ["x"]}, "row 0, column 'x': -inf is no finite"),
-        (["a", "b", "c"], {"numeric": ["x"]}, "column 'x' holds string, no numbers .*: name it as categorical"),
+        ([1, 1e39, 1], {"numeric": ["x"]}, r"row 1, column 'x': 1e\+39 is not a finite float32 number"),
+        ([float("-inf"), 1, 1], {"numeric": ["x"]}, "row 0, column 'x': -inf is not a finite"),
+        (["a", "b", "c"], {"numeric": ["x"]}, "column 'x' holds string, not numbers .*: name it as categorical"),
         ([[1], [2], [3]], {"categorical": ["x"]}, "column 'x' holds list<.*>, which has no text: leave it out"),
         ([1, 2, 3], {"numeric": ["z"]}, "column 'z' is not there: the columns are 'y', 'x'"),
     ],
@@ -227,7 +227,7 @@ def test_readers_tell_what_was_asked_of_them_and_can_be_pickled(file):
 
 
 def test_what_is_no_table_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"list is no Arrow stream .it lacks __arrow_c_stream__.: pass a frame"):
+    with pytest.raises(TypeError, match=r"list is not an Arrow stream .it lacks __arrow_c_stream__.: pass a frame"):
         read_arrow([1, 2], label="y")
     with pytest.raises(FileNotFoundError):
         read_parquet(tmp_path / "missing", label="y")
@@ -240,7 +240,7 @@ def test_damage_is_an_error_that_names_the_file(file):
     data = path.read_bytes()
     for bad in (b"", b"no table", data[:-20], data[:100] + bytes(3000) + data[3100:]):
         path.write_bytes(bad)
-        with pytest.raises(shoal.CorruptionError, match=r"x\.parquet is no Parquet, or damaged"):
+        with pytest.raises(shoal.CorruptionError, match=r"x\.parquet is not a Parquet file, or is damaged"):
             list(read_parquet(path, label="y", numeric=["n"]))
 
 

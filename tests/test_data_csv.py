@@ -149,7 +149,7 @@ def test_what_is_malformed_is_named_with_its_place(file, line, complaint, column
     [
         ({"label": "z"}, r"x.csv, line 1: column 'z' is not there: the columns are 'y', 'a', 'b', 'b'"),
         ({"numeric": ["a", "z"]}, "column 'z' is not there"),
-        ({"categorical": ["b"]}, "column 'b' is twice there"),
+        ({"categorical": ["b"]}, "column 'b' is there twice"),
         ({"interactions": ["a", "z"]}, "column 'z' is not there"),
     ],
 )
@@ -164,15 +164,19 @@ def test_columns_that_are_not_in_a_file_are_an_error_of_the_pass(file, change, c
     [
         ({"sep": ""}, ValueError, "sep is ''"),
         ({"sep": "::"}, ValueError, "sep is '::'"),
-        ({"sep": "."}, ValueError, "pass one sign that is neither"),
-        ({"sep": "x"}, ValueError, "pass one sign that is neither"),
+        ({"sep": "."}, ValueError, "pass one character that is not"),
+        ({"sep": "x"}, ValueError, "pass one character that is not"),
         ({"categorical": "a"}, TypeError, "categorical is 'a': pass a list"),
         ({"numeric": [1]}, TypeError, r"numeric is \[1\]: pass a list"),
         ({"na_values": "x"}, TypeError, "lists of text"),
         ({"numeric": ["y"]}, ValueError, "column 'y' has two roles"),
         ({"weight": "y"}, ValueError, "column 'y' has two roles"),
-        ({"categorical": ["a"], "interactions": ["a", "b"]}, ValueError, "the interaction of 'b' is with no feature"),
-        ({"interactions": [("a", "y")]}, ValueError, "the interaction of 'y' is with no feature"),
+        (
+            {"categorical": ["a"], "interactions": ["a", "b"]},
+            ValueError,
+            "'b' of an interaction is not a feature",
+        ),
+        ({"interactions": [("a", "y")]}, ValueError, "column 'y' of an interaction is not a feature"),
         ({"interactions": [("a", 1)]}, TypeError, "holds 1: pass names of columns"),
     ],
 )
@@ -186,13 +190,13 @@ def test_an_empty_file_and_one_with_only_a_header_have_no_rows(file):
         assert list(read_csv(file(text), label="y")) == []
     with pytest.raises(ValueError, match="line 1: column 'y' is not there: the columns are"):
         list(read_csv(file("\n1\n"), label="y"))
-    with pytest.raises(ValueError, match="line 1: the header is no UTF-8"):
+    with pytest.raises(ValueError, match="line 1: the header is not UTF-8"):
         list(read_csv(file(b"\xff\n1\n"), label="y"))
 
 
 @pytest.mark.parametrize("header", [b"y,a\rb", b"y,a\r1,2\r0,3\r", b'y,"a', b'y,"a"b', b"y," + b"a" * 200_000])
 def test_a_header_that_is_no_row_is_an_error_with_its_file(file, header):
-    with pytest.raises(ValueError, match="line 1: the header is no row of names"):
+    with pytest.raises(ValueError, match="line 1: the header is not a row of column names"):
         list(read_csv(file(header + b"\n1,2\n"), label="y"))
 
 

@@ -99,14 +99,14 @@ def test_what_names_no_pairs_is_refused(tmp_path, interactions, error, complaint
 @pytest.mark.parametrize("column", ["0", "40", 0, 40, "C0", "C27", "I14", "I0", "x", "C", "-1"])
 def test_criteo_has_39_columns_of_features(tmp_path, column):
     (tmp_path / "x").write_bytes(b"")
-    with pytest.raises(ValueError, match="is no column of features: pass 1 to 39, or I1 to I13 and C1 to C26"):
+    with pytest.raises(ValueError, match="is not a feature column: pass 1 to 39, or I1 to I13 and C1 to C26"):
         read_criteo(tmp_path / "x", interactions=[(column, 1)])
 
 
 def test_libffm_has_fields_that_are_numbers(tmp_path):
     (tmp_path / "x").write_bytes(b"1 3:4:1 5:6:1\n")
     assert next(iter(read_libffm(tmp_path / "x", interactions=["3", 5]))).nnz == 3
-    with pytest.raises(ValueError, match="'site' is no field of libffm, whose fields are numbers"):
+    with pytest.raises(ValueError, match="'site' is not a field of libffm, whose fields are numbers"):
         read_libffm(tmp_path / "x", interactions=[("site", 5)])
 
 

@@ -134,7 +134,7 @@ def test_lists_is_a_mapping_of_names():
 def test_a_column_that_holds_no_lists_is_told():
     arrow = pytest.importorskip("pyarrow")
     table = arrow.table({"click": [1], "seen": ["a|b"]})
-    with pytest.raises(ValueError, match="column 'seen' holds string, no lists"):
+    with pytest.raises(ValueError, match="column 'seen' holds string, not lists"):
         list(shoal.read_arrow(table, label="click", lists={"seen": "seen"}))
 
 

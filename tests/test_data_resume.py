@@ -133,7 +133,7 @@ def test_a_file_that_has_changed_is_an_error_that_names_it(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"format": "vw"}, "one in vw data of .*x, and this reader is of libsvm data"),
+        ({"format": "vw"}, "belongs to vw data of .*x, and this reader reads libsvm data"),
         ({"files": [["other", 3]]}, "one in libsvm data of other, and"),
         ({"files": None}, "is not a position: pass what position"),
         ({"place": [0, 0]}, "is not a position"),

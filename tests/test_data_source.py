@@ -158,7 +158,7 @@ def test_several_compressed_streams_are_read_as_one_text(write, packer, padding)
 def test_a_compressed_file_that_is_cut_off_is_an_error_wherever_the_cut(write, packer):
     whole = PACKERS[packer](b"".join(b"%d\n" % i for i in range(300)))
     for size in range(6, len(whole)):
-        with pytest.raises(CorruptionError, match=f"the {packer} data ends in its middle, after {size} bytes"):
+        with pytest.raises(CorruptionError, match=f"the {packer} data is truncated after {size} bytes"):
             lines_of(write(whole[:size]))
 
 

@@ -209,12 +209,12 @@ def test_it_says_when_it_did_not_get_there(caplog):
         (lambda: shoal.DBPG(l1=-1.0), "l1 >= 0"),
         (lambda: shoal.DBPG(lr=1.5), "safe up to 1"),
         (lambda: shoal.DBPG(blocks=0), "blocks is 0"),
-        (lambda: shoal.DBPG(blocks=4, delay=4), "pass 0 up to 3"),
+        (lambda: shoal.DBPG(blocks=4, delay=4), "pass 0 to 3"),
         (lambda: shoal.DBPG(slack=1.5), "slack is 1.5"),
         (lambda: shoal.DBPG(tolerance=-1.0), "tolerance is -1.0"),
         (lambda: shoal.DBPG(passes=0), "passes is 0"),
         (lambda: shoal.LogisticRegression(solver="newton"), "solver is 'newton'"),
-        (lambda: shoal.LogisticRegression(shoal.FTRL(), solver="dbpg"), "rule of its own"),
+        (lambda: shoal.LogisticRegression(shoal.FTRL(), solver="dbpg"), "its own update rule"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, told):

@@ -137,7 +137,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
         pa.parquet.write_table(
             pa.table({"key": good["key"], "weights": thirds}).replace_schema_metadata(metadata), changed
         )
-        with pytest.raises(ValueError, match="no bfloat16 number"):
+        with pytest.raises(ValueError, match="not a bfloat16 number"):
             convert.load_parquet(store, changed)
 
 
@@ -278,7 +278,7 @@ def test_npz_is_read_and_checked(tmp_path):
         with pytest.raises(ValueError, match=message):
             convert.read_npz_rows(path)
     path.write_bytes(b"PK\x03\x04 no")
-    with pytest.raises(ValueError, match="no npz file"):
+    with pytest.raises(ValueError, match="not an npz file"):
         convert.read_npz_rows(path)
 
 
@@ -307,7 +307,7 @@ def test_a_vw_model_without_names_has_indices_for_keys(tmp_path):
     [
         ("hello\n", "line 1: a readable model"),
         (HEAD[:-3], "no line ':0'"),
-        (HEAD + "1:0.5\na^b:2:0.5\n", "line 13: not as the lines before"),
+        (HEAD + "1:0.5\na^b:2:0.5\n", "line 13: unlike the lines before"),
         (HEAD + "1:0.5 0.1 0.2\n", "save_resume"),
     ],
 )

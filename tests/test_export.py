@@ -305,7 +305,7 @@ def test_calls_are_checked(tmp_path):
         with pytest.raises(ValueError, match="read-only"):
             table.pull(EDGES, out=readonly)
         for thing in (export, table):
-            with pytest.raises(TypeError, match="not passed to another process"):
+            with pytest.raises(TypeError, match="cannot be passed to another process"):
                 pickle.dumps(thing)
         assert "t" in repr(table)
         assert "version=1" in repr(export)

@@ -100,7 +100,7 @@ def test_a_base_that_was_replaced_is_found(copy):
 def test_a_checkpoint_and_an_empty_folder_are_no_exports(tmp_path):
     with shoal.local() as store:
         store.save(tmp_path / "checkpoint")
-    refused(tmp_path / "checkpoint", "is not that of an export")
+    refused(tmp_path / "checkpoint", "is not the manifest of an export")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "manifest.json is missing")
     with pytest.raises(FileNotFoundError, match="there is no such export"):
@@ -115,7 +115,7 @@ def test_a_checkpoint_and_an_empty_folder_are_no_exports(tmp_path):
         (lambda body: body["tables"].append(body["tables"][0]), "one name"),
         (lambda body: body["tables"][0].update(dtype="int4"), "no dtype int4"),
         (lambda body: body["tables"][0].update(init="Ones"), "Ones"),
-        (lambda body: body["tables"][0]["files"][0].update(name="../x.frozen"), "no name of a data file"),
+        (lambda body: body["tables"][0]["files"][0].update(name="../x.frozen"), "not the name of a data file"),
         (lambda body: body["tables"][0]["sections"][0].__setitem__(2, 2**50), "outside of their file"),
         (lambda body: body["tables"][0]["sections"][0].__setitem__(1, 7), "no file 7"),
         (lambda body: body["tables"][0]["sections"][0].__setitem__(2, -64), "below 0"),

@@ -402,7 +402,7 @@ def test_misuse_is_explained(rng, tmp_path):
     batch = make_batch(rng, 10)
     with LogisticRegression() as model:
         for call in (model.predict_proba, model.decision_function, model.evaluate):
-            with pytest.raises(ValueError, match="learned nothing yet: call fit"):
+            with pytest.raises(ValueError, match="not fitted yet: call fit"):
                 call(batch)
         with pytest.raises(
             TypeError, match=r"reader is a path: pass a reader of it, such as shoal\.read_libsvm\('a\.txt'\)"

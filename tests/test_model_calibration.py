@@ -95,7 +95,7 @@ def test_what_cannot_be_calibrated_says_so_and_changes_nothing():
         with pytest.raises(TypeError, match="is a path"):
             model.calibrate("day_1.tsv")
         assert np.array_equal(model.predict_proba(held_out), before)
-    with shoal.LogisticRegression() as empty, pytest.raises(ValueError, match="learned nothing"):
+    with shoal.LogisticRegression() as empty, pytest.raises(ValueError, match="not fitted yet"):
         empty.calibrate(held_out)
 
 

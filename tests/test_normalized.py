@@ -81,14 +81,14 @@ def test_a_price_in_millionths_trains_to_the_loss_of_one_in_sensible_units(kind,
     assert not caplog.records
     with kind().fit(enlarged(ads, 1e6)[:TRAINED], label="click", epochs=3, progress=False) as model:
         assert not model.evaluate(held_out(enlarged(ads, 1e6))[0], y).logloss < 100
-    assert "train with normalized=True (--normalized), or take a smaller" in caplog.records[0].message
+    assert "train with normalized=True (--normalized), or use a smaller" in caplog.records[0].message
 
 
 def test_a_normalized_model_that_explodes_is_told_of_its_steps_alone(caplog):
     rng = np.random.default_rng(3)
     with LogisticRegression(shoal.SGD(1e4), normalized=True) as model:
         model.fit(rng.normal(size=(400, 3)) * 1e6, rng.integers(0, 2, 400), epochs=1, progress=False)
-    assert "steps are too long: take a smaller learning rate" in caplog.records[0].message
+    assert "steps are too long: use a smaller learning rate" in caplog.records[0].message
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,7 +149,7 @@ def test_a_normalized_fit_goes_on_after_a_checkpoint_with_the_same_bits(kind, ad
     how = {"directory": tmp_path / "m", "epochs": 3, "label": "click", "progress": False, "batch_size": 100}
     with kind(normalized=True) as begun, pytest.raises(RuntimeError):
         begun.fit(large[:TRAINED], callbacks=crash, **how)
-    with kind() as plain, pytest.raises(ValueError, match=r"-scales with bias=True.*make it as that one was"):
+    with kind() as plain, pytest.raises(ValueError, match=r"-scales with bias=True.*make it with the same settings"):
         plain.fit(large[:TRAINED], resume=True, **how)
     with kind(normalized=True) as gone_on, kind(normalized=True) as whole:
         gone_on.fit(large[:TRAINED], resume=True, **how)
@@ -269,7 +269,7 @@ def test_the_workers_of_a_cluster_learn_one_table_of_scales_and_one_has_the_bits
 def test_filters_that_round_are_kept_from_the_scales_or_refused():
     rounding = shoal.Filters(gradients="bfloat16")
     with cluster(1, 1) as made, shoal.connect(made.address, workers=1, threads=1, filters=rounding) as store:
-        with pytest.raises(ValueError, match=r"filters change the numbers of table 'lr-scales'.*by name"):
+        with pytest.raises(ValueError, match=r"filters that round or drop would change table 'lr-scales'.*by name"):
             LogisticRegression(store=store, normalized=True)
         assert store.tables.get("lr-scales") is None
     with cluster(1, 1) as made:

@@ -112,7 +112,7 @@ def test_one_of_the_same_kind_is_replaced_unless_that_is_forbidden(root: Storage
             write(place)
             assert len(contents(place)) == len(before)
             other = made["save" if "export" in name else "export"]
-            with pytest.raises(ValueError, match=r"holds a manifest\.json that is not of an? (checkpoint|export)"):
+            with pytest.raises(ValueError, match=r"a manifest\.json that does not belong to an? (checkpoint|export)"):
                 other(place)
 
 

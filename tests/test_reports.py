@@ -366,7 +366,7 @@ def test_what_is_wrong_is_named_and_nothing_is_written(saved, tmp_path, train):
         shoal.report(saved, top=-1)
     with pytest.raises(TypeError, match="data is a path"):
         shoal.report(saved, data="day_1.tsv")
-    with pytest.raises(shoal.CorruptionError, match="this is no model"):
+    with pytest.raises(shoal.CorruptionError, match="is not a model"):
         shoal.report(tmp_path)
     assert not (saved / "report.html").exists()
 

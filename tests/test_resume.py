@@ -125,7 +125,7 @@ def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> N
         assert learned(model) == before
     with shoal.local(slots=64) as store:
         exact = shoal.LogisticRegression(None, store, solver=shoal.DBPG())
-        with pytest.raises(ValueError, match="keeps no checkpoints"):
+        with pytest.raises(ValueError, match="writes no checkpoints"):
             exact.fit(reader(log), directory=tmp_path / "d", **how)
 
 
@@ -182,7 +182,8 @@ def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, 
     says(r"split was \[0, 1\], and is \[0, 2\]", reader(path).split(0, 2))
     says(r"a was read there, and .*b is given in its place", reader(other))
     says(
-        r"b was not there: pass resume='appended' \(--allow-appended\)", shoal.read_libsvm([path, other], batch_size=50)
+        r"b was not part of the data: pass resume='appended' \(--allow-appended\)",
+        shoal.read_libsvm([path, other], batch_size=50),
     )
     says(r"valid: .* v was read there|valid: .*v was read there, and .*b is given", reader(path), reader(other))
     says(r"was begun with a reader of files", list(reader(path)))
@@ -224,7 +225,10 @@ def test_a_shuffled_pass_does_not_go_on_over_data_that_was_appended_to(log: Path
     cut_off(tmp_path / "c", reader(path), shuffle=2)
     with path.open("a") as file:
         file.write("1 3:1\n")
-    with shoal.local(slots=64) as store, pytest.raises(ValueError, match="within a shuffled pass, which more data"):
+    with (
+        shoal.local(slots=64) as store,
+        pytest.raises(ValueError, match="a shuffled pass, whose order more data"),
+    ):
         logistic(store).fit(reader(path), shuffle=2, directory=tmp_path / "c", resume="appended", progress=False)
 
 
@@ -292,9 +296,12 @@ def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     capsys.readouterr()
     for other, says in (
-        (["--seed", "3"], "is over, and was begun with seed=0, now it is 3: begin another one"),
-        (["--epochs", "3"], "is over, and was begun with epochs=2, now it is 3"),
-        (["--batch-size", "51"], "begun with other data: batch_size was 50, and is 51: it is over, and has learned"),
+        (["--seed", "3"], "has finished, and was begun with seed=0, now it is 3: begin another one"),
+        (["--epochs", "3"], "has finished, and was begun with epochs=2, now it is 3"),
+        (
+            ["--batch-size", "51"],
+            "begun with other data: batch_size was 50, and is 51: it has finished",
+        ),
         (["--alpha", "0.2"], "table 'lr' has optimizer FTRL(alpha=0.1"),
     ):  # the fit that is asked for is another one
         assert main([*kept, *other]) == 2
@@ -311,7 +318,7 @@ def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
         patch.setattr(shoal.LogisticRegression, "learn", raising_after(9, shoal.LogisticRegression.learn))
         assert main([*command, str(tmp_path / "i")]) == 130
     assert main([*command, str(tmp_path / "i"), "--resume"]) == 2
-    assert "was interrupted in pass 1 and kept no checkpoint" in capsys.readouterr().err
+    assert "was interrupted in pass 1 and wrote no checkpoint" in capsys.readouterr().err
 
 
 def raising_after(count: int, real: Any) -> Any:
@@ -330,13 +337,13 @@ def raising_after(count: int, real: Any) -> Any:
     ("arguments", "text"),
     [
         (["--checkpoint-every", "3", "--names"], "--names are known when a fit has read all"),
-        (["--resume", "--grid", "l1=0,1"], "--grid keeps no checkpoints"),
+        (["--resume", "--grid", "l1=0,1"], "--grid writes no checkpoints"),
         (["--checkpoint-every", "0"], "checkpoint_every is 0"),
         (
             ["--checkpoint-every", "2", "--allow-appended"],
             "--allow-appended is for a fit that goes on: pass --resume too",
         ),
-        (["--checkpoint-every", "2", "--solver", "dbpg"], "keeps no checkpoints"),
+        (["--checkpoint-every", "2", "--solver", "dbpg"], "writes no checkpoints"),
     ],
 )
 def test_on_the_command_line_too(log: Path, tmp_path: Path, capsys: Any, arguments: list[str], text: str) -> None:

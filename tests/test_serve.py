@@ -230,11 +230,11 @@ def test_a_damaged_version_is_reported_kept_out_and_logged_once(tmp_path, caplog
             assert str(serving / "2") in json.loads(body)["error"]
             assert "is damaged" in json.loads(body)["error"]
         assert predict(port, [{"keys": [1]}]).shape == (1,)
-        assert [record.getMessage()[:25] for record in caplog.records] == ["version 1 stays in place:"]
+        assert [record.getMessage()[:18] for record in caplog.records] == ["version 1 is kept:"]
         exported(tmp_path / "m", serving / "3", "--version", 3)
         assert json.loads(ask(port, "POST", "/reload")[1]) == {"version": 3, "reloaded": True}
         assert json.loads(ask(port, "POST", "/reload")[1]) == {"version": 3, "reloaded": False}
-        assert "version 3 is in place instead of version 1" in caplog.text
+        assert "version 3 replaces version 1" in caplog.text
         checkpoint = serving / "other"
         with shoal.local() as store:
             store.table("t")

@@ -136,7 +136,7 @@ def test_what_is_missing_is_a_file_not_found_error_and_a_directory_that_is_missi
     assert place.version("nothing") is None
     assert place.child("nowhere").names() == []
     for name in ("", "a/b", "..", "."):
-        with pytest.raises(ValueError, match="no name of a file"):
+        with pytest.raises(ValueError, match="not the name of a file"):
             place.read(name)
 
 
@@ -200,7 +200,7 @@ def test_a_file_that_is_given_up_is_not_there(place: StorageDir, cached: bool) -
 def test_a_published_file_replaces_the_version_that_was_told_and_no_other(place: StorageDir) -> None:
     place.publish("m", b"one", before=None)
     one = place.version("m")
-    with pytest.raises(SaveConflictError, match="was written by another process since this one began"):
+    with pytest.raises(SaveConflictError, match="was written by another process after this one began"):
         place.publish("m", b"other", before=None)
     assert place.read("m") == b"one"
     place.publish("m", b"two", before=one)
@@ -371,7 +371,7 @@ def test_a_disk_that_fails_behind_the_writer_is_named_and_the_file_is_gone(tmp_p
     monkeypatch.setattr("shoal.storage.direct_io.os.pwrite", fails)
     place = open_dir(tmp_path)
     for data in (bytes(20 << 20), b"only the end"):
-        with pytest.raises(StorageError, match=r"x cannot be written: Input/output error; the disk fails"):
+        with pytest.raises(StorageError, match=r"x cannot be written: Input/output error; the disk reports errors"):
             put(place, "x", data, cached=False)
     assert place.names() == []
 
@@ -386,8 +386,8 @@ def test_without_permission_it_is_said_what_for() -> None:
         folder.chmod(0o555)
         with somebody_else():
             for call, what in (
-                (lambda: put(place, "x", b"1"), "/x cannot be written: Permission denied; let this user"),
-                (lambda: place.read("m"), "/m cannot be read: Permission denied; let this user"),
+                (lambda: put(place, "x", b"1"), "/x cannot be written: Permission denied; grant this user"),
+                (lambda: place.read("m"), "/m cannot be read: Permission denied; grant this user"),
                 (lambda: place.publish("n", b"2", before=None), "/n cannot be written: Permission denied"),
                 (lambda: place.remove("m"), "/m cannot be removed: Permission denied"),
                 (lambda: place.child("deeper").make(), "/deeper cannot be made: Permission denied"),

@@ -303,7 +303,7 @@ def test_a_forked_child_is_told_whose_store_it_is(store, filled):
 
 def test_neither_a_store_nor_a_table_is_passed_to_another_process(store, table):
     for one in (store, table):
-        with pytest.raises(TypeError, match="is not passed to another process"):
+        with pytest.raises(TypeError, match="cannot be passed to another process"):
             pickle.dumps(one)
 
 

@@ -138,8 +138,8 @@ def test_fields_go_through_json():
         ({"names": ["a"], "history": "h"}, "a history needs the item"),
         ({"names": ["a"], "history": "h", "item": "b"}, "item is 'b', none of the fixed fields"),
         ({"names": ["I1", "1"], "form": "criteo"}, "are the same field"),
-        ({"names": ["C27"], "form": "criteo"}, "'C27' is no column of features"),
-        ({"names": ["a"], "form": "libsvm"}, "'libsvm' is no format with fields"),
+        ({"names": ["C27"], "form": "criteo"}, "'C27' is not a feature column"),
+        ({"names": ["a"], "form": "libsvm"}, "'libsvm' is not a format with fields"),
     ],
 )
 def test_fields_that_make_no_sense_are_told(how, says):

@@ -540,7 +540,7 @@ def test_models_of_a_grid_stop_early_each_by_itself(overfits):
 def test_the_best_of_a_grid_comes_first(rng, tmp_path):
     train, valid = cut(make_batch(rng, 800), 50), [make_batch(rng, 300)]
     with LogisticRegressionGrid({"alpha": [1e-6, 0.3, 1e-5]}) as grid:
-        with pytest.raises(ValueError, match="learned nothing yet"):
+        with pytest.raises(ValueError, match="not fitted yet"):
             grid.results()
         grid.fit(train, progress=False)
         assert grid.results()[0].valid is None
@@ -561,7 +561,7 @@ def test_the_best_of_a_grid_comes_first(rng, tmp_path):
     ("grid", "says"),
     [
         ({}, "the grid is empty"),
-        ({"alfa": [1]}, "FTRL has no setting 'alfa': choose out of .*alpha"),
+        ({"alfa": [1]}, "FTRL has no setting 'alfa': choose from .*alpha"),
         ({"alpha": []}, "no value for 'alpha'"),
         ({"alpha": [0.1, 0.2, 0.1]}, "'alpha' twice"),
         ({"alpha": [0.1, -1]}, "alpha > 0"),

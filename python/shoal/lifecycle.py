@@ -362,7 +362,7 @@ class TableSweep:
 
     def __str__(self) -> str:
         """Lay it out as a small table."""
-        lines = [f"{self.table}: {self.rows:,} rows, {self.bytes:,} bytes, {self.bytes_given_back:,} given back"]
+        lines = [f"{self.table}: {self.rows:,} rows, {self.bytes:,} bytes, {self.bytes_given_back:,} freed"]
         for dropped, others in zip(self.dropped, self.thresholds or ((),) * len(self.dropped), strict=True):
             lines.append(f"  {dropped.rule}: {_told(dropped)}")
             lines.extend(f"    {other.rule}: {_told(other)}" for other in others)
@@ -420,7 +420,7 @@ class _Answer:
         self.dropped = [(numbers[_HEAD + 2 * k], numbers[_HEAD + 2 * k + 1]) for k in range(len(rules))]
         behind = numbers[_HEAD + 2 * len(rules) :]
         if len(behind) != (2 * _CLASSES * len(rules) if dry_run else 0):
-            raise ValueError(f"{len(words)} words are no answer to a sweep by {len(rules)} rules")
+            raise ValueError(f"{len(words)} words do not match a sweep by {len(rules)} rules")
         cut = [behind[start : start + 2 * _CLASSES] for start in range(0, len(behind), 2 * _CLASSES)]
         self.classes = [list(zip(some[::2], some[1::2], strict=True)) for some in cut]
 

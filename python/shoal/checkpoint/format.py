@@ -168,7 +168,7 @@ def check_extents(slots: int, table: SavedTable) -> None:
     """Refuse a description that leads outside of its files: nothing is opened or allocated by unchecked numbers."""
     for file in table.files:
         if os.path.basename(file.name) != file.name or not file.name.endswith(SLOT_FILE):
-            raise ValueError(f"table {table.name!r} has a file {file.name!r}, which is no name of a slot file")
+            raise ValueError(f"table {table.name!r} has a file {file.name!r}, which is not the name of a slot file")
     if not 0 <= table.clock < 2**32:
         raise ValueError(f"table {table.name!r} has a clock of {table.clock}")
     _check_places(slots, table, table.filters)
@@ -180,7 +180,7 @@ def check_extents(slots: int, table: SavedTable) -> None:
         if not 0 < ranges.size <= ranges.bytes or ranges.bits < 0 or ranges.count < 1:
             raise ValueError(f"table {table.name!r}, slot {ranges.slot}: {ranges.count} ranges of {ranges.size} bytes")
     if table.delta and not {section.slot for section in table.sections} <= {ranges.slot for ranges in table.ranges}:
-        raise ValueError(f"table {table.name!r} has rows of a slot of which no range has changed")
+        raise ValueError(f"table {table.name!r} has rows in a slot without changed ranges")
     _check_places(slots, table, table.sections)
     for section in table.sections:
         if section.rows < 0 or section.rows * 8 > section.bytes:

@@ -65,7 +65,9 @@ def read_manifest(where: StoragePath) -> Manifest:
     CorruptionError
         It is missing, changed, or of a version that this one does not know.
     """
-    return _read(open_dir(where), "this is no checkpoint, or its save was cut off", "checkpoint").manifest
+    return _read(
+        open_dir(where), "the directory is not a checkpoint, or its save was interrupted", "checkpoint"
+    ).manifest
 
 
 def read_chain(where: StoragePath, options: Mapping[str, Any] | None = None) -> Chain:
@@ -81,10 +83,12 @@ def read_chain(where: StoragePath, options: Mapping[str, Any] | None = None) -> 
     CorruptionError
         One is missing, changed, or another than the one that the next was made of.
     """
-    chain = [_read(open_dir(where, options), "this is no checkpoint, or its save was cut off", "checkpoint")]
+    chain = [
+        _read(open_dir(where, options), "the directory is not a checkpoint, or its save was interrupted", "checkpoint")
+    ]
     while (base := chain[0].manifest.base) is not None:
         link = chain[0]
-        found = _read(link.storage_dir.child(base.path), f"the delta in {link.storage_dir} is of this one")
+        found = _read(link.storage_dir.child(base.path), f"the delta in {link.storage_dir} is based on it")
         if found.digest != base.digest:
             raise CorruptionError(
                 f"{found.storage_dir} is not the checkpoint that {link.storage_dir} is a delta of: its digest is "
@@ -112,19 +116,19 @@ def _read(storage_dir: StorageDir, missing: str, what: str | None = None) -> Cha
         head = msgspec.json.decode(body)
         if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") not in VERSIONS:
             raise CorruptionError(
-                f"{path} is no checkpoint of version {VERSIONS[0]} to {VERSIONS[-1]}: load it with a newer shoal"
+                f"{path} is not a checkpoint of version {VERSIONS[0]} to {VERSIONS[-1]}: load it with a newer shoal"
             )
         manifest = msgspec.json.decode(body, type=Manifest, strict=True)
         if manifest.slots not in {1 << bits for bits in range(1, 15)}:
-            raise ValueError(f"{manifest.slots} slots are no power of two from 2 to 16384")
+            raise ValueError(f"{manifest.slots} slots: the number is not a power of two from 2 to 16384")
         if len({table.name for table in manifest.tables}) != len(manifest.tables):
-            raise ValueError("two tables have one name")
+            raise ValueError("two tables have the same name")
         if manifest.version < 3 and manifest.base is not None:
             raise ValueError(f"a checkpoint of version {manifest.version} has a base")
         for table in manifest.tables:
             table.spec()
             if manifest.base is None and (table.delta or table.ranges):
-                raise ValueError(f"table {table.name!r} is a delta of nothing")
+                raise ValueError(f"table {table.name!r} is a delta without a base")
             check_extents(manifest.slots, table)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
@@ -141,7 +145,7 @@ def _check_files(storage_dir: StorageDir, table: SavedTable, version: int) -> No
                     raise CorruptionError(f"{path} has {opened.size} bytes instead of {file.bytes}")
                 start = bytearray(len(header))
                 if opened.read_into(memoryview(start), 0) != len(header) or start != header:
-                    raise CorruptionError(f"{path} is damaged: it does not start as a slot file does")
+                    raise CorruptionError(f"{path} is damaged: it does not begin with the header of a slot file")
         except FileNotFoundError:
             raise CorruptionError(f"{path} is missing") from None
 

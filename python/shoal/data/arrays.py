@@ -203,7 +203,7 @@ def column_of_frame(frame: Any, name: str) -> NDArray[Any]:
         raise ValueError(f"column {name!r} is not there: the columns are {', '.join(map(repr, table.column_names))}")
     column = table.column(name)
     if column.null_count:
-        raise ValueError(f"column {name!r} has {column.null_count:,} cells that hold nothing: drop those rows")
+        raise ValueError(f"column {name!r} has {column.null_count:,} missing values: drop those rows")
     array: NDArray[Any] = column.to_numpy()
     return array
 
@@ -300,7 +300,7 @@ def _compressed(X: Any) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[
         values = _finite(np.asarray(rows.data), lambda i: (int(np.searchsorted(rows.indptr, i, "right")) - 1, i))
         return rows.indptr.astype(np.int64), rows.indices.astype(np.uint64), values, int(rows.shape[1])
     if np.ma.isMaskedArray(X):
-        raise ValueError("X is masked, and what is masked has no value here: pass X.filled(0), or a frame")
+        raise ValueError("X is a masked array, whose masked elements have no value: pass X.filled(0), or a frame")
     try:
         array = np.asarray(X)
     except ValueError:
@@ -322,18 +322,18 @@ def _finite(values: NDArray[Any], place: Any) -> NDArray[np.float32]:
             values = values.astype(np.float64)
         except (TypeError, ValueError):
             raise TypeError(
-                "X holds objects that are no numbers: pass a frame, whose columns of text are categories"
+                "X holds objects that are not numbers: pass a frame, whose columns of text are categories"
             ) from None
     if values.dtype.kind not in "biuf":
-        raise TypeError(f"X holds {values.dtype}, no numbers: pass a frame, whose columns of text are categories")
+        raise TypeError(f"X holds {values.dtype}, not numbers: pass a frame, whose columns of text are categories")
     with np.errstate(over="ignore"):
         numbers: NDArray[np.float32] = values.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(numbers))
     if len(bad):
         row, _ = place(int(bad[0]))
         raise ValueError(
-            f"row {row} of X holds {values[bad[0]]!s}, no finite number of float32: fill it in, or leave it out of a "
-            f"sparse matrix or frame, where what is missing is no feature"
+            f"row {row} of X holds {values[bad[0]]!s}, which is not a finite float32 number: replace it, or omit it "
+            f"from a sparse matrix or frame, where a missing value is not a feature"
         )
     return numbers
 

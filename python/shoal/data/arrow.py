@@ -48,7 +48,7 @@ def pyarrow() -> Any:
         import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
-        raise ImportError("Parquet and Arrow take pyarrow: pip install 'shoal[arrow]'") from error
+        raise ImportError("Parquet and Arrow require pyarrow: pip install 'shoal[arrow]'") from error
     return pyarrow
 
 
@@ -78,7 +78,7 @@ class ArrowSource:
 
     def open(self) -> Opened:
         """Refuse: it has no bytes."""
-        raise TypeError(f"{self.name} is no file of bytes")
+        raise TypeError(f"{self.name} is not a binary file")
 
 
 def table_of(frame: Any) -> Any:
@@ -120,7 +120,7 @@ class TableReader(Reader):
     def with_fields(self) -> Reader:
         """Return this reader with batches with the field of each feature; see `Reader.with_fields`."""
         if self._columns.pairs:
-            raise ValueError("a feature made of two belongs to no field: leave interactions out, or do without fields")
+            raise ValueError("an interaction belongs to no field: leave out the interactions or the fields")
         return super().with_fields()
 
     def _batch_groups(self) -> BatchGroups:
@@ -210,7 +210,9 @@ def _parquet(file: File, kinds_of: KindsOf) -> Iterator[Any]:
                 yield table.metadata.num_rows
                 yield from table.iter_batches(_ROWS, columns=names, use_threads=False)
         except (arrow.ArrowException, OSError) as error:
-            raise CorruptionError(f"{file.name} is no Parquet, or damaged ({error}): fetch or make it again") from error
+            raise CorruptionError(
+                f"{file.name} is not a Parquet file, or is damaged ({error}): fetch or write it again"
+            ) from error
 
 
 def _asked(file: File, kinds_of: KindsOf, names: Sequence[str]) -> list[str]:
@@ -281,11 +283,11 @@ def _numbers(column: Any, name: str, remedy: str = "name it as categorical") -> 
     try:
         wide: NDArray[np.float64] = column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
     except arrow.ArrowException as error:
-        raise ValueError(f"column {name!r} holds {column.type}, no numbers ({error}): {remedy}") from None
+        raise ValueError(f"column {name!r} holds {column.type}, not numbers ({error}): {remedy}") from None
     with np.errstate(over="ignore"):
         numbers = wide.astype(np.float32)
     if len(bad := np.flatnonzero(np.isinf(numbers))):
-        raise _RowError(f"{wide[bad[0]]} is no finite number of float32", int(bad[0]), name)
+        raise _RowError(f"{wide[bad[0]]} is not a finite float32 number", int(bad[0]), name)
     return numbers
 
 
@@ -309,7 +311,7 @@ def _tokens(
         text = column.cast(arrow.large_binary() if arrow.types.is_binary(column.type) else arrow.large_string())
     except arrow.ArrowException:
         raise ValueError(
-            f"column {name!r} holds {column.type}, which has no text: leave it out, or turn it into text"
+            f"column {name!r} holds {column.type}, which has no text: leave it out, or convert it to text"
         ) from None
     _, offsets, data = text.buffers()
     ends = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
@@ -329,7 +331,7 @@ def _listed(
     """Return the row and the key of each text in a column of lists; keys are those of the column it shares."""
     arrow = pyarrow()
     if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
-        raise ValueError(f"column {name!r} holds {column.type}, no lists: name it as categorical")
+        raise ValueError(f"column {name!r} holds {column.type}, not lists: name it as categorical")
     rows = np.asarray(arrow.compute.list_parent_indices(column)).astype(np.int64)
     keys, there = _tokens(arrow.compute.list_flatten(column), field_of(shared), shared, named)
     return rows[there], keys[there]

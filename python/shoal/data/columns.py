@@ -99,7 +99,9 @@ class Columns:
         for column in self._interacting():
             known = self.categorical is None or column in self.categorical or column in self.numeric
             if not known or column in (self.label, self.weight):
-                raise ValueError(f"the interaction of {column!r} is with no feature: name it as categorical or numeric")
+                raise ValueError(
+                    f"column {column!r} of an interaction is not a feature: name it as categorical or numeric"
+                )
 
     def _interacting(self) -> list[str]:
         names = [name for pair in named_pairs(self.interactions) for name in pair]
@@ -156,8 +158,8 @@ class Columns:
         roles = {**roles, **answers} if labelled else roles
         for column in {**roles, **dict.fromkeys(self._interacting())}:
             if names.count(column) != 1:
-                count = "not" if column not in names else "twice"
-                raise ValueError(f"column {column!r} is {count} there: the columns are {_listed(names)}")
+                count = "not there" if column not in names else "there twice"
+                raise ValueError(f"column {column!r} is {count}: the columns are {_listed(names)}")
         others = CATEGORICAL if self.categorical is None else PASSED_OVER
         roles = {**dict.fromkeys(answers, PASSED_OVER), **roles}
         return [roles.get(name, others) for name in names]

@@ -77,5 +77,5 @@ def column_of(name: str | int) -> int:
     column = int(number) + (first or 0) if number.isdecimal() else 0
     last = INTEGER_COLUMNS if first == 0 else INTEGER_COLUMNS + CATEGORY_COLUMNS
     if not (first or 0) < column <= last:
-        raise ValueError(f"{name!r} is no column of features: pass 1 to 39, or I1 to I13 and C1 to C26")
+        raise ValueError(f"{name!r} is not a feature column: pass 1 to 39, or I1 to I13 and C1 to C26")
     return column

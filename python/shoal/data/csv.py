@@ -32,11 +32,11 @@ class _Header:
         try:
             text = line.decode().removeprefix(_BOM).rstrip("\r")
         except UnicodeDecodeError as error:
-            raise ValueError(f"the header is no UTF-8 ({error}): is this CSV?") from None
+            raise ValueError(f"the header is not UTF-8 ({error}): is this CSV?") from None
         try:
             (names,) = csv.reader([text], delimiter=self.separator, strict=True) if text else ([],)
         except csv.Error as error:
-            raise ValueError(f"the header is no row of names ({error}): is this CSV?") from None
+            raise ValueError(f"the header is not a row of column names ({error}): is this CSV?") from None
         return self._parser(self._bind(names, labelled=labelled))
 
     def of(self, names: Sequence[str]) -> Parse:
@@ -86,9 +86,11 @@ def csv_format(
 ) -> Format:
     """Make the format of CSV files; the parameters are those of `shoal.read_csv`, ``names`` being its ``columns``."""
     if len(sep) != 1 or not sep.isascii() or sep.isalnum() or sep in _NO_SEPARATORS:
-        raise ValueError(f"sep is {sep!r}: pass one sign that is neither letter, digit, quote, nor part of a number")
+        raise ValueError(f"sep is {sep!r}: pass one character that is not a letter, digit, quote or part of a number")
     if len(list_separator) != 1 or not list_separator.isascii() or list_separator in f'{sep}"\r\n':
-        raise ValueError(f"list_separator is {list_separator!r}: pass one sign that is not sep, a quote or a newline")
+        raise ValueError(
+            f"list_separator is {list_separator!r}: pass a character that is not sep, a quote or a newline"
+        )
     if isinstance(na_values, str) or isinstance(names, str):
         raise TypeError("columns and na_values are lists of text: pass ['...']")
     missing = tuple(dict.fromkeys([*(MISSING if keep_default_na else ()), *na_values]))

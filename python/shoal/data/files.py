@@ -163,7 +163,7 @@ def _remote(url: str, options: Mapping[str, Any]) -> list[File]:
         raise  # of OSError the names are there; the others are a defect, or the caller's
     except Exception as error:  # the storage's own, of whatever library reaches it
         raise StorageError(
-            f"{url} cannot be looked for ({type(error).__name__}: {error}): is the storage there, and does it know you?"
+            f"{url} cannot be found ({type(error).__name__}: {error}): check the address and the credentials"
         ) from error
     if found is None:
         raise FileNotFoundError(f"there is no {url}")
@@ -182,6 +182,6 @@ def _filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise ImportError(f"{url} takes fsspec, and s3fs, gcsfs and the like: pip install 'shoal[fsspec]'") from error
+        raise ImportError(f"{url} requires fsspec, and s3fs, gcsfs or the like: pip install 'shoal[fsspec]'") from error
     system, path = url_to_fs(url, **options)
     return system, path

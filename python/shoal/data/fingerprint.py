@@ -30,11 +30,11 @@ def difference(
         if "head" in old and _head(file, min(before, _HEAD_BYTES)) != old["head"]:
             return f"{old['name']} is another file: its first {_bytes(min(before, _HEAD_BYTES))} differ"
     if len(files) < len(then):
-        return f"{then[len(files)]['name']} was read too, and is not given"
+        return f"{then[len(files)]['name']} was part of the data and is missing now"
     if len(files) > len(then) and not appended:
-        return f"{files[len(then)]['name']} was not there"
+        return f"{files[len(then)]['name']} was not part of the data"
     if appended and files != then and now["shard"][1] > 1:
-        return "files were appended to, and a split of them begins elsewhere now"
+        return "files have grown, so the split begins elsewhere"
     return None
 
 

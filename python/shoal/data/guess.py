@@ -73,7 +73,7 @@ def guess_format(where: Wheres, options: Mapping[str, Any] | None = None) -> str
     """
     file = files_of(where, options)[0]
     if not file.seekable:
-        raise ValueError(f"{file.name} is a stream, of which no line can be looked at beforehand: name its format")
+        raise ValueError(f"{file.name} is a stream, whose format cannot be detected: name it")
     by_name = _by_name(file.name)
     with file.open() as opened:
         if by_name == "parquet" or opened.read(4) == b"PAR1":

@@ -257,7 +257,7 @@ class FeatureNames(Mapping[int, str]):
             raise CorruptionError(f"{os.fspath(address)} cannot be read: {error}") from None
         if (read.format_name, read.version) != (FORMAT, VERSION):
             raise CorruptionError(
-                f"{os.fspath(address)} holds no feature names of version {VERSION}: load it with a newer shoal"
+                f"{os.fspath(address)} does not contain feature names of version {VERSION}: load it with a newer shoal"
             )
         return _restored(read.limit, read.names)
 

@@ -135,7 +135,7 @@ class Reader(ABC):
             if size != noted:
                 raise ValueError(
                     f"{file.name} has {size} bytes, and had {noted} when the position was taken: begin a new pass over "
-                    f"what there is now"
+                    f"the present files"
                 )
 
     def split(self, rank: int, n: int) -> Reader:
@@ -244,7 +244,9 @@ class Reader(ABC):
             It is not a permutation of the files, or this reader starts from a position.
         """
         if self.resumed:
-            raise ValueError(f"{self!r} starts from a position, which has an order: call in_order before resume()")
+            raise ValueError(
+                f"{self!r} starts from a position, which fixes the order of the files: call in_order before resume()"
+            )
         numbers = tuple(operator.index(number) for number in order)
         if sorted(numbers) != list(range(len(self._files))):
             raise ValueError(
@@ -432,8 +434,8 @@ class Reader(ABC):
             raise ValueError(f"{position!r} is not a position: pass what position() returned") from error
         if form != self._name or names != [file.name for file in self._files]:
             raise ValueError(
-                f"the position is one in {form} data of {first_of(names)}, and this reader is of {self._name} data "
-                f"of {self.path}: make the reader of the same files"
+                f"the position belongs to {form} data of {first_of(names)}, and this reader reads {self._name} "
+                f"data of {self.path}: make the reader of the same files"
             )
         if min(begin) < 0 or begin.file >= len(names):
             raise ValueError(f"the position {list(begin)} is not in {len(names)} files: pass what position() returned")

@@ -528,7 +528,8 @@ def read_arrow(
     """
     if not hasattr(data, "__arrow_c_stream__"):
         raise TypeError(
-            f"{type(data).__name__} is no Arrow stream (it lacks __arrow_c_stream__): pass a frame of pandas 2.2 or "
+            f"{type(data).__name__} is not an Arrow stream (it lacks __arrow_c_stream__): pass a frame of "
+            f"pandas 2.2 or "
             f"later or of polars, or a table of pyarrow"
         )
     columns = Columns(
@@ -546,7 +547,7 @@ def read_arrow(
 def _whole(name: Field) -> int:
     """Return a field of libffm."""
     if isinstance(name, str) and not name.isdecimal():
-        raise ValueError(f"{name!r} is no field of libffm, whose fields are numbers: pass 0, 1, ...")
+        raise ValueError(f"{name!r} is not a field of libffm, whose fields are numbers: pass 0, 1, ...")
     return int(name)
 
 
@@ -580,7 +581,7 @@ def field_number(form: str, name: Field) -> int:
         The format has no such field, or none at all.
     """
     if form not in _NUMBERS:
-        raise ValueError(f"{form!r} is no format with fields: they are {', '.join(_NUMBERS)}")
+        raise ValueError(f"{form!r} is not a format with fields: those are {', '.join(_NUMBERS)}")
     return _NUMBERS[form](name)
 
 

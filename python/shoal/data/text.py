@@ -67,7 +67,7 @@ class TextReader(Reader):
         if self._form.name == LIBSVM.name:
             raise ValueError("libsvm has no fields: write libffm, or a format with named columns")
         if self._form.pairs:
-            raise ValueError("a feature made of two belongs to no field: leave interactions out, or do without fields")
+            raise ValueError("an interaction belongs to no field: leave out the interactions or the fields")
         return super().with_fields()
 
     def _of_labels(self) -> Reader | None:

@@ -81,7 +81,7 @@ class DecompressedStream:
                 self._engine = None
             elif starved and not self._packed and not text:
                 raise CorruptionError(
-                    f"{self._path}: the {self._kind} data ends in its middle, after {self._file.tell()} bytes of the "
+                    f"{self._path}: the {self._kind} data is truncated after {self._file.tell()} bytes of the "
                     f"file: fetch or make the file again"
                 )
             else:
@@ -108,7 +108,7 @@ def _zstd() -> Any:
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
-    raise ImportError("Zstandard files take backports.zstd: pip install 'shoal[zstd]'")
+    raise ImportError("Zstandard files require backports.zstd: pip install 'shoal[zstd]'")
 
 
 def _damage() -> tuple[type[Exception], ...]:

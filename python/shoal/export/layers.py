@@ -129,7 +129,7 @@ def _map(path: Path, size: int, address: str) -> npt.NDArray[np.uint8]:
         if found != size:
             raise CorruptionError(f"{address} has {found} bytes instead of {size}")
         if size < len(manifests.HEADER):
-            raise CorruptionError(f"{address} is damaged: {size} bytes are no data file")
+            raise CorruptionError(f"{address} is damaged: {size} bytes are too few for a data file")
         mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
     finally:
         os.close(descriptor)
@@ -138,7 +138,7 @@ def _map(path: Path, size: int, address: str) -> npt.NDArray[np.uint8]:
             mapped.madvise(_HUGE_PAGES)
     data = np.frombuffer(mapped, np.uint8)
     if data[: len(manifests.HEADER)].tobytes() != manifests.HEADER:
-        raise CorruptionError(f"{address} is damaged: it does not start as a data file does")
+        raise CorruptionError(f"{address} is damaged: it does not begin with the header of a data file")
     return data
 
 
@@ -247,12 +247,12 @@ def _chain(
         if manifest.base is None:
             return chain[::-1]
         if len(chain) == _LONGEST_CHAIN:
-            raise CorruptionError(f"{chain[0].storage_dir} stands upon more than {_LONGEST_CHAIN} exports")
+            raise CorruptionError(f"{chain[0].storage_dir} is based on a chain of more than {_LONGEST_CHAIN} exports")
         base, wanted = where.child(manifest.base.path).real(), manifest.base.digest
         manifest, digest = manifests.read(base)
         if digest != wanted:
             raise CorruptionError(
-                f"{base} is not the export that the delta {where} was made upon: it was replaced; export the whole "
-                "again, or a delta upon what is there now"
+                f"{base} is not the export that the delta {where} is based on: it was replaced; write a full "
+                "export, or a delta based on the present one"
             )
         where = base

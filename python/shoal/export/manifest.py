@@ -204,12 +204,14 @@ def read(storage_dir: StorageDir, *, what: str | None = None) -> tuple[Manifest,
     """
     path = storage_dir.address(MANIFEST)
     body = storage_dir.read_checksummed(
-        MANIFEST, missing="this is not an export, or it was interrupted while it was written", what=what
+        MANIFEST, missing="the directory is not an export, or its export was interrupted", what=what
     )
     try:
         head = msgspec.json.decode(body)
         if not isinstance(head, dict) or head.get("format") != FORMAT:
-            raise CorruptionError(f"{path} is not that of an export: it says {str(body[:60], 'utf-8', 'replace')}...")
+            raise CorruptionError(
+                f"{path} is not the manifest of an export: it begins {str(body[:60], 'utf-8', 'replace')}..."
+            )
         if head.get("version") != VERSION:
             raise CorruptionError(f"{path} is of version {head.get('version')}: read it with a newer shoal")
         manifest = msgspec.json.decode(body, type=Manifest, strict=True)
@@ -227,21 +229,21 @@ def digest_of(body: bytes) -> str:
 def _check(manifest: Manifest) -> None:
     """Refuse a description that leads outside of its files: nothing is opened or allocated by unchecked numbers."""
     if manifest.slots not in {1 << bits for bits in range(1, 15)}:
-        raise ValueError(f"{manifest.slots} slots are no power of two from 2 to 16384")
+        raise ValueError(f"{manifest.slots} slots: the number is not a power of two from 2 to 16384")
     if manifest.number < 0:
         raise ValueError(f"a number of {manifest.number}")
     names = [table.name for table in manifest.tables]
     if len(set(names)) != len(names):
-        raise ValueError("two tables have one name")
+        raise ValueError("two tables have the same name")
     for extra in manifest.extras:
         if Path(extra.name).name != extra.name:
-            raise ValueError(f"{extra.name!r} is no name of a file")
+            raise ValueError(f"{extra.name!r} is not a file name")
     for table in manifest.tables:
         table.native(manifest.slots)
         make_init(table.init, table.init_parameter, table.init_seed)
         for file in table.files:
             if Path(file.name).name != file.name or not file.name.endswith(FILES):
-                raise ValueError(f"table {table.name!r} has a file {file.name!r}, which is no name of a data file")
+                raise ValueError(f"table {table.name!r} has a file {file.name!r}, which is not the name of a data file")
         last = -1
         for section in table.sections:
             where = f"table {table.name!r}, slot {section.slot}"

@@ -63,7 +63,7 @@ class ExportTable:
         return f"ExportTable({self.name!r}, dim={self.dim}, dtype={self.dtype!r})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"table {self.name!r} is not passed to another process: open the export there, which is cheap")
+        raise TypeError(f"table {self.name!r} cannot be passed to another process: open its export there")
 
     @property
     def name(self) -> str:
@@ -314,7 +314,7 @@ class Export:
             where, verify=self._verify, known=None if known is None else known.layers, cache=self._cache
         )
         for name, error in self._newly_damaged().items():
-            _log.warning("%s is passed over: %s", name, error)
+            _log.warning("%s is skipped: %s", name, error)
         self._damaged = {n: mark for n, (mark, what) in self._found.items() if isinstance(what, ShoalError)}
         return ExportVersion(where, layers, self._workers)
 
@@ -331,7 +331,7 @@ class Export:
         return f"Export({str(self._storage_dir)!r}, {'closed' if now is None else f'version={now.version}'})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an export is not passed to another process: open it there, which is cheap")
+        raise TypeError("an export cannot be passed to another process: open it there, which is cheap")
 
     def __enter__(self) -> Self:
         _ = self.now
@@ -437,7 +437,7 @@ class Export:
             It is watched already, or ``seconds`` is not above 0.
         """
         if not seconds > 0:
-            raise ValueError(f"watch looks every so many seconds, more than 0, got {seconds!r}")
+            raise ValueError(f"the period of watch must be a number of seconds above 0, got {seconds!r}")
         if self._watcher is not None:
             raise ValueError(f"the export {self._storage_dir} is watched already")
         _ = self.now

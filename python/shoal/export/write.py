@@ -263,11 +263,11 @@ def _check_request(
     if base is None or since is None:
         return
     if storage_dir.is_same(since):
-        raise ValueError(f"a delta upon {since} needs a directory of its own, got the same")
+        raise ValueError(f"a delta based on {since} needs another directory, got the same")
     if base.slots != slots:
         raise ValueError(
-            f"{since} was exported from a store of {base.slots} slots, this one has {slots}: export it whole, without "
-            "since="
+            f"{since} was exported from a store of {base.slots} slots, this one has {slots}: write a full export, "
+            "without since="
         )
     for spec in specs:
         known = base.tables.get(spec.name)
@@ -276,8 +276,8 @@ def _check_request(
         now = (spec.dim, _dtype(spec, dtype, base), type(spec.init).__name__, spec.init.parameter, spec.init.init_seed)
         if known.description() != now:
             raise ValueError(
-                f"table {spec.name!r} of {since} is described by {known.description()}, now it is {now}: export it "
-                "whole, without since="
+                f"table {spec.name!r} of {since} is described by {known.description()}, now it is {now}: write a "
+                "full export, without since="
             )
     storage_dir.path_to(since)  # there is one, or this says why there cannot be
 

@@ -303,7 +303,7 @@ class Accumulator:
         """
         remedy = "pass what to_dict returned"
         if not isinstance(described, dict) or described.get("kind") != _KIND or described.get("version") != _VERSION:
-            raise ValueError(f"this is no {_KIND} of version {_VERSION}: {remedy}")
+            raise ValueError(f"this is not a {_KIND} of version {_VERSION}: {remedy}")
         try:
             out = cls(_whole(described["bits"], "bits"))
             out.examples = _whole(described["examples"], "examples")

@@ -95,5 +95,5 @@ def load(
     where = open_dir(directory, storage_options)
     kind = files.read(where).model
     if kind == files.CLICK:
-        raise ValueError(f"{where} is a click model, which takes PyTorch: load it with shoal.torch.load")
+        raise ValueError(f"{where} is a click model, which requires PyTorch: load it with shoal.torch.load")
     return _CLASSES[kind].load(where, store=store)

@@ -109,7 +109,7 @@ class DBPG:
         if self.blocks < 1:
             raise ValueError(f"blocks is {self.blocks}: pass 1 or more")
         if not 0 <= self.delay < self.blocks:
-            raise ValueError(f"delay is {self.delay}: pass 0 up to {self.blocks - 1}, less than there are blocks")
+            raise ValueError(f"delay is {self.delay}: pass 0 to {self.blocks - 1}, less than the number of blocks")
         if self.slack is not None and not 0 <= self.slack <= 1:
             raise ValueError(f"slack is {self.slack}: pass 0 to 1, or None for no filter")
         if not self.tolerance >= 0:

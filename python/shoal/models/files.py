@@ -223,9 +223,9 @@ def read(where: StoragePath) -> ModelFile:
     """
     place = open_dir(where)
     path = place.address(MODEL_FILE)
-    missing = "this is no model, or its first save was cut off"
+    missing = "the directory is not a model, or its first save was interrupted"
     if place.version(checkpoint.MANIFEST) is not None and place.version(MODEL_FILE) is None:
-        missing = "this is a checkpoint or an export, where a model is wanted"
+        missing = "the directory is a checkpoint or an export, not a model"
     body = place.read_checksummed(MODEL_FILE, missing=missing, what="model")
     head: Any = msgspec.json.decode(body)
     if (
@@ -233,18 +233,18 @@ def read(where: StoragePath) -> ModelFile:
         or (head.get("format"), head.get("version")) != (FORMAT, VERSION)
         or head.get("model") not in KINDS
     ):
-        raise CorruptionError(f"{path} is no {' or '.join(KINDS)} of version {VERSION}: load it with a newer shoal")
+        raise CorruptionError(f"{path} is not a {' or '.join(KINDS)} of version {VERSION}: load it with a newer shoal")
     try:
         head["history"] = _nan_for_null(head["history"])
         described = msgspec.convert(head, ModelFile)
     except (KeyError, msgspec.MsgspecError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
     if not _CHECKPOINT.fullmatch(described.checkpoint):
-        raise CorruptionError(f"{path} names no checkpoint but {described.checkpoint!r}")
+        raise CorruptionError(f"{path} names {described.checkpoint!r}, which is not a checkpoint of a model")
     if described.names is not None and not _NAMES.fullmatch(described.names):
-        raise CorruptionError(f"{path} names no names of features but {described.names!r}")
+        raise CorruptionError(f"{path} names {described.names!r}, which is not a file of feature names")
     if described.tower is not None and not _TOWER.fullmatch(described.tower):
-        raise CorruptionError(f"{path} names no tower but {described.tower!r}")
+        raise CorruptionError(f"{path} names {described.tower!r}, which is not a file of a tower")
     return described
 
 
@@ -281,12 +281,12 @@ def read_tower(where: StoragePath, described: ModelFile) -> bytes:
     """
     place = open_dir(where)
     if described.tower is None:
-        raise CorruptionError(f"{place.address(MODEL_FILE)} names no tower")
+        raise CorruptionError(f"{place.address(MODEL_FILE)} does not name a tower")
     path = place.address(described.tower)
     try:
         tower = place.read(described.tower)
     except FileNotFoundError:
-        raise CorruptionError(f"{path} is missing: the model is not whole") from None
+        raise CorruptionError(f"{path} is missing: the model is incomplete") from None
     if f"{_core.crc32c(tower):08x}" != described.tower_crc32c:
         raise CorruptionError(f"{path} is damaged: its checksum does not match")
     return tower
@@ -316,7 +316,7 @@ def load(where: StoragePath, store: Store) -> ModelFile:
     except (CorruptionError, FileNotFoundError) as error:
         if read(place).checkpoint == described.checkpoint:
             if isinstance(error, FileNotFoundError):
-                raise CorruptionError(f"{error.filename} is missing: the model is not whole") from None
+                raise CorruptionError(f"{error.filename} is missing: the model is incomplete") from None
             raise
         return load(place, store)  # a save came between
     for name in names:

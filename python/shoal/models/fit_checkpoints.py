@@ -84,7 +84,7 @@ class FitCheckpointer:
         if model.store.num_workers > 1:
             raise ValueError(
                 f"a checkpoint of a fit has the position of one worker in its data, and the store has "
-                f"{model.store.num_workers}: let one worker learn, or leave directory out"
+                f"{model.store.num_workers}: train with one worker, or leave directory out"
             )
         self.directory = open_dir(directory)
         self.overwrite = overwrite
@@ -156,7 +156,9 @@ def begin_or_resume(
     if described.fit_state is None:
         _check_over(checkpointer.directory, described.history, reader, valid, plan)
         model.restore(checkpointer.directory, resume=True)
-        raise FitFinishedError(f"the fit in {checkpointer.directory} is over: begin another one in another directory")
+        raise FitFinishedError(
+            f"the fit in {checkpointer.directory} has finished: begin another one in another directory"
+        )
     if begun is None:
         raise ValueError(f"{checkpointer.directory} does not describe how its fit was begun: begin another one")
     _check_same(begun.plan, plan)
@@ -166,14 +168,14 @@ def begin_or_resume(
     grown = appended and begun.source is not None and begun.source != sources.fingerprint(reader)
     if grown and fit_state.batches and plan.shuffles:
         raise ValueError(
-            f"the fit in {checkpointer.directory} stands within a shuffled pass, which more data would shuffle in "
-            f"another way: pass the data that it was begun with, and append between two passes"
+            f"the fit in {checkpointer.directory} is within a shuffled pass, whose order more data would change: "
+            f"pass the data that it was begun with, and append between two passes"
         )
     model.check_format(reader)
     taken = model.restore(checkpointer.directory, resume=True)
     if taken is None or taken != fit_state:
         raise ValueError(
-            f"the fit in {checkpointer.directory} is another process's too, which has just saved: let one learn"
+            f"the fit in {checkpointer.directory} was just saved by another process too: train in one process"
         )
     if grown and fit_state.position is not None:
         fit_state = replace(fit_state, position={**fit_state.position, "files": reader.position()["files"]})
@@ -191,7 +193,7 @@ def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any
     done = history.passes[-1] if history.passes else None
     if begun is not None and done is not None and not done.complete:
         raise ValueError(
-            f"the fit in {directory} was interrupted in pass {done.number - begun.first_pass + 1} and kept no "
+            f"the fit in {directory} was interrupted in pass {done.number - begun.first_pass + 1} and wrote no "
             f"checkpoint to resume from: begin it again with checkpoints (checkpoint_every=, --checkpoint-every)"
         )
     if begun is None or _has_ended(history, plan):
@@ -204,7 +206,7 @@ def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any
         if getattr(begun.plan, name) != getattr(plan, name)
     ]
     how = f", and was begun with {changed[0]}" if changed else ""
-    raise ValueError(f"the fit in {directory} is over{how}: begin another one in another directory")
+    raise ValueError(f"the fit in {directory} has finished{how}: begin another one in another directory")
 
 
 def _check_data(
@@ -227,7 +229,7 @@ def _check_data(
             else "pass the same data to resume, or begin another fit"
         )
         if over:
-            remedy = "it is over, and has learned nothing from this: begin another one in another directory"
+            remedy = "it has finished without this data: begin another one in another directory"
         raise ValueError(f"{what}the fit in {directory} was begun with other data: {changed}: {remedy}")
 
 

@@ -192,7 +192,7 @@ class LogisticRegressionGrid(StoreOwner):
         if metric not in ("logloss", "auc"):
             raise ValueError(f"metric is {metric!r}: pass 'logloss' or 'auc'")
         if any(not model.history.passes for model in self._models):
-            raise ValueError("this grid has learned nothing yet: call fit")
+            raise ValueError("this grid is not fitted yet: call fit")
         results = [
             _result(settings, model, model.history)
             for settings, model in zip(self._settings, self._models, strict=True)
@@ -220,7 +220,7 @@ def _check_grid(grid: Mapping[str, Sequence[float]], optimizer: Optimizer) -> No
     known = [field.name for field in fields(optimizer)]
     for name, values in grid.items():
         if name not in known:
-            raise ValueError(f"{type(optimizer).__name__} has no setting {name!r}: choose out of {', '.join(known)}")
+            raise ValueError(f"{type(optimizer).__name__} has no setting {name!r}: choose from {', '.join(known)}")
         if len(values) == 0:
             raise ValueError(f"the grid has no value for {name!r}: pass one or more")
         if len(set(values)) != len(values):

@@ -98,13 +98,13 @@ class LogisticRegression(Model):
         self._solved: SolverResult | None = None
         if self._solver is not None:
             if optimizer is not None:
-                raise ValueError(f"solver {solver!r} has a rule of its own: leave out optimizer={optimizer!r}")
+                raise ValueError(f"solver {solver!r} has its own update rule: leave out optimizer={optimizer!r}")
             optimizer = Proximal(lr=self._solver.lr, l1=self._solver.l1)
         rules = (expire,) if isinstance(expire, Expiry) else tuple(expire)
         if self._solver is not None and (admit is not None or rules):
-            raise ValueError(f"solver {solver!r} sees all examples at once: it has no use for admit and expire")
+            raise ValueError(f"solver {solver!r} uses all examples at once and does not support admit and expire")
         if self._solver is not None and normalized:
-            raise ValueError(f"solver {solver!r} takes steps as long as each feature allows: leave out normalized")
+            raise ValueError(f"solver {solver!r} bounds the step of each feature itself: leave out normalized")
         self._described = table, optimizer or FTRL(), seed, admit, rules
         super().__init__(store, bias, normalized)
 
@@ -143,7 +143,7 @@ class LogisticRegression(Model):
             super()._fit_data(data, valid, plan, checkpointer, callbacks, progress=progress, resume=resume)
             return
         if checkpointer is not None or resume:
-            raise ValueError('solver "dbpg" keeps no checkpoints: leave out directory, checkpoint_every and resume')
+            raise ValueError('solver "dbpg" writes no checkpoints: leave out directory, checkpoint_every and resume')
         if callbacks is not None:
             raise ValueError('solver "dbpg" learns from all batches at once: leave out callbacks')
         self._calibration = None

@@ -511,6 +511,4 @@ class Model(LinearWeights, SavedModel):
     def check_fitted(self) -> None:
         """Raise ValueError if there is nothing to predict with."""
         if len(self.table) == 0:
-            raise ValueError(
-                f"this model has learned nothing yet: call fit or partial_fit, or {type(self).__name__}.load"
-            )
+            raise ValueError(f"this model is not fitted yet: call fit or partial_fit, or {type(self).__name__}.load")

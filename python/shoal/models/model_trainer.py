@@ -130,7 +130,7 @@ class ModelTrainer:
             feature = feature_name(reader, key)
             which = f"values reach {size:.3g} (feature {feature}): scale numeric features to about 1,{remedy} or"
         log.warning(
-            "normalized entropy %.4g: the predictions of pass %d are far worse than the base rate alone; %s take a "
+            "normalized entropy %.4g: the predictions of pass %d are far worse than the base rate alone; %s use a "
             "smaller learning rate",
             entropy,
             self._number,
@@ -170,7 +170,7 @@ class ModelTrainer:
             )
         )
         if dropped := self.model.nonfinite_rows() - self._dropped:
-            log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
+            log.warning("%d gradients were not finite and changed nothing: check the data for huge values", dropped)
 
     def record_validation(self, found: Evaluation, *, last: bool) -> None:
         """Record the metrics of validation; stop the model if it has not improved for ``patience`` passes."""

@@ -61,9 +61,9 @@ class PassCoordinator:
         self._last_clock = 0  # the clock of the last pass's end
         if not self._is_alone and store.joined_at > 0:
             raise ShoalError(
-                f"worker {store.rank} took the place of one that had died, at clock {store.joined_at}: the others may "
-                "have begun this fit before that, and would wait where it never comes; end this process, and they go "
-                "on without it. Where workers may come later, share the data by store.splits(reader)"
+                f"worker {store.rank} replaced a worker that had died, at clock {store.joined_at}: the others may have "
+                "begun this fit before, and would wait for it forever; end this process, and they continue without it. "
+                "If workers may join later, share the data by store.splits(reader)"
             )
         if not self._is_alone:
             self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))

@@ -46,7 +46,9 @@ class Plan:
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed is {self.seed}: pass 0 to 2**64 - 1")
         if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience is {self.patience}: pass the passes to wait for a better one, 1 or more")
+            raise ValueError(
+                f"patience is {self.patience}: pass the number of passes to wait for an improvement, 1 or more"
+            )
         if not self.min_delta >= 0.0:
             raise ValueError(f"min_delta is {self.min_delta}: pass 0 or more")
         if self.metric not in ("logloss", "auc"):

@@ -212,7 +212,7 @@ def check_batch(batch: object) -> None:
         example = int(np.searchsorted(batch.indptr, at, side="right")) - 1
         raise ValueError(
             f"example {example} of a batch has the value {values[at]} for key {batch.keys[at]} ({len(bad)} of "
-            f"{len(values)} values are not finite): leave such features out, or put numbers in their place"
+            f"{len(values)} values are not finite): leave such features out, or replace the values"
         )
 
 

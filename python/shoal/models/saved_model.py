@@ -55,8 +55,8 @@ class SavedModel(SavedPredictor):
         """
         if not isinstance(self._store, LocalStore):
             raise TypeError(
-                f"the rows of this {type(self).__name__} are on a cluster, which a pickle does not hold: save it, and "
-                f"load it elsewhere"
+                f"the rows of this {type(self).__name__} are on a cluster and cannot be pickled: save the model, "
+                f"and load it elsewhere"
             )
         state = {name: value for name, value in vars(self).items() if name not in _OF_THIS_PROCESS}
         with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
@@ -166,7 +166,7 @@ class SavedModel(SavedPredictor):
         if named != mine:
             raise ValueError(
                 f"{where} is a {described.model} of tables {', '.join(named[2:])} with bias={described.bias}, this is "
-                f"a {self.kind} of {', '.join(mine[2:])} with bias={self._has_bias}: make it as that one was"
+                f"a {self.kind} of {', '.join(mine[2:])} with bias={self._has_bias}: make it with the same settings"
             )
         self._store.load(where.child(described.checkpoint))
         self._remember(described, where)

@@ -62,8 +62,8 @@ def make_table(store: Store, name: str, seed: int) -> Table:
     own = scales_name(name)
     if not store.sends_exactly(own):
         raise ValueError(
-            f"filters change the numbers of table {own!r} on their way, which a normalized model divides by: leave out "
-            f"their gradients, weights and threshold, or give them to the other tables by name"
+            f"filters that round or drop would change table {own!r}, by which a normalized model divides: leave out "
+            f"gradients, weights and threshold, or set filters for the other tables by name"
         )
     there = store.tables.get(own)
     # A table of an export is only read: its rule is unknown.

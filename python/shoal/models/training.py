@@ -76,7 +76,7 @@ def train(
     if plan.patience is not None and first.store.num_workers > 1:
         raise ValueError(
             f"patience keeps the best weights in a file of this process, and the store has {first.store.num_workers} "
-            f"workers: leave it out, or let one worker learn"
+            f"workers: leave it out, or train with one worker"
         )
     if fit_state is None:
         begin_fit(models, reader, valid, plan, fingerprints=bool(observers))
@@ -174,7 +174,7 @@ class _TrainingRun:
         source = self._plan.source(self._reader, at.epoch)
         if at.position is not None:
             if not isinstance(source, Reader):
-                raise TypeError(f"the fit stands within a reader, and this is a {type(source).__name__}: pass a reader")
+                raise TypeError(f"the fit is within a reader, and this is a {type(source).__name__}: pass a reader")
             source = source.resume(at.position)
         tracked = _TrackedReader(source, at, follow=bool(self._observers) and self._plan.keeps_batches)
         complete = False
@@ -210,7 +210,7 @@ def _skip_learned(batches: Iterable[Batch], count: int, examples: int) -> Iterat
     if found != examples:
         raise ValueError(
             f"the fit had learned from {examples:,} examples of this pass in {count:,} batches, and these have "
-            f"{found:,} now: the data is not what it was, or was appended to behind a last batch that was not full"
+            f"{found:,} now: the data has changed, or was appended to after an incomplete batch"
         )
     yield from iterator
 

@@ -16,7 +16,7 @@ Needs starlette, uvicorn and prometheus-client (extra: serve); PyTorch for click
 try:
     from shoal.serve.app import make_app, serve
 except ModuleNotFoundError as error:
-    raise ImportError(f"shoal.serve takes {error.name}: pip install 'shoal[serve]'") from error
+    raise ImportError(f"shoal.serve requires {error.name}: pip install 'shoal[serve]'") from error
 
 from shoal.serve.limits import Limits
 from shoal.serve.served import ServedModel

@@ -47,17 +47,17 @@ class _Metrics:
     def __init__(self, served: ServedModel, budget: Budget) -> None:
         self.registry = CollectorRegistry()
         more: dict[str, Any] = {"registry": self.registry}
-        self.requests = Counter("shoal_serve_requests", "Requests of predictions, by status", ["code"], **more)
-        self.examples = Counter("shoal_serve_examples", "Examples that were predicted", **more)
-        self.seconds = Histogram("shoal_serve_seconds", "From a whole body to its answer", buckets=_BUCKETS, **more)
-        self.closed = Counter(
-            "shoal_serve_closed", "Connections that were closed for their limits, by reason", ["reason"], **more
+        self.requests = Counter("shoal_serve_requests", "Prediction requests, by status", ["code"], **more)
+        self.examples = Counter("shoal_serve_examples", "Predicted examples", **more)
+        self.seconds = Histogram(
+            "shoal_serve_seconds", "Seconds from complete body to answer", buckets=_BUCKETS, **more
         )
+        self.closed = Counter("shoal_serve_closed", "Connections closed at a limit, by reason", ["reason"], **more)
         for name, what, read in (
-            ("version", "The version in place", lambda: served.now.version),
-            ("reloads", "Versions that were put in place after the first", lambda: served.reloads),
-            ("reload_failures", "Versions that could not be used", lambda: served.failures),
-            ("held_bytes", "Memory that requests under way hold", lambda: budget.held),
+            ("version", "The loaded version", lambda: served.now.version),
+            ("reloads", "Versions loaded after the first", lambda: served.reloads),
+            ("reload_failures", "Versions that could not be loaded", lambda: served.failures),
+            ("held_bytes", "Memory of the requests in progress, in bytes", lambda: budget.held),
         ):
             Gauge(f"shoal_serve_{name}", what, **more).set_function(read)
 
@@ -120,7 +120,7 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
         length = request.headers.get("content-length", "0")
         most = budget.limits.body_bytes
         if not length.isdecimal() or int(length[:20]) > most:
-            raise TooLargeError(f"a body of {length[:20]} bytes: at most {most} are taken")
+            raise TooLargeError(f"a body of {length[:20]} bytes: at most {most} are accepted")
         body = bytearray()
         async for part in request.stream():
             account.body(len(part))
@@ -211,7 +211,7 @@ def serve(
     try:
         import uvicorn
     except ModuleNotFoundError as error:
-        raise ImportError(f"shoal.serve takes {error.name}: pip install 'shoal[serve]'") from error
+        raise ImportError(f"shoal.serve requires {error.name}: pip install 'shoal[serve]'") from error
 
     from shoal.serve.connections import Listener, Server, protocol
 

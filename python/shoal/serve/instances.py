@@ -321,7 +321,7 @@ class _LineRows:
             raise RequestError(f"a line of text, {_excerpt(line.decode('utf-8', 'backslashreplace'))}: {self.spec}")
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if b"\n" in line:
-            raise RequestError("an end of line inside of a line: send an instance for each line")
+            raise RequestError("a line break within a line: send an instance for each line")
         if not line.strip():
             raise RequestError("a blank line, which holds no example")
         self._lines.append(line)

@@ -56,7 +56,7 @@ def _decode(body: Any, spec: InputSpec, account: Account) -> Batch:
     with arrow.ipc.open_stream(body) as stream:
         names = stream.schema.names
         if len(names) > _MOST_COLUMNS:
-            raise RequestError(f"{len(names)} columns: at most {_MOST_COLUMNS} are taken")
+            raise RequestError(f"{len(names)} columns: at most {_MOST_COLUMNS} are accepted")
         by_keys = "keys" in names and spec.role("keys") == spec.others and _is_list(stream.schema.field("keys").type)
         taken = [name for name in names if name in ("keys", "values", "fields")] if by_keys else _features(names, spec)
         for name in taken:
@@ -105,7 +105,7 @@ def _check_messages(body: Any, account: Account) -> None:
             if compressed and length >= _PREFIX_BYTES:
                 (decoded,) = struct.unpack_from("<q", data, offset)
                 if decoded < -1:
-                    raise RequestError(f"a compressed buffer says that it has {decoded} bytes")
+                    raise RequestError(f"a compressed buffer declares {decoded} bytes")
                 account.decoded(max(decoded, 0))
         if stored > size:
             raise RequestError("buffers of a record batch overlap")

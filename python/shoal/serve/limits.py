@@ -97,7 +97,7 @@ class Budget:
         with self._lock:
             if self._held + size > self.limits.in_flight_bytes:
                 raise BusyError(
-                    f"the requests under way hold {self._held} bytes, and this one needs {size} more: at most "
+                    f"the requests in progress use {self._held} bytes, and this one needs {size} more: at most "
                     f"{self.limits.in_flight_bytes} are used at a time; try again later"
                 )
             self._held += size
@@ -131,7 +131,7 @@ class Account:
         """
         limit = min(self._budget.limits.body_bytes, self._budget.limits.in_flight_bytes)
         if self._body + size > limit:
-            raise TooLargeError(f"a body of {self._body + size} bytes or more: at most {limit} are taken")
+            raise TooLargeError(f"a body of {self._body + size} bytes or more: at most {limit} are accepted")
         self._budget.add(size)
         self._body += size
 

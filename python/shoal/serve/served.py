@@ -145,7 +145,7 @@ class ServedModel:
                 raise
             self.reloads += 1
             self._failure = ""
-            _log.info("version %d is in place instead of version %d", self._now.version, before.version)
+            _log.info("version %d replaces version %d", self._now.version, before.version)
             return True
 
     def _log_failure(self, error: Exception) -> None:
@@ -153,7 +153,7 @@ class ServedModel:
         failure = " ".join(str(error).split()) or type(error).__name__
         if failure != self._failure:
             self._failure = failure
-            _log.warning("version %d stays in place: %s", self._now.version, failure)
+            _log.warning("version %d is kept: %s", self._now.version, failure)
 
     def watch(self, seconds: float) -> None:
         """Reload every ``seconds``, in a thread that ends with `close`."""

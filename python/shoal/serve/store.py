@@ -21,7 +21,7 @@ __all__ = ["ExportStore"]
 
 
 def _refuse() -> NoReturn:
-    raise ValueError("an export is only read: train in a store, and export it again")
+    raise ValueError("an export is read-only: train in a store, and export it again")
 
 
 class _ExportShard:

@@ -355,8 +355,8 @@ class StorageDir(ABC):
 
     def _conflict(self, name: str) -> SaveConflictError:
         return SaveConflictError(
-            f"{self.address(name)} was written by another process since this one began, and is left as it is: let one "
-            "process write there, or each into a directory of its own"
+            f"{self.address(name)} was written by another process after this one began, and is kept: let one process "
+            "write there, or use a directory for each"
         )
 
 
@@ -371,18 +371,18 @@ def content_digest(data: bytes) -> str:
 def check_name(name: str) -> str:
     """Return ``name``; raise ValueError if it is not a plain file name."""
     if not name or "/" in name or name in (".", ".."):
-        raise ValueError(f"{name!r} is no name of a file in a directory")
+        raise ValueError(f"{name!r} is not the name of a file in a directory")
     return name
 
 
 _REMEDIES = {
     errno.ENOSPC: "make room on that disk, or choose another",
     errno.EDQUOT: "the quota is used up: make room, or choose another disk",
-    errno.EFBIG: "files may not be so large here (ulimit -f, or the file system's own limit)",
-    errno.EACCES: "let this user write and read there, or choose another directory",
-    errno.EPERM: "let this user write and read there, or choose another directory",
-    errno.EROFS: "that file system takes no changes: choose another",
-    errno.EIO: "the disk fails: choose another",
+    errno.EFBIG: "the file exceeds a limit (ulimit -f, or that of the file system)",
+    errno.EACCES: "grant this user read and write access, or choose another directory",
+    errno.EPERM: "grant this user read and write access, or choose another directory",
+    errno.EROFS: "the file system is read-only: choose another",
+    errno.EIO: "the disk reports errors: choose another",
     errno.ENOENT: "there is no such directory or bucket: make it",
 }
 
@@ -408,7 +408,7 @@ def storage_errors(done: str, address: str) -> Iterator[None]:
         if isinstance(cause, (TypeError, ValueError, AttributeError, AssertionError)):
             raise  # a defect, or the caller's
         what = f"{type(cause).__name__}: {cause}"
-        raise _storage_error(f"{address} cannot be {done} ({what}): is the storage there?", cause) from cause
+        raise _storage_error(f"{address} cannot be {done} ({what}): is the storage reachable?", cause) from cause
 
 
 def _storage_error(text: str, cause: Exception) -> StorageError:

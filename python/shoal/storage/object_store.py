@@ -43,7 +43,7 @@ class RemoteDir(StorageDir):
                 from fsspec.core import url_to_fs
             except ImportError as error:
                 raise ImportError(
-                    f"{url} takes fsspec, and s3fs, gcsfs and the like: pip install 'shoal[fsspec]'"
+                    f"{url} requires fsspec, and s3fs, gcsfs or the like: pip install 'shoal[fsspec]'"
                 ) from error
             self._system, root = url_to_fs(self._url, **_copied(self._options))
         self._root = str(root)

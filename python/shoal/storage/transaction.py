@@ -154,7 +154,7 @@ def check_replaceable(
         return
     if storage_dir.version(manifest) is not None:
         if form is not None and f'"format":"{form}"'.encode() not in storage_dir.read(manifest)[:200]:
-            raise ValueError(f"{storage_dir} holds a {manifest} that is not of {what}: choose another name")
+            raise ValueError(f"{storage_dir} holds a {manifest} that does not belong to {what}: choose another name")
         if not overwrite:
             raise ValueError(
                 f"{storage_dir} holds {what} already: pass overwrite=True (--overwrite), or choose another name"

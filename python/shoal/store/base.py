@@ -243,7 +243,7 @@ class Store(StoreFiles):
         self._close(failed=error is not None)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a store is not passed to another process: make or connect one there")
+        raise TypeError("a store cannot be passed to another process: make or connect one there")
 
     def _check_open(self) -> None:
         if not self._open:

@@ -27,10 +27,10 @@ def check_same(known: TableSpec, spec: TableSpec, read_from: str | None = None) 
         if read_from is not None:
             there, here = (", ".join(f"{name} {getattr(one, name)!r}" for name in names) for one in (spec, known))
             raise ValueError(
-                f"table {spec.name!r} has {there} in {read_from}, and was made with {here} here: make it as it is "
-                f"there, or under another name"
+                f"table {spec.name!r} has {there} in {read_from}, and {here} in this store: make it with the same "
+                f"description, or under another name"
             )
         differ = [f"{name} {getattr(known, name)!r} instead of {getattr(spec, name)!r}" for name in names]
         raise ValueError(
-            f"table {spec.name!r} is there with {', '.join(differ)}: choose another name or that description"
+            f"table {spec.name!r} exists with {', '.join(differ)}: choose another name, or that description"
         )

@@ -72,7 +72,8 @@ class Table:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"table {self.name!r} is not passed to another process: make or connect a store there, and ask it for the "
+            f"table {self.name!r} cannot be passed to another process: make or connect a store there, and ask "
+            f"it for the "
             "table"
         )
 

@@ -204,7 +204,7 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
             if np.any(hashes[1:] == hashes[:-1]) or not (
                 is_behind or not shard.contains(_core.KeyBatch(keys, store.slots, store.workers)).any()
             ):
-                raise ValueError(f"{where}: a key of table {spec.name!r} is there twice")
+                raise ValueError(f"{where}: a key of table {spec.name!r} occurs twice")
             last = max(last, int(hashes[-1])) if len(hashes) else last
             try:
                 section = _section(
@@ -278,7 +278,7 @@ def _section(
     elif spec.dtype == "bfloat16":
         halves = (columns[0].view(np.uint32) >> 16).astype(np.uint16)
         if np.any(columns[0].view(np.uint32) & 0xFFFF):
-            raise ValueError("a weight is no bfloat16 number, which the table has")
+            raise ValueError("a weight is not a bfloat16 number, the table's dtype")
         first = halves
     section = bytearray()
     for column in (hashes, first, *columns[1:], *marks.values()):
@@ -289,7 +289,7 @@ def _section(
 
 def _exactly(rounded: npt.NDArray[np.float16], given: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float16]:
     if not np.array_equal(rounded.astype(np.float32), given):
-        raise ValueError(f"a weight is no {dtype} number, which the table has")
+        raise ValueError(f"a weight is not a {dtype} number, the table's dtype")
     return rounded
 
 
@@ -370,7 +370,7 @@ def read_npz_rows(path: str | os.PathLike[str], *, key: str = "keys", weights: s
                     raise ValueError(f"{os.fspath(path)} has no array {name!r}: it has {list(archive)}")
             keys, rows = archive[key], archive[weights]
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{os.fspath(path)} is no npz file: {error}") from None
+        raise ValueError(f"{os.fspath(path)} is not an npz file: {error}") from None
     if keys.dtype.kind not in "iu" or keys.ndim != 1 or rows.dtype.kind not in "fiu" or rows.ndim not in (1, 2):
         raise ValueError(
             f"{os.fspath(path)}: {key!r} must be integers [n] and {weights!r} numbers [n] or [n, dim], they are "
@@ -445,7 +445,7 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
             if named is None:
                 named = bool(name)
             if bool(name) != named:
-                raise ValueError(f"{where}: not as the lines before it: {text[:60]!r}")
+                raise ValueError(f"{where}: unlike the lines before it: {text[:60]!r}")
             try:
                 at, value = int(index), float(weight)
             except ValueError:
@@ -463,7 +463,7 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
             else:
                 indices.append(at)
     if not begun:
-        raise ValueError(f"{os.fspath(path)}: no line ':0' before weights: it is no readable model, or was cut short")
+        raise ValueError(f"{os.fspath(path)}: no line ':0' before weights: it is not a readable model, or is truncated")
     keys = _keys_of(fields, names) if named else np.array(indices, np.uint64)
     if constant is not None:
         keys, weights = np.append(keys, np.uint64(bias_key)), [*weights, constant]

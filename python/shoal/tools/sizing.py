@@ -173,7 +173,7 @@ def estimate(
     if not isinstance(keys, int) or keys < 1:
         raise ValueError(f"keys must be a whole number of at least 1, got {keys!r}")
     if memory is not None and servers is not None:
-        raise ValueError("memory says how many servers it takes: leave out servers, or memory")
+        raise ValueError("memory determines the number of servers: leave out servers, or memory")
     for name, number, least in (("servers", servers, 1), ("examples", examples, 0), ("features", features, 1)):
         if number is not None and (not isinstance(number, int) or number < least):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")

@@ -414,9 +414,9 @@ def load(
     Raises
     ------
     CorruptionError
-        A file is missing, cut short or changed.
+        A file is missing, truncated or changed.
     ValueError
-        It is no click model, or one whose module was made by the caller: make it, and call `ClickModel.restore`.
+        It is not a click model, or the caller made its module: make the module, and call `ClickModel.restore`.
     """
     where = open_dir(directory, storage_options)
     described = files.read(where)
@@ -458,7 +458,7 @@ def exported(description: Mapping[str, Any], tower: bytes, store: Store) -> Clic
         Its module was not made by a configuration.
     """
     if not description["click"]:
-        raise ValueError("the module of this click model was not made by a configuration, so nothing else can make it")
+        raise ValueError("the module of this click model was not made by a configuration, so it cannot be rebuilt")
     with torch.random.fork_rng(devices=[]):
         model = build(description["click"], store)
     model.take_exported(description, tower)

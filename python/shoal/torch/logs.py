@@ -89,7 +89,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError("event files take tensorboard: pip install 'shoal[tensorboard]'") from error
+            raise ImportError("event files require tensorboard: pip install 'shoal[tensorboard]'") from error
         self.directory = _own(Path(directory), name, resume=resume)
         self._writer: Any = SummaryWriter(str(self.directory))
 
@@ -131,7 +131,7 @@ class MLflow:
             from mlflow.exceptions import MlflowException
             from mlflow.tracking import MlflowClient
         except ImportError as error:
-            raise ImportError("runs of MLflow take mlflow: pip install 'shoal[mlflow]'") from error
+            raise ImportError("MLflow runs require mlflow: pip install 'shoal[mlflow]'") from error
         store, artifacts = _store_of(uri)
         try:
             self._client: Any = MlflowClient(tracking_uri=store)

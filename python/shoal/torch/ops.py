@@ -71,7 +71,7 @@ def register(module: Module) -> int:
 def _module(number: int) -> Any:
     module = _modules.get(number)
     if module is None:
-        raise RuntimeError("the embedding that this compiled function calls is gone: compile the model anew")
+        raise RuntimeError("the embedding that this compiled function calls no longer exists: compile the model again")
     return module
 
 
@@ -86,7 +86,9 @@ def _lookup_id(what: Any) -> Tensor:
 def _saved_value(lookup: Tensor) -> Any:
     memory = _saved.get(int(lookup))
     if memory is None:
-        raise RuntimeError("what this backward needs of its forward is gone: the compiler copied the lookup")
+        raise RuntimeError(
+            "the data that this backward needs from its forward no longer exists: the compiler copied the lookup"
+        )
     return memory.what
 
 

@@ -154,7 +154,7 @@ class Pipeline:
         self._modules: dict[SparseModule, KeysOf] = {}
         for module, keys_of in (modules or {}).items():
             if not isinstance(module, SparseModule):
-                raise TypeError(f"a {type(module).__name__} pulls nothing: name the shoal.torch.Embedding in it")
+                raise TypeError(f"a {type(module).__name__} pulls no rows: name the shoal.torch.Embedding in it")
             self._modules[module] = keys_of
         self._batches = batches
         self._staleness = staleness

@@ -380,13 +380,14 @@ class SparseModule(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise TypeError(
-            f"an embedding over table {self._table.name!r} is not copied: its rows are the store's. Make another "
+            f"an embedding over table {self._table.name!r} cannot be copied: its rows belong to the store. Make "
+            f"another "
             "module over the same table, or one over another table"
         )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
-            f"an embedding over table {self._table.name!r} is not pickled: its rows are the store's. Save "
+            f"an embedding over table {self._table.name!r} cannot be pickled: its rows belong to the store. Save "
             "model.state_dict() and store.save(folder), and make the model anew over the store that loads it"
         )
 

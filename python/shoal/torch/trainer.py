@@ -101,7 +101,7 @@ class ClickModel(SavedPredictor):
         if store.num_workers > 1:
             raise ValueError(
                 f"the store has {store.num_workers} workers, and the dense part is this process's own: let one worker "
-                f"train, or share the dense part as docs/torch.md has it"
+                f"train, or share the dense part as docs/torch.md describes"
             )
         found = {one.table.name: one.table for one in module.modules() if isinstance(one, SparseModule)}
         for name, table in found.items():
@@ -231,7 +231,7 @@ class ClickModel(SavedPredictor):
     def check_fitted(self) -> None:
         """Raise ValueError if there is nothing to predict with."""
         if self.examples == 0:
-            raise ValueError("this model has learned nothing yet: call train, or load one")
+            raise ValueError("this model is not trained yet: call train, or load one")
 
     def reading(self, data: Any) -> Any:
         """Return a reader whose batches have fields, if the module takes them by fields.
@@ -318,7 +318,7 @@ class ClickModel(SavedPredictor):
             A file cannot be written: the message names it. What was there before stays.
         """
         if not self._tables:
-            raise ValueError("this module has no table of a store, and shoal saves tables: keep it by torch.save")
+            raise ValueError("this module has no table of a store, and shoal saves tables: save it with torch.save")
         self._store.flush()
         described = self._model_file(bias=False, fit_state=fit_state, click=self.made_by)
         where = open_dir(directory, storage_options)
