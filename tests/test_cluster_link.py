@@ -227,7 +227,7 @@ def test_a_request_out_of_bounds_or_one_that_meets_a_defect_is_answered_and_the_
             link.join(timeout=TIMEOUT, workers=10**8, consistency=shoal.BSP())
         monkeypatch.setattr(cluster.membership, "_barrier", lambda *_: 1 / 0)
         link.join(timeout=TIMEOUT, consistency=shoal.BSP())
-        with pytest.raises(ProtocolError, match="met a defect with this request: ZeroDivisionError"):
+        with pytest.raises(ProtocolError, match="caused an internal error: ZeroDivisionError"):
             link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
         assert link.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table") == TableReply(0, FORM)
         refused = cluster.refused()

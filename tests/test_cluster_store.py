@@ -237,7 +237,7 @@ def test_pushes_of_a_clock_that_was_not_ended_are_dropped_with_a_warning(made, c
         store.tick()
         table.push(KEYS, ONES)
         assert not caplog.records
-    assert "pushed in clock 1 is dropped" in caplog.text
+    assert "in clock 1 are dropped" in caplog.text
     assert "call tick()" in caplog.text
     caplog.clear()
     with joined(made.address, 1) as (store,):

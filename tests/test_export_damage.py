@@ -112,7 +112,7 @@ def test_a_checkpoint_and_an_empty_folder_are_no_exports(tmp_path):
     [
         (lambda body: body.update(version=2), "newer shoal"),
         (lambda body: body.update(slots=3), "power of two"),
-        (lambda body: body["tables"].append(body["tables"][0]), "one name"),
+        (lambda body: body["tables"].append(body["tables"][0]), "the same name"),
         (lambda body: body["tables"][0].update(dtype="int4"), "no dtype int4"),
         (lambda body: body["tables"][0].update(init="Ones"), "Ones"),
         (lambda body: body["tables"][0]["files"][0].update(name="../x.frozen"), "not the name of a data file"),

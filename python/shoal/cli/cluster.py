@@ -58,7 +58,7 @@ def add(commands: Any) -> None:
     scheduler.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen on; port *: any free port")
     scheduler.add_argument("--servers", type=int, metavar="N", help="number of servers")
     scheduler.add_argument(
-        "--workers", type=int, metavar="N", help="number of workers of a job that does not state it (default: 1)"
+        "--workers", type=int, metavar="N", help="number of workers of a job, unless the job states it (default: 1)"
     )
     scheduler.add_argument(
         "--slots", type=int, default=1024, metavar="N", help="slots of the hash space (default: %(default)s)"
@@ -87,7 +87,7 @@ def add(commands: Any) -> None:
         "--slot-memory",
         type=size,
         metavar="SIZE",
-        help="memory budget of each slot: the rows that stay do not depend on the number of servers",
+        help="memory budget of each slot; the rows that are kept then do not depend on the number of servers",
     )
     server.add_argument("--rank", type=int, metavar="N", help="rank among the servers (default: any free rank)")
     server.add_argument(
@@ -121,7 +121,7 @@ def add(commands: Any) -> None:
         metavar="SIZE",
         help="memory budget of the rows of all servers together, such as 8GiB (default: unlimited)",
     )
-    launch.add_argument("--connect", metavar="ADDRESS", help="address for the scheduler under mpirun and srun")
+    launch.add_argument("--connect", metavar="ADDRESS", help="address of the scheduler under mpirun and srun")
     launch.add_argument(
         "--timeout",
         type=seconds,

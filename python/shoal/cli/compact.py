@@ -16,8 +16,8 @@ examples:
   $ shoal compact serve/ctr --output serve/ctr/8          # the newest export in the directory
   $ shoal compact s3://models/ctr/7 --output s3://models/ctr/8
 
-The command reads step-3000, the checkpoint that it is a delta of, and so on up to a full one. The result needs none of
-them.
+The command reads step-3000, the checkpoint that it is based on, and so on up to a full checkpoint. The result does not
+depend on any of them.
 """
 
 

@@ -16,7 +16,7 @@ examples:
   $ shoal demo --output mine --data day_0.tsv --format criteo
 
 Without --data the command generates a log in Criteo's format from a known model, so that the best possible log loss is
-known. Of a real file the last tenth is held out for validation, unless --valid names another file.
+known. The last tenth of a real file is held out for validation, unless --valid names another file.
 """
 
 

@@ -66,7 +66,7 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-warm-up",
         action="store_true",
-        help="do not split the first batches into smaller ones, with which an untrained model learns faster",
+        help="use batches as read; by default the first ones are split, which suits an untrained model",
     )
     parser.add_argument(
         "--patience", type=int, metavar="N", help="stop after N consecutive passes without an improvement on --valid"

@@ -40,8 +40,8 @@ ROLES = ("scheduler", "server", "worker")
 
 _log = logging.getLogger("shoal.curve")
 
-_SECRET = "# The secret key of one role of a shoal cluster. Whoever has it can act as that role: keep it to yourself."
-_PUBLIC = "# A public key of a shoal cluster: who has its secret is let in where this file lies beside the others."
+_SECRET = "# The secret key of one role of a shoal cluster. Its holder can act as that role: keep it secret."
+_PUBLIC = "# A public key of a shoal cluster: its owner is admitted where this file is in the key directory."
 
 
 def make_keys(directory: str | os.PathLike[str], roles: Sequence[str] = ROLES) -> list[Path]:

@@ -529,7 +529,7 @@ def decode(frames: list[bytes]) -> Message:
         They are not a message, or they are a refusal, whose text the error has.
     """
     if not frames or len(frames[0]) != len(_PREAMBLE) or not frames[0].startswith(_MAGIC):
-        raise MalformedMessageError("what came is no control message of shoal: is the address that of a scheduler?")
+        raise MalformedMessageError("this is not a control message of shoal: is it the address of a scheduler?")
     if len(frames) == 3 and not frames[1]:
         raise PeerRefusedError(f"the other side refuses: {frames[2][:4096].decode(errors='replace')}")
     (version,) = struct.unpack_from("<H", frames[0], len(_MAGIC))

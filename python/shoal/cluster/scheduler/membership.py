@@ -118,9 +118,7 @@ _MAX_TABLES_BYTES = 1 << 23  # of the descriptions of all tables, which are sent
 _MAX_NAME_LENGTH = 1024  # characters of a table's name
 _RESEND_SECONDS = 1.0  # until an order is sent again
 
-_TOO_MANY = (
-    f"more than {MAX_OPEN_REQUESTS} replies are not confirmed: a request says which replies its sender still waits for"
-)
+_TOO_MANY = f"more than {MAX_OPEN_REQUESTS} replies are not confirmed: a request names those that its sender awaits"
 
 Outgoing: TypeAlias = list[tuple[bytes, Message]]
 Operation: TypeAlias = Generator[OrderBody, list[OrderReply], None]
@@ -174,7 +172,7 @@ class Membership:
         if slots not in {1 << bits for bits in range(1, 15)}:
             raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots}")
         if heartbeat <= 0:
-            raise ValueError(f"a heartbeat takes seconds above 0, got {heartbeat}")
+            raise ValueError(f"heartbeat must be a number of seconds above 0, got {heartbeat}")
         self._num_servers = servers
         self._num_workers = workers
         self._slots = slots
@@ -669,11 +667,9 @@ class Membership:
     def _disagrees(worker: WorkerPeer, size: int, rules: JobConsistency) -> str:
         if worker.wants.workers != size:
             has = counted(size, "worker")
-            return f"the job has {has}, and {worker.about} wants {worker.wants.workers}: pass the same everywhere"
+            return f"the job has {has}, and {worker.about} asks for {worker.wants.workers}: pass the same everywhere"
         if worker.wants.rules != rules:
-            return (
-                f"the job runs under {rules}, and {worker.about} wants {worker.wants.rules}: pass the same everywhere"
-            )
+            return f"the job has {rules}, and {worker.about} asks for {worker.wants.rules}: pass the same everywhere"
         return ""
 
     def _why_queue(self, worker: WorkerPeer) -> str:

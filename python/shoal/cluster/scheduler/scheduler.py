@@ -220,7 +220,7 @@ class Scheduler:
         try:
             yield
         except Exception as error:
-            text = f"{what} met a defect, and is dropped: {type(error).__name__}: {error}"
+            text = f"{what} caused an internal error and is dropped: {type(error).__name__}: {error}"
             self._refusals.add("failed", text, level=logging.ERROR, trace=True)
 
     def _take(self, frames: list[zmq.Frame]) -> None:
@@ -237,7 +237,7 @@ class Scheduler:
             outgoing = self._membership.handle(route, host, message, time.monotonic())
         except Exception as error:
             if isinstance(message, Request):
-                what = ErrorReply("protocol", f"the scheduler met a defect with this request: {type(error).__name__}")
+                what = ErrorReply("protocol", f"the request caused an internal error: {type(error).__name__}")
                 self._send([(route, Reply(message.number, what))])
             raise
         self._send(outgoing)

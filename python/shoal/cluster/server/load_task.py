@@ -46,7 +46,7 @@ def prepare(task: ReadTask, directory: StorageDir, session: _core.CheckpointSess
 def _find(task: ReadTask, directory: StorageDir, session: _core.CheckpointSession) -> list[History]:
     chain = read_chain(directory)
     if chain[-1].digest != task.digest:
-        raise CorruptionError(f"{directory} has another one, whose digest is {chain[-1].digest}")
+        raise CorruptionError(f"{directory} contains another checkpoint, with digest {chain[-1].digest}")
     return histories(chain, range(session.first_slot, session.end_slot), task.slots)
 
 

@@ -67,7 +67,7 @@ def deadline_error(call: Call, endpoints: Mapping[str, EndpointState], epoch: in
         ),
         Status.OVERLOADED: ("has no room for it", "raise the server's limits, or timeout"),
         Status.NOT_ADMITTED: ("does not know this worker yet", "is the scheduler running, and connected to it?"),
-        Status.RETRY: ("misses pushes of this clock", "their own errors say more"),
+        Status.RETRY: ("misses pushes of this clock", "see the errors of these pushes"),
         Status.BAD_REQUEST: ("refused it as damaged", "something between here and there changes bytes"),
     }[part.last]
     if part.message is None:

@@ -273,7 +273,7 @@ class Channel:
             with self._lock:
                 if not self._run_io_until(lambda: call.done, deadline):
                     raise DeadlineExceededError(
-                        f"the {call.name} is not done after {timeout:g} s; it goes on: wait again, or longer"
+                        f"the {call.name} is not done after {timeout:g} s; it continues: wait again, or longer"
                     )
         if call.error is not None:
             self._unobserved.pop(call, None)
@@ -293,7 +293,7 @@ class Channel:
             last = self._begun
             if not self._run_io_until(lambda: next(iter(self._pending_calls), last + 1) > last, deadline):
                 count = sum(number <= last for number in self._pending_calls)
-                raise DeadlineExceededError(f"{count} calls are not done after {timeout:g} s; they go on")
+                raise DeadlineExceededError(f"{count} calls are not done after {timeout:g} s; they continue")
 
     def raise_unobserved(self) -> None:
         """Raise, once, the errors of pushes and ticks that failed and that no thread waited for."""
@@ -445,7 +445,7 @@ class Channel:
                 return
             self._bytes_received += arrived.nbytes
             if not self._requests.receive(source.address, arrived, time.monotonic()):
-                self._drop(source, "what arrived was damaged")
+                self._drop(source, "the received data was damaged")
                 return
             source.received()
 

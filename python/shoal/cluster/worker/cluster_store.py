@@ -485,7 +485,7 @@ class ClusterStore(Store):
                 if (len(shard), shard.step) != (table.size, table.step):
                     raise ShoalError(
                         f"{chain[-1].storage_dir} was not loaded: table {table.name!r} has {len(shard)} rows instead "
-                        f"of {table.size}; the error of worker 0 says why"
+                        f"of {table.size}; see the error of worker 0"
                     )
 
     # ---- the end, and what the scheduler tells -----------------------------------------------------------------------
@@ -507,7 +507,7 @@ class ClusterStore(Store):
                 self.channel.raise_unobserved()
                 if self._consistency.is_bulk and self.channel.has_pushed:
                     _log.warning(
-                        "what worker %d pushed in clock %d is dropped, since it did not end that clock: call tick() "
+                        "pushes of worker %d in clock %d are dropped, because it did not end that clock: call tick() "
                         "before the store is closed",
                         self.rank,
                         self.clock,
