@@ -395,6 +395,6 @@ def test_models_and_metrics_show_themselves_in_notebooks(planted):
 
 def test_dir_shows_what_is_public():
     assert set(shoal.__all__) <= set(dir(shoal))
-    assert {"torch", "sklearn", "serve", "exchange", "__version__"} <= set(dir(shoal))
+    assert {"torch", "sklearn", "serve", "convert", "__version__"} <= set(dir(shoal))
     assert all(getattr(shoal, name) is not None for name in shoal.__all__)
     assert not [name for name in dir(shoal) if name.startswith("_") and name != "__version__"]

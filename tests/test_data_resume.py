@@ -134,7 +134,7 @@ def test_a_file_that_has_changed_is_an_error_that_names_it(tmp_path):
     ("change", "complaint"),
     [
         ({"format": "vw"}, "belongs to vw data of .*x, and this reader reads libsvm data"),
-        ({"files": [["other", 3]]}, "one in libsvm data of other, and"),
+        ({"files": [["other", 3]]}, "belongs to libsvm data of other, and"),
         ({"files": None}, "is not a position: pass what position"),
         ({"place": [0, 0]}, "is not a position"),
         ({"place": [0, -1, 0, 0]}, "is not in 1 files"),

@@ -101,8 +101,8 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
             (good.set_column(2, "n", pa.array([[1.0]] * 5, pa.list_(pa.float32(), 1))), "'n' is fixed_size_list"),
             (good.set_column(2, "n", pa.array([None] * 5, pa.list_(pa.float32(), 2))), "'n' holds nulls"),
             (good.set_column(0, "key", pa.array([1, 2, 3, 4, 5], pa.int64())), "'key' is int64 instead of uint64"),
-            (good.set_column(0, "key", pa.array([1, 2, 3, 1, 5], pa.uint64())), "'t' is there twice"),
-            (good.set_column(1, "weights", thirds), "no float16 number"),
+            (good.set_column(0, "key", pa.array([1, 2, 3, 1, 5], pa.uint64())), "'t' occurs twice"),
+            (good.set_column(1, "weights", thirds), "not a float16 number"),
             (good.set_column(1, "weights", infinite), "not finite"),
             (good.replace_schema_metadata(told), "does not describe a table"),
             (good.replace_schema_metadata({b"shoal": b"{}"}), "cannot be read"),
@@ -128,7 +128,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
                 convert.load_parquet(store, changed)
         halves = [good, good.slice(0, 1)]
         pa.parquet.write_table(pa.concat_tables(halves), changed, row_group_size=5)
-        with pytest.raises(ValueError, match="'t' is there twice"):
+        with pytest.raises(ValueError, match="'t' occurs twice"):
             convert.load_parquet(store, changed)
         assert table.digest() == before
         bfloat = store.table("b", dim=2, dtype="bfloat16", optimizer=shoal.SGD())

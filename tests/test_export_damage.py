@@ -121,7 +121,7 @@ def test_a_checkpoint_and_an_empty_folder_are_no_exports(tmp_path):
         (lambda body: body["tables"][0]["sections"][0].__setitem__(2, -64), "below 0"),
         (lambda body: body["tables"][0]["sections"][0].__setitem__(4, 1), "not the sum"),
         (lambda body: body["tables"][0]["sections"][0].__setitem__(5, 2**40), "are not"),
-        (lambda body: body["tables"][0]["sections"][0].__setitem__(8, 5), "apart"),
+        (lambda body: body["tables"][0]["sections"][0].__setitem__(8, 5), "do not distinguish the hashes of a line"),
         (lambda body: body["tables"][0]["sections"].reverse(), "after slot"),
         (lambda body: body["tables"][0].pop("dim"), "dim"),
     ],

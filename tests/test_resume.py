@@ -101,7 +101,7 @@ def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> N
     with shoal.local(slots=64) as store:
         model = logistic(store)
         model.fit(reader(log), directory=tmp_path / "c", **how)
-        with pytest.raises(ValueError, match=r"the fit in .* is over"):
+        with pytest.raises(ValueError, match=r"the fit in .* has finished"):
             model.fit(reader(log), directory=tmp_path / "c", resume=True, **how)
         with pytest.raises(ValueError, match="holds a model already"):
             model.fit(reader(log), directory=tmp_path / "c", **how)
@@ -290,7 +290,7 @@ def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
     assert main([*kept[:-1]]) == 0
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 1
-    assert "is over already, after" in told[0]
+    assert "has finished already, after" in told[0]
     assert main(kept) == 0
     assert json.loads(capsys.readouterr().out)["over"] is True
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -336,12 +336,12 @@ def raising_after(count: int, real: Any) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--checkpoint-every", "3", "--names"], "--names are known when a fit has read all"),
+        (["--checkpoint-every", "3", "--names"], "--names needs an uninterrupted fit"),
         (["--resume", "--grid", "l1=0,1"], "--grid writes no checkpoints"),
-        (["--checkpoint-every", "0"], "checkpoint_every is 0"),
+        (["--checkpoint-every", "0"], "--checkpoint-every is 0"),
         (
             ["--checkpoint-every", "2", "--allow-appended"],
-            "--allow-appended is for a fit that goes on: pass --resume too",
+            "--allow-appended requires --resume",
         ),
         (["--checkpoint-every", "2", "--solver", "dbpg"], "writes no checkpoints"),
     ],
