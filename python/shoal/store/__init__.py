@@ -1,1 +1,1 @@
-"""Stores: where tables live."""
+"""Stores: collections of tables, in this process or on a cluster."""

@@ -1,9 +1,9 @@
-"""Stores: the calls that every store has, wherever its rows are.
+"""Stores: the interface that local stores and clusters share.
 
     local()       the rows of this process                      (local.py)
     connect()     the rows of a cluster's servers               (shoal.cluster)
 
-A program for one worker runs unchanged on either: in a local store `tick` only counts and `barrier` returns at once.
+A program for one worker runs unchanged on both: in a local store `tick` only counts and `barrier` returns at once.
 
 Threads: any number. After a fork the child's copy raises WrongProcessError.
 """
@@ -45,20 +45,20 @@ Data_co = TypeVar("Data_co", covariant=True)
 
 
 class Splittable(Protocol[Data_co]):
-    """Data in files that can be cut: a :class:`shoal.Reader`."""
+    """Data that can be divided into splits: a :class:`shoal.Reader`."""
 
     def splits(self, split_bytes: int) -> Sequence[Data_co]:
-        """Cut the files into splits of about this many bytes."""
+        """Divide the files into splits of about this many bytes."""
 
     def position(self) -> dict[str, Any]:
-        """Tell the files, with their sizes."""
+        """Return the files and their sizes."""
 
 
 class Store(StoreFiles):
-    """Tables, and the calls that every kind of store has. A context manager that closes itself.
+    """Tables, and the calls that every kind of store has. A context manager that closes the store.
 
-    Safe from any thread. After a fork the child's copy raises :class:`shoal.errors.WrongProcessError`: make a store
-    there.
+    Safe from any thread. After a fork the child's copy raises :class:`shoal.errors.WrongProcessError`: create a
+    new store there.
     """
 
     # Lock order: _lock, which guards _tables and _open; then _rwlock, which updates and saves share and a load takes
@@ -84,12 +84,12 @@ class Store(StoreFiles):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """Number of this worker among all of the job, from 0."""
+        """Index of this worker among the workers of the job, from 0."""
 
     @property
     @abstractmethod
     def num_workers(self) -> int:
-        """How many workers the job has."""
+        """Number of workers of the job."""
 
     def sends_exactly(self, table: str) -> bool:
         """Whether gradients and weights of a table are transferred exactly, without rounding or filters."""
@@ -113,12 +113,12 @@ class Store(StoreFiles):
     @property
     @abstractmethod
     def consistency(self) -> Consistency:
-        """What a pull may see of other workers' pushes."""
+        """Consistency model: which pushes of other workers a pull may see."""
 
     @property
     @abstractmethod
     def clock(self) -> int:
-        """How many ticks this worker has completed."""
+        """Number of ticks this worker has completed."""
 
     @abstractmethod
     def tick(self) -> None:
@@ -145,7 +145,7 @@ class Store(StoreFiles):
         Raises
         ------
         DeadlineExceededError
-            Not all workers arrived in time: the message has the number that did.
+            Not all workers arrived in time: the message names the number that did.
         """
 
     @abstractmethod
@@ -155,18 +155,19 @@ class Store(StoreFiles):
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most; default: the store's deadline. The pushes themselves go on.
+            Seconds to wait at most; default: the store's deadline. The pushes themselves continue.
 
         Raises
         ------
         DeadlineExceededError
-            They were not done in that time.
+            They were not complete within that time.
         ShoalError
             The first push that failed and whose future was dropped without waiting. It is raised once.
 
         Notes
         -----
-        Under BSP a push is done when every server it concerns has it: it is seen once all workers have ended the clock.
+        Under BSP a push is complete when every server that owns one of its keys has received it; it is visible once
+        all workers have ended the clock.
         Safe from any thread.
         """
 
@@ -180,8 +181,8 @@ class Store(StoreFiles):
         split_bytes : int
             Approximate size of a split; see :meth:`shoal.Reader.splits`.
         reissue : float
-            If positive, a split that takes more than this many times the mean is given to a second worker too, once,
-            when no other split is left. Its examples may then be trained on twice.
+            If positive, a split that takes longer than this many times the mean is also assigned to a second worker,
+            once, when no other split is left. Its examples may then be trained on twice.
 
         Returns
         -------
@@ -191,14 +192,14 @@ class Store(StoreFiles):
         Raises
         ------
         ValueError
-            The workers do not cut the same data in the same way.
+            The workers do not have the same data and ``split_bytes``.
 
         Notes
         -----
         While no worker dies, and without ``reissue``, every split is yielded to exactly one worker. The split of a
-        worker that dies is given to another from its beginning, so some of its examples are trained on twice. The k-th
-        call is the k-th pass for every worker; it ends when all splits of the pass have been trained on, for all
-        workers at the same clock. Until then a worker that gets no split keeps ticking, so that the others need not
+        worker that dies is assigned to another from its beginning, so some of its examples are trained on twice. The
+        k-th call is the k-th pass for every worker; it ends when all splits of the pass have been trained on, at the
+        same clock for all workers. Until then a worker that gets no split keeps ticking, so that the others need not
         wait for it. A worker has one split at a time. Blocks for a round trip to the scheduler between splits.
 
         Examples
@@ -231,7 +232,7 @@ class Store(StoreFiles):
     def _end(self, *, failed: bool) -> None:
         """Release the store's resources other than its tables; if it ``failed``, without waiting."""
 
-    # ---- what it is --------------------------------------------------------------------------------------------------
+    # ---- properties --------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -268,7 +269,7 @@ class Store(StoreFiles):
 
     @property
     def slots(self) -> int:
-        """Parts that the hash space is cut into."""
+        """Number of parts of the hash space."""
         return self._slots
 
     @property
@@ -293,7 +294,7 @@ class Store(StoreFiles):
         admit: Admission | None = None,
         expire: Expiry | Iterable[Expiry] | None = None,
     ) -> Table:
-        """Make a table, or get the one that was made by the same description.
+        """Create a table, or return the existing one with the same description.
 
         Parameters
         ----------
@@ -304,7 +305,7 @@ class Store(StoreFiles):
         optimizer : Optimizer
             The rule that pushes apply.
         init : Init
-            Where rows start.
+            Initializer of new rows.
         dtype : {"float32", "float16", "bfloat16"}
             How weights are stored; 16 bits from dim 2, for optimizers that store weights, stochastically rounded.
         seed : int
@@ -312,7 +313,7 @@ class Store(StoreFiles):
         admit : AfterCount, AfterBloom or WithProbability, optional
             Which keys get a row; default: all that are pushed. Others wait: they read their initial row.
         expire : TimeToLive, DecayedScore, MinNorm or MaxRows, or several of them, optional
-            Which rows a sweep drops; default: none.
+            Rows that a sweep drops; default: none.
 
         Returns
         -------
@@ -351,7 +352,7 @@ class Store(StoreFiles):
         dtype: str = "float32",
         seed: int = 0,
     ) -> DenseTable:
-        """Make an array of parameters, cut into blocks that are the rows of a table of that name.
+        """Create an array of parameters, divided into blocks that are the rows of a table of that name.
 
         Parameters
         ----------
@@ -361,7 +362,7 @@ class Store(StoreFiles):
         optimizer : Optimizer
             The rule that pushes apply.
         init : Init
-            Where the numbers start; `DenseTable.assign` sets them one by one.
+            Initializer of the numbers; `DenseTable.assign` sets them one by one.
         block : int
             Numbers in a block, 1 to 4096. Blocks are spread over the servers. A smaller array is one block.
         dtype, seed
@@ -387,23 +388,23 @@ class Store(StoreFiles):
         return DenseTable(self.table(name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed), sizes)
 
     def sweep(self, *, dry_run: bool = False) -> SweepReport:
-        """Drop the rows that the tables' expiry rules name, and give their memory back.
+        """Drop the rows that the tables' expiry rules select, and return their memory to the system.
 
         Parameters
         ----------
         dry_run : bool
-            Whether only to say what would be dropped, and what at other thresholds.
+            Whether only to report what would be dropped, now and at other thresholds.
 
         Returns
         -------
         SweepReport
-            Of every table that has rules. ``print`` shows it.
+            One entry for every table that has rules. ``print`` shows it.
 
         Notes
         -----
-        Nothing sweeps by itself: call it every so many clocks, on one worker. Waiting keys that their admission rule no
-        longer remembers are forgotten too. Slots are locked one by one while other calls go on. On a cluster under BSP
-        rows go at the end of the clock.
+        Sweeps are never automatic: call this at intervals of clocks, on one worker. Waiting keys whose admission rule
+        has expired them are removed too. Slots are locked one by one while other calls continue. On a cluster under
+        BSP rows are dropped at the end of the clock.
 
         Examples
         --------
@@ -429,7 +430,7 @@ class Store(StoreFiles):
         keys : uint64[n] or int64[n]
             Any order, duplicates allowed.
         last : int, optional
-            One key more, 0 to 2^64 - 1, behind the others: that of a bias, without copying them all.
+            An additional key, 0 to 2^64 - 1, appended without a copy of the others: the key of a bias.
 
         Returns
         -------
@@ -439,7 +440,7 @@ class Store(StoreFiles):
         return KeyBatch(keys, self._slots, self._workers, last)
 
     def close(self) -> None:
-        """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on.
+        """Release all memory. Tables of the store raise :class:`shoal.errors.ClosedError` from then on.
 
         Waits for background saves, and raises the error of one whose future was dropped without waiting.
         """

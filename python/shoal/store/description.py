@@ -1,4 +1,4 @@
-"""Checks of what a store and its tables are asked to be.
+"""Checks of the descriptions of stores and tables.
 
 Threads: no state.
 """
@@ -17,7 +17,7 @@ def make_budget(memory: int, slots: int) -> _core.Budget:
 
 
 def check_same(known: TableSpec, spec: TableSpec, read_from: str | None = None) -> None:
-    """Raise ValueError if a table is not as one that is asked for, or is to be read from somewhere."""
+    """Raise ValueError if a table's description differs from a requested or saved one."""
     if known != spec:
         names = [
             name

@@ -25,7 +25,7 @@ __all__ = ["StoreFiles"]
 
 
 class StoreFiles(ABC):
-    """What a :class:`~shoal.store.base.Store` reads and writes in directories; a part of that class."""
+    """Base class of :class:`~shoal.store.base.Store`: its methods that read and write directories."""
 
     _slots: int
     _lock: threading.Lock
@@ -47,8 +47,8 @@ class StoreFiles(ABC):
     def check_storage(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
         """Check that a directory can be saved to, before a long computation.
 
-        On a cluster each server checks whether it sees the directory and may write there. The directory is there
-        already; nothing is left in it.
+        On a cluster each server checks whether it sees the directory and may write there. The directory must
+        exist; no file is left in it.
 
         Parameters
         ----------
@@ -59,7 +59,7 @@ class StoreFiles(ABC):
         Raises
         ------
         ImportError
-            A URL, and what opens it is not installed.
+            ``directory`` is a URL whose file system is not installed.
         StorageError
             A server does not see the directory or may not write there (``--storage-root``).
         """
@@ -126,30 +126,30 @@ class StoreFiles(ABC):
     ) -> Future[None] | None:
         """Write a checkpoint of all tables, or of some, as they are now: a full one, or a delta.
 
-        All rows are of one moment, that of the call. A checkpoint that is already in ``directory`` is replaced at the
-        very end, at one moment: a save that is cut off leaves it whole. A directory that holds anything else is never
+        All rows are saved as of the call. An existing checkpoint in ``directory`` is replaced atomically at the
+        end: an interrupted save leaves it unchanged. A directory that holds anything else is never
         written to.
 
         Parameters
         ----------
         directory : path or URL
-            Made if it is not there. ``"s3://bucket/step-1000"``, and whatever else fsspec opens (extra: fsspec).
+            Created if missing. ``"s3://bucket/step-1000"``, or any other URL that fsspec supports (extra: fsspec).
         tables : iterable of str, optional
             Names of the tables to write; all of them if not given.
         since : path or URL, optional
-            Another checkpoint: only what has changed since is written, in ranges of hashes of about a row each. It must
-            be the last one that this store saved with ``track`` or ``since``, or loaded with ``track``, and stays
-            needed: the new one names it by its place as seen from there. Tables that it does not have are written in
+            Another checkpoint: only the changes since it are written, in ranges of hashes of about a row each. It must
+            be the last one that this store saved with ``track`` or ``since``, or loaded with ``track``, and must be
+            kept: the new one refers to it by its relative path. Tables that it does not have are written in
             full.
         track : bool
-            Whether what changes from now on is remembered, so that the next save can be a delta of this one; always so
-            where ``since`` is given. That takes an eighth of a byte a row, up to a sixth.
+            Whether to record changes from now on, so that the next save can be a delta of this one; implied by
+            ``since``. The record takes 1/8 to 1/6 byte per row.
         overwrite : bool
-            Whether a checkpoint that is there may be replaced.
+            Whether an existing checkpoint may be replaced.
         wait : bool
-            Whether to return when it is written; else at once, and it is written in the background.
+            Whether to return when it is written; otherwise it is written in the background.
         durable : bool
-            Whether to wait for the disk: else a power cut may spoil it.
+            Whether to wait for the disk; without this a power failure may corrupt the checkpoint.
         progress : bool
             Whether to show a progress bar.
         storage_options : mapping, optional
@@ -158,39 +158,39 @@ class StoreFiles(ABC):
         Returns
         -------
         Future
-            Where ``wait`` is False: ``wait()`` returns once it is written, or raises what went wrong. The error of a
+            Where ``wait`` is False: ``wait()`` returns once it is written, or raises the error. The error of a
             future that was dropped without waiting is raised by `close`.
 
         Raises
         ------
         ValueError
-            The store has no table of such a name, or it is not known what has changed since ``since``, or that has
-            another number of slots; or ``directory`` holds something else than a checkpoint, or one that may not be
+            The store has no table of such a name; or changes since ``since`` were not recorded, or it has
+            another number of slots; or ``directory`` holds anything but a checkpoint, or one that may not be
             replaced. Nothing was written.
         CorruptionError
-            ``since``, or what it is a delta of, is no checkpoint.
+            ``since``, or a base of it, is not a checkpoint.
         SnapshotLostError
-            Rows changed so much faster than they were written that the save was given up.
+            Rows changed so much faster than they were written that the save was abandoned.
         SaveConflictError
-            Another process has written a checkpoint there since the rows began to be written. That one stays. On a
+            Another process has written a checkpoint there since the save began; it is kept. On a
             cluster also: another worker is saving.
         StorageError
             A file cannot be written: the disk is full, the connection lost, a server does not see the directory, ...
-            The message names it. What was there before stays.
+            The message names it. An earlier checkpoint is unchanged.
         ServerLostError, DeadlineExceededError
-            A server was lost, or did not answer. What was there before stays.
+            A server was lost, or did not answer. An earlier checkpoint is unchanged.
 
         Notes
         -----
-        Pushes go on while rows are written: they wait for the moment, and for the copy of a slot, a thousandth of the
-        table. What they change before it is written is kept in memory: where that comes to 64 MiB, or a sixteenth of
-        the table if that is more, each push waits for up to 50 ms. Saves come one after the other: the next begins when
-        the one before has ended.
+        Pushes continue while rows are written: they wait for the start of the snapshot, and for the copy of a slot, by
+        default a thousandth of the table. The previous values of rows that change before they are written are kept in
+        memory: once these exceed 64 MiB, or a sixteenth of the table if that is more, each push waits for up to 50 ms.
+        Saves are serialised.
 
-        On a cluster the servers write, side by side, each its own rows: ``directory`` is one that all of them see, by
-        that path, or of an object store, and ``storage_options`` are sent to them. All rows are of this worker's clock,
-        for which the save waits as a pull does. One worker saves at a time. Where there is no storage that machines
-        share, :func:`shoal.connect` takes ``shared_storage=False``.
+        On a cluster the servers write their own rows in parallel: ``directory`` must be a path that all of them can
+        access, or a URL of an object store, and ``storage_options`` are sent to them. All rows are of this worker's
+        clock, for which the save waits as a pull does. One worker saves at a time. Without shared storage, connect with
+        ``shared_storage=False`` (:func:`shoal.connect`).
         """
         chosen = self._chosen(tables, "save")
         where = open_dir(directory, storage_options)
@@ -245,36 +245,36 @@ class StoreFiles(ABC):
     ) -> Exported:
         """Write the weights of all tables, or of some, for processes that only read: :func:`shoal.open_export`.
 
-        In a local store all rows are of one moment. Rows that read what a key without a row reads are left out. An
-        export that is already in ``directory`` is replaced at the very end; who has it open goes on reading it. A
-        directory that holds anything else is never written to.
+        In a local store all rows are exported as of the call. Rows equal to their initial row are left out. An
+        existing export in ``directory`` is replaced atomically at the end; processes that have it open keep reading
+        the old one. A directory that holds anything else is never written to.
 
         Parameters
         ----------
         directory : path or URL
-            Made if it is not there. ``"s3://bucket/serve/1"``, and whatever else fsspec opens (extra: fsspec).
+            Created if missing. ``"s3://bucket/serve/1"``, or any other URL that fsspec supports (extra: fsspec).
         dtype : {"float32", "float16", "bfloat16", "int8"} or dict of them by table, optional
             How weights are stored, rounded to the nearest; ``int8`` with a scale for each row, at dim 1 for each line
-            of about ten. Default: float32; in a delta that of its base.
+            of about ten. Default: float32; for a delta, the dtype of its base.
         since : path or URL, optional
-            Another export of the same tables: write a delta, which has only what has changed since, and is read
-            together with it. The other one must stay where it is.
+            Another export of the same tables: write a delta, which has only the changes since it and is read
+            together with it. The base must stay where it is.
         track : bool
-            Whether a local store remembers from then on what changes, as it does after an export with ``since``: a
-            delta upon this export then looks at that alone, any other at every row. Both have the same rows.
+            Whether a local store records changes from now on, as it does after an export with ``since``: a
+            delta of this export then reads only the changed rows; any other reads every row. The results are equal.
         tables : iterable of str, optional
             Names of the tables to write; all of them if not given.
         version : int, optional
             The export's number; default: one more than that of ``since``, of the export that is replaced, and of the
             other exports in the parent directory.
         overwrite : bool
-            Whether an export that is there may be replaced.
+            Whether an existing export may be replaced.
         progress : bool
             Whether to show a progress bar.
         cache : path, optional
-            Where ``since`` is copied to if it is a URL: see :func:`shoal.open_export`.
+            Local directory for a copy of ``since`` if that is a URL: see :func:`shoal.open_export`.
         storage_options : mapping, optional
-            Of the file system that URLs are opened by, such as ``{"endpoint_url": ...}``.
+            Options of the file system of URLs, such as ``{"endpoint_url": ...}``.
 
         Returns
         -------
@@ -284,28 +284,28 @@ class StoreFiles(ABC):
         Raises
         ------
         ValueError
-            The store has no table of such a name; or it does not fit upon ``since``; or ``directory`` holds something
-            else than an export, or one that may not be replaced. Nothing was written.
+            The store has no table of such a name; or it does not match ``since``; or ``directory`` holds anything
+            but an export, or one that may not be replaced. Nothing was written.
         CorruptionError
-            ``since`` is damaged. Who looks at what has changed alone does not read all of it: that is left to readers.
+            ``since`` is damaged. It is checked in full only if every row is compared with it.
         SnapshotLostError
-            Rows changed so much faster than they were written that the export was given up.
+            Rows changed so much faster than they were written that the export was abandoned.
         SaveConflictError
-            Another process has written an export there since this one began. That one stays.
+            Another process has written an export there since this one began; it is kept.
         StorageError
-            A file cannot be written: the message names it. What was there before stays.
+            A file cannot be written: the message names it. An earlier export is unchanged.
 
         Notes
         -----
-        In a local store pushes go on while rows are written, as with `save`, and exports and saves come one after the
-        other. On a cluster slots are read one by one while all workers go on: a row is whole, but two rows may be of
-        two moments. Export a checkpoint (``shoal export``) where they must not be.
+        In a local store pushes continue while rows are written, as with `save`, and exports and saves are serialised.
+        On a cluster slots are read one by one while all workers continue: each row is consistent, but rows of different
+        slots may be of different moments. For a consistent export, export a checkpoint (``shoal export``).
         """
         chosen = self._chosen(tables, "export")
-        with self._to_export(chosen, track=track or since is not None) as given:
+        with self._to_export(chosen, track=track or since is not None) as sources:
             return write_export(
                 open_dir(directory, storage_options),
-                given,
+                sources,
                 dtype=dtype,
                 since=None if since is None else open_dir(since, storage_options),
                 version=version,
@@ -323,17 +323,18 @@ class StoreFiles(ABC):
         progress: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Read a checkpoint: its tables are made, or take the place of the rows of tables that are there.
+        """Read a checkpoint: create its tables, or replace the rows of existing ones.
 
-        It may have been written with any number of slots and threads; a delta is laid over what it is a delta of, which
-        must be where it was, seen from ``directory``. Tables that it does not name stay. All tables get
-        their rows at one moment: a push from another thread is done before it, or is made to the rows that were loaded.
+        It may have been written with any number of slots and threads. A delta is applied to its base, which must be at
+        the same path relative to ``directory`` as when it was saved. Tables that the checkpoint does not name are
+        unchanged. The rows of all tables are replaced at one moment: a concurrent push completes before it, or is
+        applied to the loaded rows.
 
         Parameters
         ----------
         directory : path or URL
         track : bool
-            Whether what changes from then on is remembered, so that the next save can be a delta of this checkpoint.
+            Whether to record changes from then on, so that the next save can be a delta of this checkpoint.
         progress : bool
             Whether to show a progress bar.
         storage_options : mapping, optional
@@ -342,7 +343,7 @@ class StoreFiles(ABC):
         Raises
         ------
         CorruptionError
-            A file is missing, cut short or changed, or a base is another than that of its delta. Nothing was loaded.
+            A file is missing, truncated or changed, or a base was replaced since its delta. Nothing was loaded.
         StorageError
             A file cannot be read: no permission, a lost connection, a server does not see the directory, ... The
             message names it. Nothing was loaded.
@@ -353,13 +354,13 @@ class StoreFiles(ABC):
         ServerLostError, DeadlineExceededError
             A server was lost, or did not answer.
         ShoalError
-            Of workers of a cluster but worker 0: it was not loaded. The error of worker 0 says why.
+            On workers of a cluster other than worker 0: it was not loaded. The error of worker 0 has the reason.
 
         Notes
         -----
-        On a cluster it is a call of all workers. The servers read, side by side, each its own rows: ``directory`` is
-        one that all of them see, by that path, or of an object store, and ``storage_options`` are sent to them. Where
-        there is no storage that machines share, :func:`shoal.connect` takes ``shared_storage=False``.
+        On a cluster all workers must call it. The servers read their own rows in parallel: ``directory`` must be a path
+        that all of them can access, or a URL of an object store, and ``storage_options`` are sent to them. Without
+        shared storage, connect with ``shared_storage=False`` (:func:`shoal.connect`).
         """
         self._check_usable()
         chain = checkpoint.read_chain(directory, storage_options)
@@ -367,7 +368,7 @@ class StoreFiles(ABC):
         self._load(chain, track=track, progress=progress)
 
     def _chosen(self, tables: Iterable[str] | None, what: str) -> list[Table]:
-        """Find tables by name, all of them where there are no names."""
+        """Find tables by name; without names, all of them."""
         with self._locked():
             names = list(self._tables if tables is None else dict.fromkeys(tables))
             unknown = [name for name in names if name not in self._tables]

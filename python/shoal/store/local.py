@@ -28,15 +28,14 @@ def local(*, threads: int | None = None, slots: int = 1024, memory: int | None =
     threads : int, optional
         Threads that share the work of one call; default: the cores that this process may use.
     slots : int
-        Into how many parts the hash space is cut: a power of two from 2 to 16384. The default serves from a few rows to
-        billions; results do not depend on it, but for limits, of which each slot has its share.
+        Number of parts of the hash space: a power of two from 2 to 16384. The default suits a few rows to
+        billions; results do not depend on it, except that limits are divided equally among slots.
     memory : int, optional
-        Bytes that the tables may take: index, rows and keys that wait. Never exceeded: each slot has its share, and a
-        push or assignment that needs more evicts rows by the first of the table's expiry rules, those that it would
-        drop first; where the table has no rule, or the push brings more new keys than can be evicted,
-        :class:`shoal.MemoryBudgetExceededError` is raised and nothing has changed. Default: no bound. What a call
-        works in
-        is not counted, nor up to 2 MiB a table of pages that its rows do not fill yet.
+        Bytes that the tables may use: index, rows and keys that wait. Never exceeded: each slot has its share, and a
+        push or assignment that needs more evicts the rows that the first of the table's expiry rules would drop
+        first. If the table has no rule, or the push has more new keys than rows can be evicted,
+        :class:`shoal.MemoryBudgetExceededError` is raised and nothing has changed. Default: no bound. Working memory
+        of calls is not counted, nor up to 2 MiB per table of allocated pages that rows do not fill yet.
 
     Returns
     -------
@@ -51,7 +50,7 @@ def local(*, threads: int | None = None, slots: int = 1024, memory: int | None =
 
 
 class SingleProcessStore(Store):
-    """A store whose only worker is this process, and which has nothing but its tables."""
+    """A store whose only worker is this process."""
 
     @property
     def rank(self) -> int:
@@ -65,7 +64,7 @@ class SingleProcessStore(Store):
 
     @property
     def consistency(self) -> Consistency:
-        """``ASP()``: pushes are seen as they are made."""
+        """``ASP()``: pushes are visible at once."""
         return ASP()
 
     def barrier(self, timeout: float | None = None) -> None:
@@ -73,7 +72,7 @@ class SingleProcessStore(Store):
         self._check_usable()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return: a push is done, or has raised, when its call returns."""
+        """Return: a push is complete, or has raised, when its call returns."""
         self._check_usable()
 
     def _end(self, *, failed: bool) -> None:
@@ -83,7 +82,7 @@ class SingleProcessStore(Store):
 class LocalStore(SingleProcessStore):
     """All tables of one process. Made by :func:`local`.
 
-    Its only worker is this process: ``tick`` counts, ``barrier`` returns at once, a push is seen when it returns.
+    Its only worker is this process: ``tick`` counts, ``barrier`` returns at once, a push is visible when it returns.
     """
 
     def __init__(self, *, threads: int | None = None, slots: int = 1024, memory: int | None = None) -> None:
@@ -97,16 +96,16 @@ class LocalStore(SingleProcessStore):
 
     @property
     def memory(self) -> int | None:
-        """Bytes that the tables may take; None: no bound."""
+        """Bytes that the tables may use; None: no bound."""
         return self._memory
 
     @property
     def clock(self) -> int:
-        """How many ticks there were."""
+        """Number of ticks so far."""
         return self._clock
 
     def tick(self) -> None:
-        """Count: every push is applied when it returns."""
+        """Increment the clock: every push is applied when it returns."""
         with self._locked():
             self._clock += 1
 
@@ -151,21 +150,21 @@ class LocalStore(SingleProcessStore):
         self.adopt(loaded)
 
     def new_rows(self, spec: TableSpec) -> LocalShard:
-        """Make empty rows for a table, within the store's memory, to be filled and then adopted."""
+        """Make an empty shard for a table, within the store's memory budget, to be filled and then adopted."""
         return self._make_shard(spec)
 
     def adopt(self, loaded: Sequence[tuple[TableSpec, LocalShard]]) -> None:
-        """Put rows of tables in place at one moment: they are made, or get these rows instead of what they have.
+        """Create tables with loaded rows, or replace the rows of existing ones, all at one moment.
 
         Parameters
         ----------
         loaded : sequence of (TableSpec, shard)
-            Of as many slots as the store has.
+            Each with the store's number of slots.
 
         Raises
         ------
         ValueError
-            A table of the store has another description. Nothing was put in place.
+            A table of the store has another description. Nothing was replaced.
         """
         with self._locked(), self._rwlock.exclusive():
             self._check_known(spec for spec, _ in loaded)  # tables may have been made meanwhile
@@ -202,10 +201,10 @@ class _TrackedTables(NamedTuple):
     @contextmanager
     def take(self, base: Layers | None) -> Iterator[list[TableSource]]:
         kinds = [(spec, shard, self._kind(spec, shard, base)) for spec, shard in self.shards]
-        with checkpoint.snapshots(kinds, 0, "export") as taken:  # no clock is written
+        with checkpoint.snapshots(kinds, 0, "export") as table_snapshots:  # no clock is written
             yield [
                 TableSource(spec, 0, snapshot.read_slot, read_changes=snapshot.read_changes, done=snapshot.done)
                 if kind == "delta"
                 else TableSource(spec, snapshot.rows, snapshot.read_slot, done=snapshot.done)
-                for spec, snapshot, kind in taken
+                for spec, snapshot, kind in table_snapshots
             ]

@@ -1,4 +1,4 @@
-"""The arrays that calls of a table take: their types, and the checks and conversions at the boundary.
+"""The array arguments of table methods: their types, checks and conversions.
 
 Threads: no state.
 """
@@ -18,7 +18,7 @@ Counts: TypeAlias = npt.NDArray[np.uint32]
 
 
 def as_keys(keys: npt.ArrayLike, what: str = "keys") -> npt.NDArray[np.uint64]:
-    """View ``keys`` as contiguous uint64[n]; signed ones are taken bit for bit as int64, all but integers refused."""
+    """View integer ``keys`` as contiguous uint64[n]; signed keys are reinterpreted bit for bit as int64."""
     array = np.asarray(keys)
     if array.dtype not in (np.uint64, np.int64):
         if array.size == 0 and not isinstance(keys, np.ndarray):
@@ -58,7 +58,7 @@ def as_counts(counts: npt.ArrayLike, n: int) -> Counts:
 
 
 def as_out(out: Rows | None, shape: tuple[int, int], table: str) -> Rows:
-    """Return ``out``, or a fresh array where it is None."""
+    """Return ``out``, or a new array if it is None."""
     if out is None:
         return np.empty(shape, np.float32)
     if not isinstance(out, np.ndarray) or out.dtype != np.float32:
@@ -73,7 +73,7 @@ def as_out(out: Rows | None, shape: tuple[int, int], table: str) -> Rows:
 
 
 def mix(keys: Keys) -> npt.NDArray[np.uint64]:
-    """Hashes of keys: a fixed bijection of 64 bits, the order that everything in shoal follows.
+    """Hashes of keys: a fixed bijection of 64 bits, which defines the order of rows everywhere in shoal.
 
     Parameters
     ----------

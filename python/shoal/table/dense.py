@@ -5,7 +5,7 @@
     float32[3, 500], block 1024:   key 0 has numbers 0..1023, key 1 has 1024..1499 and 548 of padding
 
 A block is a row like any other: hash order spreads blocks over the servers, pushes are summed and stepped by the
-table's optimizer, clocks and checkpoints hold for it. This module only maps the shape to blocks.
+table's optimizer, clocks and checkpoints apply to it. This module only maps the shape to blocks.
 
 Threads: immutable but for its table; safe from any thread.
 """
@@ -25,7 +25,7 @@ __all__ = ["BLOCK", "DenseTable", "shape_of"]
 
 Values: TypeAlias = npt.NDArray[np.float32]
 
-# 4 KB: on the wire the hash is 0.2 % of it, and a million numbers are a thousand blocks, enough to be spread evenly.
+# 4 KB: a hash adds 0.2 % on the wire, and a million numbers make a thousand blocks, which spread evenly over servers.
 BLOCK = 1024
 
 
@@ -38,7 +38,7 @@ def shape_of(name: str, shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class DenseTable:
-    """An array of parameters on a store, with the optimizer that moves them. Made by ``store.dense(...)``.
+    """An array of parameters on a store, with the optimizer that updates them. Made by ``store.dense(...)``.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class DenseTable:
 
     @property
     def name(self) -> str:
-        """Its name in the store, which is that of its table."""
+        """Its name in the store, which is also its table's name."""
         return self._table.name
 
     @property
@@ -100,7 +100,7 @@ class DenseTable:
         return self.pull_async().wait()
 
     def pull_async(self) -> Future[Values]:
-        """Begin to read the array: on a cluster, compute while the servers answer.
+        """Start reading the array; on a cluster, the caller can compute while the servers answer.
 
         Returns
         -------
@@ -124,12 +124,12 @@ class DenseTable:
         Notes
         -----
         A block is a row: one whose gradient is all zeros keeps every bit, momentum included; one whose gradient is not
-        finite stays whole. Rules of a whole row (``clip_norm``, RowWiseAdagrad, GroupFTRL) act on each block.
+        finite is left unchanged. Rules for whole rows (``clip_norm``, RowWiseAdagrad, GroupFTRL) act on each block.
         """
         return self._table.push(self._keys, self._blocks(grad, "grad"))
 
     def push_pull(self, grad: npt.ArrayLike) -> Future[Values]:
-        """Push, and read the array behind that push; see :meth:`shoal.Table.push_pull`.
+        """Push, and read the array after that push; see :meth:`shoal.Table.push_pull`.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class DenseTable:
         return self._shaped(self._table.push_pull(self._keys, self._blocks(grad, "grad")))
 
     def assign(self, values: npt.ArrayLike) -> None:
-        """Set the array; the optimizer's state stays. Where training starts, for one.
+        """Set the array, for example to its initial values; the optimizer's state is unchanged.
 
         Parameters
         ----------
@@ -153,16 +153,16 @@ class DenseTable:
         self._table.assign(self._keys, self._blocks(values, "values"))
 
     def _blocks(self, array: npt.ArrayLike, what: str) -> Values:
-        given: npt.NDArray[Any] = np.asarray(array)
-        if given.dtype != np.float32:
+        values: npt.NDArray[Any] = np.asarray(array)
+        if values.dtype != np.float32:
             raise TypeError(
-                f"dense table {self.name!r} takes {what} as float32, got {given.dtype}: pass {what}.astype(np.float32)"
+                f"dense table {self.name!r} takes {what} as float32, got {values.dtype}: pass {what}.astype(np.float32)"
             )
-        if given.shape != self._shape:
-            raise ValueError(f"dense table {self.name!r} has shape {self._shape}, got {what} {given.shape}")
+        if values.shape != self._shape:
+            raise ValueError(f"dense table {self.name!r} has shape {self._shape}, got {what} {values.shape}")
         blocks = np.zeros((len(self._keys), self._table.dim), np.float32)
-        blocks.reshape(-1)[: self._size] = given.reshape(-1)
+        blocks.reshape(-1)[: self._size] = values.reshape(-1)
         return blocks
 
-    def _shaped(self, begun: Future[Values]) -> Future[Values]:
-        return Future(begun, lambda: begun.wait().reshape(-1)[: self._size].reshape(self._shape))
+    def _shaped(self, future: Future[Values]) -> Future[Values]:
+        return Future(future, lambda: future.wait().reshape(-1)[: self._size].reshape(self._shape))

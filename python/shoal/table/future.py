@@ -110,7 +110,9 @@ class Future(Generic[Result]):
         return self._request is None or self._request.done
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Wait for the result. A push is complete when it is applied, or, under BSP, received by every server it needs.
+        """Wait for the result.
+
+        A push is complete when it is applied, or, under BSP, received by every server that owns one of its keys.
 
         Parameters
         ----------
@@ -119,14 +121,14 @@ class Future(Generic[Result]):
 
         Returns
         -------
-        None of a push; float32[n, dim] of a pull
+        None for a push; float32[n, dim] for a pull
 
         Raises
         ------
         DeadlineExceededError
-            It was not complete in that time.
+            The result was not complete within that time.
         NotConnectedError
-            A server that it needs is gone.
+            A server that owns one of its keys is no longer connected.
         """
         if self._request is not None:
             self._request.wait(timeout)

@@ -34,7 +34,7 @@ class KeyBatch:
 
     @classmethod
     def of(cls, native: _core.KeyBatch, workers: _core.ThreadPool) -> "KeyBatch":
-        """Make one of an engine's object that is there, and of its store's threads."""
+        """Wrap an existing engine object, with the threads of its store."""
         batch = cls.__new__(cls)
         batch._native = native
         batch._workers = workers
@@ -51,7 +51,7 @@ class KeyBatch:
 
     @property
     def input_size(self) -> int:
-        """Number of keys as given, duplicates counted."""
+        """Number of input keys, duplicates counted."""
         return self._native.input_size
 
     @property
@@ -66,20 +66,20 @@ class KeyBatch:
 
     @property
     def inverse(self) -> npt.NDArray[np.uint32]:
-        """For every key as given, which unique key it is: uint32[n]. Read-only."""
+        """Index of the unique key of every input key: uint32[n]. Read-only."""
         return self._native.inverse
 
     @property
     def offsets(self) -> npt.NDArray[np.uint64]:
-        """Where each slot's hashes begin: uint64[slots + 1]. Read-only."""
+        """Offsets of each slot's hashes: uint64[slots + 1]. Read-only."""
         return self._native.offsets
 
     def counts(self) -> npt.NDArray[np.uint32]:
-        """How often each unique key was given: uint32[m]."""
+        """Count the occurrences of each unique key: uint32[m]."""
         return self._native.counts()
 
     def is_of(self, keys: Keys) -> bool:
-        """Whether it was made of exactly these keys, in this order; much cheaper than to make it again.
+        """Whether it was made from exactly these keys, in this order; much cheaper than sorting them again.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class KeyBatch:
         Parameters
         ----------
         grads : float32[n, dim]
-            One row for every key as given.
+            One row for every input key.
 
         Returns
         -------
@@ -111,7 +111,7 @@ class KeyBatch:
         return sums
 
     def expand(self, rows: Rows, *, out: Rows | None = None) -> Rows:
-        """Give the row of each unique key to every key as given.
+        """Copy the row of each unique key to every input key.
 
         Parameters
         ----------
@@ -125,6 +125,6 @@ class KeyBatch:
         array = np.asarray(rows)
         if array.dtype != np.float32 or array.ndim != 2 or len(array) != len(self):
             raise ValueError(f"expand takes float32[{len(self)}, dim], got {array.dtype}{list(array.shape)}")
-        given = as_out(out, (self.input_size, array.shape[1]), "expand")
-        self._native.expand(np.ascontiguousarray(array), array.shape[1], given, self._workers)
-        return given
+        expanded = as_out(out, (self.input_size, array.shape[1]), "expand")
+        self._native.expand(np.ascontiguousarray(array), array.shape[1], expanded, self._workers)
+        return expanded

@@ -1,9 +1,9 @@
-"""Reductions and updates over all rows of a table, computed where the rows are.
+"""Reductions and updates over all rows of a table, computed by the process that holds the rows.
 
     request --> each slot computes in hash order, in float64 --> the results are combined here, in slot order
 
 The bits depend on neither threads nor the number of servers, and no row is transferred. What the engine
-computes for a slot is documented in ``csrc/shard/reductions.h``; this is the other half.
+computes for a slot is documented in ``csrc/shard/reductions.h``; this module combines the results.
 
 Threads: no state.
 """
@@ -22,7 +22,7 @@ Answers = npt.NDArray[np.float64]
 
 
 class Function(IntEnum):
-    """The numbers by which the engine and the wire know them."""
+    """Function codes of the engine and the wire."""
 
     SUM = 1
     NORM = 2
@@ -34,10 +34,10 @@ class Function(IntEnum):
 
 
 class Reducible(Protocol):
-    """What holds the rows of a table, here or on servers."""
+    """The rows of a table, in this process or on servers."""
 
     def reduce(self, function: int, parameters: Answers, /) -> Answers:
-        """Answers of all slots, in slot order; of TOPK a list for each server, one behind the other."""
+        """Answers of all slots, in slot order; for TOPK, the concatenated lists of all servers."""
 
 
 def _ask(rows: Reducible, function: Function, *parameters: float) -> Answers:
@@ -45,7 +45,7 @@ def _ask(rows: Reducible, function: Function, *parameters: float) -> Answers:
 
 
 def _in_order(answers: Answers) -> Answers:
-    """Add up rows one after the other: np.sum would choose an order of its own."""
+    """Add up rows in order: np.sum does not fix the order."""
     added: Answers = np.add.accumulate(answers, axis=0)
     return np.asarray(added[-1])
 

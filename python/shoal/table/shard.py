@@ -21,11 +21,11 @@ class PendingPush(Waitable, Protocol):
     """A push in progress."""
 
     def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
-        """Read the row of each key as given, as it is after this push."""
+        """Read the row of each input key, as it is after this push."""
 
 
 class Shard(Protocol):
-    """The rows of one table, as a table asks for them: the engine's own, or those that servers hold.
+    """The rows of one table, in the engine of this process or on servers.
 
     The engine's ``_core.Shard`` has completed a call when it returns. A remote one may return a
     :class:`~shoal.table.future.WaitableRequest` from ``pull`` and ``push``, which keeps a reference to the arrays.
@@ -50,12 +50,12 @@ class Shard(Protocol):
     def pull(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
     ) -> Waitable | None:
-        """Read the row of each unique key; None: it is complete."""
+        """Read the row of each unique key. None: the call is complete."""
 
     def pull_per_key(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
     ) -> Waitable | None:
-        """Read the row of each key as given; None: it is complete."""
+        """Read the row of each input key. None: the call is complete."""
 
     def push(
         self,
@@ -66,7 +66,7 @@ class Shard(Protocol):
         locations: _core.RowLocations | None = None,
         /,
     ) -> PendingPush | int:
-        """Apply one step with a gradient for each unique key; a number: it is complete.
+        """Apply one step with a gradient for each unique key. A number: the call is complete.
 
         ``counts`` are the occurrences of each key, None if the table's rules do not use them. ``clock`` is the local
         store's; a cluster has its own.
@@ -81,19 +81,19 @@ class Shard(Protocol):
         locations: _core.RowLocations | None = None,
         /,
     ) -> PendingPush | int:
-        """Apply one step with a gradient for each key as given, as `push` of their sums."""
+        """Apply one step with a gradient for each input key, like `push` of their sums."""
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
         """Set weights; ``clock`` as for ``push``."""
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
-        """Remove rows: how many there were."""
+        """Remove rows; return how many were removed."""
 
     def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
-        """Tell which rows there are."""
+        """Return which keys have a row."""
 
     def columns(self) -> list[str]:
-        """Names of what is stored."""
+        """Names of the stored columns."""
 
     def state(self, batch: _core.KeyBatch, column: int, /) -> Rows:
         """Read one column."""
@@ -105,7 +105,7 @@ class Shard(Protocol):
         """Read the row metadata with index ``k`` in `metadata_names`."""
 
     def marks_clock(self, store_clock: int, /) -> int:
-        """Return the clock that row metadata refer to; 0 where they cannot be read."""
+        """Return the clock that row metadata refer to; 0 if they cannot be read."""
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         """Read hashes and weights of a slot."""
@@ -114,33 +114,36 @@ class Shard(Protocol):
         """Answer a function of all rows (reductions.py), in slot order."""
 
     def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
-        """Drop what expiry rules name, or only count it (lifecycle.py reads the answer); ``clock`` as for ``push``."""
+        """Drop the rows that expiry rules select, or only count them (lifecycle.py decodes the answer).
+
+        ``clock`` as for ``push``.
+        """
 
     def stats(self) -> dict[str, int]:
-        """Read the figures."""
+        """Read the statistics."""
 
 
 class Snapshot(Protocol):
-    """A table as it was at one moment, which is read slot by slot."""
+    """A consistent snapshot of a table, read slot by slot."""
 
     @property
     def step(self) -> int:
-        """Number of the table's last push before it."""
+        """Number of the table's last push before the snapshot."""
 
     @property
     def table_clock(self) -> int:
-        """The table's clock then."""
+        """The table's clock at the snapshot."""
 
     @property
     def rows(self) -> int:
-        """How many there were."""
+        """Number of rows."""
 
     @property
     def bytes(self) -> int:
-        """What the table took, about."""
+        """Approximate memory of the table."""
 
     def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        """Read a slot as a checkpoint keeps it: how many rows, their bytes, and what its admission had counted.
+        """Read a slot in checkpoint format: number of rows, their bytes, and the admission counters.
 
         Each slot once, from any thread.
         """
@@ -148,16 +151,16 @@ class Snapshot(Protocol):
     def changes(
         self, slot: int, /
     ) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None, int, int, npt.NDArray[np.uint8]]:
-        """Read what a delta has of a slot, likewise.
+        """Read a slot in the format of a delta checkpoint.
 
-        The same, but the filter is None where it has not changed; then the ranges: bits, how many, and their bytes.
+        As `section`, but the filter is None if it has not changed; then the ranges: bits, count, and their bytes.
         """
 
     def done(self, name: str, /) -> None:
-        """Say that all was saved, under this name: changes are known since then, unless it is plain."""
+        """Record that all was saved under this name: changes are tracked since then, unless the snapshot is plain."""
 
     def close(self) -> None:
-        """Let go of what was not read."""
+        """Release what was not read."""
 
 
 class LocalShard(_core.Shard):
@@ -188,7 +191,7 @@ def pull_and_expand(
     rows: Rows,
     workers: _core.ThreadPool,
 ) -> Future[None]:
-    """Pull the rows of unique keys into a buffer, and copy each to the keys as given."""
+    """Pull the rows of unique keys into a buffer, and copy each to its input keys."""
     dim = rows.shape[1]
     unique = np.empty((len(batch), dim), np.float32)
     return Future(pull(batch, unique), lambda: batch.expand(unique, dim, rows, workers))

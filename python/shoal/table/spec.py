@@ -1,10 +1,9 @@
-"""The description of a table: for users, in files and in messages.
+"""The description of a table, for users, files and messages.
 
     TableSpec      optimizer, initializer and rules as objects; what the rest of the package works with
     TableRecord    the same in plain values: its fields are those of checkpoint manifests and of messages to servers
 
-Both have the same fields in the same order. `TableRecord.native` has
-the arguments of the engine.
+Both have the same fields in the same order. `TableRecord.native` returns the arguments of the engine.
 
 Threads: immutable.
 """
@@ -48,7 +47,7 @@ class TableSpec:
     admit : Admission, optional
         Which keys get a row; default: all that are pushed.
     expire : tuple of Expiry
-        Which rows sweeps drop, at most one rule of a kind. The first one says which rows go where memory is short.
+        Which rows sweeps drop, at most one rule of a kind. The first one selects what to evict when memory is short.
     """
 
     name: str
@@ -100,7 +99,7 @@ class TableSpec:
 
 
 class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A table's description in plain values: how it is written into a manifest and sent to servers.
+    """A table's description in plain values, as it is written into a manifest and sent to servers.
 
     Fields that have their default are omitted.
     """
@@ -155,7 +154,7 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         Raises
         ------
         ValueError, TypeError
-            The description is not one of this version.
+            This version does not support the description.
         """
         return TableSpec(
             name=self.name,

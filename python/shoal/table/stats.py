@@ -25,13 +25,13 @@ class TableStats:
         Unique keys in them.
     rows_created, rows_erased : int
     nonfinite_rows : int
-        Rows that a push left whole because its gradient, or the new row, was not finite.
+        Rows that a push left unchanged because its gradient, or the new row, was not finite.
     refused : int
         Occurrences of keys that were not admitted.
     waiting : int
-        Keys that wait for admission, if they are counted individually.
+        Keys that wait for admission, if the rule counts them individually.
     expired : dict of int
-        Rows that each of the table's expiry rules dropped, by the name of its class; for `MaxRows`, in pushes too.
+        Rows dropped by each of the table's expiry rules, by class name; for `MaxRows`, pushes included.
     """
 
     rows: int

@@ -35,7 +35,7 @@ _ONE_PASS_DIM = 32  # floats in a row from which a pull without duplicates write
 
 
 class Table:
-    """Rows of ``dim`` weights by 64-bit key, with the optimizer that moves them. Made by ``store.table(...)``.
+    """Rows of ``dim`` weights by 64-bit key, with the optimizer that updates them. Made by ``store.table(...)``.
 
     All keys are legal, 0 and 2**64 - 1 included; duplicates in a call are fine. Every method may be called from any
     thread: a row is never seen half written. Calls block until they are done and release the GIL while they work.
@@ -79,7 +79,7 @@ class Table:
 
     @property
     def spec(self) -> TableSpec:
-        """What the table is."""
+        """Description of the table."""
         return self._spec
 
     @property
@@ -104,7 +104,7 @@ class Table:
 
     @property
     def init(self) -> Init:
-        """Where rows start."""
+        """Initializer of new rows."""
         return self._spec.init
 
     @property
@@ -124,7 +124,7 @@ class Table:
 
     @property
     def shard(self) -> Shard:
-        """The rows themselves: the engine's object, or a client's of the servers. A load may put another in its place.
+        """The rows: the engine's object, or a client of the servers. A load may replace it.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class Table:
         return self._workers
 
     def key_batch(self, keys: Keys, workers: _core.ThreadPool | None = None) -> KeyBatch:
-        """Sort keys once, as the store's ``key_batch`` does; by other threads than the store's, if any are given."""
+        """Sort keys once, as the store's ``key_batch`` does, with ``workers`` in place of the store's threads."""
         return KeyBatch(keys, self._slots, self._workers if workers is None else workers)
 
     def _check_usable(self) -> None:
@@ -166,7 +166,7 @@ class Table:
         ----------
         keys : uint64[n] or int64[n]
             Any order, duplicates allowed. An unseen key reads its initial row and is not created. Narrower integers
-            are widened; negative ones are taken bit for bit as int64.
+            are widened; negative ones are reinterpreted bit for bit as int64.
         out : float32[n, dim], optional
             Filled and returned instead of a new array.
 
@@ -183,7 +183,7 @@ class Table:
         return self.pull_async(keys, out=out).wait()
 
     def pull_async(self, keys: Keys, *, out: Rows | None = None) -> Future[Rows]:
-        """Begin to read the rows of ``keys``: on a cluster, compute while the servers answer.
+        """Start reading the rows of ``keys``; on a cluster, the caller can compute while the servers answer.
 
         Parameters
         ----------
@@ -203,22 +203,22 @@ class Table:
         return Future(self._pull_into(shard, batch, rows), lambda: rows)
 
     def _pull_into(self, shard: Shard, batch: KeyBatch, rows: Rows) -> Waitable | None:
-        # One pass needs no buffer of unique rows, but its writes are scattered: it is the faster one for wide rows
+        # One pass needs no buffer of unique rows, but its writes are scattered: it is faster for wide rows
         # with few duplicates.
         if self.dim >= _ONE_PASS_DIM and 4 * len(batch) >= 3 * batch.input_size:
             return shard.pull_per_key(batch.native, rows)
         return pull_and_expand(shard.pull, batch.native, rows, self._workers)
 
     def push(self, keys: Keys, grads: Rows) -> Future[None]:
-        """Apply one optimizer step to the rows of ``keys``, creating rows that are not there.
+        """Apply one optimizer step to the rows of ``keys``, creating missing rows.
 
         Parameters
         ----------
         keys : uint64[n] or int64[n]
-            Duplicates allowed: their gradients are summed first, in order of occurrence, then ONE step is made.
+            Duplicates allowed: their gradients are summed first, in order of occurrence, then ONE step is applied.
         grads : float32[n, dim], at dim 1 also float32[n]
-            A row whose sum is all zeros keeps every bit. A row that is not finite, or would become so, stays whole and
-            is counted in ``stats().nonfinite_rows``.
+            A row whose sum is all zeros keeps every bit. A row whose sum, or whose result, is not finite is left
+            unchanged and counted in ``stats().nonfinite_rows``.
 
         Returns
         -------
@@ -227,14 +227,14 @@ class Table:
 
         Notes
         -----
-        On a cluster the servers may not have it when this returns; ``grads`` may be changed all the same. Under BSP a
-        push is seen once every worker has ended the clock with ``store.tick()``.
+        On a cluster the servers may not have received the push when this returns; ``grads`` may still be changed.
+        Under BSP a push is visible once every worker has ended the clock with ``store.tick()``.
         """
         self._check_usable()
-        given = as_keys(keys)
-        rows = as_rows(grads, (len(given), self.dim), self.name, "grads")
+        checked = as_keys(keys)
+        rows = as_rows(grads, (len(checked), self.dim), self.name, "grads")
         counting = self._spec.needs_counts
-        batch = _core.SummedBatch(given, rows, self.dim, self._slots, self._workers, counting)
+        batch = _core.SummedBatch(checked, rows, self.dim, self._slots, self._workers, counting)
         return self._push(batch, batch.sums, batch.counts() if counting else None)
 
     def _push(
@@ -248,7 +248,7 @@ class Table:
         return Future(None if isinstance(push, int) else push, no_op)
 
     def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None) -> Future[Rows]:
-        """Push, and read the rows of the same keys behind that push.
+        """Push, and read the rows of the same keys after that push.
 
         Parameters
         ----------
@@ -262,8 +262,8 @@ class Table:
         Returns
         -------
         Future
-            ``wait()`` returns float32[n, dim]: the rows with this push in them; under BSP on a cluster, where a push
-            is seen by the pulls of the next clock only, the rows of this clock. The keys are sorted once for both.
+            ``wait()`` returns float32[n, dim]: the rows including this push; under BSP on a cluster, where only pulls
+            of the next clock see a push, the rows of this clock. The keys are sorted once for both.
 
         Examples
         --------
@@ -321,11 +321,11 @@ class Table:
         grads : float32[m, dim], at dim 1 also float32[m]
             Summed per unique key, in hash order.
         counts : uint32[m], optional
-            Occurrences of each key, at least 1, for tables with rules that count them. Default: how often the batch has
-            it.
+            Occurrences of each key, at least 1, for tables with rules that count them. Default: its occurrences in the
+            batch.
         copy : bool
-            False promises that ``grads`` will not be changed before the push is done, and saves a cluster's worker the
-            copy that it sends, perhaps again. A local store does not use it after the call.
+            False promises that ``grads`` will not be changed before the push is done, and saves a cluster's worker a
+            copy. A local store does not use ``grads`` after the call.
         locations : optional
             The row locations that a pull of the same batch has found; ignored by a cluster.
 
@@ -333,28 +333,28 @@ class Table:
         -------
         Future
         """
-        given = as_rows(grads, (len(batch), self.dim), self.name, "grads")
+        rows = as_rows(grads, (len(batch), self.dim), self.name, "grads")
         if copy and self.shard.retains_arrays:
-            given = given.copy()
+            rows = rows.copy()
         if self._spec.needs_counts:
             counts = batch.counts() if counts is None else as_counts(counts, len(batch))
         else:
             counts = None
-        return self._push(batch.native, given, counts, locations)
+        return self._push(batch.native, rows, counts, locations)
 
     def push_per_key(
         self, batch: KeyBatch, grads: Rows, *, locations: _core.RowLocations | None = None
     ) -> Future[None]:
-        """Apply one optimizer step to a batch's keys, of a gradient for each of them as given.
+        """Apply one optimizer step to a batch's keys, from a gradient for each input key.
 
-        The same as :meth:`push_unique` of ``batch.sum(grads)``; in a local store the sums are made as rows are stepped.
+        Equal to :meth:`push_unique` of ``batch.sum(grads)``; a local store computes the sums during the step.
 
         Parameters
         ----------
         batch : KeyBatch
             From this store's ``key_batch``.
         grads : float32[n, dim], at dim 1 also float32[n]
-            One row for every key as given.
+            One row for every input key.
         locations : optional
             The row locations that a pull of the same batch has found; ignored by a cluster.
 
@@ -362,18 +362,18 @@ class Table:
         -------
         Future
         """
-        given = as_rows(grads, (batch.input_size, self.dim), self.name, "grads")
+        rows = as_rows(grads, (batch.input_size, self.dim), self.name, "grads")
         counts = batch.counts() if self._spec.needs_counts else None
         push = self._rwlock.shared(
-            lambda: self.shard.push_per_key(batch.native, given, counts, self._clock(), locations)
+            lambda: self.shard.push_per_key(batch.native, rows, counts, self._clock(), locations)
         )
         return Future(None if isinstance(push, int) else push, no_op)
 
     def assign(self, keys: Keys, rows: Rows) -> None:
-        """Set the weights of ``keys``, creating rows that are not there.
+        """Set the weights of ``keys``, creating missing rows.
 
-        The optimizer's state of a row that is there stays; a new row's starts fresh. FTRL and GroupFTRL, which store z,
-        read back the assigned weights up to float32 rounding.
+        Existing rows keep their optimizer state; new rows get an initial one. FTRL and GroupFTRL, which store z,
+        return the assigned weights up to float32 rounding.
 
         Parameters
         ----------
@@ -390,23 +390,23 @@ class Table:
                 f"assign to table {self.name!r} takes each key once, {batch.input_size - len(batch)} of "
                 f"{batch.input_size} are repeated, first {twice}: drop the duplicates"
             )
-        given = as_rows(rows, (batch.input_size, self.dim), self.name, "rows")
-        in_order = np.empty_like(given)
-        in_order[batch.inverse] = given
+        checked = as_rows(rows, (batch.input_size, self.dim), self.name, "rows")
+        in_order = np.empty_like(checked)
+        in_order[batch.inverse] = checked
         self._rwlock.shared(lambda: self.shard.assign(batch.native, in_order, self._clock()))
 
     def erase(self, keys: Keys) -> int:
-        """Remove the rows of ``keys``; memory goes back to the system.
+        """Remove the rows of ``keys``; memory is returned to the system.
 
         Parameters
         ----------
         keys : uint64[n] or int64[n]
-            Keys that are not there are passed over.
+            Keys without a row are ignored.
 
         Returns
         -------
         int
-            How many rows there were.
+            Number of rows removed.
         """
         self._check_usable()
         batch = self._batch(keys)
@@ -433,7 +433,7 @@ class Table:
         Parameters
         ----------
         keys : uint64[n] or int64[n]
-            A key without a row reads what its row would start with.
+            A key without a row reads its initial row.
 
         Returns
         -------
@@ -451,12 +451,12 @@ class Table:
         Parameters
         ----------
         batch_size : int
-            Rows in each piece but the last, at most; pieces end with slots.
+            Maximum number of rows in a batch; a batch also ends at the end of a slot.
 
         Yields
         ------
         (uint64[k], float32[k, dim])
-            Keys and weights. Rows pushed meanwhile are seen or not, slot by slot.
+            Keys and weights. Each slot is read at one moment: it includes the pushes applied by then.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -476,12 +476,12 @@ class Table:
             yield _joined(waiting)
 
     def sum(self) -> npt.NDArray[np.float64]:
-        """Add up the weights of all rows, where the rows are.
+        """Add up the weights of all rows, in the process that holds them.
 
         Returns
         -------
         float64[dim]
-            A number for each weight of a row (of `Proximal`, one), added up in float64, in hash order, slot by slot:
+            One sum for each weight of a row (one in total for `Proximal`), in float64, in hash order, slot by slot:
             the bits do not depend on threads or servers.
 
         Examples
@@ -496,17 +496,17 @@ class Table:
         return reductions.total(self.shard, self._slots)
 
     def norm(self, order: float = 2) -> float:
-        """Compute the norm of all weights of the table, as one vector, where the rows are.
+        """Compute the norm of all weights of the table, as one vector, in the process that holds them.
 
         Parameters
         ----------
         order : {1, 2, inf}
-            Sum of the sizes, Euclidean norm, or the largest size.
+            Sum of absolute values, Euclidean norm, or largest absolute value.
 
         Returns
         -------
         float
-            0 of an empty table. Bits as of :meth:`sum`.
+            0 for an empty table. As for :meth:`sum`, the bits do not depend on threads or servers.
         """
         return reductions.norm(self.shard, order)
 
@@ -525,7 +525,7 @@ class Table:
         return reductions.count(self.shard, above)
 
     def topk(self, k: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float64]]:
-        """Find the rows with the largest Euclidean norms, where the rows are.
+        """Find the rows with the largest Euclidean norms, in the process that holds them.
 
         Parameters
         ----------
@@ -535,7 +535,7 @@ class Table:
         Returns
         -------
         keys : uint64[<= k]
-            The largest norm first, of equal ones the smaller key. All keys of a table with fewer rows.
+            In descending order of norm, then in ascending order of key. All keys if the table has fewer rows.
         norms : float64[<= k]
 
         Examples
@@ -551,19 +551,19 @@ class Table:
         return reductions.topk(self.shard, k)
 
     def digest(self) -> str:
-        """Compute a digest of all rows, weights and optimizer state, where the rows are.
+        """Compute a digest of all rows, weights and optimizer state, in the process that holds them.
 
         Returns
         -------
         str
-            32 hexadecimal digits. Tables of one description with the same digest have the same rows, bit for bit, but
-            for one chance in 2^128; it detects accidental changes, not deliberate ones. It depends on
-            neither slots nor servers, nor on the way to these rows: a table that was saved and loaded keeps it.
+            32 hexadecimal digits. Tables with the same description and digest have the same rows, bit for bit, except
+            with probability 2^-128; it detects accidental changes, not deliberate ones. It does not depend on
+            slots, servers or the history of the rows: a table that was saved and loaded has the same digest.
 
         Notes
         -----
-        Takes no memory. It does not cover keys that wait for admission, the table's clock and its number of pushes.
-        Rows pushed meanwhile are in it or not, slot by slot.
+        Uses no additional memory. The digest does not cover keys that wait for admission, the table's clock and its
+        number of pushes. Each slot is read at one moment: it includes the pushes applied by then.
 
         Examples
         --------
@@ -580,7 +580,7 @@ class Table:
         return reductions.digest(self.shard, self._slots)
 
     def decay(self, factor: float) -> int:
-        """Multiply all weights by a factor, where the rows are; the optimizer's state stays.
+        """Multiply all weights by a factor, in the process that holds them; the optimizer's state is unchanged.
 
         Parameters
         ----------
@@ -595,14 +595,14 @@ class Table:
         Notes
         -----
         The product is rounded once, to the nearest: a weight whose change is below half a unit in its last place
-        stays. Weights of 16 bits are rounded stochastically, with bits that change with every push. FTRL and
-        GroupFTRL, which store z, keep n and read the new weights up to the rounding of z; weights that are 0 keep
-        their z. Initial rows of keys without a row stay.
+        is unchanged. Weights of 16 bits are rounded stochastically, with bits that change with every push. FTRL and
+        GroupFTRL, which store z, keep n and return the new weights up to the rounding of z; weights that are 0 keep
+        their z. Initial rows of keys without a row are unchanged.
         """
         return self._rwlock.shared(lambda: reductions.changed(self.shard, reductions.Function.DECAY, factor))
 
     def shrink(self, l1: float) -> int:
-        """Bring all weights nearer to 0 by a number, and to 0 those that are no further from it, where the rows are.
+        """Soft-threshold all weights, in the process that holds them.
 
         ``w = sgn(w) * max(|w| - l1, 0)``: the proximal step of an L1 penalty.
 
@@ -618,8 +618,8 @@ class Table:
 
         Notes
         -----
-        Rounded as by :meth:`decay`. Under FTRL and GroupFTRL a weight that becomes 0 gets the z nearest to its own
-        that reads 0. Rows of zeros stay in the table: their state is kept for what may come.
+        Rounded as by :meth:`decay`. Under FTRL and GroupFTRL a weight that becomes 0 gets the nearest z whose weight is
+        0. Rows of zeros stay in the table with their optimizer state.
         """
         return self._rwlock.shared(lambda: reductions.changed(self.shard, reductions.Function.SHRINK, l1))
 
@@ -628,7 +628,7 @@ class Table:
         return len(self.shard)
 
     def stats(self) -> TableStats:
-        """Read the table's figures."""
+        """Read the table's statistics."""
         native = self.shard.stats()
         rows, size, cells = native["rows"], native["bytes"], native["cells"]
         return TableStats(
@@ -649,23 +649,23 @@ class Table:
         )
 
     def forecast(self, *rules: Expiry) -> TableSweep:
-        """Report what expiry rules would drop now, without dropping it.
+        """Report the rows that expiry rules would drop now, without dropping them.
 
         Parameters
         ----------
         *rules : Expiry
-            Any rules that can be answered from what rows keep; default: those of the table.
+            Rules that use only metadata kept in the rows; default: those of the table.
 
         Returns
         -------
         TableSweep
-            How many rows each rule would drop, the share of recent impressions that they carried (`Dropped` says what
-            is recent), and the same at other thresholds, to choose one.
+            How many rows each rule would drop, their share of recent impressions (`Dropped` defines "recent"), and the
+            same at other thresholds.
 
         Raises
         ------
         ValueError
-            A rule needs what the table's rows do not keep.
+            A rule needs metadata that the table's rows do not keep.
 
         Examples
         --------
@@ -683,16 +683,16 @@ class Table:
 
     def sweep(self, rules: Sequence[Expiry] = (), *, dry_run: bool) -> TableSweep:
         """Sweep this table alone: see :meth:`shoal.Store.sweep` and :meth:`forecast`."""
-        asked = tuple(rules) or self.spec.expire
-        for rule in asked:
+        chosen = tuple(rules) or self.spec.expire
+        for rule in chosen:
             if not isinstance(rule, Expiry):
                 raise TypeError(f"table {self.name!r} is swept by rules such as shoal.TimeToLive(9), got {rule!r}")
-        numbers = rules_native(asked)
+        numbers = rules_native(chosen)
 
         def ask() -> npt.NDArray[np.uint64]:
             return self.shard.sweep(numbers, self._clock(), dry_run=dry_run)
 
-        return read_sweep(self.name, asked, ask() if dry_run else self._rwlock.shared(ask), dry_run=dry_run)
+        return read_sweep(self.name, chosen, ask() if dry_run else self._rwlock.shared(ask), dry_run=dry_run)
 
 
 def _joined(pieces: list[tuple[npt.NDArray[np.uint64], Rows]]) -> tuple[npt.NDArray[np.uint64], Rows]:
