@@ -7,10 +7,10 @@
     Slurm         SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST     under srun, not in the batch script itself
     Volcano       VC_TASK_INDEX, VC_WORKER_NUM, VC_SERVER_NUM, VC_SCHEDULER_HOSTS     tasks scheduler, server, worker
 
-If one launcher runs inside another, the inner one counts: torchrun before MPI before Slurm before Volcano.
+If one launcher runs inside another, the inner one is used: torchrun before MPI before Slurm before Volcano.
 ``docs/cluster.md`` has a command for each.
 
-Threads: functions of the mapping that they are given.
+Threads: functions of their arguments.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def find_group(environment: Environment) -> ProcessIdentity | None:
 
 def find_scheduler(environment: Environment) -> str | None:
     """Find the address of the scheduler: SHOAL_SCHEDULER, or port 5570 of the host that Volcano names."""
-    given = environment.get("SHOAL_SCHEDULER")
-    if given:
-        return given
+    address = environment.get("SHOAL_SCHEDULER")
+    if address:
+        return address
     host = volcano(environment).scheduler
     return f"tcp://{host}:{PORT}" if host else None
 

@@ -1,8 +1,9 @@
 """Addresses, ``tcp://host:port``: parsed, completed, and probed before they are used.
 
-The address that a process binds is not always one that others reach: 0.0.0.0 is no machine's address, 127.0.0.1 only
-reaches the own machine. So a server's endpoints are completed with the host of its connection to the scheduler, or with
-the one that its user passed, and then probed: by the scheduler before the server joins, by a worker before it starts.
+The address that a process binds is not always one that others can reach: 0.0.0.0 stands for all interfaces, 127.0.0.1
+for the process's own machine. So a server's endpoints are completed with the host of its connection to the scheduler,
+or with the one that its user passed, and then probed: by the scheduler before the server joins, by a worker before it
+starts.
 An endpoint answers a connection with the first bytes of ZeroMQ's greeting.
 """
 
@@ -22,14 +23,14 @@ _ANYWHERE = {"", "*", "0.0.0.0", "::"}
 
 
 def split(address: str, *, wildcard: bool = False) -> tuple[str, int]:
-    """Take an address apart.
+    """Split an address into host and port.
 
     Parameters
     ----------
     address : str
-        ``tcp://host:port``; the host of version 6 in brackets.
+        ``tcp://host:port``; an IPv6 host in brackets.
     wildcard : bool
-        Whether the host may be empty and the port ``*`` or 0, which stand for any: something to bind.
+        Whether the host may be empty and the port ``*`` or 0, which stand for any, as in an address to bind.
 
     Returns
     -------
@@ -56,7 +57,7 @@ def split(address: str, *, wildcard: bool = False) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Put an address together."""
+    """Make an address of host and port."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
@@ -68,8 +69,8 @@ def complete(address: str, host: str) -> str:
     >>> complete("tcp://0.0.0.0:5571", "10.0.0.7"), complete("tcp://node3:5571", "10.0.0.7")
     ('tcp://10.0.0.7:5571', 'tcp://node3:5571')
     """
-    given, port = split(address, wildcard=True)
-    return join_address(host if given in _ANYWHERE else given, port)
+    own_host, port = split(address, wildcard=True)
+    return join_address(host if own_host in _ANYWHERE else own_host, port)
 
 
 def bindable(host: str) -> str:
@@ -91,7 +92,7 @@ def bindable(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is only reached from its own machine."""
+    """Whether a host can be reached only from its own machine."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -101,16 +102,16 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bind(bind: str, *, secured: bool, insecure: bool) -> None:
-    """Refuse to listen where other machines reach it, unless peers must show keys or the user wants it so.
+    """Refuse to listen where other machines can connect, unless peers must have keys or the user allows it.
 
     Parameters
     ----------
     bind : str
         Where to listen.
     secured : bool
-        Whether peers must show keys.
+        Whether peers must have keys.
     insecure : bool
-        Whether the user has said that they need not.
+        Whether the user allows peers without keys.
 
     Raises
     ------

@@ -1,9 +1,10 @@
 """A DEALER socket that is replaced whenever its connection ends.
 
-libzmq reconnects by itself after a connection was cut, but not after it has refused what arrived: its session then ends
-for good, and a socket without one takes no message. In neither case does it report that answers may be lost. So every
-end is observed (socket monitor), the socket is closed, and its owner opens another one and sends again at once what has
-not been answered. Messages that waited in the old socket are dropped, so nothing is sent twice over one connection.
+libzmq reconnects by itself after a connection was cut, but not after it has refused received data: its session then
+ends permanently, and a socket without a session accepts no messages. In neither case does it report that answers may be
+lost. So a socket monitor observes every end, the socket is closed, and its owner opens another one and sends all
+unanswered requests again at once. Messages that waited in the old socket are dropped, so nothing is sent twice over one
+connection.
 
     open --event: disconnected--> ended --owner: drop--> closed until `open_at` --owner: open--> open
 
@@ -36,8 +37,8 @@ _HANDSHAKE_MS = 5000
 _HEARTBEAT_MS = 2000
 _SILENCE_MS = 10000
 
-# Events of failed handshakes are not requested: where libzmq 4.3.5 reports one, it loses the error that it handles,
-# takes the connection for one that is full, and ends the process at its next heartbeat.
+# Events of failed handshakes are not requested: when libzmq 4.3.5 reports one, it overwrites the error that it handles,
+# treats the connection as full, and ends the process at its next heartbeat.
 _ENDED = int(zmq.EVENT_DISCONNECTED)
 _GREETED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _names = itertools.count()
@@ -58,11 +59,11 @@ class Connection:
     Attributes
     ----------
     socket, monitor : zmq.Socket or None
-        To receive from; None between :meth:`drop` and :meth:`open`. The monitor is for :attr:`has_ended` alone.
+        None between :meth:`drop` and :meth:`open`. The monitor is read by :attr:`has_ended` alone.
     open_at : float
         When to call :meth:`open`; infinite while it is open.
     reason : str
-        Why the last connection ended; empty where none has.
+        Why the last connection ended; empty if none has ended.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ def make_keys(directory: str | os.PathLike[str], roles: Sequence[str] = ROLES) -
     Raises
     ------
     ValueError
-        A file of a role is there already (nothing was written), or a name cannot be a file's.
+        A file of a role exists already (nothing was written), or a name cannot be used for a file.
 
     Notes
     -----
@@ -113,7 +113,7 @@ def allowed(directory: str | os.PathLike[str]) -> dict[bytes, str]:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that one process has.
+    """The keys of one process.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class Keys:
         Raises
         ------
         ValueError
-            The file is missing, is no key, or can be read by others than its owner.
+            The file is missing, is not a key, or can be read by users other than its owner.
         """
         folder = local_path(directory)
         file = _secret_file(folder, role)
@@ -158,7 +158,7 @@ class Keys:
         Raises
         ------
         ValueError
-            The file is missing or is no key.
+            The file is missing or is not a key.
         """
         file = _public_file(self.directory, role)
         try:
@@ -241,8 +241,8 @@ class Guard:
             return False
         if name is None:
             self.refused += 1
-            given = key.decode("ascii", "replace")
-            self._refusals.add("key", f"refused a peer whose key is not in {self._directory}: {given}")
+            shown = key.decode("ascii", "replace")
+            self._refusals.add("key", f"refused a peer whose key is not in {self._directory}: {shown}")
             return False
         self.admitted += 1
         return True

@@ -1,7 +1,7 @@
-"""File descriptors: each connection takes one, and a process without any can accept none.
+"""The limit of file descriptors. Each connection uses one; at the limit a process accepts no connections.
 
-libzmq then retries in a loop, which takes a core until connections end; existing ones keep working. So the processes of
-a cluster raise their limit as far as the system permits, and log when it is reached.
+libzmq then retries in a loop, which keeps a core busy until connections end; existing ones keep working. So the
+processes of a cluster raise their limit as far as the system permits, and log when it is reached.
 
 Threads: any number.
 """

@@ -1,4 +1,4 @@
-"""Errors that come out of control messages, and copies of errors that are raised in several threads."""
+"""Errors that control messages describe, and copies of errors that are raised in several threads."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class HelloReply(_Message, frozen=True, tag="welcome"):
     slots: Annotated[int, Meta(ge=1, le=1 << 14)]
     heartbeat: Annotated[float, Meta(gt=0, le=1e9)]  # seconds
     dead_after: Annotated[float, Meta(gt=0, le=1e9)]  # seconds of silence
-    seen: _Count  # events so far, which do not concern it
+    seen: _Count  # number of earlier events, which do not concern it
 
 
 class Join(_Message, frozen=True, tag="join"):
@@ -177,7 +177,7 @@ class Join(_Message, frozen=True, tag="join"):
 
 
 class JoinReply(_Message, frozen=True, tag="joined"):
-    """A peer has joined. ``incarnation``, ``job`` and ``clock`` are for workers: where they begin."""
+    """A peer has joined. ``incarnation``, ``job`` and ``clock`` are for workers: their initial values."""
 
     rank: _Small
     map: ClusterMap
@@ -228,7 +228,7 @@ class Barrier(_Message, frozen=True, tag="barrier"):
 
 
 class BarrierReply(_Message, frozen=True, tag="passed"):
-    """All living workers of the job have reached the barrier."""
+    """All workers of the job that are alive have reached the barrier."""
 
 
 class TakeSplit(_Message, frozen=True, tag="take-part"):
@@ -300,7 +300,7 @@ class ErrorReply(_Message, frozen=True, tag="refused"):
 class StartJob(_Message, frozen=True, tag="start-job"):
     """Begin a job: clocks at 0, the workers' ranks 0..n-1 admitted with these incarnations.
 
-    ``before`` is how many clocks the last job had: the tables' own clocks go on behind them.
+    ``before`` is the number of clocks of the last job: the tables' own clocks continue from there.
     """
 
     job: Annotated[int, Meta(ge=1, lt=1 << 32)]
@@ -314,7 +314,7 @@ class Hold(_Message, frozen=True, tag="hold"):
 
 
 class Admit(_Message, frozen=True, tag="admit"):
-    """Admit a worker at a clock; this ends a hold."""
+    """Admit a worker at a clock; this ends a hold of the clock."""
 
     rank: _Small
     incarnation: _Word
@@ -342,7 +342,7 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
 
 
 class AddTable(_Message, frozen=True, tag="add-table"):
-    """Make an empty table. A server that has no room for it refuses, and is as it was before."""
+    """Make an empty table. A server that has no room for it refuses, and is unchanged."""
 
     id: _Word
     form: TableRecord
@@ -378,7 +378,7 @@ class WorkerGone(_Message, frozen=True, tag="worker-gone"):
 
 
 class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
-    """The scheduler was stopped, and the cluster with it."""
+    """The scheduler was stopped: the cluster ends."""
 
 
 RequestBody: TypeAlias = Hello | Join | GetMap | CreateTable | ListTables | Barrier | TakeSplit | GetMetrics | Leave
@@ -405,8 +405,8 @@ Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
 class Request(_Message, frozen=True, tag="ask"):
     """A request. Numbers of a sender start at 1 and rise.
 
-    ``latest`` is the greatest number that the sender has given out, ``open`` are those whose replies it still waits
-    for: what was replied to all others need not be kept.
+    ``latest`` is the greatest number that the sender has used, ``open`` are those whose replies it still waits for: the
+    replies to all others need not be kept.
     """
 
     sender: _Sender
@@ -434,7 +434,7 @@ class OrderReply(_Message, frozen=True, tag="done"):
     """The result of an order, or a fault, a text, after which the server cannot be used.
 
     ``figures`` are those of each endpoint, ``tables`` those that the last tick of a fenced worker named. A server that
-    has ``refused`` an order is as it was before it.
+    has ``refused`` an order is unchanged by it.
     """
 
     sender: _Sender

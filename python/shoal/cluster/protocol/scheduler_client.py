@@ -203,7 +203,7 @@ class SchedulerClient:
 
     @property
     def stopped(self) -> bool:
-        """Whether the scheduler was stopped, and the cluster with it."""
+        """Whether the scheduler was stopped, which ends the cluster."""
         return self._stopped
 
     @property
@@ -290,7 +290,7 @@ class SchedulerClient:
         NotConnectedError
             There is no answer, or a server cannot be reached from here.
         DeadlineExceededError
-            Others are missing: the message says which.
+            Others are missing: the message names them.
         """
         deadline = time.monotonic() + timeout
         if self._welcome is None:
@@ -332,16 +332,16 @@ class SchedulerClient:
         timeout : float
             Seconds.
         doing : str
-            What this is, for messages.
+            Description of the call, for messages.
 
         Raises
         ------
         DeadlineExceededError
-            There was no reply in time, though the scheduler is there.
+            There was no reply in time, but the scheduler is alive.
         NotConnectedError
-            It is not there.
+            The scheduler does not answer.
         ValueError
-            It refuses what was asked for.
+            The scheduler refuses the request.
         MemoryBudgetExceededError
             A server has no room for it.
         """
@@ -352,7 +352,7 @@ class SchedulerClient:
             self.forget(asked)
 
     def ask(self, body: RequestBody) -> PendingRequest:
-        """Send a request, whose reply :meth:`answer` waits for, in several goes if need be, until :meth:`forget`.
+        """Send a request without waiting for its reply: :meth:`answer` waits, and may be repeated until :meth:`forget`.
 
         Raises
         ------
@@ -624,7 +624,7 @@ class SchedulerClient:
             if self._welcome is None:
                 self._fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
                 return
-            # The scheduler had this version before: a message was damaged, or another scheduler has replaced it.
+            # The scheduler spoke this version before: a message was damaged, or another scheduler has replaced it.
             self._refusals.add("unread", f"the scheduler at {self._address}: {fault}")
             if isinstance(fault, PeerRefusedError):
                 self._last_message = time.monotonic()

@@ -22,9 +22,9 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
     Parameters
     ----------
     first_slot, end_slot : int
-        It owns the slots from the first up to, not including, the end.
+        Its slots: from the first up to, not including, the end.
     address : str
-        Where a worker reaches it: ``tcp://host:port``.
+        Address at which workers reach it: ``tcp://host:port``.
     server : int
         Rank of the server that it belongs to.
     """
@@ -107,7 +107,7 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True):
 
 
 def cut_evenly(epoch: int, slots: int, loops: Sequence[tuple[str, int]]) -> ClusterMap:
-    """Give every endpoint its share of the slots, in the order given.
+    """Divide the slots evenly among endpoints, in the order of ``loops``.
 
     Parameters
     ----------

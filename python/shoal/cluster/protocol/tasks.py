@@ -1,4 +1,4 @@
-"""What a worker and the endpoints exchange during a save or a load: tasks and reports.
+"""The messages between a worker and the endpoints during a save or a load: tasks and reports.
 
     worker                                       each endpoint
     SAVE_BEGIN                     ----------->  snapshots the tables; a thread waits for a task
@@ -7,8 +7,8 @@
     SAVE_END                       ----------->  releases the tables
 
 Between SAVE_BEGIN and SAVE_END the worker sends a `Task` in each SAVE_POLL, and the endpoint answers with a `Report`.
-Each is complete in itself and sent repeatedly, so a lost or late one changes nothing. worker/tasks.py and
-server/tasks.py hold the two sides.
+Each is complete in itself and sent repeatedly, so a lost or late one has no effect. worker/tasks.py and server/tasks.py
+have the two sides.
 
 Invariants
     T1  Nothing is executed before every endpoint has seen the directory.
@@ -42,8 +42,8 @@ __all__ = [
     "error_kind",
 ]
 
-STALL_SECONDS = 300.0  # in which a disk takes a file of a GiB, if it takes 4 MB a second
-VISIBILITY_SECONDS = 2.0  # until a network file system shows what another machine has written
+STALL_SECONDS = 300.0  # in which a disk writes a file of a GiB at 4 MB per second
+VISIBILITY_SECONDS = 2.0  # until a network file system shows a file that another machine has written
 MAX_POLL_SECONDS = 0.1  # between two polls, and between two reports
 MIN_PATIENCE_SECONDS = 60.0  # that an endpoint waits for a worker at least: it may be publishing the manifest
 
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What all kinds of tasks have."""
+    """The fields of all kinds of tasks."""
 
     place: str
     options: dict[str, Any]

@@ -1,7 +1,7 @@
 """Membership: the state of the scheduler, as a state machine without sockets, clocks or randomness of its own.
 
-Messages and the time go in, messages come out; so thousands of schedules of joins, deaths, repetitions and losses can
-be tested in a second.
+Its input is messages and the time, its output is messages. So thousands of schedules of joins, deaths, repetitions and
+losses can be tested in a second.
 
     forming    servers join, in any order; their ranks are 0..S-1
     map        the last server has joined: the slots are divided evenly among all endpoints, in the order of the ranks
@@ -138,7 +138,7 @@ class Membership:
     workers : int
         Number of workers of a job, unless the workers pass it.
     slots : int
-        Parts of the hash space.
+        Number of slots of the hash space.
     heartbeat : float
         Seconds between heartbeats. A peer is dead after 5 without one.
     rng : random.Random
@@ -269,7 +269,7 @@ class Membership:
         return self._flush()
 
     def on_time(self, now: float) -> Outgoing:
-        """Do what is due: declare silent peers dead, send unacknowledged orders again.
+        """Process timeouts: declare silent peers dead, send unacknowledged orders again.
 
         Call it when no message is left to process, and at least once per heartbeat.
         """
@@ -303,7 +303,7 @@ class Membership:
 
     @property
     def broken(self) -> str:
-        """Which server was lost; empty while none was."""
+        """Description of the lost server; empty while none was lost."""
         return self._broken
 
     @property
@@ -318,7 +318,7 @@ class Membership:
 
     @property
     def failed(self) -> str:
-        """Which launcher's program failed first, or was lost; empty while none did."""
+        """Description of the launcher whose program failed first, or that was lost; empty while there is none."""
         return self._failed
 
     @property
@@ -954,11 +954,11 @@ class Membership:
             return SplitReply(one.splits.take(worker.sender, self._now, reissue=take.reissue), None)
         one.clocks[worker.rank] = take.clock
         if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
-            # Whoever said its clock has ticked once since, at most.
+            # A worker has ticked once at most since it reported its clock.
             one.end = max(one.clocks.values()) + (len(job.members) > 1)
         return SplitReply(None, take.clock if job.consistency.mode == "asp" else one.end)
 
-    # --- what goes out ----------------------------------------------------------------------------------------
+    # --- output -----------------------------------------------------------------------------------------------
 
     def _publish(self, event: Event) -> None:
         first = self._events_dropped + len(self._events)

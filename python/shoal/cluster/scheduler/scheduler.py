@@ -1,10 +1,10 @@
 """The scheduler's process: a socket around :class:`shoal.cluster.scheduler.membership.Membership`.
 
-One thread receives, hands over, sends. Addresses of servers are tried out by helpers, since that takes time; a message
-that cannot be sent at once is dropped, since whoever waits for it asks again.
+One thread receives messages, passes them to the membership and sends the replies. Addresses of servers are probed in
+other threads, since a probe blocks. A message that cannot be sent at once is dropped: the peer repeats its request.
 
-Nothing that arrives ends it: what is not a control message is counted and dropped, and so is a message that meets a
-defect. The log has a line for the first of a kind, and one every ten seconds at most.
+No message ends the process: one that is not a control message is counted and dropped, and so is one whose processing
+raises an unexpected exception. The log has a line for the first of each kind, then at most one every ten seconds.
 
 Threads: `run` in one; `stop` from any, or from a signal handler.
 """
@@ -36,12 +36,12 @@ __all__ = ["Scheduler"]
 
 _log = logging.getLogger("shoal.scheduler")
 
-_PROBE = 5.0  # seconds for an endpoint to answer a connection
-_AT_ONCE = 1000  # messages between two looks at the time
-_LONGEST = 1 << 24  # bytes of a frame; a peer that sends a longer one is cut off
-_MOST_FRAMES = 4  # of a message, the route with them
-_LOOK = 1.0  # seconds between two looks at whether it can still open files
-_HANDSHAKE = 10000  # ms until a connection has to have said what it is
+_PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
+_MAX_BATCH = 1000  # messages between two checks of the time
+_MAX_FRAME_BYTES = 1 << 24  # a peer that sends a longer frame is disconnected
+_MAX_FRAMES = 4  # of a message, including the route
+_DESCRIPTOR_CHECK_SECONDS = 1.0  # between two checks whether files can still be opened
+_HANDSHAKE_MS = 10000  # for a connection to complete its handshake
 
 
 class Scheduler:
@@ -54,9 +54,9 @@ class Scheduler:
     servers, workers, slots, heartbeat
         See :class:`shoal.cluster.scheduler.membership.Membership`.
     keys : Keys, optional
-        Let in only those whose keys are in its directory.
+        Accept only peers whose keys are in its directory.
     insecure : bool
-        Listen without keys also where other machines reach it: `ValueError` otherwise.
+        Allow listening without keys on an address that other machines can reach: `ValueError` otherwise.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class Scheduler:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._helpers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
+        self._probers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = None if keys is None else Guard(self._context, keys)
         self._router = self._context.socket(zmq.ROUTER)
@@ -102,14 +102,14 @@ class Scheduler:
             if keys is not None:
                 keys.secure_server(self._router)
             self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            # No limit: where libzmq 4.3.5 has stopped to read from a peer that then resets its connection, the next
+            # No limit: if libzmq 4.3.5 has stopped reading from a peer that then resets its connection, the next
             # heartbeat of either side ends the process.
             self._router.setsockopt(zmq.RCVHWM, 0)
             self._router.setsockopt(zmq.LINGER, 1000)
-            self._router.setsockopt(zmq.MAXMSGSIZE, _LONGEST)
+            self._router.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
             self._router.setsockopt(zmq.IPV6, int(":" in bound_host))
-            self._router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers come at once
-            self._router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE)
+            self._router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers may connect at the same time
+            self._router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
             self._router.setsockopt(zmq.HEARTBEAT_IVL, 2000)
             self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
             self._router.bind(join_address(bound_host, port))
@@ -128,39 +128,39 @@ class Scheduler:
 
     @property
     def membership(self) -> Membership:
-        """What the scheduler knows; its own thread's."""
+        """The state of the cluster; only for the thread of :meth:`run`."""
         return self._membership
 
     def refused(self) -> dict[str, int]:
-        """How often something was refused, by reason.
+        """Return the number of refused messages and connections, by reason.
 
         Returns
         -------
         dict of int
             ``garbage``: not a control message. ``invalid``: one of another version, or with a field out of its bounds.
-            ``unknown``: the sender takes this scheduler for the one before it. ``unreachable``: a server at whose
-            address nobody answers. ``failed``: a message that met a defect. ``key``: a connection without a key of this
-            cluster. ``descriptors``: seconds in which it could open nothing more. Reasons that did not occur are left
-            out.
+            ``unknown``: the sender was a member of an earlier scheduler at this address. ``unreachable``: a server
+            whose address does not answer. ``failed``: a message whose processing raised an unexpected exception.
+            ``key``: a connection without a key of this cluster. ``descriptors``: seconds in which no further file could
+            be opened. Reasons that did not occur are omitted.
         """
         keys = {} if self._guard is None or not self._guard.refused else {"key": self._guard.refused}
         return {**self._refusals.counts(), **keys}
 
     def stop(self) -> None:
-        """Let :meth:`run` end."""
+        """Make :meth:`run` return."""
         self._stopping = True
         self._wake()
 
     def run(self, going: Callable[[], bool] = lambda: True) -> None:
-        """Serve until :meth:`stop` is called or ``going`` says no; then tell everybody.
+        """Serve until :meth:`stop` is called or ``going`` returns False; then notify all peers.
 
         Parameters
         ----------
         going : callable
-            Called every now and then.
+            Called repeatedly.
         """
         raise_limit()
-        looked = due = time.monotonic()
+        checked = due = time.monotonic()
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
@@ -174,13 +174,13 @@ class Scheduler:
                 probe, fault = self._found.popleft()
                 with self._guarded("the addresses of a server"):
                     self._send(self._membership.probed(probe, fault, time.monotonic()))
-            # Messages that wait may be signs of life; but no flood of them puts off for long what is due.
+            # Waiting messages may be heartbeats, so they are processed first; but many of them must not delay timeouts.
             if self._receive() or time.monotonic() - due > self._membership.heartbeat:
                 due = time.monotonic()
                 with self._guarded("what is due"):
                     self._send(self._membership.on_time(time.monotonic()))
-            if time.monotonic() - looked > _LOOK:
-                looked = time.monotonic()
+            if time.monotonic() - checked > _DESCRIPTOR_CHECK_SECONDS:
+                checked = time.monotonic()
                 if are_spent():
                     self._refusals.add("descriptors", SPENT, level=logging.ERROR)
             while self._membership.refused:
@@ -188,14 +188,14 @@ class Scheduler:
             while self._membership.notes:
                 _log.info("%s", self._membership.notes.popleft())
             while self._membership.probes:
-                self._helpers.submit(self._try_out, self._membership.probes.popleft())
+                self._probers.submit(self._probe, self._membership.probes.popleft())
         self._send(self._membership.stop(time.monotonic()))
         if self.refused():
             _log.info("refused in all: %s", ", ".join(f"{count} {why}" for why, count in self.refused().items()))
 
     def _receive(self) -> bool:
-        """Hand over what has come; returns whether that is all of it."""
-        for _ in range(_AT_ONCE):
+        """Process up to `_MAX_BATCH` waiting messages; return whether none is left."""
+        for _ in range(_MAX_BATCH):
             try:
                 frames = self._next_message()
             except zmq.Again:
@@ -205,18 +205,18 @@ class Scheduler:
         return False
 
     def _next_message(self) -> list[zmq.Frame]:
-        """Take a message, without the frames between the first ones and the last of one that has too many."""
+        """Receive a message; one with too many frames is shortened to the first ones and the last."""
         frames = [self._router.recv(zmq.DONTWAIT, copy=False)]
         while self._router.getsockopt(zmq.RCVMORE):
-            frame = self._router.recv(zmq.DONTWAIT, copy=False)  # libzmq hands over whole messages: it is there
-            if len(frames) > _MOST_FRAMES:
+            frame = self._router.recv(zmq.DONTWAIT, copy=False)  # libzmq delivers whole messages: the frame is there
+            if len(frames) > _MAX_FRAMES:
                 frames.pop()
             frames.append(frame)
         return frames
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Go on after a defect: the cluster does not end with one message."""
+        """Log an unexpected exception and continue: one message must not end the cluster."""
         try:
             yield
         except Exception as error:
@@ -228,7 +228,7 @@ class Scheduler:
         try:
             message = _read(frames, host)
         except MalformedMessageError as fault:
-            # The first frame tells a peer of shoal from a stranger.
+            # Whether there is a reply depends on the first frame: it identifies peers that run shoal.
             self._refusals.add("invalid" if fault.reply is not None else "garbage", f"{host or 'a peer'}: {fault}")
             if fault.reply is not None:
                 self._send_frames(route, fault.reply)
@@ -253,9 +253,9 @@ class Scheduler:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
 
-    def _try_out(self, probe: AddressProbe) -> None:
+    def _probe(self, probe: AddressProbe) -> None:
         try:
-            found = try_all(probe.addresses, _PROBE)
+            found = try_all(probe.addresses, _PROBE_SECONDS)
         except Exception as error:
             found = (probe.addresses[0], f"{type(error).__name__}: {error}")
         self._found.append((probe, found))
@@ -266,8 +266,8 @@ class Scheduler:
             self._wake_write.send(b"\0")
 
     def close(self) -> None:
-        """Give the address back."""
-        self._helpers.shutdown(wait=False, cancel_futures=True)
+        """Close the socket, which releases the address."""
+        self._probers.shutdown(wait=False, cancel_futures=True)
         self._router.close()
         if self._guard is not None:
             self._guard.stop()
@@ -277,7 +277,7 @@ class Scheduler:
 
 
 def _peer_address(frame: zmq.Frame) -> str:
-    """Where a message comes from; empty where libzmq does not know: before version 3.0 of its protocol."""
+    """Return the address that a message comes from; empty if its peer speaks a protocol before ZMTP 3.0."""
     try:
         return str(frame.get("Peer-Address"))
     except (zmq.ZMQError, UnicodeDecodeError):
@@ -289,6 +289,6 @@ def _read(frames: list[zmq.Frame], host: str) -> Message:
         raise MalformedMessageError(
             "it speaks the protocol of ZeroMQ 2 or another one: is it a browser, or a scan of ports?"
         )
-    if len(frames) > _MOST_FRAMES:
-        raise MalformedMessageError(f"a message of {_MOST_FRAMES} frames or more is not a control message")
+    if len(frames) > _MAX_FRAMES:
+        raise MalformedMessageError(f"a message of {_MAX_FRAMES} frames or more is not a control message")
     return decode([frame.bytes for frame in frames[1:]])

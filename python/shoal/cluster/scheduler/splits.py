@@ -7,11 +7,11 @@ next.
       ^_______|  its worker died, or left
 
 A worker that asks while all splits are taken waits, since one of them may become free again. If the job allows it, a
-split that takes much longer than the others is given to a second worker too, once (a backup task, as in MapReduce); the
-first worker to finish counts.
+split that takes much longer than the others is assigned to a second worker too, once (a backup task, as in MapReduce);
+the first worker to finish counts.
 
 Invariants
-  P1  While no worker dies and no split is given out twice on purpose, every split is taken exactly once.
+  P1  While no worker dies and no split is assigned twice on purpose, every split is taken exactly once.
   P2  The pass is over when every split was finished, by a worker that was alive then.
 
 Threads: one.
@@ -40,7 +40,7 @@ class SplitTracker:
         if count < 0:
             raise ValueError(f"a pass of {count} splits")
         self.count = count
-        self._untouched = 0  # this split and later ones were never given out
+        self._untouched = 0  # this split and later ones were never assigned
         self._back: deque[int] = deque()  # splits that are free again
         self._taken: dict[int, dict[Hashable, float]] = {}  # split: its workers, and since when
         self._twice: set[int] = set()

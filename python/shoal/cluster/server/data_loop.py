@@ -1,7 +1,7 @@
 """Data loops: endpoints of a server that serve without Python.
 
-Python makes the context, chooses the address and holds the keys; from there on a C++ thread on the same libzmq takes
-the requests, and no Python thread can hold it up.
+Python makes the context, chooses the address and sets the keys. After that a C++ thread on the same libzmq serves the
+requests, and no Python thread can delay it.
 
 Threads: see csrc/server/data_loop.h.
 """
@@ -41,15 +41,15 @@ def start_loop(
     address : str
         ``tcp://host:port``, where port 0 is any that is free, or another transport of ZeroMQ.
     keys : Keys, optional
-        Speak only to those whom the context's :class:`shoal.cluster.protocol.curve.Guard` lets in.
+        Accept only peers that the context's :class:`shoal.cluster.protocol.curve.Guard` admits.
     heartbeat : float
-        Seconds between signs of life on a silent connection; 0 for none.
+        Seconds between heartbeats on a silent connection; 0 for none.
     dead_after : float, optional
-        Seconds of silence until a peer counts as gone; 5 heartbeats if not given.
+        Seconds of silence until a peer counts as dead; default: 5 heartbeats.
     max_message : int
-        Bytes of a frame. A peer that sends a greater one is cut off.
+        Bytes of a frame. A peer that sends a longer one is disconnected.
     unsent_bytes : int
-        Bytes of values that may wait to be sent; what would exceed them is refused as OVERLOADED.
+        Bytes of values that may wait to be sent; a request that would exceed them is refused as OVERLOADED.
 
     Returns
     -------

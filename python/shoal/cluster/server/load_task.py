@@ -63,7 +63,7 @@ def execute(
 
 
 class _SessionLoadTarget:
-    """A table that is being loaded. Of the rows that are restored the endpoint keeps those of its own slots."""
+    """A table that is being loaded. The endpoint keeps the restored rows of its own slots."""
 
     def __init__(self, session: _core.CheckpointSession, table: int) -> None:
         self._session = session

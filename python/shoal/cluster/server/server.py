@@ -124,16 +124,16 @@ class Server:
     scheduler : str
         Address of the scheduler.
     bind : str, optional
-        Where to listen, ``tcp://host:port``; with several threads they take this port and those behind it, unless it
-        is 0 or ``*``, any that is free. Default: any port, of the loopback interface if the scheduler is on it, else
-        of all interfaces.
+        Where to listen, ``tcp://host:port``; several threads use this port and the following ones, unless it is 0 or
+        ``*``, any that is free. Default: any port, of the loopback interface if the scheduler is on it, else of all
+        interfaces.
     advertise : str, optional
-        Name or address of this machine as the scheduler and all workers reach it; default: where its connection to the
-        scheduler comes from.
+        Name or address of this machine as the scheduler and all workers reach it; default: the source address of its
+        connection to the scheduler.
     threads : int
-        Endpoints, a thread each.
+        Number of endpoints, each with its own thread.
     memory : int, optional
-        Bytes that the rows of all tables may take here, an equal share for each of its slots; default: any number.
+        Bytes that the rows of all tables may use here, an equal share for each of its slots; default: no limit.
     slot_memory : int, optional
         The share of a slot, in place of `memory`.
     rank : int, optional
@@ -150,8 +150,8 @@ class Server:
         Where the files of saves and loads may be, which workers name; default: with keys anywhere, without keys in the
         current directory. See :class:`shoal.storage.roots.StorageRoots`.
     storage_options : mapping, optional
-        Of the file system that URLs below them are opened by, such as ``{"endpoint_url": ...}``: without it workers may
-        pass credentials alone.
+        Options of the file system that opens URLs below them, such as ``{"endpoint_url": ...}``: if it is omitted,
+        workers may pass nothing but credentials.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Server:
         self.close()
 
     def stop(self) -> None:
-        """Let :meth:`run` end."""
+        """Make :meth:`run` return."""
         self._stopping = True
 
     def run(self, going: Callable[[], bool] = lambda: True) -> None:

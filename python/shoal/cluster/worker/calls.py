@@ -105,7 +105,7 @@ class RequestPart:
     counted: bool = False  # whether its last frame has counts
     bytes: int = 0  # of request and answer
     charged: bool = False
-    last: Status = Status.OK  # status of the last reply that did not settle it
+    last: Status = Status.OK  # of the last reply that did not settle the part
     sent: float = math.nan
     due: float = math.nan
     tries: int = 0
@@ -131,7 +131,7 @@ class MisroutedSlots:
 
 @dataclass(slots=True, eq=False)
 class EndpointState:
-    """The state of one endpoint, as this worker knows it."""
+    """The state that this worker keeps of one endpoint."""
 
     address: str
     server: int
@@ -168,7 +168,7 @@ class Call:
     error : ShoalError or None
     result : object
         Of a pull and a state ``out``; contains uint8[n]; erase the rows erased; slot (hashes, rows); section
-        (rows, bytes, bytes of the filter behind them); save poll (whether it was known, bytes); stats, reduce, sweep
+        (rows, bytes, bytes of the filter after them); save poll (whether it was known, bytes); stats, reduce, sweep
         and save begin one array for each endpoint, in slot order; others None.
     """
 
@@ -257,7 +257,7 @@ def new_call(
     dim, aux : int
         As the op has them in its header; for a state, `dim` is that of the answer, 0 if unknown.
     slot : int, optional
-        For slot, section, load rows and load filter: selects the endpoint. `aux` is the slot, then, unless given.
+        For slot, section, load rows and load filter: selects the endpoint, and is the default of `aux`.
         For save poll and save end: any slot of the endpoint.
     payload : sequence of buffers
         Of loads, saves, reduce and sweep, with `count` and `dtype`: the same for every endpoint.
@@ -269,7 +269,7 @@ def new_call(
     Raises
     ------
     ValueError
-        An argument that the op needs is missing, or one that it does not have is given.
+        An argument that the op needs is missing, or one that it does not have is present.
     """
     call = Call(op, table, clock, now, deadline)
     call.on_done = on_done

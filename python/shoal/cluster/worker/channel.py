@@ -81,7 +81,7 @@ class CallFuture:
         Raises
         ------
         DeadlineExceededError
-            The call is not settled after ``timeout`` seconds and goes on, or it has passed its own deadline.
+            The call is not settled after ``timeout`` seconds, and continues; or it has passed its own deadline.
         """
         self.channel.wait(self.call, timeout)
 

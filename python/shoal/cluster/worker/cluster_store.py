@@ -420,15 +420,15 @@ class ClusterStore(Store):
     ) -> Iterator[checkpoint.SnapshotSet]:
         shards = [(cast(RemoteShard, table.shard), table.spec, kind) for table, kind in tables]
         with contextlib.ExitStack() as held:
-            # This process's pushes wait for the moment, as those under way are waited for. Those of others do not come
-            # between under BSP, where nothing is applied before this worker's next tick.
-            with contextlib.ExitStack() as still:
-                still.enter_context(self._rwlock.exclusive())
+            # New pushes of this process wait until the snapshot is taken, and the snapshot waits for pending ones.
+            # Under BSP pushes of other workers cannot interfere: none is applied before this worker's next tick.
+            with contextlib.ExitStack() as paused:
+                paused.enter_context(self._rwlock.exclusive())
                 self.channel.drain(self._timeout)
                 self.channel.raise_unobserved()
                 if self._shared_storage and shards:
                     numbered = [(shard.number, spec, kind) for shard, spec, kind in shards]
-                    moment: checkpoint.SnapshotSet = held.enter_context(
+                    snapshots: checkpoint.SnapshotSet = held.enter_context(
                         ServerSnapshotSet(
                             self.channel, self._joined.map.endpoints, numbered, base, lambda: self.lost_workers
                         )
@@ -436,25 +436,25 @@ class ClusterStore(Store):
                 else:
                     if any(kind != "plain" for _, _, kind in shards):
                         raise ValueError(NO_DELTAS)
-                    taken = [
+                    table_snapshots = [
                         checkpoint.TableSnapshot(spec, UnsynchronizedSnapshot(shard), kind)
                         for shard, spec, kind in shards
                     ]
-                    moment = checkpoint.LocalSnapshotSet(taken, self._slots, self.threads, self.clock)
-                    held.enter_context(still.pop_all())  # until all is written
-            yield moment
+                    snapshots = checkpoint.LocalSnapshotSet(table_snapshots, self._slots, self.threads, self.clock)
+                    held.enter_context(paused.pop_all())  # pushes wait until all rows are written
+            yield snapshots
 
     def check_storage(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
         """Check that all servers may write a save there: see :meth:`shoal.Store.check_storage`."""
         self._check_usable()
-        place = open_dir(directory, storage_options)
+        storage_dir = open_dir(directory, storage_options)
         tables = [(table, "plain") for table in self._tables.values()][:1]
         if self._shared_storage and tables:
-            with self._saving, self._snapshots(tables, None) as moment:
-                cast(ServerSnapshotSet, moment).check(place)
+            with self._saving, self._snapshots(tables, None) as snapshots:
+                cast(ServerSnapshotSet, snapshots).check(storage_dir)
 
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
-        """Have servers read their rows, or send them all, while other workers wait: a load is a call of all."""
+        """Load as worker 0 while the other workers wait: the servers read their rows, or this worker sends them."""
         manifest = chain[-1].manifest
         self.channel.drain(self._timeout)
         self._wait_at_barrier("begin of a load", self._timeout)
@@ -463,9 +463,9 @@ class ClusterStore(Store):
             base = chain[-1].digest if track else ""
             return RemoteLoadTarget(self.channel, self._find(spec), spec, self._slots, base)
 
-        def by_servers(tables: list[RemoteLoadTarget], told: Callable[[int], None]) -> list[int]:
+        def by_servers(tables: list[RemoteLoadTarget], on_progress: Callable[[int], None]) -> list[int]:
             with ServerLoad(self.channel, self._joined.map.endpoints, [table.number for table in tables]) as loading:
-                return loading.read(chain[-1], self._slots, told)
+                return loading.read(chain[-1], self._slots, on_progress)
 
         restore = by_servers if self._shared_storage and manifest.tables else None
         rows = sum(table.rows for link in chain for table in link.manifest.tables)
@@ -478,7 +478,7 @@ class ClusterStore(Store):
                 if self.rank == 0:
                     for _, fresh in checkpoint.load(chain, make, self.threads, progress=progress, restore=restore):
                         fresh.finish()
-            finally:  # they look for themselves whether it went well
+            finally:  # also after an error: the other workers check the result themselves
                 self._wait_at_barrier("end of a load", enough)
             for table in manifest.tables:
                 shard = self._tables[table.name].shard
@@ -488,13 +488,13 @@ class ClusterStore(Store):
                         f"of {table.size}; see the error of worker 0"
                     )
 
-    # ---- the end, and what the scheduler tells -----------------------------------------------------------------------
+    # ---- closing, and events from the scheduler ----------------------------------------------------------------------
 
     def _end(self, *, failed: bool) -> None:
         self._finalizer.detach()
         _open_stores.discard(self)
         if not self._rwlock.is_ours:
-            self._closing.pop_all()  # nothing of it is a child's to close
+            self._closing.pop_all()  # a forked child closes nothing of its parent's
             return
         with self._closing:
             try:
@@ -540,7 +540,7 @@ def _leave_at_exit() -> None:
     """Leave for all stores that are open when the interpreter ends, while threads still run."""
     stores = list(_open_stores)
     for store in stores:
-        if store._finalizer.detach() is not None:  # so late, a finalizer that is called does nothing any more
+        if store._finalizer.detach() is not None:  # otherwise the finalizer has run already
             store._link.abandon(store._closing.close)
     deadline = time.monotonic() + _LEAVE_SECONDS + 1
     for store in stores:
@@ -548,7 +548,7 @@ def _leave_at_exit() -> None:
 
 
 def _weakly(method: Callable[[_Argument], None]) -> Callable[[_Argument], None]:
-    """Return what calls a method as long as there is its object."""
+    """Return a function that calls a method while its object exists."""
     ref = weakref.WeakMethod(method)
 
     def call(argument: _Argument) -> None:
@@ -569,7 +569,8 @@ def _bounded(name: str, given: int | None, least: int, most: int) -> int | None:
 
 
 def _ask_map(link: SchedulerClient) -> ClusterMap:
-    # Asked again while it is wanted: the keeper, which asks, has other things to do as well.
+    # A short timeout, since the request is repeated while a map is needed: the channel's background thread, which makes
+    # it, must not be blocked for long.
     return link.call(GetMap(), GetMapReply, timeout=_MAP_SECONDS, doing="asking for the map of slots").map
 
 
@@ -581,7 +582,7 @@ def _end_context(context: zmq.Context[zmq.Socket[bytes]], process: int) -> None:
 def _security(
     curve: str | os.PathLike[str] | None,
 ) -> tuple[Callable[[zmq.Socket[bytes]], None] | None, dict[str, Any]]:
-    """Return what makes a data socket secure, and what makes the link so."""
+    """Return the function that secures a data socket, and the arguments that secure the scheduler's client."""
     if curve is None:
         return None, {}
     from shoal.cluster.protocol.curve import Keys

@@ -1,4 +1,4 @@
-"""How a call is cut into parts: along the slots of the endpoints, and where a message would be too large.
+"""Cutting a call into parts: along the slots of the endpoints, and where a message would be too large.
 
 Threads: functions of their arguments.
 """

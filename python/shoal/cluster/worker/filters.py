@@ -1,15 +1,15 @@
 """Filters that reduce the bytes of pulls and pushes, after Li et al. (OSDI 2014).
 
-Idea. A filter stands between a call and its frames. Some are exact: the servers see the same bits. The others are
-unbiased: what arrives is right on average, each error is added up, and none depends on how a call was cut or how often
-it was sent.
+Idea. A filter encodes the arrays of a call into frames. Some filters are exact: the servers receive the same bits. The
+others are unbiased: the expected value of what arrives is what was passed. Their errors are counted, and do not depend
+on how a call was cut or how often it was sent.
 
     gradients  --threshold--> small rows: zeros, or larger --gradients--> 16 bits --zeros--> packed
-    hashes     --key_caching--> 16 bytes, where the server has the list
+    hashes     --key_caching--> 16 bytes, if the server has the list
     weights    by the server: --weights--> 16 bits --zeros--> packed
 
-The chances of a push are a function of (seed, worker, sequence of the call, hash): a part that is cut anew after a
-change of the map carries the same values.
+The random numbers of a push are a function of (seed, worker, sequence of the call, hash): a part that is cut again
+after a change of the map has the same values.
 
 Threads: a description is frozen; a :class:`Filter` belongs to its owner of requests, and is used under the same lock.
 """
@@ -32,7 +32,7 @@ __all__ = ["EncodedPayload", "Filter", "Filters", "choose"]
 Dtype = _core.WireDtype
 
 _DTYPES = {"float32": Dtype.FLOAT32, "float16": Dtype.FLOAT16, "bfloat16": Dtype.BFLOAT16}
-_FEWEST = 16  # keys that are worth a digest
+_MIN_KEYS = 16  # below this a digest saves too little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +42,20 @@ class Filters:
     Parameters
     ----------
     key_caching : bool
-        Exact. A list of keys that the server still has is sent as a digest of 16 bytes: the push behind a pull of the
-        same batch, the same batch in a later pass.
+        Exact. A list of keys that the server still has is sent as a digest of 16 bytes: in the push after a pull of the
+        same batch, and for the same batch in a later pass.
     zeros : bool
-        Exact. Gradients and weights that are zero are sent as one bit each, where that is less.
+        Exact. Gradients and weights that are zero are sent as one bit each, if that takes fewer bytes.
     gradients : str
-        ``"float32"``; unbiased: ``"bfloat16"`` or ``"float16"``, rounded at random to one of the two nearest such that
-        the mean is right.
+        ``"float32"``; unbiased: ``"bfloat16"`` or ``"float16"``, by stochastic rounding to one of the two nearest
+        numbers.
     weights : str
         Of pulls, likewise.
     threshold : float
-        Unbiased. A row whose largest absolute gradient m is below it is sent with probability m / threshold, enlarged
-        by threshold / m, and as zeros otherwise; with `zeros`, those cost a bit each. 0: all rows are sent.
+        Unbiased. A row whose largest absolute gradient m is below it is sent with probability m / threshold, scaled
+        by threshold / m, and as zeros otherwise; with `zeros`, those take a bit each. 0: all rows are sent.
     seed : int
-        Of the chances, 0 to 2**64 - 1.
+        Seed of the random numbers, 0 to 2**64 - 1.
 
     Raises
     ------
@@ -93,7 +93,7 @@ class Filters:
 
 
 def choose(filters: Filters | Mapping[str, Filters] | None, table: str) -> Filters | None:
-    """Return the filters of one table, by its name if they differ from table to table; None for none."""
+    """Return the filters of one table, by its name if tables have different ones; None if it has none."""
     found = filters.get(table) if isinstance(filters, Mapping) else filters
     if found is not None and not isinstance(found, Filters):
         raise TypeError(f"filters are a shoal.Filters, or one for each table's name, got {found!r}")
@@ -126,9 +126,9 @@ class Filter:
         pushes, pulls (messages); key_bytes_saved, gradient_bytes_saved, weight_bytes_saved; lists_sent, lists_named (by
         digest), lists_lost (the server had none: sent after all); rows_dropped, rows_raised by `threshold`.
     gradient_error : float
-        Sum of (sent - given)^2 over all gradients.
+        Sum of (sent - passed)^2 over all gradients.
     largest_error : float
-        Of a gradient, by rounding to 16 bits.
+        Largest error of a gradient by rounding to 16 bits.
     """
 
     def __init__(self, filters: Filters, rank: int, incarnation: int, job: int) -> None:
@@ -183,7 +183,7 @@ class Filter:
         return sent
 
     def _name(self, sent: EncodedPayload, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> None:
-        if not self.filters.key_caching or len(hashes) < _FEWEST:
+        if not self.filters.key_caching or len(hashes) < _MIN_KEYS:
             return
         sent.digest = _core.digest(hashes, self._job)
         sent.keep = sent.digest not in known

@@ -2,7 +2,7 @@
 
     worker 0                                     each endpoint
     LOAD_BEGIN, of each table      ---------->   creates empty rows next to the existing ones
-    SAVE_BEGIN, of those rows      ---------->   csrc/server/checkpoint_session.h holds them for a thread
+    SAVE_BEGIN, of those rows      ---------->   opens a session over them (csrc/server/checkpoint_session.h)
     the directory, and a digest    ---------->   finds that checkpoint, and the files of its own slots: "ready"
     "go", once all are ready       ---------->   restores its slots and reports the number of rows: "done"
     SAVE_END, with the digest      ---------->   releases them
@@ -30,7 +30,7 @@ from shoal.cluster.worker.tasks import TaskCoordinator
 
 __all__ = ["ServerLoad"]
 
-_KIND = 3  # of what SAVE_BEGIN names: rows of a load
+_KIND = 3  # in SAVE_BEGIN: the session is for the rows of a load
 
 
 class ServerLoad(TaskCoordinator):

@@ -184,7 +184,7 @@ class Requests:
         Returns
         -------
         Call
-            Settled when every endpoint has taken it. Waiting for it is not needed: if it fails, all that is
+            Settled when every endpoint has accepted it. Waiting for it is not needed: if it fails, all that is
             submitted afterwards fails with its error.
         """
         call = Call(Op.TICK, 0, clock, now, deadline)

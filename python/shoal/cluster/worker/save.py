@@ -108,7 +108,7 @@ class ServerSnapshotSet(TaskCoordinator):
                 self._take(numbers, tables, base)
                 return
             except _BusyError as busy:
-                # The servers learn of a dead worker too, but not all of them as early as this worker.
+                # The servers are informed of a dead worker too, but some of them later than this worker.
                 if busy.worker not in lost() or time.monotonic() > deadline:
                     raise SaveConflictError(str(busy)) from None
             time.sleep(MAX_POLL_SECONDS)
