@@ -56,9 +56,9 @@ def connect(
         Compression of messages; default: none. Each worker may have its own.
     shared_storage : bool
         Whether the servers see the directories that this worker saves to and loads from, by the same paths: then each
-        writes its own rows, while pushes go on, and reads them in a load. Object stores are seen by all. False: all
-        rows come to this worker, which writes them while its pushes wait, and there are no deltas; those of a load are
-        sent by worker 0, whose choice counts.
+        writes its own rows, while pushes continue, and reads them in a load. Object stores are visible to all. False:
+        this worker receives all rows and writes them while its pushes wait, and there are no deltas. The rows of a load
+        are sent by worker 0, whose setting decides.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def connect(
     DeadlineExceededError
         Servers or workers are missing: the message has their number.
     ValueError
-        The other workers have another job.
+        The other workers have joined with other settings of the job.
 
     Notes
     -----
@@ -128,25 +128,25 @@ def launch(
     server_threads : int
         Threads of each server.
     memory : int, optional
-        Bytes that the rows of all servers together may take, an equal share for each slot; default: any number. Where
-        they would take more, the rules in force drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
+        Bytes that the rows of all servers together may use, an equal share for each slot; default: no limit. If they
+        would use more, the expiry rules drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
     slots : int
         Number of slots of the hash space: a power of two from 2 to 16384.
     timeout : float
-        Seconds for all processes to be there, and the deadline of the store's calls.
+        Seconds for all processes to join, and the deadline of the store's calls.
     filters : Filters, or one for each table's name, optional
         As in :func:`connect`, to measure their cost.
     storage_roots : sequence of path or URL, optional
         Where the servers may read and write the files of ``save`` and ``load``; default: below the current directory,
-        since whoever reaches a port of this machine may ask them to (``docs/security.md``), or anywhere if the
-        environment names the directory of keys. With `StorageError` a save or load elsewhere is refused.
+        since any process that can connect to a port of this machine can request it (``docs/security.md``), or anywhere
+        if the environment names the directory of keys. A save or load elsewhere raises `StorageError`.
     storage_options : mapping, optional
-        Of the file system that URLs among them are opened by, such as ``{"endpoint_url": ...}``.
+        Options of the file system that opens URLs among them, such as ``{"endpoint_url": ...}``.
 
     Returns
     -------
     ClusterStore
-        A context manager: the processes end with it. They end too when this process does, however it ends.
+        A context manager: the processes end with it. They also end when this process ends, in any way.
 
     Examples
     --------
