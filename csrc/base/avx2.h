@@ -1,5 +1,5 @@
-// Where the machine has AVX2: functions that need it are marked SHOAL_AVX2, and called if has_avx2() says so. Each has a
-// portable twin that gives the same bits.
+// AVX2 by run-time dispatch: functions that need AVX2 are marked SHOAL_AVX2 and called if has_avx2() returns true. Each has a
+// portable equivalent that gives the same bits.
 
 #pragma once
 

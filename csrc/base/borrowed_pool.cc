@@ -11,7 +11,7 @@ namespace {
 struct Loan {
   ParallelRun team = nullptr;
   std::size_t threads = 0;
-  std::size_t stamp = 0;  // of the process that made it
+  std::size_t stamp = 0;  // of the process that borrowed it
 };
 
 thread_local Loan loan;
@@ -24,7 +24,7 @@ bool run_on_borrowed_threads(std::size_t pool, void (*member)(void* data), void*
   if (loan.team == nullptr || loan.threads < 2 || 2 * loan.threads < pool || loan.stamp != process_stamp()) {
     return false;
   }
-  const Loan lent = std::exchange(loan, {});  // parts that run parts have no team: it is theirs already
+  const Loan lent = std::exchange(loan, {});  // nested calls must not use the team: it is running this one
   lent.team(member, data, 0, 0);
   loan = lent;
   return true;

@@ -1,11 +1,11 @@
-// Buffer<T>: an array of plain numbers that nobody has set yet.
+// Buffer<T>: an uninitialized array of plain numbers.
 //
-// Idea. A vector writes zeros that are overwritten at once; for arrays of megabytes that is a pass over memory.
+// Why. A vector writes zeros that are overwritten at once; for arrays of megabytes that is a pass over memory.
 //
 //   results  Buffer<float> rows(n);   exactly n elements
-//   scratch  buffer.claim(n);         room for n, kept from call to call; what it held is lost
+//   scratch  buffer.claim(n);         room for n, kept from call to call; the previous contents are lost
 //
-//   below kMapped bytes   heap, which hands recently used pages out again
+//   below kMapped bytes   heap, which reuses recently freed pages
 //   from kMapped bytes    a Region: the heap would map fresh pages as well, but small ones
 //
 // Threads: none of its own; one owner.
@@ -59,8 +59,8 @@ class Buffer {
 
   std::span<T> claim(std::size_t size) {
     if (size > size_) {
-      *this = Buffer();                 // first, so that old and new never exist together
-      *this = Buffer(size + size / 4);  // batches vary: do not allocate for every longest one so far
+      *this = Buffer();                 // first, so that old and new memory never exist at the same time
+      *this = Buffer(size + size / 4);  // batch sizes vary: do not reallocate for each new maximum
     }
     return {data_, size};
   }

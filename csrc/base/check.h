@@ -1,9 +1,9 @@
 // Two kinds of failure; neither ends a release process.
 //
-//   SHOAL_CHECK(condition, message)   the caller's mistake: throws std::invalid_argument, before anything is changed
-//   SHOAL_DCHECK(condition)           ours: stops checked builds (SHOAL_CHECKED), costs nothing in others
+//   SHOAL_CHECK(condition, message)   an error of the caller: throws std::invalid_argument, before anything is changed
+//   SHOAL_DCHECK(condition)           an error of this library: stops checked builds (SHOAL_CHECKED), costs nothing in others
 //
-// Bytes from a file or a socket are a third thing: their decoder checks lengths and returns what is wrong.
+// Invalid bytes from a file or a socket are neither: their decoder checks lengths and returns the error.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <string>
 
-// The message is only built when the condition fails.
+// The message is built only if the condition fails.
 #define SHOAL_CHECK(condition, message)                       \
   do {                                                        \
     if (!(condition)) [[unlikely]] {                          \

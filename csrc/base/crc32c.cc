@@ -46,8 +46,8 @@ std::uint64_t load(const std::byte* p) noexcept {
   return word;
 }
 
-// Three streams hide the instruction's latency of three; their checksums are joined by shifting over zeros, which a
-// table does (kShift[k][b]: byte k of a checksum moved over kStream zero bytes).
+// Three streams hide the instruction's latency of three cycles. Their checksums are combined by shifting over zeros, with a
+// table (kShift[k][b]: byte k of a checksum shifted over kStream zero bytes).
 constexpr std::size_t kStream = 1024;
 
 constexpr auto kShift = [] {
@@ -95,14 +95,13 @@ __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t crc
 }
 
 // Folding (Gopal, Ozturk, Guilford et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
-// Intel, 2009). Bytes are a polynomial over GF(2), and only its remainder modulo the checksum's counts. So the front 16
-// bytes, H x^64 + L, may be replaced by what they are worth d bits further on, H (x^(64+d) mod P) + L (x^d mod P), which
-// is added to the 16 bytes that stand there. Sixteen such lanes go through the bytes side by side, d = 2048 bits ahead;
-// the 256 bytes that are left in the end have the checksum of all.
-constexpr std::size_t kLanes = 256;         // bytes of the sixteen together
-constexpr std::size_t kFolds = 4 * kLanes;  // from here on it pays
+// Intel, 2009). Bytes are a polynomial over GF(2); the checksum depends only on its remainder. So the first 16 bytes,
+// H x^64 + L, may be replaced by an equivalent d bits later, H (x^(64+d) mod P) + L (x^d mod P), which is added to the 16
+// bytes there. Sixteen such lanes advance in parallel, with d = 2048 bits; the last 256 bytes have the checksum of the whole.
+constexpr std::size_t kLanes = 256;         // bytes of all sixteen
+constexpr std::size_t kFolds = 4 * kLanes;  // shorter inputs are faster without folding
 
-// x^n mod P for a multiplication of reflected numbers, whose product comes out one bit too low.
+// x^n mod P for a multiplication of reflected numbers, whose product is one bit too low.
 constexpr std::uint64_t power(unsigned n) noexcept {
   std::uint32_t x = 0x80000000U;  // 1
   for (unsigned i = 0; i < n; ++i) {
@@ -111,8 +110,8 @@ constexpr std::uint64_t power(unsigned n) noexcept {
   return std::uint64_t{x} << 1U;
 }
 
-// The lower half of 16 bytes comes first, so it is the upper one of the polynomial. (Both powers are 32 lower: so far
-// the product is shifted by its place in a number of 64 bits.)
+// The first 8 of 16 bytes are the upper half of the polynomial. (Both powers are 32 lower, because the product is shifted by
+// its position in a 64-bit number.)
 constexpr std::uint64_t kFirst = power(8 * kLanes + 32);
 constexpr std::uint64_t kSecond = power(8 * kLanes - 32);
 
@@ -131,7 +130,7 @@ SHOAL_FOLDS inline __m512i folded(__m512i lanes, __m512i powers, __m512i onto) n
                                    _mm512_clmulepi64_epi128(lanes, powers, 0x11), onto, kXorOfThree);
 }
 
-// Of n >= kFolds bytes.
+// Requires n >= kFolds bytes.
 SHOAL_FOLDS std::uint32_t by_folding(std::uint32_t crc, const std::byte* p, std::size_t n) noexcept {
   const __m512i powers = _mm512_set4_epi64(static_cast<long long>(kSecond), static_cast<long long>(kFirst),
                                            static_cast<long long>(kSecond), static_cast<long long>(kFirst));
@@ -202,7 +201,7 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) noe
 
 std::uint32_t crc32c_copy(std::span<const std::byte> from, std::span<std::byte> to,
                           std::uint32_t before) noexcept {
-  constexpr std::size_t kBlock = std::size_t{16} << 10U;  // is still in the first cache when it is copied
+  constexpr std::size_t kBlock = std::size_t{16} << 10U;  // is still in the L1 cache when it is copied
   for (std::size_t at = 0; at < from.size(); at += kBlock) {
     const auto block = from.subspan(at, std::min(kBlock, from.size() - at));
     before = crc32c(block, before);

@@ -2,8 +2,8 @@
 //
 // crc32c("123456789") == 0xe3069283. Extend: crc32c(b, crc32c(a)) is the checksum of a followed by b.
 //
-// As fast as memory brings the bytes where the machine multiplies polynomials 512 bits at a time, else by its crc32
-// instruction, else by a table.
+// Uses 512-bit polynomial multiplication if the machine has it, which is as fast as reading memory; otherwise its crc32
+// instruction, otherwise a table.
 
 #pragma once
 
@@ -14,18 +14,18 @@
 
 namespace shoal {
 
-// What is stored or sent is the bytes of numbers as they lie in memory, and the formats say little-endian.
+// Numbers are stored and sent as their bytes in memory, and the formats are little-endian.
 static_assert(
     std::endian::native == std::endian::little,
     "checkpoints hold little-endian numbers, which this machine would have to turn around: not supported");
 
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
-// Copies `from` to `to`, as long or longer, and returns crc32c(from, before): one pass over memory for both.
+// Copies `from` to `to`, which is at least as long, and returns crc32c(from, before), in one pass over memory.
 std::uint32_t crc32c_copy(std::span<const std::byte> from, std::span<std::byte> to,
                           std::uint32_t before = 0) noexcept;
 
-// The portable twin of the machine's instructions: same results, a table instead. For tests and other machines.
+// The portable equivalent, with a table: the same results. For tests and other machines.
 std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
 }  // namespace shoal

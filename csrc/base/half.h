@@ -1,8 +1,8 @@
 // 16-bit storage of weights: bfloat16 (8 exponent bits) and float16 (IEEE binary16), with stochastic rounding.
 //
-// Widening is exact. Narrowing adds uniform random bits below the last kept bit and cuts: the neighbour above is taken
-// with probability (x - below) / (above - below), so the mean is x and a number that fits never moves. Infinities and
-// NaNs pass; what is too large becomes the largest finite number (numerics: 65504 for float16).
+// Widening is exact. Narrowing adds uniform random bits below the last kept bit and truncates: the upper neighbour results
+// with probability (x - below) / (above - below), so the mean is x, and a number that is representable is unchanged. Infinities
+// and NaNs are kept; a number that is too large becomes the largest finite one (65504 for float16).
 
 #pragma once
 
@@ -27,7 +27,7 @@ SHOAL_INLINE std::uint16_t to_bfloat16(float x, std::uint32_t noise) noexcept {
   const std::uint32_t size = bits & 0x7fffffffU;
   if (size > 0x7f800000U) {
     return static_cast<std::uint16_t>((bits >> 16U) |
-                                      0x0040U);  // a NaN whose low bits held the payload stays a NaN
+                                      0x0040U);  // a NaN with its payload in the low bits stays a NaN
   }
   const std::uint32_t rounded = size + (noise & 0xffffU);
   const std::uint32_t kept = size == 0x7f800000U ? size : (rounded >= 0x7f800000U ? 0x7f7f0000U : rounded);
@@ -40,7 +40,7 @@ SHOAL_INLINE float from_float16(std::uint16_t x) noexcept {
   if (size >= 0x7c00U) {  // infinity, NaN
     return std::bit_cast<float>(sign | 0x7f800000U | ((size & 0x3ffU) << 13U));
   }
-  // As a float whose exponent is 112 too small, subnormals included; one exact product mends it.
+  // As a float whose exponent is 112 too small, including subnormals; one exact product corrects it.
   return std::bit_cast<float>(sign |
                               std::bit_cast<std::uint32_t>(std::bit_cast<float>(size << 13U) * 0x1p112F));
 }

@@ -8,8 +8,7 @@ namespace shoal {
 
 void keep_freed_memory() noexcept {
 #ifdef __GLIBC__
-  constexpr int kMax =
-      32 << 20;  // the greatest that glibc takes: from here on blocks stay mappings of their own
+  constexpr int kMax = 32 << 20;  // the maximum of glibc; larger blocks are still mapped separately
   mallopt(M_MMAP_THRESHOLD, kMax);
   mallopt(M_TRIM_THRESHOLD, 4 * kMax);
 #endif

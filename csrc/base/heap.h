@@ -1,12 +1,12 @@
-// The C library's heap, where its habits do not suit a server's.
+// Settings of the C library's heap for servers.
 
 #pragma once
 
 namespace shoal {
 
-// Has the heap keep what is freed for whoever asks next, of the whole process and for good. glibc gives large blocks back
-// to the system as they are freed: where messages of megabytes come and go, each is then made of fresh pages, which takes
-// longer than receiving it. Elsewhere nothing happens.
+// Makes the heap of the whole process keep freed memory for reuse, permanently. By default glibc returns large freed blocks to
+// the system; messages of megabytes would then be written to fresh pages each time, which takes longer than receiving them.
+// No effect with other C libraries.
 void keep_freed_memory() noexcept;
 
 }  // namespace shoal

@@ -1,9 +1,9 @@
-// with_dim: loops over rows whose length the compiler knows, for the usual dims.
+// with_dim: loops over rows whose length is known at compile time, for the usual dims.
 //
 //   with_dim<8, 16, 32, 64>(dim, [&](auto known) SHOAL_ALWAYS { ... });
 //
-// `known` is the dim as a constant where it is one of these, and 0 for all others. A copy of a known length is a few
-// instructions, a sum over one needs no loop; each dim that is named is one more copy of the code.
+// `known` is dim as a constant if dim is one of these, and 0 otherwise. A copy of known length is a few instructions, and a
+// sum over one needs no loop; each named dim adds one instantiation.
 
 #pragma once
 

@@ -22,7 +22,7 @@ constexpr std::size_t kHugePage = HugeBlock::kBytes;
 
 constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Addresses for `bytes` at a multiple of a huge page. The system aligns as it likes: what is beside them goes back.
+// Maps `bytes` at a multiple of a huge page. The system's mapping may be unaligned: the surplus at both ends is unmapped.
 std::byte* addresses(std::size_t bytes, int protection) {
   const std::size_t wide = bytes + kHugePage - kPage;
   void* const found = mmap(nullptr, wide, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -43,7 +43,7 @@ std::byte* addresses(std::size_t bytes, int protection) {
 void advise_huge_pages([[maybe_unused]] std::byte* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
   if (bytes >= kHugePage) {
-    static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));  // advice: a refusal costs speed, nothing else
+    static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));  // advice: if it is refused, access is slower
   }
 #endif
 }
@@ -67,7 +67,7 @@ std::byte* stretch(std::byte* data, std::size_t old_bytes, std::size_t bytes) {
   if (bytes < kHugePage) {
     got = mremap(data, old_bytes, bytes, MREMAP_MAYMOVE);
   } else {
-    // Between multiples of a huge page huge pages move whole; between other addresses each is broken into small ones.
+    // Between multiples of a huge page, huge pages move as a whole; between other addresses each is split into small ones.
     if (reinterpret_cast<std::uintptr_t>(data) % kHugePage == 0) {
       got = mremap(data, old_bytes, bytes, 0);
     }
@@ -132,8 +132,8 @@ std::size_t Region::rounded(std::size_t bytes) noexcept {
   return round_up(bytes, bytes >= kMapped ? kPage : kCacheLine);
 }
 
-// Stretching a mapping stops all threads for a moment: a small one, which grows often, gets addresses ahead. Those that
-// nobody writes to take no memory.
+// Extending a mapping stops all threads briefly. A small mapping, which grows often, reserves addresses in advance; addresses
+// that are not written take no memory.
 std::size_t Region::room_for(std::size_t bytes) noexcept {
   return bytes < kMapped || bytes > kRoomy ? bytes : std::bit_ceil(bytes);
 }
@@ -181,8 +181,8 @@ void Region::populate(std::size_t offset) noexcept {
     return;
   }
   std::size_t from = round_up(offset, kPage);
-  // The huge page that the region ended within, and goes beyond now: its small pages, and those that are missing, become one.
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which not every C library names
+  // The last huge page of the old region, which the growth fills: its small pages and its missing ones are merged into one.
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which not every C library defines
   const std::size_t broken = offset / kHugePage * kHugePage;
   if (broken != offset && broken + kHugePage <= bytes_ &&
       madvise(data_ + broken, kHugePage, kCollapse) == 0) {

@@ -1,11 +1,11 @@
-// Keys, hashes, slots and places: the one order that everything follows.
+// Keys, hashes and slots: the one order that all tables, files and messages follow.
 //
 //   key --mix--> hash       a fixed bijection of 64 bits, so no key is reserved and no two keys collide
 //   slot  = top bits of the hash           the unit that locks, grows, moves and is saved
 //   place = next bits of the hash          a position inside the slot's own table
 //
-// Sorting by hash sorts by slot first and by place inside the slot next, whatever the number of slots
-// and whatever the size of a slot's table: place() never falls as the hash rises.
+// Sorting by hash sorts by slot first and by place inside the slot next, for any number of slots and any size of a slot's
+// table: place() is monotone in the hash.
 //
 // mix is the output function of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
 // generators", OOPSLA'14; constants by Stafford, variant 13). tests/cpp/mix_test.cc pins it: a changed
@@ -43,11 +43,11 @@ constexpr std::uint64_t unmix(std::uint64_t hash) noexcept {
   return x - 0x9e3779b97f4a7c15U;
 }
 
-// How the hash space is cut: a power of two of slots, fixed for the life of a store.
+// The partition of the hash space: a power of two of slots, fixed for the lifetime of a store.
 class Slots {
  public:
   static constexpr std::size_t kMin =
-      2;  // a table marks empty cells with the hash's slot bits, so one is needed
+      2;  // a table marks empty cells by the hash's slot bits, so at least one is needed
   static constexpr std::size_t kMax =
       16384;  // a slot takes up to two mappings, and Linux gives a process 65530
 

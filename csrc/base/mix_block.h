@@ -1,4 +1,4 @@
-// mix (base/mix.h) of many keys: a plain loop, by the widest instructions that the machine has.
+// mix (base/mix.h) of many keys: a plain loop, compiled for the widest instructions of the machine.
 
 #pragma once
 

@@ -1,5 +1,4 @@
-// Params: the parameters of a rule by name, as a user or a manifest gives them. Each rule takes its own and says what is
-// wrong.
+// Params: the parameters of a rule by name, from a user or a manifest. Each rule takes its own, and errors name the parameter.
 
 #pragma once
 
@@ -21,7 +20,7 @@ class Params {
 
   const std::string& rule() const noexcept { return rule_; }
 
-  // Each parameter is taken once; done() complains of those that nobody took.
+  // Each parameter is taken once; done() throws if some were not taken.
   double positive(const std::string& name) {
     const double value = take(name);
     SHOAL_CHECK(value > 0, rule_ + " needs " + name + " > 0, got " + std::to_string(value));
@@ -45,7 +44,7 @@ class Params {
                                                      shown(most) + ", got " + shown(value));
     return value;
   }
-  // A whole number; at most 2^53, up to which each has a double of its own.
+  // A whole number; at most 2^53, up to which a double represents each exactly.
   std::uint64_t whole(const std::string& name, std::uint64_t least, std::uint64_t most = kMaxWhole) {
     const double value = take(name);
     SHOAL_CHECK(value == std::floor(value) && value >= static_cast<double>(least) &&
@@ -54,7 +53,7 @@ class Params {
                     std::to_string(most) + " for " + name + ", got " + shown(value));
     return static_cast<std::uint64_t>(value);
   }
-  // For parameters that may be left out.
+  // For optional parameters.
   bool has(const std::string& name) const { return values_.contains(name); }
 
   static constexpr std::uint64_t kMaxWhole = std::uint64_t{1} << 53U;

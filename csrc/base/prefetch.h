@@ -1,16 +1,14 @@
-// PrefetchCursor: lines that will be read soon, to be asked for one by one while something else is done.
+// PrefetchCursor: cache lines that will be read soon, prefetched one at a time between other work.
 //
-// Why not all at once: a core keeps some dozens of lines under way and drops a request beyond them, and whoever reads
-// that line then waits for it whole. Reading 64 lines of 200 MB with 6 ns of work on each ran at 43 M lines/s when all
-// 64 were asked for first, and at 96 M/s when one was asked for at a time between the work on two others.
+// Why one at a time: a core keeps some dozens of line fetches in flight and drops prefetches beyond them; the read of a dropped
+// line waits for memory. Measured: 43 M lines/s if 64 lines are prefetched at once, 96 M/s if one at a time.
 //
-// Why into the second level: a line on its way to the first takes one of its two dozen buffers, which every miss of the
-// work needs too. The second level has more, and is fourteen cycles away: pulls of random rows take three quarters of
-// the time so (16.6 -> 12.5 ns a key of a table of 1e7, one thread).
+// Why into the L2 cache: a fetch into the L1 cache takes one of its two dozen fill buffers, which every other miss needs too.
+// The L2 cache has more of them and is fourteen cycles away.
 //
-//   lines   single ones, asked for by one()
-//   rows    of some lines each, null where there is none: row() asks for all lines of the next, and a row of 64 bytes that
-//           begins at a line is one
+//   lines   single lines; next() prefetches one
+//   rows    several lines each, or null; next_row() prefetches all lines of one row; a row of 64 bytes that begins at a line
+//           is one line
 
 #pragma once
 
@@ -36,7 +34,7 @@ class PrefetchCursor {
       prefetch(*next_++);
     }
   }
-  // Behind the lines; the first `bytes` of each row.
+  // Appends rows, which follow the lines; of each row its first `bytes`.
   void append_rows(std::span<std::byte* const> rows, std::size_t bytes) noexcept {
     row_ = rows.data();
     rows_end_ = rows.data() + rows.size();
@@ -65,7 +63,7 @@ class PrefetchCursor {
   }
 
  private:
-  // Beyond it the machine's own prefetcher has seen the pattern.
+  // Beyond it the hardware prefetcher has detected the pattern.
   static constexpr std::size_t kMaxBytes = 8 * kCacheLine;
 
   std::byte* const* next_ = nullptr;

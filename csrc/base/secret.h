@@ -1,7 +1,7 @@
-// A secret of the process: random bits that nobody outside can know, drawn once.
+// A secret of the process: random bits, drawn once, that are unknown outside it.
 //
-// For placing things so that an adversary who chooses keys cannot make them collide (table/slot_table.h). Nothing that is
-// computed, saved or sent may depend on it: results are the same in every process.
+// Used where an adversary who chooses keys must not be able to make them collide (table/slot_table.h). No result, file or
+// message may depend on it: results are the same in every process.
 //
 // Threads: any.
 

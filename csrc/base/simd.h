@@ -1,8 +1,8 @@
-// Wider instructions by run-time dispatch, never by compiler flags: one wheel runs on any x86-64 machine.
+// SIMD by run-time dispatch instead of compiler flags: one wheel runs on any x86-64 machine.
 //
-// SHOAL_CLONES before a function compiles it once per instruction set and lets the loader choose. The bodies are
-// plain loops of IEEE operations compiled without contraction, so every clone gives the same bits. Where the loader
-// cannot choose (other architectures, other C libraries, sanitizers, which must start first) there is one body.
+// SHOAL_CLONES before a function compiles it once per instruction set; the loader chooses one. The bodies are plain loops of
+// IEEE operations compiled without contraction, so every clone gives the same bits. Where the loader cannot choose (other
+// architectures, other C libraries, sanitizers, which must start first) there is one body.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 #define SHOAL_CLONES
 #endif
 
-// For the formulas that such loops call: they must become part of each clone.
+// For formulas that such loops call: they must be inlined into each clone.
 #define SHOAL_INLINE inline __attribute__((always_inline))
-// The same behind the parameters of a lambda.
+// The same, after the parameters of a lambda.
 #define SHOAL_ALWAYS __attribute__((always_inline))

@@ -21,10 +21,10 @@ namespace {
 
 std::atomic<std::size_t> stamp{1};
 
-// Installed when the library is loaded, so that no first use can race with a fork.
+// Installed when the library is loaded, so that it cannot race with a fork.
 [[maybe_unused]] const int installed = pthread_atfork(nullptr, nullptr, [] { stamp.fetch_add(1); });
 
-// Tells the core that a thread waits in a loop: its twin on the same core gets more of it.
+// Signals a spin loop to the core, which gives more resources to the other hardware thread.
 void pause() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -33,7 +33,7 @@ void pause() noexcept {
 #endif
 }
 
-// One piece of work: its parts are handed out by number to whoever drains it. It must outlive all who do.
+// One call's parts, which threads take by number. It must outlive all threads that take them.
 class Job {
  public:
   Job(std::size_t parts, const std::function<void(std::size_t)>& work) : work_(work), parts_(parts) {}
@@ -55,7 +55,7 @@ class Job {
     }
   }
 
-  // By the caller, when everybody has done.
+  // Called by the caller when all parts have ended.
   void rethrow() const {
     if (failure_ != nullptr) {
       std::rethrow_exception(failure_);
@@ -74,7 +74,7 @@ class Job {
 
 std::size_t process_stamp() noexcept { return stamp.load(std::memory_order_relaxed); }
 
-// The workers, and the one job they share. They belong to the process that started them: `stamp_` tells.
+// The worker threads and the job that they share. They exist only in the process that started them: see `stamp_`.
 class ThreadPool::Workers {
  public:
   explicit Workers(std::size_t helpers) : stamp_(process_stamp()) {
@@ -105,7 +105,7 @@ class ThreadPool::Workers {
     ~Turn() { taken.clear(std::memory_order_release); }
   };
 
-  // False where another caller has the crew: the caller then does its work alone.
+  // False if another caller is using the workers: the caller then runs its parts alone.
   bool run(Job& job) {
     if (taken_.test_and_set(std::memory_order_acquire)) {
       return false;
@@ -153,8 +153,8 @@ class ThreadPool::Workers {
     }
   }
 
-  // Waits a little for what is about to happen: a batch is worked on in several runs, one right after the other, and
-  // sleeping and waking between two of them takes as long as many thousand keys.
+  // Spins briefly before sleeping: a batch is processed in several consecutive runs, and sleeping and waking between two of
+  // them takes as long as thousands of keys.
   template <class Happened>
   static void spin(const Happened& happened) noexcept {
     for (const auto begin = Clock::now(); !happened() && Clock::now() - begin < kSpin;) {
@@ -166,16 +166,16 @@ class ThreadPool::Workers {
 
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::microseconds kSpin{25};
-  static constexpr int kPauses = 8;  // between two looks at the clock
+  static constexpr int kPauses = 8;  // between two readings of the clock
 
   const std::size_t stamp_;
   std::atomic_flag
-      taken_;  // by the caller whose parts the crew works on; not a mutex, since its own parts may ask too
-  std::mutex mutex_;  // guards all below; the atomic ones are written under it, and read without
+      taken_;  // by the caller whose parts are running; not a mutex, since those parts may call run() too
+  std::mutex mutex_;  // guards all below; atomics are written under it and read without it
   std::condition_variable wake_;
   std::condition_variable done_;
   Job* job_ = nullptr;
-  std::atomic<std::uint64_t> number_{0};  // of jobs so far
+  std::atomic<std::uint64_t> number_{0};  // the number of jobs so far
   std::atomic<std::size_t> busy_{0};
   bool stop_ = false;
   std::vector<std::thread> threads_;
@@ -183,12 +183,12 @@ class ThreadPool::Workers {
 
 ThreadPool::ThreadPool(std::size_t threads)
     : threads_(threads < 1 ? 1 : threads),
-      crew_(threads_ > 1 ? std::make_unique<Workers>(threads_ - 1) : nullptr) {}
+      workers_(threads_ > 1 ? std::make_unique<Workers>(threads_ - 1) : nullptr) {}
 
 ThreadPool::~ThreadPool() {
-  if (crew_ != nullptr && !crew_->alive()) {
-    // The workers did not survive the fork: joining them would wait for ever. Their records are left behind.
-    static_cast<void>(crew_.release());
+  if (workers_ != nullptr && !workers_->alive()) {
+    // Threads do not survive a fork: joining them would wait for ever. Their handles are leaked.
+    static_cast<void>(workers_.release());
   }
 }
 
@@ -196,8 +196,8 @@ void ThreadPool::run(std::size_t parts, const std::function<void(std::size_t)>& 
   Job job(parts, work);
   const auto member = [](void* data) { static_cast<Job*>(data)->drain(); };
   const bool shared =
-      parts > 1 && crew_ != nullptr &&
-      (run_on_borrowed_threads(threads_, member, &job) || (crew_->alive() && crew_->run(job)));
+      parts > 1 && workers_ != nullptr &&
+      (run_on_borrowed_threads(threads_, member, &job) || (workers_->alive() && workers_->run(job)));
   if (!shared) {
     job.drain();
   }
@@ -210,7 +210,7 @@ struct Thread::Running {
 };
 
 Thread::Thread(std::function<void()> body) {
-  // A new thread inherits the mask of its maker.
+  // A new thread inherits the signal mask of the thread that creates it.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -226,7 +226,7 @@ Thread::Thread(std::function<void()> body) {
 Thread::~Thread() {
   join();
   if (!here()) {
-    static_cast<void>(running_.release());  // as with a crew: its record is left behind
+    static_cast<void>(running_.release());  // as in ~ThreadPool: the handle is leaked
   }
 }
 
