@@ -17,7 +17,7 @@ void check_rows(std::size_t got, std::size_t rows, std::size_t dim, const char* 
                                      ", got " + std::to_string(got));
 }
 
-// Columns are taken in strips of a width that the compiler knows: their sums stay in registers.
+// Columns are processed in strips of a width known at compile time: their sums stay in registers.
 constexpr std::size_t kMaxDim = 16;
 
 struct Walk {
@@ -72,7 +72,7 @@ SHOAL_CLONES void add_interactions(const Walk& walk, const std::int64_t* indptr,
   }
 }
 
-struct Way {
+struct GradientInput {
   const std::uint32_t* order;
   const std::uint32_t* owners;  // of each entry: its example
   const float* values;          // null: each is 1
@@ -82,20 +82,20 @@ struct Way {
   std::size_t dim;
 };
 
-// The gradient of one key's factors v in the columns [left, left + width), its places from `begin` to `end`.
+// The gradient of one key's factors v in the columns [left, left + width); its positions are `begin` to `end`.
 template <std::size_t width>
-SHOAL_INLINE void add_up(const Way& way, std::size_t begin, std::size_t end, std::size_t left, const float* v,
-                         float* out) noexcept {
+SHOAL_INLINE void add_up(const GradientInput& input, std::size_t begin, std::size_t end, std::size_t left,
+                         const float* v, float* out) noexcept {
   double g[width] = {};
   for (std::size_t j = begin; j < end; ++j) {
-    const std::size_t e = way.order[j];
-    if (e >= way.entries) {
-      continue;  // a bias key's place
+    const std::size_t e = input.order[j];
+    if (e >= input.entries) {
+      continue;  // the position of a bias key
     }
-    const std::size_t i = way.owners[e];
-    const double* const s = way.sums + i * way.dim + left;
-    const double x = way.values == nullptr ? 1.0 : static_cast<double>(way.values[e]);
-    const double scale = way.slopes[i] * x;
+    const std::size_t i = input.owners[e];
+    const double* const s = input.sums + i * input.dim + left;
+    const double x = input.values == nullptr ? 1.0 : static_cast<double>(input.values[e]);
+    const double scale = input.slopes[i] * x;
     for (std::size_t d = 0; d < width; ++d) {
       g[d] += scale * (s[d] - static_cast<double>(v[left + d]) * x);
     }
@@ -105,20 +105,21 @@ SHOAL_INLINE void add_up(const Way& way, std::size_t begin, std::size_t end, std
   }
 }
 
-SHOAL_CLONES void gradients_of(const Way& way, const std::uint32_t* group_offsets, const float* factors,
-                               std::size_t first, std::size_t last, float* out) noexcept {
+SHOAL_CLONES void gradients_of(const GradientInput& input, const std::uint32_t* group_offsets,
+                               const float* factors, std::size_t first, std::size_t last,
+                               float* out) noexcept {
   for (std::size_t u = first; u < last; ++u) {
-    const float* const v = factors + u * way.dim;
-    float* const to = out + u * way.dim;
+    const float* const v = factors + u * input.dim;
+    float* const to = out + u * input.dim;
     std::size_t left = 0;
-    for (; left + kMaxDim <= way.dim; left += kMaxDim) {
-      add_up<kMaxDim>(way, group_offsets[u], group_offsets[u + 1], left, v, to);
+    for (; left + kMaxDim <= input.dim; left += kMaxDim) {
+      add_up<kMaxDim>(input, group_offsets[u], group_offsets[u + 1], left, v, to);
     }
-    for (; left + 4 <= way.dim; left += 4) {
-      add_up<4>(way, group_offsets[u], group_offsets[u + 1], left, v, to);
+    for (; left + 4 <= input.dim; left += 4) {
+      add_up<4>(input, group_offsets[u], group_offsets[u + 1], left, v, to);
     }
-    for (; left < way.dim; ++left) {
-      add_up<1>(way, group_offsets[u], group_offsets[u + 1], left, v, to);
+    for (; left < input.dim; ++left) {
+      add_up<1>(input, group_offsets[u], group_offsets[u + 1], left, v, to);
     }
   }
 }
@@ -161,9 +162,10 @@ void fm_gradient(const Examples& examples, std::span<const float> factors, std::
   check_rows(sums.size(), examples.size(), dim, "sums", "examples");
   check_sizes(slopes.size(), examples.size(), "slopes");
   const auto owners = owners_of(examples, scratch.owners, pool);
-  const Way way{order.data(), owners.data(), values_of(examples), slopes.data(), sums.data(), entries, dim};
+  const GradientInput input{
+      order.data(), owners.data(), values_of(examples), slopes.data(), sums.data(), entries, dim};
   each_run_of_keys(occurrences, dim, pool, [&](std::size_t begin, std::size_t end) {
-    gradients_of(way, group_offsets.data(), factors.data(), begin, end, out.data());
+    gradients_of(input, group_offsets.data(), factors.data(), begin, end, out.data());
   });
 }
 

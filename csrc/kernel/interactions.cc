@@ -15,7 +15,7 @@ Interactions::Interactions(std::span<const std::uint64_t> pairs) {
   fields_.assign(pairs.begin(), pairs.end());
   std::sort(fields_.begin(), fields_.end());
   fields_.erase(std::unique(fields_.begin(), fields_.end()), fields_.end());
-  places_.resize(fields_.size());
+  positions_.resize(fields_.size());
   const std::size_t cells = std::bit_ceil(2 * fields_.size() + 2);
   shift_ = 64U - static_cast<unsigned>(std::countr_zero(cells));
   cells_.assign(cells, kNone);
@@ -65,7 +65,7 @@ void Interactions::count(const FieldedRows& rows, std::span<std::int64_t> indptr
         ++counts[field];
       }
     }
-    // Held to the limit step by step, so that no product of two counts wraps around.
+    // Compared with the limit in each step, so that no product of two counts overflows.
     const auto add = [&](std::uint64_t more) {
       total += more;
       SHOAL_CHECK(total <= kMax, "the interactions of row " + std::to_string(row) + " make more than " +
@@ -94,20 +94,20 @@ void Interactions::write(const FieldedRows& rows, std::span<std::uint64_t> keys,
   };
   const auto value_of = [&](std::size_t i) { return rows.values.empty() ? 1.0F : rows.values[i]; };
   for (std::size_t row = 0; row + 1 < ends.size(); ++row) {
-    for (auto& positions : places_) {
+    for (auto& positions : positions_) {
       positions.clear();
     }
     for (auto i = static_cast<std::size_t>(ends[row]); i < static_cast<std::size_t>(ends[row + 1]); ++i) {
       put(rows.keys[i], value_of(i));
       if (const std::uint32_t field = find(rows.fields[i]); field != kNone) {
-        places_[field].push_back(i);
+        positions_[field].push_back(i);
       }
     }
     for (const auto& [first, second] : pairs_) {
-      for (std::size_t n = 0; n < places_[first].size(); ++n) {
-        const std::size_t i = places_[first][n];
-        for (std::size_t m = first == second ? n + 1 : 0; m < places_[second].size(); ++m) {
-          const std::size_t j = places_[second][m];
+      for (std::size_t n = 0; n < positions_[first].size(); ++n) {
+        const std::size_t i = positions_[first][n];
+        for (std::size_t m = first == second ? n + 1 : 0; m < positions_[second].size(); ++m) {
+          const std::size_t j = positions_[second][m];
           const auto [low, high] = std::minmax(rows.keys[i], rows.keys[j]);
           put(first == second ? interaction_key(low, high) : interaction_key(rows.keys[i], rows.keys[j]),
               std::clamp(value_of(i) * value_of(j), -kLargest, kLargest));

@@ -1,11 +1,11 @@
-// Interactions: features made of two, where a row has a feature in each of two fields.
+// Interactions: appends the pairwise products of features of two fields (crossed features).
 //
 //   row         a | b c | d          features of the fields 1 | 2 | 3, in any order, any number in each
 //   pairs       (1, 2), (3, 3)
-//   becomes     a b c d | a*b a*c    what was there, then pair after pair; (3, 3) pairs the features of one field
+//   result      a b c d | a*b a*c    the original features, then those of each pair; (3, 3) pairs the features of one field
 //
 // The key of a pair is interaction_key(first, second), in the order of the named fields; within one field the lesser key
-// is the first, so that their order in the row does not count. The value is the product, held within float32.
+// is the first, so the order in the row does not matter. The value is the product, clamped to the range of float32.
 //
 // Threads: an Interactions is scratch memory of one caller at a time.
 
@@ -21,7 +21,7 @@
 
 namespace shoal {
 
-// Rows (CSR) whose features know their fields. No values: each is 1.
+// Rows (CSR) whose features have fields. No values: each is 1.
 struct FieldedRows {
   std::span<const std::int64_t> indptr;
   std::span<const std::uint64_t> keys;
@@ -39,14 +39,14 @@ class Interactions {
  public:
   static constexpr std::uint64_t kMax = std::uint64_t{1} << 32U;  // features of one batch
 
-  // Fields by twos. Throws if their number is odd.
+  // Fields in pairs. Throws if their number is odd.
   explicit Interactions(std::span<const std::uint64_t> pairs);
 
-  // Writes where each row ends, its own features and the new ones. Throws unless the arrays fit together, or if there
-  // would be more than kMax features.
+  // Writes the end of each row with its original and new features. Throws unless the arrays match, or if there would be more
+  // than kMax features.
   void count(const FieldedRows& rows, std::span<std::int64_t> indptr);
 
-  // Writes the features of the rows that were counted last; no `values`: they are not asked for.
+  // Writes the features of the rows of the last count. `values` is empty if they are not requested.
   void write(const FieldedRows& rows, std::span<std::uint64_t> keys, std::span<float> values);
 
  private:
@@ -54,10 +54,10 @@ class Interactions {
 
   std::uint32_t find(std::uint64_t field) const noexcept;
 
-  std::vector<std::uint64_t> fields_;                           // the distinct ones
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs_;  // of fields_
+  std::vector<std::uint64_t> fields_;                           // distinct fields
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs_;  // indexes into fields_
   std::vector<std::uint32_t> cells_;                            // open addressing: into fields_, or kNone
-  std::vector<std::vector<std::size_t>> places_;                // of one row's features, for each of fields_
+  std::vector<std::vector<std::size_t>> positions_;  // positions of one row's features, for each of fields_
   unsigned shift_ = 0;
 };
 

@@ -10,9 +10,9 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kBlocks = 16;  // loss blocks summed on the stack at a time
+constexpr std::size_t kBlocks = 16;  // loss blocks that are summed on the stack at a time
 
-// Entry e times the number of its key.
+// Entry e multiplied by the number of its key.
 template <bool ones>
 double product(const Examples& examples, const float* weights, std::size_t e) noexcept {
   const auto weight = static_cast<double>(weights[examples.columns[e]]);
@@ -25,7 +25,7 @@ double share(const Examples& examples, double slope, std::size_t e) noexcept {
   return ones ? slope : slope * static_cast<double>(examples.values[e]);
 }
 
-// Entry k of an example goes into sum k % 4: four additions are under way at once.
+// Entry k of an example is added to sum k % 4: four additions are in flight at a time.
 template <bool ones>
 void margins_of(const Examples& examples, const float* weights, std::size_t begin, std::size_t end,
                 double* out) noexcept {
@@ -46,7 +46,7 @@ void margins_of(const Examples& examples, const float* weights, std::size_t begi
   }
 }
 
-// Adds each entry to the sum of its key, front to back: the plain meaning of a gradient.
+// Adds each entry to the sum of its key, front to back: the definition of the gradient.
 template <bool ones>
 void scatter(const Examples& examples, const double* slopes, double* sums) noexcept {
   for (std::size_t i = 0; i < examples.size(); ++i) {
@@ -71,7 +71,7 @@ void shares_of(const Examples& examples, const double* slopes, std::size_t begin
   }
 }
 
-// The bias's sum as scatter forms it: after each example its slope, besides any entries of the same key.
+// The bias's sum in the order of scatter: of each example any entries with the same key, then its slope.
 double bias_sum(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
                 const double* shares) noexcept {
   const std::size_t bias = *examples.bias;
@@ -103,9 +103,9 @@ namespace {
 
 // e^-|a| is in (0, 1]: nothing below overflows or cancels.
 struct Point {
-  double p;     // probability of label 1
-  double q;     // of label 0, exact where 1 - p is not
-  double tail;  // log1p(e^-|a|), what the loss has beyond max(a, 0) - a y
+  double p;     // the probability of label 1
+  double q;     // that of label 0, accurate where 1 - p is not
+  double tail;  // log1p(e^-|a|): the loss minus (max(a, 0) - a y)
 };
 
 Point point(double a) noexcept {
@@ -148,7 +148,7 @@ double losses_of(std::span<const double> margins, std::span<const float> labels,
         const bool one = labels[i] == 1.0F;
         const double weight = weights.empty() ? 1.0 : static_cast<double>(weights[i]);
         const Point at = point(a);
-        // max(a, 0) - a y is |a| where the sign of a is wrong and 0 where it is right.
+        // max(a, 0) - a y is |a| if the sign of a is wrong and 0 if it is right.
         sum += weight * (std::max(one ? -a : a, 0.0) + at.tail);
         if (sloped) {
           slopes[i] = weight * (one ? -at.q : at.p);

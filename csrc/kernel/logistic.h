@@ -1,17 +1,17 @@
 // Logistic regression over one batch: margins, losses, gradient.
 //
-// Idea. The weights of the batch's unique keys are pulled once and stay fixed; one gradient per unique key goes back.
+// Model. The weights of the batch's unique keys are pulled once and stay fixed; the gradient has one number per unique key.
 //
 //   examples --weights--> margins a --labels--> losses and slopes dloss/da --examples--> gradient of each unique key
 //
 //   p = 1 / (1 + e^-a) for a >= 0, else e^a / (1 + e^a)
 //   loss = max(a, 0) - a y + log1p(e^-|a|)
 //   slope = p for y = 0, -1 / (1 + e^a) for y = 1, times the example's weight
-//   gradient of key k = sum over examples of slope x value, a sum and no mean
+//   gradient of key k = sum over examples of slope x value (a sum, not a mean)
 //
-// Arithmetic. Sums are float64. A margin adds up an example's entries in four interleaved sums, a gradient adds up a
-// key's entries in order of occurrence and is rounded once, losses are added in blocks of kLossBlock examples: each
-// order is set by the data alone, so the bits do not depend on the number of threads.
+// Arithmetic. Sums are float64. A margin adds an example's entries in four interleaved sums, a gradient adds a key's entries in
+// order of occurrence and is rounded once, and losses are added in blocks of kLossBlock examples. The data alone determine each
+// order, so the bits do not depend on the number of threads.
 //
 // Threads: no state; the pool shares the work.
 
@@ -33,8 +33,8 @@ inline constexpr std::size_t kLossBlock = 1024;
 void margins(const Examples& examples, std::span<const float> weights, std::span<double> out,
              ThreadPool& pool);
 
-// Losses of the examples, times their weights: the sum is returned. Slopes likewise. Labels are 0 or 1; example weights
-// are finite and not negative, one for each example, or empty: each is 1.
+// Writes the losses of the examples, times their weights, and their slopes likewise; returns the sum of the losses. Labels are
+// 0 or 1. Example weights are finite and not negative, one for each example; empty: each is 1.
 double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
               std::span<double> slopes, ThreadPool& pool);
 
@@ -45,7 +45,7 @@ double losses(std::span<const double> margins, std::span<const float> labels, st
 // Probabilities p of label 1.
 void probabilities(std::span<const double> margins, std::span<double> out, ThreadPool& pool);
 
-// Working memory of the gradients of this kernel and of fm.h, worth keeping. One call at a time.
+// Working memory for the gradients of this kernel and of fm.h; reuse it. Serves one call at a time.
 struct GradientScratch {
   Buffer<double> numbers;
   Buffer<std::uint32_t> owners;

@@ -10,9 +10,9 @@ namespace shoal {
 
 namespace {
 
-// Columns are taken in strips of a width that the compiler knows: their sums stay in registers.
+// Columns are processed in strips of a width known at compile time: their sums stay in registers.
 constexpr std::size_t kMaxDim = 16;
-// Rows and gradients come from anywhere: they are asked for so many entries ahead.
+// Rows and gradients are read in random order: the prefetch distance, in entries.
 constexpr std::size_t kAhead = 8;
 
 template <class Strip>
@@ -90,7 +90,7 @@ SHOAL_INLINE void greatest_of(const Bags& bags, std::size_t begin, std::size_t e
                               float* out, std::uint32_t* winners) noexcept {
   float most[width] = {};
   std::uint32_t winner[width];
-  std::fill_n(winner, width, kNobody);
+  std::fill_n(winner, width, kNoWinner);
   if (begin < end) {
     std::copy_n(bags.row(begin) + left, width, most);
     std::fill_n(winner, width, static_cast<std::uint32_t>(begin));
@@ -118,7 +118,7 @@ SHOAL_CLONES void greatest_of_bags(const Bags& bags, std::size_t first, std::siz
   }
 }
 
-struct Way {
+struct GradientInput {
   const std::uint32_t* order;
   const std::uint32_t* group_offsets;
   std::size_t positions;
@@ -135,7 +135,7 @@ struct Way {
       __builtin_prefetch(grad(order[j + kAhead]) + left);
     }
   }
-  // What the gradient of the entry's bag is multiplied by.
+  // The factor of the gradient of the entry's bag.
   SHOAL_INLINE double scale(std::size_t e) const noexcept {
     if (indptr != nullptr) {
       const std::size_t i = owners[e];
@@ -145,27 +145,27 @@ struct Way {
   }
 };
 
-enum class Taking : std::uint8_t { kPlain, kScaled, kWon };
+enum class Contribution : std::uint8_t { kPlain, kScaled, kWon };
 
-template <std::size_t width, Taking taking>
-SHOAL_INLINE void add_places(const Way& way, std::size_t begin, std::size_t end, std::size_t left,
-                             float* out) noexcept {
+template <std::size_t width, Contribution contribution>
+SHOAL_INLINE void add_gradients(const GradientInput& input, std::size_t begin, std::size_t end,
+                                std::size_t left, float* out) noexcept {
   double sums[width] = {};
   for (std::size_t j = begin; j < end; ++j) {
-    way.fetch(j, left);
-    const std::uint32_t e = way.order[j];
-    const float* const g = way.grad(e) + left;
-    if constexpr (taking == Taking::kPlain) {
+    input.fetch(j, left);
+    const std::uint32_t e = input.order[j];
+    const float* const g = input.grad(e) + left;
+    if constexpr (contribution == Contribution::kPlain) {
       for (std::size_t d = 0; d < width; ++d) {
         sums[d] += static_cast<double>(g[d]);
       }
-    } else if constexpr (taking == Taking::kScaled) {
-      const double scale = way.scale(e);
+    } else if constexpr (contribution == Contribution::kScaled) {
+      const double scale = input.scale(e);
       for (std::size_t d = 0; d < width; ++d) {
         sums[d] += static_cast<double>(g[d]) * scale;
       }
     } else {
-      const std::uint32_t* const winners = way.winners + way.owners[e] * way.dim + left;
+      const std::uint32_t* const winners = input.winners + input.owners[e] * input.dim + left;
       for (std::size_t d = 0; d < width; ++d) {
         sums[d] += winners[d] == e ? static_cast<double>(g[d]) : 0.0;
       }
@@ -176,28 +176,33 @@ SHOAL_INLINE void add_places(const Way& way, std::size_t begin, std::size_t end,
   }
 }
 
-template <Taking taking>
-SHOAL_INLINE void add_keys(const Way& way, std::size_t first, std::size_t last, float* out) noexcept {
+template <Contribution contribution>
+SHOAL_INLINE void add_keys(const GradientInput& input, std::size_t first, std::size_t last,
+                           float* out) noexcept {
   for (std::size_t u = first; u < last; ++u) {
-    by_strips(way.dim, [&]<std::size_t width>(std::size_t left) SHOAL_ALWAYS {
-      add_places<width, taking>(way, way.group_offsets[u], way.group_offsets[u + 1], left, out + u * way.dim);
+    by_strips(input.dim, [&]<std::size_t width>(std::size_t left) SHOAL_ALWAYS {
+      add_gradients<width, contribution>(input, input.group_offsets[u], input.group_offsets[u + 1], left,
+                                         out + u * input.dim);
     });
   }
 }
 
-SHOAL_CLONES void add_plain_keys(const Way& way, std::size_t first, std::size_t last, float* out) noexcept {
-  add_keys<Taking::kPlain>(way, first, last, out);
+SHOAL_CLONES void add_plain_keys(const GradientInput& input, std::size_t first, std::size_t last,
+                                 float* out) noexcept {
+  add_keys<Contribution::kPlain>(input, first, last, out);
 }
 
-SHOAL_CLONES void add_scaled_keys(const Way& way, std::size_t first, std::size_t last, float* out) noexcept {
-  add_keys<Taking::kScaled>(way, first, last, out);
+SHOAL_CLONES void add_scaled_keys(const GradientInput& input, std::size_t first, std::size_t last,
+                                  float* out) noexcept {
+  add_keys<Contribution::kScaled>(input, first, last, out);
 }
 
-SHOAL_CLONES void add_won_keys(const Way& way, std::size_t first, std::size_t last, float* out) noexcept {
-  add_keys<Taking::kWon>(way, first, last, out);
+SHOAL_CLONES void add_won_keys(const GradientInput& input, std::size_t first, std::size_t last,
+                               float* out) noexcept {
+  add_keys<Contribution::kWon>(input, first, last, out);
 }
 
-// <v_e, g_i> of the entries of the bags from `first` to `last`, in float64 from front to back.
+// <v_e, g_i> for the entries of the bags from `first` to `last`, in float64 from front to back.
 void multiply(const Bags& bags, const float* grads, std::size_t first, std::size_t last,
               float* out) noexcept {
   for (std::size_t i = first; i < last; ++i) {
@@ -221,7 +226,7 @@ void check_rows(std::size_t got, std::size_t rows, std::size_t dim, const char* 
                                      ", got " + std::to_string(got));
 }
 
-// How many unique keys there are; throws unless all indexes are inside.
+// The number of unique keys; throws unless all indexes are in range.
 std::size_t check_bags(const Examples& bags, std::size_t rows, std::size_t dim) {
   SHOAL_CHECK(dim > 0, "dim must be 1 or more");
   SHOAL_CHECK(rows % dim == 0, "rows must have " + std::to_string(dim) + " numbers each, got " +
@@ -244,7 +249,7 @@ void check_pooling(Pooling pooling, const Examples& bags, std::span<const std::u
                    std::size_t dim) {
   SHOAL_CHECK(pooling == Pooling::kSum || bags.values.empty(), "values take part in a sum only");
   check_rows(winners.size(), pooling == Pooling::kMax ? bags.size() : 0, dim, "winners", "bags");
-  SHOAL_CHECK(bags.columns.size() < kNobody,
+  SHOAL_CHECK(bags.columns.size() < kNoWinner,
               "a batch has fewer than 2^32 - 1 entries, got " + std::to_string(bags.columns.size()));
 }
 
@@ -255,16 +260,16 @@ void pool_rows(Pooling pooling, const Examples& bags, std::span<const float> row
   check_bags(bags, rows.size(), dim);
   check_pooling(pooling, bags, winners, dim);
   check_rows(out.size(), bags.size(), dim, "out", "bags");
-  const Bags given = bags_of(bags, rows.data(), dim);
+  const Bags views = bags_of(bags, rows.data(), dim);
   each_piece(
       bags, pool,
       [&](std::size_t begin, std::size_t end) {
         if (pooling == Pooling::kMax) {
-          greatest_of_bags(given, begin, end, out.data(), winners.data());
-        } else if (given.values != nullptr) {
-          add_valued_bags(given, false, begin, end, out.data());
+          greatest_of_bags(views, begin, end, out.data(), winners.data());
+        } else if (views.values != nullptr) {
+          add_valued_bags(views, false, begin, end, out.data());
         } else {
-          add_plain_bags(given, pooling == Pooling::kMean, begin, end, out.data());
+          add_plain_bags(views, pooling == Pooling::kMean, begin, end, out.data());
         }
       },
       dim);
@@ -281,22 +286,22 @@ void pool_gradient(Pooling pooling, const Examples& bags, std::span<const float>
                   occurrences.group_offsets.back() == occurrences.order.size(),
               "occurrences of another batch");
   const auto owners = owners_of(bags, scratch.owners, pool);
-  const Way way{occurrences.order.data(),
-                occurrences.group_offsets.data(),
-                occurrences.order.size(),
-                owners.data(),
-                pooling == Pooling::kMean ? bags.indptr.data() : nullptr,
-                bags.values.empty() ? nullptr : bags.values.data(),
-                pooling == Pooling::kMax ? winners.data() : nullptr,
-                grads.data(),
-                dim};
+  const GradientInput input{occurrences.order.data(),
+                            occurrences.group_offsets.data(),
+                            occurrences.order.size(),
+                            owners.data(),
+                            pooling == Pooling::kMean ? bags.indptr.data() : nullptr,
+                            bags.values.empty() ? nullptr : bags.values.data(),
+                            pooling == Pooling::kMax ? winners.data() : nullptr,
+                            grads.data(),
+                            dim};
   each_run_of_keys(occurrences, dim, pool, [&](std::size_t begin, std::size_t end) {
     if (pooling == Pooling::kMax) {
-      add_won_keys(way, begin, end, out.data());
-    } else if (pooling == Pooling::kMean || way.values != nullptr) {
-      add_scaled_keys(way, begin, end, out.data());
+      add_won_keys(input, begin, end, out.data());
+    } else if (pooling == Pooling::kMean || input.values != nullptr) {
+      add_scaled_keys(input, begin, end, out.data());
     } else {
-      add_plain_keys(way, begin, end, out.data());
+      add_plain_keys(input, begin, end, out.data());
     }
   });
 }
@@ -306,10 +311,10 @@ void pool_values_gradient(const Examples& bags, std::span<const float> rows, std
   check_bags(bags, rows.size(), dim);
   check_rows(grads.size(), bags.size(), dim, "grads", "bags");
   check_rows(out.size(), bags.columns.size(), 1, "out", "entries");
-  const Bags given = bags_of(bags, rows.data(), dim);
+  const Bags views = bags_of(bags, rows.data(), dim);
   each_piece(
       bags, pool,
-      [&](std::size_t begin, std::size_t end) { multiply(given, grads.data(), begin, end, out.data()); },
+      [&](std::size_t begin, std::size_t end) { multiply(views, grads.data(), begin, end, out.data()); },
       dim);
 }
 

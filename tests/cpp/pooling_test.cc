@@ -76,11 +76,11 @@ TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_rows) {
         for (std::size_t d = 0; d < dim; ++d) {
           double sum = 0;
           double size = 0;
-          std::uint32_t winner = kNobody;
+          std::uint32_t winner = kNoWinner;
           for (auto e = static_cast<std::size_t>(batch.indptr[i]);
                e < static_cast<std::size_t>(batch.indptr[i + 1]); ++e) {
             const float v = rows[batch.columns[e] * dim + d];
-            if (winner == kNobody || v > rows[batch.columns[winner] * dim + d]) {
+            if (winner == kNoWinner || v > rows[batch.columns[winner] * dim + d]) {
               winner = static_cast<std::uint32_t>(e);
             }
             if (pooling != Pooling::kMax) {
@@ -91,7 +91,7 @@ TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_rows) {
           }
           if (pooling == Pooling::kMax) {
             CHECK(winners[i * dim + d] == winner);
-            CHECK(out[i * dim + d] == (winner == kNobody ? 0.0F : rows[batch.columns[winner] * dim + d]));
+            CHECK(out[i * dim + d] == (winner == kNoWinner ? 0.0F : rows[batch.columns[winner] * dim + d]));
           } else {
             CHECK(near(out[i * dim + d], sum, size));
           }
