@@ -12,7 +12,7 @@ namespace shoal {
 
 namespace {
 
-// Every bit of x twice: bit i becomes bits 2 i and 2 i + 1.
+// Doubles every bit of x: bit i becomes bits 2 i and 2 i + 1.
 std::uint64_t doubled(std::uint64_t x) noexcept {
   x &= 0xffffffffU;
   x = (x | x << 16U) & 0x0000ffff0000ffffU;
@@ -33,7 +33,7 @@ bool is_list(unsigned bits, std::size_t count) noexcept {
 
 DirtyRanges::DirtyRanges(Slots slots, unsigned bits, std::size_t count, std::span<const std::byte> saved)
     : slot_bits_(slots.bits()), bits_(bits) {
-  // A count is looked at before it is multiplied, and nothing is allocated that the bytes do not vouch for.
+  // The count is checked before it is multiplied, and no allocation exceeds what the length of `saved` justifies.
   SHOAL_CHECK(bits >= kMinBits && bits <= kMaxBits && bits + slots.bits() <= 64 &&
                   count <= std::size_t{1} << bits && saved.size() == saved_bytes(bits, count),
               std::to_string(saved.size()) + " bytes do not name " + std::to_string(count) + " ranges of " +
@@ -104,7 +104,7 @@ void DirtyRanges::add(std::span<const std::uint64_t> hashes, std::size_t rows) n
 void DirtyRanges::add(const DirtyRanges& other) noexcept {
   while (bits_ < other.bits_ && halve()) {
   }
-  // Of the other's ranges, `step` lie in one of these, or one in `step` of these.
+  // One of these ranges covers 2^finer of the other's, or one of the other's covers 2^coarser of these.
   const unsigned finer = other.bits_ > bits_ ? other.bits_ - bits_ : 0;
   const unsigned coarser = bits_ > other.bits_ ? bits_ - other.bits_ : 0;
   for (std::size_t w = 0; w < other.words_.size(); ++w) {

@@ -1,16 +1,17 @@
-// DirtyRanges: which parts of a slot's hashes have rows that were changed, made or erased since some moment.
+// DirtyRanges: a dirty bitmap over a slot's hash space: the ranges with rows changed, inserted or erased since it was
+// started.
 //
-//   a range   the hashes of the slot that begin alike: one of 2^bits() equal parts of it
-//   words     one bit a range, and about one range a row: 2/3 to 4/3 of a bit, 64 at least
+//   range   the hashes of the slot with the same leading bits(): one of 2^bits() equal parts of the slot
+//   words   one bit per range, and about one range per row: 2/3 to 4/3 of a bit per row, at least 64 bits
 //
-// Idea. By hash, not by where rows stand: they may move, and the slot may grow. As its rows become more, ranges are
-// halved, and every bit becomes two; nothing is forgotten. Where there is no memory for that they stay as they are, which
-// costs accuracy alone: a range that is named has changed, perhaps.
+// Ranges are of hashes, not of storage: rows may move, and the slot may grow. As the number of rows grows, ranges are
+// halved and every bit becomes two, so no change is lost. Without memory for that they keep their size, which costs
+// only precision: a range may be marked although most of its rows are unchanged.
 //
-// Saved, ranges are either a list of their numbers, uint32, ascending, or the words: whichever is shorter, which their
-// count tells.
+// Saved form: the ascending numbers of the marked ranges as uint32, or the words, whichever is shorter; the count
+// determines which.
 //
-// Threads: none of its own; the slot's owner locks.
+// Threads: not synchronized; the slot's owner locks.
 
 #pragma once
 
@@ -23,7 +24,7 @@
 
 namespace shoal {
 
-// Whose deltas ranges are kept for: saves and exports know each what has changed since their own last one.
+// Deltas are relative to the last save or to the last export; the ranges of each are recorded separately.
 enum class Purpose : std::uint8_t { kSave, kExport };
 inline constexpr std::size_t kPurposes = 2;
 
@@ -33,7 +34,7 @@ class DirtyRanges {
   static constexpr unsigned kMaxBits = 28;
 
   explicit DirtyRanges(Slots slots) : slot_bits_(slots.bits()), words_(1) {}
-  // As it was saved: of so many ranges. std::invalid_argument where nobody can have saved that.
+  // Restores what save() wrote: `count` marked ranges. Throws std::invalid_argument if save() cannot have written it.
   DirtyRanges(Slots slots, unsigned bits, std::size_t count, std::span<const std::byte> saved);
 
   unsigned bits() const noexcept { return bits_; }
@@ -44,24 +45,24 @@ class DirtyRanges {
     return (words_[range / 64] >> (range % 64) & 1U) != 0;
   }
 
-  // use(first, last) for every run of neighbouring ranges, in ascending order: the places of its first and its last hash.
-  // A place is a hash without its slot's bits, hash << slots.bits().
+  // Calls use(first, last) for every run of adjacent marked ranges, in ascending order, with the positions of its
+  // first and last hash. A position is a hash without its slot bits: hash << slots.bits().
   template <class Use>
   void each_run(const Use& use) const {
     const std::size_t end = words_.size() * 64;
     for (std::size_t first = find(true, 0); first != end;) {
       const std::size_t next = find(false, first);
-      use(first_place(first), first_place(next) - 1);  // behind the last range places begin anew at 0
+      use(first_place(first), first_place(next) - 1);  // after the last range the position wraps to 0
       first = find(true, next);
     }
   }
 
-  // Of a slot of `rows` rows.
+  // Marks the ranges of the hashes, in a slot of `rows` rows.
   void add(std::span<const std::uint64_t> hashes, std::size_t rows) noexcept;
-  // What another of this slot has.
+  // Adds the ranges of another object of the same slot.
   void add(const DirtyRanges& other) noexcept;
 
-  // Its bytes, as above, appended: how many.
+  // save() appends the saved form; saved_bytes() is its length.
   static std::size_t saved_bytes(unsigned bits, std::size_t count) noexcept;
   void save(std::vector<std::byte>& bytes) const;
 
@@ -72,9 +73,9 @@ class DirtyRanges {
   std::uint64_t first_place(std::size_t range) const noexcept {
     return std::uint64_t{range} << (64U - bits_);
   }
-  // The first range from `from` on that is named, or is not; else how many ranges there are.
+  // The first range from `from` on that is marked (`named`) or not; the number of ranges if there is none.
   std::size_t find(bool named, std::size_t from) const noexcept;
-  bool halve() noexcept;  // false: there is no memory
+  bool halve() noexcept;  // false: out of memory
 
   unsigned slot_bits_;
   unsigned bits_ = kMinBits;

@@ -1,7 +1,7 @@
-// Which of a bucket's cells hold a hash: bit c of the answer stands for cell c.
+// Compares all cells of a bucket with one hash: bit c of the result is set if cell c holds the hash.
 //
-// A bucket is one cache line that starts with its cells. The portable twin and the wider one give the same bits; which
-// one runs is chosen once a batch (base/simd.h says why not by compiler flags).
+// A bucket is one cache line that starts with its cells. The portable and the AVX2 version return the same bits; the
+// version is chosen once per batch (base/simd.h explains why not by compiler flags).
 
 #pragma once
 
@@ -18,7 +18,7 @@ struct PortableMatch {
   template <std::size_t kCells>
   static SHOAL_INLINE unsigned in(const std::byte* line, std::uint64_t wanted) noexcept {
     unsigned match = 0;
-    for (std::size_t c = 0; c < kCells; ++c) {  // no branch: which cell it is cannot be guessed
+    for (std::size_t c = 0; c < kCells; ++c) {  // no branch: the matching cell is unpredictable
       std::uint64_t cell;
       std::memcpy(&cell, line + c * sizeof cell, sizeof cell);
       match |= static_cast<unsigned>(cell == wanted) << c;

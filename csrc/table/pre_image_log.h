@@ -1,15 +1,16 @@
-// PreImageLog: what stood in a slot before it changed, as far as it changed: pieces of one size, by hash.
+// PreImageLog: a copy-on-write log: the previous contents of the parts of a slot that changed since a snapshot began.
+// Entries have one size and are found by hash.
 //
-//   numbers   a small SlotTable: hash -> number of its piece, or kNone where there was nothing then
-//   pieces    one behind the other, as they came
+//   numbers   a small SlotTable: hash -> number of its entry, or kNone if the hash was absent
+//   pieces    the entries, in the order of their arrival
 //
-// Idea. A slot that is to be saved as it was at some moment goes on changing. Whoever changes a piece keeps the old one
-// here first, once; the save copies the slot whenever it comes by and lays what was kept over the copy. So a save costs
-// memory for what changes meanwhile and for nothing else, and no writer waits for more than a small copy.
+// Algorithm. A slot keeps changing while it is saved as of one moment. Before a change, the writer stores the old
+// contents here, once per hash. The save copies the slot later and overlays the logged contents on the copy. A save
+// therefore needs memory only for what changes meanwhile, and a writer waits at most for one small copy.
 //
-// Rows are such pieces, and so are the places of waiting keys and the lines of a Bloom filter (policy/admission.h).
+// Entries are rows, counters of keys that wait for admission, and lines of a Bloom filter (policy/admission.h).
 //
-// Threads: none of its own; the slot's owner locks.
+// Threads: not synchronized; the slot's owner locks.
 
 #pragma once
 
@@ -29,26 +30,26 @@ class PreImageLog {
 
   struct Piece {
     std::uint64_t hash;
-    const std::byte* bytes;  // null: there was nothing
+    const std::byte* bytes;  // null: the hash was absent
   };
 
-  // The layout is of kNumberBytes, and outlives this.
+  // `numbers` has rows of kNumberBytes and must outlive this object.
   PreImageLog(const Layout& numbers, Slot slot, std::size_t piece_bytes)
       : numbers_(numbers, slot), piece_bytes_(piece_bytes) {}
 
-  // Those of the hashes of which nothing was kept yet.
+  // The hashes that are not logged yet.
   std::vector<std::uint64_t> missing(std::span<const std::uint64_t> hashes);
-  // Keeps pieces of hashes that are missing(); each hash once. std::bad_alloc changes nothing.
+  // Logs the contents of hashes that are missing(), each hash once. std::bad_alloc changes nothing.
   void keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> partition);
 
-  // Both, of the rows of a table.
+  // missing() and keep() of the rows of a table.
   void keep_from(SlotTable& table, std::span<const std::uint64_t> hashes);
 
   std::size_t bytes() const noexcept { return numbers_.bytes() + pieces_.bytes(); }
 
-  // All of them, in ascending order of hash.
+  // All entries, in ascending order of hash.
   std::vector<Piece> entries() const;
-  // Rows as they were: `now` is what a copy of the table has, in ascending order of hash, as is what is returned.
+  // Overlays the logged rows on `now`, the rows of a copy of the table. Both `now` and the result ascend by hash.
   std::vector<SlotTable::Entry> laid_over(std::vector<SlotTable::Entry> now) const;
 
  private:
@@ -57,7 +58,7 @@ class PreImageLog {
   SlotTable numbers_;
   Region pieces_;
   std::size_t piece_bytes_;
-  std::uint32_t end_ = 0;  // pieces that there are
+  std::uint32_t end_ = 0;  // number of pieces
 };
 
 }  // namespace shoal

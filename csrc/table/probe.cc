@@ -9,9 +9,9 @@
 
 namespace shoal {
 
-// The loops over a run's hashes, once per width of a cell and way of matching.
+// The loops over a run's hashes, specialized by payload width and by match instruction set.
 struct ProbeSteps {
-  // One hash in one line. `next` gives the line behind it on the hash's way.
+  // One hash in one line. `next` returns the following line of its probe sequence.
   template <std::size_t kCells, std::size_t kPayload, class Match, class Next>
   static SHOAL_INLINE void read(std::uint64_t cell, std::uint32_t i, std::byte* line, std::byte** at,
                                 std::uint32_t* open, std::size_t& open_count, const Next& next) noexcept {
@@ -37,7 +37,7 @@ struct ProbeSteps {
     std::size_t open_count = 0;
     PrefetchCursor cursor = ahead;
     for (const Probe::Part& given : run.parts()) {
-      const Probe::Part part = given;  // a copy, which what is written cannot change
+      const Probe::Part part = given;  // a copy: the stores below cannot alias it
       if (part.known) {
         for (std::size_t i = part.begin; i < part.end; i += 2) {
           cursor.next();
@@ -45,7 +45,7 @@ struct ProbeSteps {
         continue;
       }
       for (std::size_t i = part.begin; i < part.end; ++i) {
-        if (i % 2 == 0) {  // the rest is asked for by those who use rows
+        if (i % 2 == 0) {  // the caller prefetches the rest of the rows
           cursor.next();
         }
         std::byte* const line = at[i];

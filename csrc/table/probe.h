@@ -1,22 +1,24 @@
-// Probe: the rows of a run of hashes, found in steps, so that memory answers one run while another is worked on.
+// Probe: finds the rows of a run of hashes in three steps, so that the cache misses of one run overlap with the work
+// on another (group prefetching: Chen, Ailamaki, Gibbons, Mowry, ICDE 2004).
 //
-//   aim      each hash's home, the line where its way begins (table/slot_table.h); nothing is read yet
-//   look     reads the homes, and asks for the second lines of those whose home is full of others
-//   settle   follows their ways to the end, and turns row numbers into rows, whose lines are the caller's to ask for
+//   prepare   computes each hash's home line, where its probe sequence begins (table/slot_table.h); reads nothing
+//   probe     reads the home lines, and prefetches the second lines of hashes not found in a full home
+//   resolve   follows the remaining probe sequences to their ends and turns row numbers into rows, which the caller
+//             prefetches
 //
-// Idea. A run is consecutive hashes of a batch. They may belong to several tables of one layout: a table's part of a large
-// batch may be no more than a few dozen hashes, too few to keep memory busy. A table may change between two steps: a step
-// sees that rows have moved since the one before, and does that one again. Only the run's own hashes must not be inserted
-// before it is settled.
+// A run is a sequence of consecutive hashes of a batch. They may belong to several tables of one layout: one table's
+// part of a large batch may be a few dozen hashes, too few to keep memory busy. A table may change between two steps:
+// each step detects that rows have moved since the previous one and repeats that one. Only the run's own hashes must
+// not be inserted before it is resolved.
 //
 //   Probe a(layout), b(layout);
-//   a.start(...); a.aim(...); b.start(...); b.aim(...);
-//   auto next = b.homes();
-//   a.look(next);                          // b's homes are asked for meanwhile
-//   a.settle();
-//   for (std::byte* row : a.rows()) ...    // null for a hash that is not there
+//   a.start(...); a.prepare(...); b.start(...); b.prepare(...);
+//   auto next = b.home_lines();
+//   a.probe(next);                         // prefetches b's home lines meanwhile
+//   a.resolve();
+//   for (std::byte* row : a.rows()) ...    // null if the hash is absent
 //
-// Threads: none of its own; the tables' owners lock from aim to the last use of a row.
+// Threads: not synchronized; the tables' owners lock from prepare to the last use of a row.
 
 #pragma once
 
@@ -32,21 +34,21 @@ namespace shoal {
 
 class Probe {
  public:
-  static constexpr std::size_t kMax = 64;  // hashes: more lines would not stay in the nearest cache
+  static constexpr std::size_t kMax = 64;  // hashes: more lines would not stay in the L1 cache
   static constexpr std::size_t kMaxTables = 32;
 
-  // Where some consecutive hashes of the run belong.
+  // Consecutive hashes of the run that belong to one table.
   struct Part {
     SlotTable* table;
-    std::uint64_t version;  // of the table, when its lines were taken
+    std::uint64_t version;  // of the table when `lines` was set
     std::byte* lines;
     std::size_t buckets;
     std::uint64_t scramble;  // SlotTable::probe_key
     std::size_t begin;
     std::size_t end;
-    bool known;  // its rows were given
+    bool known;  // the caller supplied its rows
 
-    // The line of bucket b, counted on round the end.
+    // The line of bucket b, modulo the number of buckets.
     std::byte* line(std::size_t b) const noexcept {
       return lines + (b < buckets ? b : b % buckets) * kCacheLine;
     }
@@ -57,20 +59,20 @@ class Probe {
 
   explicit Probe(const Layout& layout) noexcept;
 
-  // An empty run; its hashes follow by aim, in the order of the array.
+  // Starts an empty run over `hashes`; prepare() adds them in order.
   void start(const std::uint64_t* hashes) noexcept;
-  // The next `count` hashes belong to `table`. No more than kMax in all, and of kMaxTables tables.
+  // The next `count` hashes belong to `table`. A run has at most kMax hashes of at most kMaxTables tables.
   void prepare(SlotTable& table, std::size_t count) noexcept;
 
-  // The same where it is known that these are their rows, as table.version() is what it was then.
+  // Adds hashes whose rows are known, as of the present table.version().
   void add_known(SlotTable& table, std::span<std::byte* const> rows) noexcept;
 
-  // The lines that look will read, or where known rows begin. Good until look.
+  // The lines that probe() will read, or the starts of known rows. Valid until probe().
   PrefetchCursor home_lines() const noexcept { return {at_.data(), size_}; }
 
   void probe(PrefetchCursor& ahead) noexcept;
   void resolve() noexcept;
-  // After rows were inserted, or to have pointers that are good again: settle does nothing where nothing has changed.
+  // Call resolve() again after inserts to refresh the pointers: it does nothing if no row has moved.
   std::span<std::byte*> rows() noexcept { return {at_.data(), size_}; }
 
   std::size_t size() const noexcept { return size_; }
@@ -86,8 +88,8 @@ class Probe {
   void prepare_again() noexcept;
   void find_rows() noexcept;
 
-  std::array<std::byte*, kMax> at_;       // the line to read; then the payload; then the row, or null
-  std::array<std::uint32_t, kMax> open_;  // hashes whose way goes on
+  std::array<std::byte*, kMax> at_;       // first the line, then the payload, then the row or null
+  std::array<std::uint32_t, kMax> open_;  // hashes whose search is not finished
   std::array<Part, kMaxTables> parts_;
   const std::uint64_t* hashes_ = nullptr;
   std::size_t size_ = 0;

@@ -23,10 +23,10 @@ Chunks::Chunks(std::size_t row_bytes) noexcept
       a_block_(HugeBlock::kBytes / bytes_) {}
 
 void Chunks::add_block() {
-  // All that may throw before the first change.
+  // Everything that may throw comes before the first change.
   std::vector<std::uint16_t> free(a_block_);
   for (std::size_t i = 0; i < a_block_; ++i) {
-    free[i] = static_cast<std::uint16_t>(a_block_ - 1 - i);  // the first is taken first
+    free[i] = static_cast<std::uint16_t>(a_block_ - 1 - i);  // so that chunk 0 is taken first
   }
   with_free_.reserve(blocks_.size() + 1);
   HugeBlock memory;
@@ -61,7 +61,7 @@ void Chunks::give(std::byte* chunk) noexcept {
   SHOAL_DCHECK(at != blocks_.end());
   Block& block = at->second;
   const auto offset = static_cast<std::size_t>(chunk - block.memory.data());
-  block.free.push_back(static_cast<std::uint16_t>(offset / bytes_));  // there was room for all of them
+  block.free.push_back(static_cast<std::uint16_t>(offset / bytes_));  // never reallocates
   --taken_;
   ++free_;
   if (block.free.size() == a_block_) {
@@ -72,7 +72,7 @@ void Chunks::give(std::byte* chunk) noexcept {
   }
   if (!block.listed) {
     block.listed = true;
-    with_free_.push_back(&block);  // there was room for all of them
+    with_free_.push_back(&block);  // never reallocates
   }
   if (free_ > (taken_ + free_) / 8) {
     block.memory.forget(offset, bytes_);

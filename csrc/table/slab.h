@@ -1,18 +1,19 @@
-// Slab: the wide rows of one slot, by number; and Chunks, which the slabs of a table are cut from.
+// Slab: the wide rows of one slot, by number; and Chunks, a slab allocator (Bonwick, USENIX 1994) shared by the slabs
+// of a table.
 //
-// Idea. A slot is a thousandth of a table, so its rows seldom fill pages of 2 MiB, and with pages of 4 KiB half the time of
-// a push goes into finding pages. So the slots of a table share pages: a slab is a list of chunks of about kChunkBytes, and
-// chunks stand in blocks of 2 MiB. (Rows of 128 bytes, 64 of each of 1024 slots, read and written in a region of 640 MB,
-// fetched ahead: 54 ns a row with pages of 4 KiB, 28 with pages of 2 MiB; and fresh pages come at five times the rate.)
+// A slot is about a thousandth of a table, so its rows seldom fill pages of 2 MiB, and with pages of 4 KiB TLB misses
+// take half the time of a push. The slots of a table therefore share huge pages: a slab is a list of chunks of about
+// kChunkBytes, and chunks are cut from blocks of 2 MiB.
 //
-//   number    [ chunk | row in the chunk ]: rows of a chunk are a power of two
-//   small     a slab that one chunk would hold is a region of its own on the heap
-//   freed     a chunk that is given back serves the next slab. While more than an eighth of all are free its pages go back
-//             to the system at once; a block whose chunks are all free always does
+//   number    [ chunk | row in the chunk ]: a chunk has a power of two rows
+//   small     a slab that fits in one chunk is a region of its own
+//   free      a returned chunk serves the next slab. While more than an eighth of all chunks are free, the pages of a
+//             returned chunk go back to the system at once; a block whose chunks are all free always does
 //
-// What it costs: half a chunk a slot, on average.
+// Cost: half a chunk per slot, on average.
 //
-// Threads: a Slab has none of its own, its slot's owner locks; Chunks has a mutex, which is the last to be locked.
+// Threads: a Slab is not synchronized, its slot's owner locks; Chunks locks its own mutex, the last in the lock
+// order.
 
 #pragma once
 
@@ -30,7 +31,7 @@ class Chunks {
  public:
   static constexpr std::size_t kChunkBytes = Region::kMapped;
 
-  // Of rows of `row_bytes`. Slabs that use it must not be used after its end; it ends with all its chunks.
+  // For rows of `row_bytes`. Destroying it frees all chunks; no slab that uses it may be used afterwards.
   explicit Chunks(std::size_t row_bytes) noexcept;
 
   std::size_t row_bytes() const noexcept { return row_bytes_; }
@@ -38,14 +39,14 @@ class Chunks {
   std::size_t rows() const noexcept { return std::size_t{1} << shift_; }  // of a chunk
   std::size_t bytes() const noexcept { return bytes_; }                   // of a chunk
 
-  // A chunk, its bytes unspecified. std::bad_alloc changes nothing.
+  // Returns a chunk with unspecified bytes. std::bad_alloc changes nothing.
   std::byte* take();
   void give(std::byte* chunk) noexcept;
 
  private:
   struct Block {
     HugeBlock memory;
-    std::vector<std::uint16_t> free;  // its chunks, by number
+    std::vector<std::uint16_t> free;  // numbers of the free chunks
     bool listed = true;               // in with_free_
   };
   void add_block();
@@ -54,19 +55,19 @@ class Chunks {
   unsigned shift_;
   std::size_t bytes_;
   std::size_t a_block_;                     // chunks
-  std::mutex mutex_;                        // guards all below
+  std::mutex mutex_;                        // guards the members below
   std::map<std::uintptr_t, Block> blocks_;  // by address
-  std::vector<Block*> with_free_;           // those that have, or had, free chunks: the last is asked first
+  std::vector<Block*> with_free_;           // blocks that have, or had, free chunks; the last is used first
   std::size_t taken_ = 0;
   std::size_t free_ = 0;
 };
 
 class Slab {
  public:
-  Slab() = default;  // of no rows, now and later
+  Slab() = default;  // has no rows and never will
   explicit Slab(Chunks& chunks) noexcept : chunks_(&chunks) {}
 
-  // Numbers below this have rows.
+  // Row numbers are below this.
   std::size_t rows() const noexcept { return rows_; }
   std::size_t bytes() const noexcept;
 
@@ -74,22 +75,22 @@ class Slab {
     return places_[number >> chunks_->shift()] + (number & (chunks_->rows() - 1)) * chunks_->row_bytes();
   }
 
-  // What bytes() will be after make_room.
+  // bytes() after make_room().
   std::size_t bytes_with(std::size_t rows, std::size_t likely) const noexcept;
-  // Room for rows of all numbers below `rows`, which keep their bytes; where that is a small slab, for `likely` ones if that
-  // still is one. Whether rows may have moved: a small slab's do. std::bad_alloc loses nothing.
+  // Makes room for all row numbers below `rows`; existing rows keep their bytes. A small slab gets room for `likely`
+  // rows if it stays small. Returns true if rows may have moved (a small slab's do). std::bad_alloc loses nothing.
   bool make_room(std::size_t rows, std::size_t likely);
-  // Rows from number `rows` on are forgotten, and chunks without others given back.
+  // Drops the rows from number `rows` on and returns chunks that hold no other rows.
   void cut(std::size_t rows) noexcept;
 
-  // A copy of another slab, to be read alone: in memory of its own, which it keeps from one to the next.
+  // Makes this slab a read-only copy of another, in memory of its own that is reused from one copy to the next.
   bool has_image_room(std::size_t bytes) const noexcept { return bytes <= small_.bytes(); }
   void make_image_room(std::size_t bytes);
   void become_image_of(const Slab& of);
 
  private:
   Chunks* chunks_ = nullptr;
-  std::vector<std::byte*> places_;  // of the chunks; of small_ where there is none
+  std::vector<std::byte*> places_;  // addresses of the chunks, or of small_
   Region small_;
   std::size_t rows_ = 0;
 };

@@ -21,13 +21,13 @@ using cells::load;
 
 namespace {
 
-// From kLarge rows on a slot grows by 1/8; below, where memory is little and keys come fastest, by 1/2: a key is moved
-// two or three times then, and not five.
+// From kLarge rows on a slot grows by 1/8. Below, it grows by 1/2, so a key is moved two or three times instead of
+// five: little memory is at stake there, and keys arrive fastest.
 constexpr double kLarge = 4096;
 constexpr double kGrowth = 1.125;
 constexpr double kSmallGrowth = 1.5;
 
-// The highest load of a bucket width, where a hit reads 1.22 lines at four cells.
+// The highest load by bucket width. At four cells a hit then reads 1.22 lines.
 double highest_load(std::size_t cells) noexcept {
   switch (cells) {
     case 2:
@@ -41,9 +41,9 @@ double highest_load(std::size_t cells) noexcept {
 
 }  // namespace
 
-// Cells on their way from one bucket to another, chained by their old homes: each of kReach chains holds the cells whose
-// homes leave one remainder. Room for all of a table's cells, and but for chosen keys a few dozen are in it at a time.
-// A thread keeps its room from one growth to the next; what nobody wrote takes no memory.
+// Cells that are being moved from one bucket to another, in kReach chains by home modulo kReach. Has room for all
+// cells of the table; unless keys are chosen to collide, it holds a few dozen at a time. Each thread keeps its room
+// from one growth to the next; pages that were never written take no memory.
 class SlotTable::DisplacedEntries {
  public:
   explicit DisplacedEntries(const SlotTable& table) : table_(table) {
@@ -64,10 +64,10 @@ class SlotTable::DisplacedEntries {
   void push(std::uint32_t home, std::uint64_t cell, const std::byte* payload) noexcept {
     push_onto(chains_[home % kReach], home, cell, payload);
   }
-  // For the end.
+  // Holds a cell until the end of the move.
   void hold(std::uint64_t cell, const std::byte* payload) noexcept { push_onto(held_, kEnd, cell, payload); }
 
-  // Takes out the cells of one home that put(cell, payload) finds a place for.
+  // Removes the cells of one home for which put(cell, payload) returns true.
   template <class Put>
   void take(std::uint32_t home, const Put& put) noexcept {
     take_from(chains_[home % kReach], home, put);
@@ -127,7 +127,7 @@ SlotTable::SlotTable(const Layout& layout, Slot slot)
       in_use_(~(~std::uint64_t{0} >> layout.slots.bits())),
       first_hash_(layout.slots.first_hash(slot)),
       load_limit_(highest_load(layout.cells)),
-      // The golden ratio's multiples spread any run of slot numbers evenly.
+      // Multiples of the golden ratio are spread evenly for any run of slot numbers.
       phase_(static_cast<double>(index_of(slot) * 0x9e3779b9U) * 0x1p-32) {}
 
 // --- finding ----------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ void SlotTable::resize_index(std::size_t buckets) {
   refill_from(old, old_buckets);
 }
 
-// Places the cells of another index in this one, which is empty.
+// Inserts the cells of another index into this one, which is empty.
 void SlotTable::refill_from(const Region& index, std::size_t buckets) noexcept {
   const std::size_t cell_bytes = layout_->cells * sizeof(std::uint64_t);
   for (std::size_t b = 0; b < buckets; ++b) {
@@ -352,8 +352,8 @@ void SlotTable::refill_from(const Region& index, std::size_t buckets) noexcept {
   }
 }
 
-// Where there is no memory for a second index, the slot stays as it is, correct and slow, and the next insert that probes
-// far tries again.
+// Without memory for a second index the slot stays as it is, correct but slow, and the next insert that passes
+// kLongestProbe buckets tries again.
 void SlotTable::scramble() noexcept {
   Region old;
   try {
@@ -367,8 +367,9 @@ void SlotTable::scramble() noexcept {
   refill_from(old, buckets_);
 }
 
-// Moves the first `old_buckets` buckets' cells to their homes among all, from the last home to the first: what is lifted
-// out when a home's turn comes stood at or behind it, and goes to a new home at or behind it, where all is done already.
+// Moves the cells of the first `old_buckets` buckets to their new homes, from the last home to the first. When a home
+// is processed, its cells have been removed from the buckets at or after it, and they go to a new home at or after
+// it, where all cells are already placed.
 void SlotTable::spread(std::size_t old_buckets, DisplacedEntries& displaced) noexcept {
   const auto old_home = [&](std::uint64_t here) {
     return static_cast<std::uint32_t>(scale(probe_key(here) << layout_->slots.bits(), old_buckets));
@@ -381,7 +382,7 @@ void SlotTable::spread(std::size_t old_buckets, DisplacedEntries& displaced) noe
     return to != nullptr;
   };
 
-  // Those whose ways led round the old end stand before their homes.
+  // Cells whose probe sequences wrapped around the old end are stored before their homes.
   bool was_full = true;
   for (std::size_t b = 0; b < old_buckets && (b < kReach || was_full); ++b) {
     was_full = full(b);
@@ -397,7 +398,7 @@ void SlotTable::spread(std::size_t old_buckets, DisplacedEntries& displaced) noe
     alignas(kCacheLine) std::byte line[kCacheLine];
     std::memcpy(line, bucket(b), kCacheLine);
     std::memset(bucket(b), 0, kCacheLine);
-    // Those whose new ways lead round the end wait for it.
+    // Cells whose new probe sequences wrap around the end are held until the end of the move.
     const auto put_or_hold = [&](std::uint64_t here, const std::byte* from) {
       if (!put(here, from, false)) {
         displaced.hold(here, from);

@@ -1,5 +1,5 @@
-// The cells of a SlotTable: where a hash's home is, and what a bucket holds. The last part of slot_table.h, inline
-// because every loop over buckets is made of it.
+// Access to a SlotTable's cells: the home bucket of a hash, and the contents of a bucket. The last part of
+// slot_table.h, inline because every loop over buckets uses it.
 
 #pragma once
 
@@ -64,7 +64,7 @@ inline void SlotTable::copy_payload(std::byte* to, const std::byte* from) const 
 
 inline std::size_t SlotTable::filled(std::size_t b) const noexcept {
   std::size_t n = 0;
-  for (std::size_t c = 0; c < layout_->cells; ++c) {  // all of them: how many is anybody's guess
+  for (std::size_t c = 0; c < layout_->cells; ++c) {  // no early exit: the number is unpredictable
     n += cell(b, c) != 0 ? 1U : 0U;
   }
   return n;

@@ -1,4 +1,4 @@
-// All rows of a SlotTable in hash order, by a windowed counting sort; copies of a table; and its invariants.
+// Rows of a SlotTable in hash order (a windowed counting sort), copies of a table, and the check of its invariants.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,8 @@ std::size_t SlotTable::bytes() const noexcept { return index_.bytes() + slab_.by
 
 namespace {
 
-// Where many share a place, chosen by an adversary, an insertion sort would take for ever: `moves` are left to it.
+// Insertion sort, limited to `moves` moves: with chosen keys that share a position it would be quadratic. At the
+// limit the rest is sorted by std::ranges::sort.
 void sort_nearly_sorted(std::span<SlotTable::Entry> rows, std::size_t& moves) {
   for (std::size_t i = 1; i < rows.size(); ++i) {
     if (rows[i - 1].hash < rows[i].hash) [[likely]] {
@@ -39,10 +40,11 @@ void sort_nearly_sorted(std::span<SlotTable::Entry> rows, std::size_t& moves) {
 
 }  // namespace
 
-// Places rise with the hash. Counted and poured by places finer than homes, which few hashes share, rows are in order but
-// for those few. That is done window by window, so that counters, buckets and rows stay in the nearest cache: a row stands
-// in its home's window or in the next. Those that stand elsewhere, round the end or behind many kin, are merged in last.
-// Which cells are empty cannot be guessed, so there is no branch on it: they have a counter and a row of their own.
+// A counting sort by position: the hash scaled to kFine positions per bucket, so that few hashes share one; an
+// insertion sort then orders those that do. It runs window by window, so that counters, buckets and rows stay in the
+// L1 cache: a row is usually stored in the window of its home or in the next one. The other rows (wrapped around the
+// end, or after many colliding hashes) are merged in last. Empty cells are unpredictable, so there is no branch on
+// them: they have a counter and an output row of their own.
 std::vector<SlotTable::Entry> SlotTable::entries() const {
   if (is_scrambled()) {
     std::vector<Entry> all;
@@ -51,10 +53,10 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
     std::ranges::sort(all, {}, &Entry::hash);
     return all;
   }
-  constexpr std::size_t kFine = 8;              // places of a bucket
+  constexpr std::size_t kFine = 8;              // positions per bucket
   constexpr std::size_t kBuckets = 2 * kReach;  // of a window
   constexpr std::size_t kWindow = kBuckets * kFine;
-  constexpr std::size_t kRing = 4 * kWindow;  // of which three windows are in use at a time
+  constexpr std::size_t kRing = 4 * kWindow;  // three windows of it are in use at a time
   constexpr std::size_t kMaxCells = kCacheLine / sizeof(std::uint64_t);
   const std::size_t places = buckets_ * kFine;
   const std::size_t cells = layout_->cells;
@@ -64,15 +66,15 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
                          std::size_t b, std::size_t c, bool there) -> Entry {
     const std::byte* const line = lines + b * kCacheLine;
     const std::byte* row = line + cells * sizeof(std::uint64_t) + c * payload_bytes;
-    if (wide) {  // what stands beside an empty cell names no row
+    if (wide) {  // the payload of an empty cell is not a row number
       row = there ? slab_.row(load<std::uint32_t>(row)) : nullptr;
     }
     return {(load<std::uint64_t>(line + c * sizeof(std::uint64_t)) & hash_bits) | slot, row};
   };
-  std::vector<Entry> all(size_ + 1);  // the last for empty cells
+  std::vector<Entry> all(size_ + 1);  // the last one for empty cells
   std::vector<Entry> strays;
-  std::array<std::uint32_t, kRing + 1> next;  // how many rows a place has; then where its next one goes
-  std::array<std::array<std::uint16_t, kBuckets * kMaxCells>, 2> at_cells;  // of each cell of two windows
+  std::array<std::uint32_t, kRing + 1> next;  // rows per position; then the index of the next row of each
+  std::array<std::array<std::uint16_t, kBuckets * kMaxCells>, 2> at_cells;  // by cell, of two windows
   next[kRing] = 0;
 
   const auto ring_of = [&](std::size_t window) {
@@ -90,7 +92,7 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
       for (std::size_t c = 0; c < cells; ++c) {
         const std::uint64_t here = cell(b, c);
         const std::size_t place = scale(here << slot_bits, places);
-        const std::uint64_t strayed = window - place / kWindow > 1;  // below 0, too
+        const std::uint64_t strayed = window - place / kWindow > 1;  // true below 0 as well
         const std::uint64_t there = here >> 63U;                     // a slot bit
         any |= strayed & there;
         const std::uint64_t mask = ~strayed & there;  // no branch
@@ -125,7 +127,7 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
   const std::size_t windows = (buckets_ + kBuckets - 1) / kBuckets;
   std::size_t moves = 4 * size_;
   std::size_t done = 0;   // rows in order
-  std::size_t begin = 0;  // where the rows of a window's places go
+  std::size_t begin = 0;  // index of the first row of a window
   if (windows != 0) {
     count(0);
   }
@@ -139,7 +141,7 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
     }
     pour(window);
     sort_nearly_sorted(std::span(all).subspan(done, begin - done),
-                       moves);  // of the window before, complete now
+                       moves);  // of the previous window, which is now complete
     done = begin;
     begin = end;
   }
@@ -157,7 +159,7 @@ bool SlotTable::has_image_room(const ImageBytes& bytes) const noexcept {
 
 void SlotTable::make_image_room(const ImageBytes& bytes) {
   if (bytes.index > index_.bytes()) {
-    index_ = Region();  // what an image held is of no use
+    index_ = Region();  // the old contents are not needed
     index_.resize(Region::rounded(bytes.index + bytes.index / 4));
     index_.populate(0);
   }

@@ -1,4 +1,4 @@
-// Erasing from a SlotTable by backward shift, giving memory back, and the numbers of wide rows.
+// Erasing from a SlotTable by backward shift, shrinking, and the row numbers of wide rows.
 
 #include <algorithm>
 #include <cstring>
@@ -49,7 +49,7 @@ void SlotTable::remove_cell(std::size_t b, std::size_t c) noexcept {
   keep(bucket(b) + last * sizeof(std::uint64_t), std::uint64_t{0});
 }
 
-// Whether bucket b is on the way of a hash to where it stands.
+// Whether bucket b precedes bucket `stands` in the probe sequence of a hash stored in `stands`.
 bool SlotTable::on_probe_sequence(std::uint64_t cell, std::size_t stands, std::size_t b) const noexcept {
   const std::size_t first = home(cell);
   if (stands == first) {
@@ -59,8 +59,8 @@ bool SlotTable::on_probe_sequence(std::uint64_t cell, std::size_t stands, std::s
   return b == first || distance(other, b) < distance(other, stands);
 }
 
-// The bucket and cell of a hash that passed over bucket b on its way; b where there is none. Seconds stand at most kReach
-// behind b, and what went on from there stands behind full buckets.
+// Finds a hash whose probe sequence crosses bucket b, and returns its bucket and cell; {b, 0} if there is none. A
+// hash in its second bucket is at most kReach after b; a hash that overflowed lies after a run of full buckets.
 std::pair<std::size_t, std::size_t> SlotTable::one_that_passed(std::size_t b) const noexcept {
   bool goes_on = true;
   std::size_t j = b;
@@ -77,7 +77,8 @@ std::pair<std::size_t, std::size_t> SlotTable::one_that_passed(std::size_t b) co
   return {b, 0};
 }
 
-// Bucket b was full and lost a cell: one that had passed over it must come back (I3), and leaves a gap where it was.
+// Bucket b was full and lost a cell: moves a hash that had passed it back into the gap (I3), then closes the gap that
+// this hash leaves.
 void SlotTable::close_gap(std::size_t b) noexcept {
   for (bool was_full = true; was_full;) {
     const auto [j, c] = one_that_passed(b);
@@ -134,7 +135,7 @@ void SlotTable::free_row(std::uint32_t number) noexcept {
   ++slab_holes_;
 }
 
-// Rows from beyond the number of live rows move into the holes below it.
+// Moves rows with numbers at or above the number of live rows into the free numbers below it.
 void SlotTable::compact_slab() {
   const auto live = static_cast<std::uint32_t>(size_);
   std::vector<std::uint32_t> holes;
