@@ -1,1 +1,1 @@
-"""Directories of files that are written once, on this machine or wherever fsspec reaches."""
+"""Directories of files that are written once, local or on a file system that fsspec supports."""

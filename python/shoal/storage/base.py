@@ -1,4 +1,4 @@
-"""Directories of files that are written once: what a checkpoint, an export or a model is kept in.
+"""Directories of files that are written once: the storage of checkpoints, exports and models.
 
     open_dir("ckpt/step-1000")                       a directory of this machine                (local.py)
     open_dir("s3://bucket/step-1000", options)       an object store, by fsspec                 (object_store.py)
@@ -12,9 +12,9 @@ is interrupted, or loses a race, has changed nothing.
 Invariants
     S1  A file that was not committed does not exist: an object store never shows it; a local directory removes it at
         the end of the writer's `with` block. A killed process may leave a file that no manifest names.
-    S2  `publish` replaces the version it was given, or raises `SaveConflictError` and changes nothing. Of several
+    S2  `publish` replaces the version it expects, or raises `SaveConflictError` and changes nothing. Of several
         writers that replace the same version at most one succeeds. Local writers are serialised by a lock of the
-        directory; S3 compares by itself (If-None-Match, If-Match), and other object stores compare for new files.
+        directory; S3 compares versions itself (If-None-Match, If-Match), and other object stores compare for new files.
         For an existing file of another store the version is read immediately before the write.
     S3  With `durable`, a published file and all files committed before it are on disk.
     S4  An error of the storage (disk full, no permission, connection lost) is a `StorageError` that names the file.
@@ -52,18 +52,18 @@ __all__ = [
 
 
 class FileReader(Protocol):
-    """A file that is read."""
+    """A file that is open for reading."""
 
     @property
     def size(self) -> int:
         """Bytes."""
 
     def read_into(self, view: memoryview, offset: int) -> int:
-        """Fill ``view`` with what stands at ``offset``: how many bytes there were. Any thread may."""
+        """Fill ``view`` from ``offset`` on; return the number of bytes read. Safe from any thread."""
 
 
 class FileWriter(ABC):
-    """A new file that is written. A context manager: committed at the end of a ``with`` that raises nothing."""
+    """A new file, open for writing. A context manager: committed at the end of a ``with`` block that does not raise."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -79,26 +79,26 @@ class FileWriter(ABC):
             self.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append.
+        """Append data.
 
         Raises
         ------
         StorageError
-            It cannot be written. The file is given up.
+            The data cannot be written. The file is discarded.
         """
         try:
             self._write(data)
-        except BaseException:  # no context manager where nothing goes wrong: pieces are small and many
+        except BaseException:  # no context manager on the fast path: pieces are small and many
             with self._given_up():
                 raise
 
     def commit(self) -> None:
-        """Let the file be; more cannot be written.
+        """Make the file visible; no more data can be written.
 
         Raises
         ------
         StorageError
-            It cannot be written. The file is given up.
+            It cannot be written. The file is discarded.
         """
         if self._open:
             with self._given_up():
@@ -106,10 +106,10 @@ class FileWriter(ABC):
             self._open = False
 
     def abort(self) -> None:
-        """Let there be no such file, unless it was committed."""
+        """Discard the file, unless it was committed."""
         if self._open:
             self._open = False
-            with contextlib.suppress(Exception):  # what is left lies where nothing names it
+            with contextlib.suppress(Exception):  # no manifest names what is left
                 self._abort()
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ class FileWriter(ABC):
 
     @abstractmethod
     def tell(self) -> int:
-        """Bytes that were written."""
+        """Return the number of bytes written."""
 
     @abstractmethod
     def _write(self, data: bytes | bytearray | memoryview) -> None: ...
@@ -136,7 +136,7 @@ class FileWriter(ABC):
 
 
 class StorageDir(ABC):
-    """A directory. `LocalDir` and `RemoteDir` are what there is; `open_dir` makes them."""
+    """A directory: a `LocalDir` or a `RemoteDir`. `open_dir` makes one."""
 
     @property
     @abstractmethod
@@ -145,7 +145,7 @@ class StorageDir(ABC):
 
     @property
     def name(self) -> str:
-        """The last part of its path, for people."""
+        """The last part of its path, for messages."""
         return str(self).rstrip("/").rpartition("/")[2]
 
     @property
@@ -159,12 +159,12 @@ class StorageDir(ABC):
 
     @abstractmethod
     def path_to(self, other: StorageDir) -> str:
-        """Tell another directory's path from here, which `child` leads along.
+        """Return another directory's path relative to this one: `child` follows it.
 
         Raises
         ------
         ValueError
-            There is none: it is on another kind of storage.
+            There is no such path: it is on another kind of storage.
         """
 
     @abstractmethod
@@ -177,15 +177,15 @@ class StorageDir(ABC):
 
     @abstractmethod
     def child(self, path: str) -> StorageDir:
-        """Name a directory by its path from here, such as ``"a"`` or ``"../a"``."""
+        """Return the directory at a path relative to this one, such as ``"a"`` or ``"../a"``."""
 
     def real(self) -> StorageDir:
-        """Name the same directory without links, for paths that lead out of it."""
+        """Return the same directory without links, for paths that lead out of it."""
         return self
 
     @abstractmethod
     def make(self, *, durable: bool = True) -> None:
-        """Make the directory, and what is missing above it, where directories are made at all.
+        """Make the directory and its missing parents, if the storage has directories.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class StorageDir(ABC):
 
     @abstractmethod
     def kind(self) -> Literal["directory", "file"] | None:
-        """Return what is there; an object store has a directory where it has a file in it.
+        """Return the kind of the entry, None if it is missing; an object store has a directory if a file is in it.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class StorageDir(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Names of the files that are there; none if the directory is not.
+        """Names of the files; none if the directory is missing.
 
         Raises
         ------
@@ -215,7 +215,7 @@ class StorageDir(ABC):
 
     @abstractmethod
     def subdirectories(self) -> list[str]:
-        """Names of the directories that are there; none if this one is not.
+        """Names of the subdirectories; none if this directory is missing.
 
         Raises
         ------
@@ -225,12 +225,12 @@ class StorageDir(ABC):
 
     @abstractmethod
     def subdirectories_with(self, name: str) -> dict[str, str]:
-        """Find the directories in this one that hold a file of a name.
+        """Find the subdirectories that hold a file of a given name.
 
         Returns
         -------
         dict of str
-            By the directory's name: what is another once that file is.
+            For each directory's name, a text that changes whenever that file does.
 
         Raises
         ------
@@ -245,7 +245,7 @@ class StorageDir(ABC):
         Raises
         ------
         FileNotFoundError
-            It is not there.
+            The file is missing.
         StorageError
             It cannot be read.
         """
@@ -256,27 +256,27 @@ class StorageDir(ABC):
 
     @abstractmethod
     def create(self, name: str, *, durable: bool = True, cached: bool = True) -> FileWriter:
-        """Begin a new file, for a ``with``.
+        """Open a new file for writing, for a ``with`` block.
 
         Parameters
         ----------
         name : str
-            That no file has.
+            Not the name of an existing file.
         durable : bool
-            Whether it is on the disk once it is committed.
+            Whether it is on disk once it is committed.
         cached : bool
-            Whether it is to be in this machine's memory, too, for who reads it next. Without, a durable file goes to
-            the disk past the system's cache where that can be, at the disk's own speed.
+            Whether to keep it in the system's page cache for later reads. Otherwise a durable file is written past
+            the page cache if the system supports that.
 
         Raises
         ------
         StorageError
-            It cannot be written, or is there.
+            It cannot be written, or exists.
         """
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there.
+        """Remove a file if it exists.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class StorageDir(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Remove the directory and all that is in it, if it is there.
+        """Remove the directory and its contents if it exists.
 
         Raises
         ------
@@ -303,14 +303,14 @@ class StorageDir(ABC):
         missing : str
             Meaning of a missing file, for the message.
         what : str, optional
-            What the directory is, if the caller has named it: a missing directory is then the caller's error.
+            The kind of directory, if the caller has named it: a missing directory is then the caller's error.
 
         Raises
         ------
         CorruptionError
             It is missing or was changed.
         FileNotFoundError
-            There is no such directory, and ``what`` was given.
+            There is no such directory, and ``what`` is not None.
         StorageError
             It cannot be read.
         """
@@ -341,14 +341,14 @@ class StorageDir(ABC):
         name : str
         data : bytes
         before : str or None
-            Its `version` that this one replaces.
+            The `version` to replace.
         durable : bool
-            Whether it, and all that was created here before, is on the disk then.
+            Whether it, and all files created here before it, are on disk afterwards.
 
         Raises
         ------
         SaveConflictError
-            It has another version by now. What is there stays.
+            The file has another version now. It is unchanged.
         StorageError
             It cannot be written.
         """
@@ -397,7 +397,7 @@ def storage_errors(done: str, address: str) -> Iterator[None]:
     except OSError as cause:
         if isinstance(cause, FileNotFoundError) and done == "read":
             raise
-        if isinstance(cause, NotADirectoryError) and done == "read":  # a file stands where the directory should
+        if isinstance(cause, NotADirectoryError) and done == "read":  # there is a file in place of the directory
             raise FileNotFoundError(cause.errno, cause.strerror, address) from cause
         remedy = _REMEDIES.get(cause.errno or 0)
         what = cause.strerror or str(cause) or type(cause).__name__
@@ -436,7 +436,7 @@ def remove_empty_directories(directories: Sequence[Path]) -> None:
 
 @contextlib.contextmanager
 def remove_if_failed(storage_dir: StorageDir) -> Iterator[None]:
-    """Take a directory away again that the block has made, and those above it, if it fails and they are empty."""
+    """Remove a directory that the block has made, and its new parents, if the block fails and they are empty."""
     before = missing_directories(storage_dir)
     try:
         yield

@@ -2,7 +2,7 @@
 
     {"crc32c": "<eight hex digits>", "body": <any JSON value>}
 
-The checksum covers the bytes of ``body`` as they are in the file.
+The checksum covers the bytes of ``body`` in the file.
 
 Threads: no state.
 """
@@ -42,7 +42,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Make ``directory`` and what is missing above it; return once the new names are on disk."""
+    """Make ``directory`` and its missing parents; return once the new names are on disk."""
     if not directory.is_dir():
         if not directory.parent.exists():
             make_directory(directory.parent)
@@ -53,9 +53,9 @@ def make_directory(directory: Path) -> None:
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace the file at ``path`` by ``data`` atomically.
 
-    On disk too if ``durable``; else only as long as the machine runs, without waiting for the disk.
+    If ``durable``, wait until the file is on disk; otherwise a power failure may undo the replacement.
 
-    One writer at a time: what writers that were killed left behind is removed.
+    One writer at a time: temporary files of writers that were killed are removed.
     """
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         left.unlink(missing_ok=True)

@@ -15,11 +15,11 @@ from shoal.storage.base import FileWriter
 __all__ = ["WRITE_BYTES", "DirectFileWriter", "open_direct"]
 
 WRITE_BYTES = 2 << 20  # written at a time, at multiples of it: some systems then map the file in pages as large
-_ROOMS = 3  # of WRITE_BYTES each, which the disk reads by itself: one is filled, the others are on their way
+_BUFFERS = 3  # of WRITE_BYTES each: one is filled while the disk reads the others by DMA
 
 
 def open_direct(path: Path) -> int | None:
-    """Make a file that the disk fills from the writer's own memory; None where there are no such files."""
+    """Create a file for direct I/O; None if the file system does not support it."""
     if not hasattr(os, "O_DIRECT"):
         return None
     try:
@@ -27,15 +27,15 @@ def open_direct(path: Path) -> int | None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        path.unlink(missing_ok=True)  # some systems make it before they refuse
+        path.unlink(missing_ok=True)  # some systems create it before they refuse
         return None
 
 
 class DirectFileWriter(FileWriter):
-    """A durable file that is written past the system's cache, by a thread of its own.
+    """A durable file that is written past the page cache, by a thread of its own.
 
-    What is written is gathered in rooms whose beginnings, lengths and places in the file are what disks ask for; the
-    end, which has no such length, goes through the cache.
+    Data is collected in buffers whose addresses, lengths and file offsets have the alignment that direct I/O requires;
+    the end of the file, which is not aligned, is written through the cache.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -43,10 +43,10 @@ class DirectFileWriter(FileWriter):
         self._path = path
         self._descriptor = descriptor
         self._thread = ThreadPoolExecutor(1, "shoal-disk")
-        self._free = [memoryview(mmap.mmap(-1, WRITE_BYTES)) for _ in range(_ROOMS)]
+        self._free = [memoryview(mmap.mmap(-1, WRITE_BYTES)) for _ in range(_BUFFERS)]
         self._busy: deque[tuple[memoryview, Future[None]]] = deque()
-        self._held = 0  # bytes in the last of the free rooms
-        self._sent = 0  # bytes that the thread was given
+        self._held = 0  # bytes in the last free buffer
+        self._sent = 0  # bytes passed to the thread
 
     def tell(self) -> int:
         """Return the number of bytes written."""
@@ -65,20 +65,20 @@ class DirectFileWriter(FileWriter):
                 self._send()
 
     def _send(self) -> None:
-        room, held, offset = self._free.pop(), self._held, self._sent
+        buffer, held, offset = self._free.pop(), self._held, self._sent
         self._held = 0
         self._sent += held
-        self._busy.append((room, self._thread.submit(self._put, room[:held], offset)))
+        self._busy.append((buffer, self._thread.submit(self._put, buffer[:held], offset)))
 
     def _wait(self) -> None:
-        """Wait for the longest under way, and have its room."""
-        room, future = self._busy.popleft()
+        """Wait for the oldest write, and reclaim its buffer."""
+        buffer, future = self._busy.popleft()
         future.result()
-        self._free.append(room)
+        self._free.append(buffer)
 
     def _put(self, view: memoryview, offset: int) -> None:
         while view:
-            if len(view) % mmap.PAGESIZE:  # the end, or what a disk has left over that is almost full
+            if len(view) % mmap.PAGESIZE:  # the end of the file, or the rest of a short write to a full disk
                 _through_the_cache(self._descriptor)
             done = os.pwrite(self._descriptor, view, offset)
             view, offset = view[done:], offset + done

@@ -28,7 +28,7 @@ class LocalDir(StorageDir):
 
     def __init__(self, directory: Path, confined: Callable[[Path], None] | None = None) -> None:
         self._directory = directory
-        self._confined = confined  # raises StorageError of a path that is not to be opened
+        self._confined = confined  # raises StorageError for a path that may not be opened
         if confined is not None:
             confined(directory)
 
@@ -47,31 +47,31 @@ class LocalDir(StorageDir):
         return self._directory
 
     def to_spec(self) -> tuple[str, Mapping[str, Any]]:
-        """Tell the whole path."""
+        """Return the absolute path."""
         return os.path.abspath(self._directory), {}
 
     def path_to(self, other: StorageDir) -> str:
-        """Tell another directory's path from here."""
+        """Return another directory's path relative to this one."""
         if not isinstance(other, LocalDir):
             raise ValueError(f"there is no path from {self} to {other}: keep both on one kind of storage")
         return os.path.relpath(other._directory, self._directory)
 
     def is_same(self, other: StorageDir) -> bool:
-        """Tell whether this is the same directory, links followed."""
+        """Return whether this is the same directory, links resolved."""
         return isinstance(other, LocalDir) and self._directory.resolve() == other._directory.resolve()
 
     def address(self, name: str) -> str:
-        """Name a file for people."""
+        """Return the full name of a file, for messages."""
         return str(self._directory / name)
 
     def child(self, path: str) -> LocalDir:
-        """Name a directory by its path from here."""
+        """Return the directory at a path relative to this one."""
         found = self._directory / path
-        # Only where it leads out: the system follows a link before "..", where normpath does not.
+        # Only if it leads out: the system follows a link before "..", normpath does not.
         return LocalDir(Path(os.path.normpath(found)) if ".." in Path(path).parts else found, self._confined)
 
     def make(self, *, durable: bool = True) -> None:
-        """Make the directory, and what is missing above it."""
+        """Make the directory and its missing parents."""
         with storage_errors("made", str(self._directory)):
             if durable:
                 make_directory(self._directory)
@@ -79,18 +79,18 @@ class LocalDir(StorageDir):
                 self._directory.mkdir(parents=True, exist_ok=True)
 
     def kind(self) -> Literal["directory", "file"] | None:
-        """Tell what is there."""
+        """Return the kind of the entry."""
         with storage_errors("read", str(self._directory)):
             if not self._directory.exists():
                 return None
             return "directory" if self._directory.is_dir() else "file"
 
     def names(self) -> list[str]:
-        """Names of the files that are there."""
+        """Names of the files."""
         return self._entries(directories=False)
 
     def subdirectories(self) -> list[str]:
-        """Names of the directories that are there."""
+        """Names of the subdirectories."""
         return self._entries(directories=True)
 
     def _entries(self, *, directories: bool) -> list[str]:
@@ -101,16 +101,16 @@ class LocalDir(StorageDir):
                 return []
 
     def clear(self) -> None:
-        """Remove the directory and all that is in it, if it is there."""
+        """Remove the directory and its contents if it exists."""
         with storage_errors("removed", str(self._directory)), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._directory)
 
     def real(self) -> LocalDir:
-        """Name the same directory without links."""
+        """Return the same directory without links."""
         return LocalDir(self._directory.resolve(), self._confined)
 
     def subdirectories_with(self, name: str) -> dict[str, str]:
-        """Find the directories in this one that hold a file of a name."""
+        """Find the subdirectories that hold a file of a given name."""
         found = {}
         with storage_errors("read", str(self._directory)):
             try:
@@ -118,7 +118,7 @@ class LocalDir(StorageDir):
             except (FileNotFoundError, NotADirectoryError):
                 return {}
         for entry in entries:
-            with contextlib.suppress(OSError):  # it is not there, or not for this user
+            with contextlib.suppress(OSError):  # it is missing, or this user may not read it
                 status = os.stat(self._directory / entry / check_name(name))
                 found[entry] = f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
         return found
@@ -138,7 +138,7 @@ class LocalDir(StorageDir):
             yield _LocalFileReader(file, str(path))
 
     def create(self, name: str, *, durable: bool = True, cached: bool = True) -> FileWriter:
-        """Begin a new file."""
+        """Open a new file for writing."""
         path = self._file(name)
         with storage_errors("written", str(path)):
             if durable and not cached and (descriptor := open_direct(path)) is not None:
@@ -146,7 +146,7 @@ class LocalDir(StorageDir):
             return _CachedFileWriter(path, durable=durable)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         with storage_errors("removed", self.address(name)):
             self._file(name).unlink(missing_ok=True)
 
@@ -188,7 +188,7 @@ def _lock(descriptor: int, directory: Path) -> None:
                 ) from None
             time.sleep(_RETRY_SECONDS)
         except OSError:
-            return  # a file system without locks: the versions are compared all the same
+            return  # a file system without locks: versions are compared nevertheless
 
 
 class _LocalFileReader:
@@ -209,15 +209,15 @@ class _LocalFileReader:
 
 
 class _CachedFileWriter(FileWriter):
-    """A file that is written through the system's cache."""
+    """A file that is written through the page cache."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
         super().__init__(str(path))
         self._path = path
         self._durable = durable
         self._file = path.open("xb", buffering=0)
-        self._room = memoryview(bytearray(WRITE_BYTES))
-        self._held = 0  # bytes in the room
+        self._buffer = memoryview(bytearray(WRITE_BYTES))
+        self._held = 0  # bytes in the buffer
         self._written = 0
         self._sent = 0  # bytes of it whose write-back was started
 
@@ -232,7 +232,7 @@ class _CachedFileWriter(FileWriter):
                 self._put(view[:some])
             else:
                 some = min(WRITE_BYTES - self._held, len(view))
-                self._room[self._held : self._held + some] = view[:some]
+                self._buffer[self._held : self._held + some] = view[:some]
                 self._held += some
                 if self._held == WRITE_BYTES:
                     self._put_held()
@@ -240,15 +240,15 @@ class _CachedFileWriter(FileWriter):
 
     def _put_held(self) -> None:
         held, self._held = self._held, 0
-        self._put(self._room[:held])
+        self._put(self._buffer[:held])
 
     def _put(self, view: memoryview) -> None:
         self._written += len(view)
         while view:  # one call moves at most 2 GiB
             view = view[self._file.write(view) :]
         if self._durable and self._written - self._sent >= _SENT_BYTES:
-            # Have the disk begin with what it will be waited for at the end. What it has written may leave the memory.
-            with contextlib.suppress(OSError, AttributeError):  # advice, which not all systems take
+            # Start write-back early, so that the final sync is short. Written pages may leave the cache.
+            with contextlib.suppress(OSError, AttributeError):  # advice that some systems do not support
                 os.posix_fadvise(self._file.fileno(), self._sent, self._written - self._sent, os.POSIX_FADV_DONTNEED)
             self._sent = self._written
 

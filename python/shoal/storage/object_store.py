@@ -1,4 +1,4 @@
-"""Directories that fsspec reaches."""
+"""Directories of file systems that fsspec supports."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shoal.storage.base import FileReader, FileWriter, StorageDir, check_name, c
 
 __all__ = ["RemoteDir", "parts_of"]
 
-_PART_BYTES = 16 << 20  # that are sent to an object store at a time: 10,000 parts are the most that S3 takes of a file
-_BLOCK_BYTES = 4 << 20  # that are fetched for a range: a request takes a while, however little it asks for
-_BLOCKS = 4  # of a file that are kept for later reads near them
+_PART_BYTES = 16 << 20  # of one upload request: S3 accepts at most 10,000 parts per file
+_BLOCK_BYTES = 4 << 20  # of one download request, also for smaller ranges: latency dominates small requests
+_BLOCKS = 4  # of a file that are cached for later reads near them
 
 
 class RemoteDir(StorageDir):
-    """A directory that fsspec reaches."""
+    """A directory of a file system that fsspec supports."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class RemoteDir(StorageDir):
         confined: Callable[[str], None] | None = None,
     ) -> None:
         self._url = url.rstrip("/")
-        self._confined = confined  # raises StorageError of a URL that is not to be opened
+        self._confined = confined  # raises StorageError for a URL that may not be opened
         if confined is not None:
             confined(self._url)
         self._options = dict(options)
         self._system: Any
-        if sibling is not None:  # on the same storage: one connection does for both
+        if sibling is not None:  # on the same storage: both share a connection
             self._system = sibling._system
             root = self._system._strip_protocol(self._url)
         else:
@@ -55,44 +55,44 @@ class RemoteDir(StorageDir):
 
     @property
     def local(self) -> None:
-        """It is elsewhere."""
+        """None: it is not local."""
         return
 
     def to_spec(self) -> tuple[str, Mapping[str, Any]]:
-        """Tell the URL, and the options, secrets among them."""
+        """Return the URL and the options, including secrets."""
         return self._url, self._options
 
     def path_to(self, other: StorageDir) -> str:
-        """Tell another directory's path from here."""
+        """Return another directory's path relative to this one."""
         (kind, host, folder), (its_kind, its_host, its_folder) = parts_of(str(self)), parts_of(str(other))
         if not isinstance(other, RemoteDir) or (kind, host) != (its_kind, its_host):
             raise ValueError(f"there is no path from {self} to {other}: keep both in one bucket")
         return os.path.relpath(f"/{its_folder}", f"/{folder}")
 
     def is_same(self, other: StorageDir) -> bool:
-        """Tell whether this is the same directory."""
+        """Return whether this is the same directory."""
         return parts_of(str(self)) == parts_of(str(other))
 
     def address(self, name: str) -> str:
-        """Name a file for people."""
+        """Return the full name of a file, for messages."""
         return f"{self._url}/{name}"
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{check_name(name)}"
 
     def child(self, path: str) -> RemoteDir:
-        """Name a directory by its path from here."""
+        """Return the directory at a path relative to this one."""
         kind, host, folder = parts_of(self._url)
         return RemoteDir(f"{kind}://{host}{os.path.normpath(f'/{folder}/{path}')}", self._options, self, self._confined)
 
     def make(self, *, durable: bool = True) -> None:
-        """Make the directory where there are such: a bucket, which must be there, needs none for its objects."""
+        """Make the directory if the storage has directories; an object store does not, and its bucket must exist."""
         if not self._compares:
             with storage_errors("made", self._url):
                 self._system.makedirs(self._root, exist_ok=True)
 
     def kind(self) -> Literal["directory", "file"] | None:
-        """Tell what is there."""
+        """Return the kind of the entry."""
         with storage_errors("read", self._url):
             self._system.invalidate_cache(self._root)
             try:
@@ -101,11 +101,11 @@ class RemoteDir(StorageDir):
                 return None
 
     def names(self) -> list[str]:
-        """Names of the files that are there."""
+        """Names of the files."""
         return self._entries("file")
 
     def subdirectories(self) -> list[str]:
-        """Names of the directories that are there."""
+        """Names of the subdirectories."""
         return self._entries("directory")
 
     def _entries(self, kind: str) -> list[str]:
@@ -116,16 +116,16 @@ class RemoteDir(StorageDir):
             except FileNotFoundError:
                 return []
             names = (one["name"].rsplit("/", 1)[-1] for one in found if one["type"] == kind)
-            return sorted(name for name in names if name)  # one that ends with "/" stands for a directory: this one
+            return sorted(name for name in names if name)  # a name that ends with "/" marks the directory itself
 
     def clear(self) -> None:
-        """Remove the directory and all that is in it, if it is there."""
+        """Remove the directory and its contents if it exists."""
         with storage_errors("removed", self._url), contextlib.suppress(FileNotFoundError):
             self._system.invalidate_cache(self._root)
             self._system.rm(self._root, recursive=True)
 
     def subdirectories_with(self, name: str) -> dict[str, str]:
-        """Find the directories in this one that hold a file of a name: lists all files below it."""
+        """Find the subdirectories that hold a file of a given name: lists all files below this one."""
         with storage_errors("read", self._url):
             self._system.invalidate_cache()
             try:
@@ -154,11 +154,11 @@ class RemoteDir(StorageDir):
         yield _RemoteFileReader(self._system, self._path(name), self.address(name), size)
 
     def create(self, name: str, *, durable: bool = True, cached: bool = True) -> FileWriter:
-        """Begin a new file."""
+        """Open a new file for writing."""
         return _RemoteFileWriter(self._system, self._path(name), self.address(name))
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         with storage_errors("removed", self.address(name)), contextlib.suppress(FileNotFoundError):
             self._system.rm_file(self._path(name))
 
@@ -169,14 +169,14 @@ class RemoteDir(StorageDir):
             if before is not None:
                 path = self._path(name)
                 self._system.invalidate_cache(self._root)
-                if self._compares:  # taken before the look at the bytes: an object that comes between has another
+                if self._compares:  # read before the bytes: an object written in between has another version
                     how["IfMatch"] = self._tag(path)
                 if self.version(name) != before:
                     raise self._conflict(name)
             try:
                 self._system.pipe_file(self._path(name), data, **how)
             except Exception as error:
-                # The connection may have been lost behind a put that was done, and that then met itself.
+                # A put may have succeeded before the connection was lost; its retry then conflicts with it.
                 with contextlib.suppress(Exception):
                     if self.version(name) == content_digest(data):
                         return
@@ -188,7 +188,7 @@ class RemoteDir(StorageDir):
         try:
             return str(self._system.info(path)["ETag"])
         except FileNotFoundError:
-            return '""'  # which no object has
+            return '""'  # no object has this version
 
 
 def _copied(options: Any) -> Any:
@@ -199,7 +199,7 @@ def _copied(options: Any) -> Any:
 
 
 def parts_of(url: str) -> tuple[str, str, str]:
-    """Cut a URL into kind, host or bucket, and folder; a path has no kind and no host."""
+    """Split a URL into kind, host or bucket, and folder; a path has no kind and no host."""
     kind, _, rest = url.rpartition("://")
     host, _, folder = rest.partition("/") if kind else ("", "", rest)
     return kind, host, os.path.normpath(folder)
@@ -213,14 +213,14 @@ def _is_precondition(error: Exception) -> bool:
 
 
 class _RemoteFileReader:
-    """Ranges of an object: a small one is part of a block, which is kept for a while, a large one is fetched alone."""
+    """Ranges of an object: small ones are read from cached blocks, large ones are fetched alone."""
 
     def __init__(self, system: Any, path: str, address: str, size: int) -> None:
         self._system = system
         self._path = path
         self._address = address
         self.size = size
-        self._lock = threading.Lock()  # guards _blocks; each block is fetched once, by the thread that put it there
+        self._lock = threading.Lock()  # guards _blocks; each block is fetched once, by the thread that inserted it
         self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
 
     def read_into(self, view: memoryview, offset: int) -> int:
@@ -233,7 +233,7 @@ class _RemoteFileReader:
         while offset + done < end:
             number, start = divmod(offset + done, _BLOCK_BYTES)
             some = self._block(number)[start : start + end - offset - done]
-            if not some:  # it is shorter than it was said to be
+            if not some:  # it is shorter than its reported size
                 break
             view[done : done + len(some)] = some
             done += len(some)
@@ -264,7 +264,7 @@ class _RemoteFileReader:
 
 
 class _RemoteFileWriter(FileWriter):
-    """An object that is sent in parts, and is there when the last one is."""
+    """An object that is uploaded in parts and becomes visible after the last part."""
 
     def __init__(self, system: Any, path: str, address: str) -> None:
         super().__init__(address)
@@ -288,7 +288,7 @@ class _RemoteFileWriter(FileWriter):
         try:
             self._file.commit()
         except Exception:
-            if not self._is_whole():  # else the answer was lost, and the file is there
+            if not self._is_whole():  # otherwise the reply was lost, and the file exists
                 raise
 
     def _is_whole(self) -> bool:
@@ -299,7 +299,7 @@ class _RemoteFileWriter(FileWriter):
             return False
 
     def _abort(self) -> None:
-        # Closing would send what is left.
+        # Closing would upload the rest.
         self._file.closed = True
         if hasattr(self._file, "discard"):
             self._file.discard()

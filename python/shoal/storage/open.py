@@ -22,14 +22,14 @@ def open_dir(where: StoragePath, options: Mapping[str, Any] | None = None) -> St
         A local path, "s3://bucket/folder", or any other URL that fsspec supports. A StorageDir is returned
         unchanged.
     options : mapping, optional
-        Of the file system that a URL is opened by, such as ``{"endpoint_url": ...}``.
+        Options of the file system of a URL, such as ``{"endpoint_url": ...}``.
 
     Raises
     ------
     ImportError
-        A URL, and fsspec, or what it takes for that kind of URL, is not installed.
+        ``where`` is a URL, and fsspec or its package for that kind of URL is not installed.
     ValueError
-        fsspec knows no such kind of URL.
+        fsspec does not support that kind of URL.
 
     Examples
     --------

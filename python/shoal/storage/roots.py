@@ -1,4 +1,4 @@
-"""Storage roots: the directories and URLs below which a process opens what another process names.
+"""Storage roots: the directories and URLs below which a process opens directories that another process names.
 
     roots = StorageRoots(["/models", "s3://bucket/ctr"])
     roots.open("/models/step-7", {})        a directory below a root, also after ".." and links were resolved
@@ -6,7 +6,7 @@
 The name of a directory is text from another process: a path or URL, and options of its file system. A path is compared
 after its links are resolved, and each file again when it is opened. A URL is compared after its dots are resolved, and
 must have a root's own protocol and host, without chained protocols. Options that identify the caller (`CREDENTIALS`)
-are accepted; any other option could redirect a request, and must be one that this process was given itself.
+are accepted; any other option could redirect a request, and must be one of this process's own options.
 
 A link that a local user creates between the comparison and the opening is followed: users who may write below a root
 are trusted with what this process may write.
@@ -39,7 +39,7 @@ class StorageRoots:
     roots : sequence of path or URL, optional
         Default: the current directory, unless that is the root of the file system.
     options : mapping, optional
-        Of the file system that URLs are opened by; a caller may repeat them, and add credentials.
+        Options of the file system of URLs; a caller may repeat them, and add credentials.
 
     Raises
     ------
@@ -65,8 +65,8 @@ class StorageRoots:
         self._options = dict(options or {})
         self._directories: list[Path] = []
         self._urls: list[tuple[str, str, str]] = []
-        for given in roots:
-            root = os.fspath(given)
+        for path in roots:
+            root = os.fspath(path)
             if not root:
                 raise ValueError("a storage root is empty: pass a directory, or a URL such as s3://bucket/folder")
             if "://" not in root:
@@ -89,7 +89,7 @@ class StorageRoots:
         Raises
         ------
         StorageError
-            It is outside of all roots, or an option is refused. Says nothing of what is there.
+            It is outside of all roots, or an option is refused. The message does not reveal whether the path exists.
         """
         if "\0" in where:
             raise self._outside(where)
@@ -134,5 +134,5 @@ class StorageRoots:
 
 
 def _below(folder: str) -> str:
-    """Resolve the dots of a folder of a host, above which there is nothing."""
+    """Resolve the dots of a folder; its host is the top."""
     return os.path.normpath(f"/{folder}").strip("/")

@@ -40,7 +40,7 @@ __all__ = ["DataFile", "DataFileWriter", "ManifestTransaction", "check_replaceab
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_FILE_BYTES = 1 << 30  # a file is closed once it is this long
+_FILE_BYTES = 1 << 30  # a file is closed once it has this size
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class DataFileWriter:
         The files are STEM-0SUFFIX, STEM-1SUFFIX, ...
     header : bytes
     durable, cached : bool
-        As `Place.create` takes them.
+        As for `StorageDir.create`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class DataFileWriter:
         return file, offset
 
     def finish(self) -> None:
-        """Commit the file; later data begin another."""
+        """Commit the file; later data goes into a new one."""
         if self._file is not None:
             size = self._file.tell()
             self._file.commit()
@@ -112,7 +112,7 @@ class DataFileWriter:
             self._file = None
 
     def close(self) -> None:
-        """Discard a file that was not finished."""
+        """Discard an unfinished file."""
         if self._file is not None:
             self._file.abort()
             self._file = None
@@ -127,7 +127,7 @@ def check_replaceable(
     overwrite: bool,
     form: str | None = None,
 ) -> None:
-    """Check that a directory may be replaced: it is not there, is empty, or is such a thing; nothing is changed.
+    """Check that a directory may be replaced: it is missing, empty, or has such a manifest; nothing is changed.
 
     Parameters
     ----------
@@ -135,22 +135,22 @@ def check_replaceable(
     manifest : str
         The manifest's name.
     what : str
-        What is to be written, for people: "a checkpoint".
+        The kind of data to be written, for messages: "a checkpoint".
     is_ours : callable
-        As `ManifestTransaction` takes it: a writer that was killed before its manifest was there leaves such names.
+        As for `ManifestTransaction`: a writer that is killed before it publishes its manifest leaves such names.
     overwrite : bool
-        Whether one that is there may be replaced.
+        Whether an existing one may be replaced.
     form : str, optional
-        The format that a manifest must tell, where several formats have manifests of that name.
+        The required format of the manifest, if several formats have manifests of that name.
 
     Raises
     ------
     ValueError
-        There is something else, or one that may not be replaced.
+        The directory holds anything else, or one that may not be replaced.
     StorageError
-        It cannot be looked at.
+        The directory cannot be read.
     """
-    if storage_dir.kind() != "directory":  # a file is refused by what makes the directory
+    if storage_dir.kind() != "directory":  # making the directory refuses a file
         return
     if storage_dir.version(manifest) is not None:
         if form is not None and f'"format":"{form}"'.encode() not in storage_dir.read(manifest)[:200]:
@@ -172,11 +172,11 @@ class ManifestTransaction:
     Parameters
     ----------
     storage_dir : StorageDir
-        Made if it is not there.
+        Created if missing.
     manifest : str
         The manifest's name.
     is_ours : callable
-        Whether a name is one that belongs to such a manifest: those of before are removed at the end.
+        Whether a file name belongs to such a manifest: earlier files are removed at the end.
     folders : bool
         Whether a manifest names directories too.
     durable : bool
@@ -185,9 +185,9 @@ class ManifestTransaction:
     Raises
     ------
     SaveConflictError
-        On exit: another process has published a manifest since this began. That one stays.
+        On exit: another process has published a manifest since this transaction began; it is kept.
     StorageError
-        The storage fails. The previous files stay.
+        The storage fails. The previous files are unchanged.
     """
 
     def __init__(
@@ -218,14 +218,14 @@ class ManifestTransaction:
 
     def publish(self, body: bytes) -> None:
         """Publish the manifest: ``body``, one JSON value, with its checksum."""
-        # What is there now is of what is replaced, of writers that were killed, or of one that will find its manifest
-        # replaced. What comes later may be of a writer that begins behind this one: it stays.
+        # Files that exist now belong to the replaced manifest, to writers that were killed, or to a writer that will
+        # fail with a conflict. Later files may belong to a writer that begins after this one: they are kept.
         self._old = [one for one in self._listed() if self._is_ours(one.name) and self.stem not in one.name]
         self._published = encode_checksummed(body)
         self._storage_dir.publish(self._manifest, self._published, before=self._before, durable=self._durable)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # Nothing names what cannot be removed, and the next one removes it.
+        # No manifest names a file that cannot be removed, and the next transaction removes it.
         if kind is None:
             try:
                 self._remove(self._old)
@@ -262,7 +262,7 @@ class ManifestTransaction:
 
 
 class _Entry(NamedTuple):
-    """Of a directory."""
+    """An entry of a directory."""
 
     name: str
     is_folder: bool
@@ -271,7 +271,7 @@ class _Entry(NamedTuple):
 def map_in_order(
     pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
 ) -> Iterator[Result]:
-    """Do ``work`` on the items in the pool, ``ahead`` of them before the consumer; the results in the items' order."""
+    """Do ``work`` on the items in the pool, ``ahead`` of them before the consumer; yield the results in order."""
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:

@@ -451,7 +451,7 @@ class Table:
         Parameters
         ----------
         batch_size : int
-            Maximum number of rows in a batch; a batch also ends at the end of a slot.
+            Maximum number of rows in a batch. A slot with fewer rows is not divided between batches.
 
         Yields
         ------
