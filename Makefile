@@ -15,6 +15,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 OUTSIDE := $(PATH)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+# pytest keeps the tests that it has rewritten; else each of its processes rewrites them, for 10 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 NATIVE := $(shell find csrc python/shoal -name '*.cc' -o -name '*.h' -o -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 PACKAGE := $(NATIVE) $(shell find csrc python/shoal -type d -not -name __pycache__ -o -name '*.py' -o -name '*.pyi' 2>/dev/null) \
@@ -140,11 +142,11 @@ $(PRESETS:%=cpp-%): cpp-%: compile-%
 
 py: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests'
-	@$(BIN)/python -m pytest --quiet -n 2
+	@$(BIN)/python -m pytest --quiet -n 2 --dist worksteal
 
 fast: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests, but for the slow ones'
-	@$(BIN)/python -m pytest --quiet -n 2 -m 'not slow'
+	@$(BIN)/python -m pytest --quiet -n 2 --dist worksteal -m 'not slow'
 
 # ---- fuzzing: tests/fuzz/README.md ----
 

@@ -76,30 +76,42 @@ def model(logs, tmp_path):
 # ---- help ------------------------------------------------------------------------------------------------------------
 
 
+# Runs commands in forks of a process that has imported the package: its own, since it may have no threads.
+SHELL = """\
+import json, subprocess, sys
+from preloaded import preloaded
+
+with preloaded(["shoal.cli"]):
+    for command in json.load(sys.stdin):
+        done = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        print(json.dumps([command, done.returncode, done.stdout, done.stderr]))
+"""
+
+
 @pytest.mark.slow
-def test_each_example_of_each_help_runs(logs, tmp_path):
+def test_each_example_of_each_help_runs(logs, tmp_path, capsys):
     for path in logs.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    (bin_folder / "shoal").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m shoal "$@"\n')
-    (bin_folder / "shoal").chmod(0o755)
-    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
-    ran = 0
+    commands = []
     for words in (["train", "lr"], ["train", "fm"], ["predict"], ["evaluate"], ["inspect"], ["demo"], ["train"], []):
-        shown = subprocess.run([*SHOAL, *words, "--help"], capture_output=True, text=True, check=True).stdout
-        commands = re.findall(r"^  \$ ((?:.+\\\n)*.+)$", shown, re.MULTILINE)
-        assert commands, f"the help of {words} has no examples"
-        for command in commands:
+        assert run(*words, "--help") == 0
+        found = re.findall(r"^  \$ ((?:.+\\\n)*.+)$", capsys.readouterr().out, re.MULTILINE)
+        assert found, f"the help of {words} has no examples"
+        for command in found:
             if command.startswith("shoal demo --output demo") and "--examples" not in command:
                 command = command.replace("--output demo", "--output demo --examples 5000")  # three seconds less
             if words == ["train"] or not words:
                 command = command.replace("--output ctr", "--output ctr --overwrite") if "train" in command else command
-            done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-            assert "Traceback" not in done.stderr, done.stderr
-            ran += 1
-    assert ran >= 19
+            commands.append(command)
+    assert len(commands) >= 19
+    shell = [sys.executable, "-c", SHELL]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(shell, input=json.dumps(commands), env=env, stdout=subprocess.PIPE, text=True, check=True)
+    ran = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [command for command, *_ in ran] == commands
+    for command, status, out, err in ran:
+        assert status == 0, f"{command}\n{out}\n{err}"
+        assert "Traceback" not in err, err
 
 
 def test_help_does_not_wait_for_heavy_imports():

@@ -333,19 +333,19 @@ def test_a_process_that_is_killed_over_s3_goes_on_to_the_same_bits(log: Path, s3
     there = open_dir(url, options(s3))
     environment = {**os.environ, "FSSPEC_S3_ENDPOINT_URL": s3}  # fsspec's own configuration
     command = [sys.executable, "-m", "shoal", "train", "lr", "--data", str(log), "--format", "libsvm", "--quiet"]
-    command += ["--batch-size", "10", "--epochs", "3", "--l1", "0.1", "--checkpoint-every", "2", "--resume", "--output"]
+    command += ["--batch-size", "10", "--epochs", "3", "--l1", "0.1", "--checkpoint-every", "6", "--resume", "--output"]
     examples, enough = 0, 300
     for kill in range(2):
         process = subprocess.Popen([*command, url], env=environment)
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 200
         while (now := files.read(there).examples if files.is_model(there) else 0) <= max(examples, enough):
             assert now >= examples, "it began anew"
             assert process.poll() is None, "it had ended"
             assert time.monotonic() < deadline, "no checkpoint came"
-            time.sleep(0.01)
+            time.sleep(0.05)
         time.sleep(0.03 * kill)  # within the next save
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        process.wait(120)
         with shoal.models.load(there) as model:  # whole
             assert examples < model.examples < 1800
             examples = model.examples

@@ -737,6 +737,7 @@ def test_what_is_pulled_together_is_compiled_too(local, name):
 def test_inductor_compiles_a_model(local, name, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # it pays from two kernels on
     torch.compiler.reset()
     table = local.table(name, dim=4, optimizer=shoal.SGD(lr=1.0))
     model = torch.nn.Sequential(shoal.torch.Embedding(table), torch.nn.Flatten())

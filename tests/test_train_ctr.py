@@ -684,7 +684,7 @@ def until_it_stands(out: Path | StorageDir, process: subprocess.Popen, examples:
         assert process.poll() is None, process.communicate()
         if files.is_model(out) and files.read(out).examples > examples:
             return
-        time.sleep(0.01)
+        time.sleep(0.05)
     pytest.fail("no checkpoint came")
 
 
@@ -698,7 +698,7 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, req
         more["FSSPEC_S3_ENDPOINT_URL"] = address  # fsspec's own configuration
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
     process = subprocess.Popen(command(clicks, tmp_path, str(out)), env=environment)
-    until_it_stands(out, process, 2000)
+    until_it_stands(out, process, 1000)
     process.send_signal(signal.SIGKILL)
     process.wait(240)
     left = files.read(out)
