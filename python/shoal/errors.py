@@ -1,8 +1,8 @@
 """Exceptions of shoal for failures of the environment.
 
 Bad input raises :class:`ValueError` or :class:`TypeError`, whose message names the argument, its value and the remedy.
-Every other exception that shoal raises on purpose is a :class:`ShoalError`. The messages of a cluster's errors name
-the peer's address, the operation, and the seconds since the peer was last heard from.
+Every other exception that shoal raises on purpose is a :class:`ShoalError`. The messages of a cluster's errors name the
+peer's address, the operation, and the seconds since the peer's last message.
 """
 
 from shoal._core import MemoryBudgetExceededError, ShoalError, SnapshotLostError, TransportError, WrongProcessError

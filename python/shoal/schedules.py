@@ -2,7 +2,7 @@
 
 A schedule multiplies the ``lr`` of an optimizer: ``shoal.SGD(0.1, schedule=shoal.schedules.Cosine(10_000))``. It is a
 function of the table's clock, which counts ``store.tick()``, in `shoal.models.Model.fit` batches: all servers of a
-cluster step with the same rate at the same clock, and a table that was saved and loaded goes on with it.
+cluster step with the same rate at the same clock, and a table that was saved and loaded continues with it.
 ``docs/optimizers.md`` has the formulas; ``csrc/optim/schedule.h`` computes them.
 """
 

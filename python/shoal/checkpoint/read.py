@@ -63,7 +63,7 @@ def read_manifest(where: StoragePath) -> Manifest:
     Raises
     ------
     CorruptionError
-        It is missing, changed, or of a version that this one does not know.
+        It is missing, changed, or of an unknown version.
     """
     return _read(
         open_dir(where), "the directory is not a checkpoint, or its save was interrupted", "checkpoint"
@@ -71,17 +71,17 @@ def read_manifest(where: StoragePath) -> Manifest:
 
 
 def read_chain(where: StoragePath, options: Mapping[str, Any] | None = None) -> Chain:
-    """Read and check the manifests of a checkpoint and of all that it is a delta of.
+    """Read and check the manifests of a checkpoint and of the checkpoints on which it is based.
 
     Returns
     -------
     list of ChainEntry
-        The full one first, that of ``where`` last.
+        From the full checkpoint to that of ``where``.
 
     Raises
     ------
     CorruptionError
-        One is missing, changed, or another than the one that the next was made of.
+        One is missing, changed, or not the base of the next one.
     """
     chain = [
         _read(open_dir(where, options), "the directory is not a checkpoint, or its save was interrupted", "checkpoint")

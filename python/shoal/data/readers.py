@@ -185,9 +185,10 @@ def read_criteo(
 
     Notes
     -----
-    An empty column is no feature, and every value is 1 (`Batch.values` is None). A category's key is
+    An empty column produces no feature, and every value is 1 (`Batch.values` is None). A category's key is
     ``hash_strings([text], field=column)``, columns counted from 0, the label's. An integer v becomes the text
-    ``floor(ln(v)^2)`` if it is above 2, else ``SP`` and v, and is then hashed likewise. ``docs/readers.md`` has it all.
+    ``floor(ln(v)^2)`` if it is above 2, else ``SP`` and v, and is then hashed in the same way. ``docs/readers.md`` has
+    the details.
 
     Examples
     --------
@@ -319,11 +320,10 @@ def read_csv(
     positive : str, optional
         The text of the label that is 1; any other is 0. Default: labels are numbers.
     lists : mapping of str to str, optional
-        Columns of which a cell is a list of texts: a feature each, with the value 1.
-        ``{"clicked": "ad"}`` gives those of "clicked" the keys that the same texts have in "ad"; name the column itself
-        for keys of its own.
+        Columns whose cells are lists of texts; each text is a feature with the value 1. ``{"clicked": "ad"}`` gives
+        those of "clicked" the keys that the same texts have in "ad"; name the column itself for keys of its own.
     list_separator : str, default "|"
-        Between the texts of a list; what holds nothing between two is no feature.
+        Separator of the texts of a list; an empty text produces no feature.
     sep : str, default ","
         Between cells; ``"\t"`` for TSV.
     columns : list of str, optional
@@ -514,7 +514,7 @@ def read_arrow(
     ImportError
         pyarrow is not installed (extra ``arrow``).
     TypeError
-        ``data`` is no Arrow stream, a parameter is no list.
+        ``data`` is not an Arrow stream, or a parameter is not a list.
     ValueError
         As `read_parquet`.
 

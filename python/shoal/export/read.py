@@ -97,7 +97,7 @@ class ExportTable:
 
     @property
     def rows_written(self) -> int:
-        """Rows of all layers: as many as the table has, where there is one layer."""
+        """Rows of all layers. With one layer this is the number of rows of the table."""
         return sum(form.rows for form in self._forms)
 
     @property
@@ -107,12 +107,12 @@ class ExportTable:
 
     @property
     def largest_error(self) -> float:
-        """How far a weight is off the one that was exported, at most; of the newest layer."""
+        """Largest rounding error of a weight in the newest layer."""
         return self._form.largest_error
 
     @property
     def rms_error(self) -> float:
-        """The same, as the root of the mean of squares."""
+        """Root mean square of the rounding errors in the newest layer."""
         return self._form.rms_error
 
     def pull(self, keys: Keys, *, out: Rows | None = None) -> Rows:
@@ -160,7 +160,7 @@ class ExportTable:
         return KeyBatch(keys, self._slots, self._workers)
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Tell which of ``keys`` have a row here: those that read as if they had none were left out.
+        """Return which of ``keys`` have a row here; an export omits rows that are equal to their initial rows.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class ExportTable:
 
 
 class ExportVersion:
-    """The tables of one version of an export: what a reader that looks into several of them holds on to."""
+    """The tables of one version of an export: for a reader that uses several of them together."""
 
     def __init__(self, storage_dir: StorageDir, layers: Layers, workers: _core.ThreadPool) -> None:
         self._layers = layers
@@ -217,12 +217,12 @@ class ExportVersion:
 
     @property
     def layers(self) -> Layers:
-        """The files beneath."""
+        """The mapped files."""
         return self._layers
 
     @property
     def directory(self) -> Path:
-        """Where its files are on this machine: those of an export that is elsewhere are copies in a cache."""
+        """Directory of its files on this machine; for an export at a URL, that of the copies in the cache."""
         return self._layers.mapped[-1].directory
 
     @property
@@ -232,7 +232,7 @@ class ExportVersion:
 
     @property
     def model(self) -> dict[str, Any] | None:
-        """What model the tables belong to, if it was exported with one."""
+        """Description of the model that the tables belong to, if it was exported with one."""
         return self._layers.model
 
     def table(self, name: str) -> ExportTable:
@@ -258,7 +258,7 @@ def newest(storage_dir: StorageDir, known: manifests.Found | None = None) -> Sto
     Raises
     ------
     CorruptionError, StorageError
-        It is none, and has none.
+        The directory is not an export and contains none.
     FileNotFoundError
         There is no such directory.
     ValueError
@@ -290,8 +290,8 @@ def newest(storage_dir: StorageDir, known: manifests.Found | None = None) -> Sto
 class Export:
     """An export that is open: the newest version of its tables. Made by :func:`open_export`; a context manager.
 
-    Safe from any thread. ``refresh`` puts a newer version in place at one moment: readers that hold a table, or a
-    version, go on with what they hold.
+    Safe from any thread. ``refresh`` replaces the version atomically: readers that hold a table or a version continue
+    with it.
     """
 
     def __init__(self, storage_dir: StorageDir, *, threads: int | None, verify: bool, cache: Cache) -> None:
@@ -363,13 +363,13 @@ class Export:
 
     @property
     def tables(self) -> Mapping[str, ExportTable]:
-        """The tables by name, of the version in place."""
+        """The tables by name, of the loaded version."""
         return self.now.tables
 
     def table(self, name: str) -> ExportTable:
-        """Get a table of the version in place.
+        """Get a table of the loaded version.
 
-        It goes on reading that version after a refresh: ask again for the newer one.
+        The table keeps reading that version after a refresh: call this again for the newer one.
 
         Raises
         ------
@@ -389,12 +389,12 @@ class Export:
         Raises
         ------
         CorruptionError, StorageError
-            There is one, but it is damaged, or cannot be read: the version in place stays.
+            The newer version is damaged or cannot be read; the loaded version is kept.
 
         Notes
         -----
-        Reads and checks the new files before the swap, which takes no time. Files of layers that stay are not read
-        again, so a delta costs what it is long.
+        Reads and checks the new files before the swap, which takes no time. Files of layers that are kept are not read
+        again, so the time is proportional to the size of the delta.
         """
         with self._turn:
             now = self.now
@@ -426,9 +426,9 @@ class Export:
         seconds : float
             Between checks; a check that finds no newer version reads one manifest.
         on_swap : callable, optional
-            Called in that thread with the number of a version that was put in place.
+            Called in that thread with the number of each newly loaded version.
         on_error : callable, optional
-            Called in that thread with what refreshing raised; the version stays, and the next check tries
+            Called in that thread with the exception of a failed refresh; the version is kept, and the next check tries
             again. Default: a warning is logged.
 
         Raises
@@ -485,11 +485,12 @@ def open_export(
     threads : int, optional
         Threads that share the work of one call; default: the cores that this process may use.
     verify : bool
-        Whether to read every byte and compare checksums, which also brings the files into memory. False opens at once:
-        pages are read as they are needed, and damage is not found. Nothing outside of the files is read either way.
+        Whether to read every byte and compare checksums, which also brings the files into memory. If False, the export
+        opens at once, pages are read when they are needed, and damage is not detected. Lookups never read outside of
+        the files.
     cache : path, optional
-        Where files of a URL are copied to, to be mapped: once for all processes of the machine. Default:
-        ``~/.cache/shoal``. What is fetched is checked, whatever ``verify`` says.
+        Directory to which files of a URL are copied, once for all processes of the machine. Default:
+        ``~/.cache/shoal``. Downloaded files are always verified.
     storage_options : mapping, optional
         Of the file system that a URL is opened by, such as ``{"endpoint_url": ...}``.
 
@@ -500,7 +501,7 @@ def open_export(
     Raises
     ------
     CorruptionError
-        A file is missing, cut short or changed: the message names it.
+        A file is missing, truncated or changed: the message names it.
     StorageError
         A file cannot be read, or fetched into the cache.
     """

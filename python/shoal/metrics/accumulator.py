@@ -299,7 +299,7 @@ class Accumulator:
         Raises
         ------
         ValueError
-            It is no description of an accumulator, or one of a version that this one does not know.
+            It is not a description of an accumulator, or has an unknown version.
         """
         remedy = "pass what to_dict returned"
         if not isinstance(described, dict) or described.get("kind") != _KIND or described.get("version") != _VERSION:

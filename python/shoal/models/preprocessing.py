@@ -187,7 +187,7 @@ def examples_of(reader: Iterable[Batch]) -> Iterator[Batch]:
     Raises
     ------
     TypeError
-        Something that it gives is no batch.
+        It yields an object that is not a batch.
     """
     iterator = iter(reader)
     try:
@@ -201,7 +201,7 @@ def examples_of(reader: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def check_batch(batch: object) -> None:
-    """Raise TypeError if this is no batch, ValueError if a value is not finite: no weight would be, after it."""
+    """Raise TypeError if this is not a batch, ValueError if a value is not finite, since it would spoil the weights."""
     if not isinstance(batch, Batch):
         raise TypeError(f"a batch is a {type(batch).__name__}: pass a shoal.Batch, or iterate a reader")
     values = batch.values

@@ -37,7 +37,7 @@ _ONE_PASS_DIM = 32  # floats in a row from which a pull without duplicates write
 class Table:
     """Rows of ``dim`` weights by 64-bit key, with the optimizer that updates them. Made by ``store.table(...)``.
 
-    All keys are legal, 0 and 2**64 - 1 included; duplicates in a call are fine. Every method may be called from any
+    All keys are valid, including 0 and 2**64 - 1; a call may have duplicates. Every method may be called from any
     thread: a row is never seen half written. Calls block until they are done and release the GIL while they work.
 
     Examples
@@ -511,7 +511,7 @@ class Table:
         return reductions.norm(self.shard, order)
 
     def count(self, *, above: float = 0.0) -> int:
-        """Count the rows whose Euclidean norm is above a number: by default those that are not all zeros.
+        """Count the rows whose Euclidean norm is above a threshold: by default, rows that are not all zeros.
 
         Parameters
         ----------

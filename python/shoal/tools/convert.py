@@ -1,4 +1,4 @@
-"""Rows in other programs' files: Parquet out of tables and back, Vowpal Wabbit's readable models, npz.
+"""Conversion of rows: tables to Parquet and back; Vowpal Wabbit's readable models and npz to rows.
 
     write_parquet(table, path)    key, weights, optimizer state and sightings of every row
     load_parquet(store, path)     such a file as a table again, to the bit
@@ -6,7 +6,7 @@
     read_npz_rows(path)           │  keys and weights, for `Table.assign`
     read_vw_model(path)           ┘
 
-What the last three read are weights: an optimizer's state starts fresh, as `Table.assign` says.
+The last three read weights only: the optimizer's state starts fresh, as described for `Table.assign`.
 
 A file that `write_parquet` wrote has the table's description in its schema's metadata, under "shoal" as JSON:
 
@@ -54,15 +54,15 @@ _SIGHTED = {"count": 1, "score": 1.0}
 
 
 def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = True) -> int:
-    """Write every row of a table: its key, its weights, and whatever else it remembers, each a column.
+    """Write every row of a table: key, weights, state and the data of its rules, in one column each.
 
     Parameters
     ----------
     table : Table
     path : path
-        A file; one that is there is replaced once the new one is complete.
+        An existing file is replaced when the new one is complete.
     state : bool
-        Whether state and sightings are written; else ``key`` and ``weights`` alone.
+        Whether to write the state and the data of rules; otherwise only ``key`` and ``weights``.
 
     Returns
     -------
@@ -78,8 +78,8 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     -----
     ``key`` is uint64; the others are float32 at dim 1, else fixed-size lists of float32. ``weights`` is what
     `Table.pull` reads; state has the names of docs/optimizers.md, where FTRL's z stands for its weights. A table of a
-    local store whose rules look at sightings has ``count`` and ``clock`` (uint32) and ``score`` (float32), as far as
-    its rows keep them (docs/checkpoint-format.md). Rows come in hash order.
+    local store with rules also has ``count`` and ``clock`` (uint32) and ``score`` (float32), as far as its rows store
+    them (docs/checkpoint-format.md). Rows are in hash order.
     """
     arrow = pyarrow()
     target = local_path(path)
@@ -135,12 +135,12 @@ def _parquet_of(path: str | os.PathLike[str]) -> Any:
 
 
 def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
-    """Make a table of a file that `write_parquet` wrote with state: its description, its rows, their state.
+    """Restore a table from a file that `write_parquet` wrote with state.
 
     Parameters
     ----------
     store : LocalStore
-        A table of that name in it gets these rows instead of what it has.
+        An existing table of that name gets these rows in place of its own.
     path : path
 
     Returns
@@ -158,12 +158,13 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
 
     Notes
     -----
-    To the bit: `Table.digest` is that of the table that was written, and training goes on as it would have. Reads a
-    million rows at a time, in any order. For a cluster: save the store, and load the checkpoint there.
+    The table is bit-identical to the one that was written: `Table.digest` is the same, and training continues exactly
+    as it would have. Reads a million rows at a time, in any order. For a cluster: save the store, and load the
+    checkpoint there.
 
     Where the table has rules, all rows of the file are admitted. Their counts, clocks and scores are those of the
-    file's columns; where it lacks one of these, rows count as sighted once, now. Keys that waited are not in the file:
-    they are counted anew.
+    file's columns; without these columns, each row counts as having occurred once, now. Keys that waited for admission
+    are not in the file and are counted from zero.
     """
     arrow = pyarrow()
     where = os.fspath(path)
@@ -360,7 +361,7 @@ def read_npz_rows(path: str | os.PathLike[str], *, key: str = "keys", weights: s
     Raises
     ------
     ValueError
-        It is no such archive, or the arrays do not go together.
+        The file is not such an archive, or the arrays do not match.
     """
     path = local_path(path)
     try:
@@ -403,18 +404,18 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
         Written by ``vw --invert_hash FILE`` (lines ``namespace^name:index:weight``) or by ``vw --readable_model FILE``
         (lines ``index:weight``).
     bias_key : int
-        The key of Vowpal Wabbit's constant: `shoal.models.BIAS_KEY`, which our models give to their bias.
+        The key of Vowpal Wabbit's constant: `shoal.models.BIAS_KEY`, which shoal's models use for their bias.
 
     Returns
     -------
     uint64[n], float32[n, 1]
         With names the keys are those that `shoal.read_vw` gives to the same features, so the model predicts from the
-        same files. Without them they are the indices, which only data that was hashed alike has.
+        same files. Without names the keys are the indices, which match only data hashed in the same way.
 
     Raises
     ------
     ValueError
-        It is no such file, or a model with more than linear weights; the line is named.
+        The file is not such a model, or has more than linear weights; the message names the line.
 
     Notes
     -----
