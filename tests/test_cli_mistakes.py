@@ -73,7 +73,7 @@ MISTAKES = [
         "--on-error skip leaves such lines out",
     ),
     ([*LR, "good", "--format", "libsvm", "--output", "m"], "m holds a model already: pass --overwrite, or"),
-    ([*LR, "good", "--format", "parquet", "--label", "y", "--output", "x"], "good is no Parquet"),
+    ([*LR, "good", "--format", "parquet", "--label", "y", "--output", "x"], "good is not a Parquet file"),
     ([*LR, "ads.csv", "--format", "csv", "--label", "click", "--interactions", "site", "--output", "x"], "two or more"),
     ([*LR, "s3://nobody/x", "--format", "libsvm", "--output", "x"], "s3://nobody/x cannot be found"),
     (["train", "ctr", "--config", "no"], "no: No such file"),

@@ -766,7 +766,7 @@ def test_a_job_that_a_server_refuses_to_begin_is_an_answer_to_its_workers_and_no
         (Join(None, (), 3, BSP), "the job has 2 workers, and worker .* asks for 3"),
         (
             Join(None, (), 2, JobConsistency("ssp", 4, False)),
-            r"runs under BSP\(reduce='sum'\), and .* SSP\(staleness=4\)",
+            r"has BSP\(reduce='sum'\), and .* SSP\(staleness=4\)",
         ),
         (Join(5, (), 2, BSP), "rank 5 is out of range for 2 workers"),
         (Join(None, (), 0, BSP), "got workers=0"),

@@ -127,4 +127,4 @@ def test_the_command_calibrates_on_the_held_out_file_one_model_or_a_grid(tmp_pat
     assert [one["calibration"] for one in facts["grid"]] == ["platt", None]  # the best one is saved
     assert files.read(tmp_path / "best").calibration["kind"] == "platt"
     assert cli.main([*train, "--calibrate", "platt", "--output", str(tmp_path / "none")]) == 2
-    assert "--calibrate needs --valid" in capsys.readouterr().err
+    assert "--calibrate requires --valid" in capsys.readouterr().err

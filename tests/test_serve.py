@@ -302,7 +302,7 @@ def test_an_export_of_tables_is_no_model_to_serve(tmp_path, capsys):
 def test_nothing_is_pushed_into_an_export(tmp_path):
     with ServedModel(exported(trained(tmp_path / "m"), tmp_path / "e")) as served:
         model = served.now.predictor
-        with pytest.raises(ValueError, match="only read"):
+        with pytest.raises(ValueError, match="read-only"):
             model.tables[0].push(np.array([1], np.uint64), np.ones(1, np.float32))
-        with pytest.raises(ValueError, match="only read"):
+        with pytest.raises(ValueError, match="read-only"):
             model.store.tick()
