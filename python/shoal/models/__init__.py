@@ -1,11 +1,11 @@
 """Models: linear models and factorization machines over the tables of a store, and how they are trained and saved.
 
-    predictor.py         Predictor: predicts from batches; a kind of model defines how they become margins
+    predictor.py         Predictor: predicts from batches; each kind of model defines how they become margins
     model.py             Model: learns from batches; a kind defines how rows become margins, and slopes gradients
     linear_weights.py    the linear weights of a model: bias, weights, scales, largest weights
     logistic.py          logistic regression
     fm.py                factorization machine
-    scales.py            the numbers by which normalized models divide values
+    scales.py            the divisors of values in normalized models
     dbpg.py              delayed block proximal gradient: logistic regression to its optimum
     grid.py              several settings of logistic regression in one pass
     learner.py           the protocols of the training loop: Learner, FitObserver; FitState
@@ -80,7 +80,7 @@ def exported(description: Mapping[str, Any], store: Store) -> Model:
     Raises
     ------
     ValueError
-        It is of a kind that this version does not know, or takes PyTorch.
+        It is of a kind that this version does not know, or requires PyTorch.
     """
     kind = description["kind"]
     if kind not in _CLASSES:

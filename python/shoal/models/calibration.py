@@ -2,7 +2,7 @@
 
     held-out margins, labels, weights --> platt(...) or isotonic(...) --> apply(margins) --> probabilities
 
-Platt scaling is a logistic curve with a slope and an intercept: smooth, for little data.
+Platt scaling is a logistic curve with a slope and an intercept: smooth, suited to little data.
 Isotonic regression is the best non-decreasing function (pool adjacent violators): for much data.
 
     isotonic, linear between blocks, level within them and beyond the ends
@@ -12,7 +12,7 @@ Isotonic regression is the best non-decreasing function (pool adjacent violators
         |   ..o---'
         +------------------------------------ margin
 
-Calibrate on examples that the model has not learned from. The weight of an example is how often it counts.
+Calibrate on examples that the model has not learned from. An example of weight v counts as v examples.
 
 Threads: calibrations are immutable. Fitting blocks: O(n log n) time for the sort, about 60 bytes an example.
 """
@@ -30,13 +30,13 @@ from shoal.metrics import logit, probabilities
 
 Floats = npt.NDArray[np.float64]
 
-_NEWTON_STEPS = 100  # ten do; a line search may halve some
+_NEWTON_STEPS = 100  # about ten suffice; a line search may halve some
 _DAMPING = 1e-12  # of the Hessian's diagonal, as in Lin, Lin & Weng: margins that are all equal leave it singular
-_SUFFICIENT = 1e-4  # share of the decrease that the slope promises (Armijo)
+_SUFFICIENT = 1e-4  # share of the decrease that the slope predicts (Armijo)
 _SHORTEST_STEP = 1e-10
 _FLAT = 1e-12  # a gradient this small, for each unit of weight, is 0
 
-# While a pass over all blocks pools this share of them, passes win; what is left goes over a stack, once.
+# While a pass over all blocks pools this share of them, passes are faster; the remaining blocks are pooled by a stack.
 _WORTH_A_PASS = 0.1
 
 
@@ -81,14 +81,14 @@ class Platt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Isotonic:
-    """A function of the margin that never falls: linear between its points, level beyond the first and the last.
+    """A non-decreasing function of the margin: linear between its points, constant beyond the first and the last.
 
     Parameters
     ----------
     at : float64[k]
-        Margins of the points, ascending strictly; at least one.
+        Margins of the points, strictly ascending; at least one.
     probabilities : float64[k]
-        Never falling, above 0 and below 1.
+        Non-decreasing, above 0 and below 1.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def from_dict(described: Mapping[str, Any]) -> Calibration:
     Raises
     ------
     ValueError
-        It describes neither, or something is missing or wrong.
+        It describes neither, or a field is missing or invalid.
     """
     kind = described.get("kind")
     try:
@@ -151,7 +151,7 @@ def from_dict(described: Mapping[str, Any]) -> Calibration:
 
 
 def platt(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Platt:
-    """Fit slope and intercept by maximum likelihood, with Platt's targets in place of 1 and 0.
+    """Fit slope and intercept by maximum likelihood, with Platt's targets instead of 1 and 0.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def platt(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None 
                 break
             step /= 2
         else:
-            break  # rounding is all that is left
+            break  # the remaining decrease is within rounding
         slope, intercept, loss = slope + step * ds, intercept + step * dc, tried
     if reach == 0 or not np.isfinite(reach):
         return Platt(0.0, intercept)
@@ -222,12 +222,12 @@ def platt(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None 
 
 
 def isotonic(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Isotonic:
-    """Fit the function that never falls and has the least weighted squared error.
+    """Fit the non-decreasing function of least weighted squared error.
 
     Parameters
     ----------
     margins : float64[n]
-        Of held-out examples, finite. Equal ones are pooled before anything else.
+        Of held-out examples, finite. Equal ones are pooled first.
     labels : [n]
         0 or 1.
     weights : [n], optional
@@ -236,8 +236,8 @@ def isotonic(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | No
     Returns
     -------
     Isotonic
-        Each block of pooled examples is level from its first margin to its last. Probabilities are kept within
-        1 / (N + 2) of 0 and 1, N the weight of all examples: a log-loss stays finite.
+        It is constant from the first margin of a block of pooled examples to its last. Probabilities are kept at least
+        1 / (N + 2) from 0 and 1, N the weight of all examples, so that a log-loss stays finite.
 
     Raises
     ------
@@ -266,11 +266,11 @@ def isotonic(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | No
 
 
 def _pooled(total: Floats, ones: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
-    """Pool neighbours until the means ``ones / total`` rise strictly; return where blocks begin, and the means.
+    """Pool neighbours until the means ``ones / total`` rise strictly; return the starts of the blocks, and the means.
 
-    Neighbours whose means do not rise are of one block in the end, whatever else is pooled before or after, so whole
-    runs of them are pooled in one pass. A pass may still find little (one low mean after a long rise is pooled with
-    one block a pass): then a stack finishes, which pools each block once.
+    Neighbours whose means do not rise end in one block, in whatever order blocks are pooled, so whole runs of them are
+    pooled in one pass. A pass may still pool few (one low mean after a long rise is pooled with one block in each
+    pass): then a stack finishes the work, which pools each block once.
     """
     begins = np.arange(len(total))
     while True:
@@ -295,7 +295,7 @@ def _pooled(total: Floats, ones: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
 def _checked(
     margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None
 ) -> tuple[Floats, npt.NDArray[np.bool_], Floats]:
-    """Return the margins, which labels are 1, and the weights of the examples that count."""
+    """Return the margins, a mask of the labels that are 1, and the weights, of examples with a weight above 0."""
     a = np.asarray(margins, np.float64)
     y = np.asarray(labels)
     v = np.ones(a.shape) if weights is None else np.asarray(weights, np.float64)

@@ -18,16 +18,16 @@ __all__ = ["Callback", "Callbacks", "FitProgress"]
 
 
 class FitProgress:
-    """How far a fit has come; valid while the callback runs.
+    """The progress of a fit; valid while the callback runs.
 
     Attributes
     ----------
     model : Model
-        It may be asked, saved and evaluated. Its tables are those behind the last batch.
+        It may be read, saved and evaluated. Its tables are those after the last batch.
     pass_number : int
-        From 1, in all the model's life.
+        From 1, over all fits of the model.
     batches : int
-        Batches that were learned from since the fit began, or went on.
+        Batches that were learned from since the fit began, or was resumed.
     """
 
     def __init__(self, model: Any, pass_number: int, batches: int, seen: Accumulator | None) -> None:
@@ -38,7 +38,7 @@ class FitProgress:
 
     @property
     def examples(self) -> int:
-        """Examples that the model has learned from, in all its life."""
+        """Examples that the model has learned from, over all its fits."""
         return int(self.model.examples)
 
     @property
@@ -49,22 +49,22 @@ class FitProgress:
 
     @property
     def valid(self) -> Metrics | None:
-        """Metrics of the validation data; None within a pass, and where there is no such data."""
+        """Metrics of the validation data; None within a pass, and without such data."""
         measured: Metrics | None = None if self._seen is not None else self.model.history.passes[-1].valid
         return measured
 
 
 class Callback:
-    """What a fit calls; override what you need. A plain function of one argument is taken for `pass_done`.
+    """Base class of callbacks; override the methods you need. A function of one argument is used as `pass_done`.
 
-    An exception ends the fit and reaches the caller of `fit`; the model is whole, as after Ctrl-C.
+    An exception ends the fit and reaches the caller of `fit`; the model is consistent, as after Ctrl-C.
     """
 
     def batch_done(self, progress: FitProgress) -> None:
         """Run after each batch."""
 
     def pass_done(self, progress: FitProgress) -> None:
-        """Run after each pass, when it has been measured."""
+        """Run after each pass and its validation."""
 
 
 class Callbacks:
@@ -87,7 +87,7 @@ class Callbacks:
         self._batches = 0
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether there are callbacks."""
         return bool(self._on_pass)
 
     def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
@@ -106,5 +106,5 @@ class Callbacks:
         """Do nothing: KeyboardInterrupt reaches the caller."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
-        """Name none."""
+        """Return None: there is no folder."""
         return None

@@ -7,18 +7,18 @@ the parameter server", OSDI 2014). Every worker holds its examples, and keeps th
         wait until the updates of the iterations up to t - delay - 1 are in the margins
         push (g_k, u_k) for each key k of the block, tick; the servers add up the workers' pairs and make one step
             v = w_k - lr g_k / u_k;   w_k = sgn(v) max(|v| - lr l1 / u_k, 0)
-        ask for the new (w_k, g_k); they come while the next blocks are worked on
+        request the new (w_k, g_k); they arrive while the next blocks are processed
 
 The bound u. With c = 1/4, the greatest slope of the logistic function, and weights of examples v_i,
 
-    u_k = sum_i c v_i |x_ik| sum_l |x_il|        l over the block, and those that are under way at the same time
+    u_k = sum_i c v_i |x_ik| sum_l |x_il|        l over the block, and over the blocks in flight at the same time
 
 The Hessian's element (k, l) is at most sum_i c v_i |x_ik| |x_il| in size, so u bounds a block's curvature (a matrix is
 below the diagonal of its absolute row sums), and the coupling to updates that are not seen yet: then every step with
 lr <= 1 is safe, for any delay. The diagonal alone, sum_i c v_i x_ik^2, would need an lr that depends on the data.
 
-The KKT filter. Where w_k = 0 and the last gradient has |g_k| <= (1 - slack) l1, the step would leave w_k at 0 unless
-the gradient moves a good deal: k is skipped, neither pushed nor pulled. All workers see the same (w_k, g_k), so
+The KKT filter. If w_k = 0 and the last gradient has |g_k| <= (1 - slack) l1, the step would leave w_k at 0 unless the
+gradient changes by slack l1 or more: k is skipped, neither pushed nor pulled. All workers see the same (w_k, g_k), so
 they skip the same keys. The first pass is over all keys, and so is the one that ends the fit:
 
     the violation of k      max(|g_k| - l1, 0) where w_k = 0, else |g_k + l1 sgn(w_k)|
@@ -72,26 +72,26 @@ Singles = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DBPG:
-    """How `LogisticRegression(solver=...)` goes to the optimum of the losses' sum and ``l1 * sum(|w|)``.
+    """Settings of the solver that minimizes the sum of the losses and ``l1 * sum(|w|)`` for `LogisticRegression`.
 
     Parameters
     ----------
     l1 : float
         Strength of the penalty, 0 or more; the bias is penalised like any other weight.
     lr : float
-        Share of the step that is safe; above 0, at most 1.
+        Fraction of the safe step; above 0, at most 1.
     blocks : int
-        Into how many blocks the features are cut, 1 to the store's slots.
+        Number of blocks into which the features are cut, 1 to the store's slots.
     delay : int
-        By how many blocks the gradient may lag behind: the more, the more computing and communication overlap, and the
-        smaller the steps. Less than ``blocks``.
+        Number of blocks by which the gradient may lag. A greater delay overlaps more computing with communication, and
+        makes steps smaller. Less than ``blocks``.
     slack : float or None
-        Of the KKT filter, 0 to 1: weights of 0 whose gradient was below ``(1 - slack) * l1`` are passed over. None: no
+        Of the KKT filter, 0 to 1: weights of 0 whose gradient was below ``(1 - slack) * l1`` are skipped. None: no
         filter.
     tolerance : float
-        Stop when the violation of the optimum's conditions is this share of that of the first pass.
+        Stop when the violation of the optimality conditions is this fraction of that of the first pass.
     passes : int
-        The most passes over the blocks in a fit.
+        Greatest number of passes over the blocks in a fit.
     """
 
     l1: float = 1.0
@@ -128,7 +128,7 @@ class SolverResult(NamedTuple):
     converged : bool
         Whether the tolerance was reached.
     violation : float
-        Of the last pass over all keys, as a share of that of the first pass; 0 where the first had none.
+        Of the last pass over all keys, as a fraction of that of the first pass; 0 if the first had none.
     sent, passed_over : int
         Keys that this worker pushed, and keys that the filter left out.
     """
@@ -141,7 +141,7 @@ class SolverResult(NamedTuple):
 
 
 class _Block:
-    """The part of the examples that lies in one block of features, and what this worker knows of its keys."""
+    """The part of the examples that lies in one block of features, and this worker's state of its keys."""
 
     def __init__(
         self, examples: npt.NDArray[np.int64], indptr: npt.NDArray[np.int64], values: Singles | None, keys: KeyBatch
@@ -198,7 +198,7 @@ class _Examples:
         return _Block(examples, indptr, values, model.store.key_batch(self.whole.keys[entries], last=last))
 
     def _bound(self, delay: int) -> None:
-        """Work out u: the sizes of an example's features in the block and in those within `delay` of it."""
+        """Compute u: sums over an example's features in the block and in the blocks within `delay` of it."""
         sizes = [self._forward(block, np.ones(len(block.batch), np.float32), sizes=True) for block in self.blocks]
         count = len(self.blocks)
         for b, block in enumerate(self.blocks):
@@ -231,7 +231,7 @@ class _Examples:
         return self._backward(block, slopes)
 
     def move(self, block: _Block) -> None:
-        """Bring the margins up to the block's weights."""
+        """Update the margins to the block's weights."""
         margins = self._forward(block, block.weights)
         self.margins[block.examples] += margins - block.margins
         block.margins = margins
@@ -279,7 +279,7 @@ class _Solver:
         return float(self._coordinator.gather(self._violation).sum())
 
     def _receive(self, left: int) -> None:
-        """Receive the oldest updates, until at most `left` are under way."""
+        """Receive the oldest updates, until at most `left` are in flight."""
         while len(self._waiting) > left:
             block, chosen, handle = self._waiting.popleft()
             if handle is None:
@@ -316,7 +316,7 @@ class _Solver:
 
 
 def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> SolverResult:
-    """Go to the optimum for all examples of the reader; see `shoal.LogisticRegression.fit`."""
+    """Fit to the optimum for all examples of the reader; see `shoal.LogisticRegression.fit`."""
     check_iterable(reader, "reader", passes=1)
     if valid is not None:
         check_iterable(valid, "valid", passes=1)
@@ -363,5 +363,5 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
 
 
 def _empty_batch() -> Batch:
-    """Make a batch of no examples: a worker without any takes part all the same."""
+    """Make a batch of no examples, with which a worker without examples takes part."""
     return Batch(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.uint64), None)

@@ -25,7 +25,7 @@ __all__ = ["Evaluation", "Predictions", "measure", "predictions"]
 
 
 class Evaluation(NamedTuple):
-    """How good a learner's predictions are; ``grouped`` is None without groups."""
+    """The metrics of a learner's predictions; ``grouped`` is None without groups."""
 
     metrics: Metrics
     curves: Curves
@@ -42,7 +42,7 @@ class Predictions(NamedTuple):
 
 
 def measure(models: Sequence[Evaluable], data: Batch | Iterable[Batch]) -> list[Evaluation]:
-    """Measure models, which share a store and what they prepare of a batch, in one pass over the data."""
+    """Measure models, which share a store and their prepared batches, in one pass over the data."""
     batches = [data] if isinstance(data, Batch) else data
     check_iterable(batches, "data", passes=1)
     for model in models:

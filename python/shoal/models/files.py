@@ -16,10 +16,10 @@ Invariants
         then removes the old ones (`shoal.storage.transaction.ManifestTransaction`).
     I2  A directory that is not empty and has no model.json is never written to.
 
-What a killed save leaves behind (what no model.json names) the next save removes.
+The next save removes the files of a killed one, which model.json does not name.
 
 Threads and processes: one writer at a time; of two concurrent saves one succeeds, and the other raises an error. A
-reader that finds its checkpoint gone because a save came between looks once more.
+reader whose checkpoint a save has removed meanwhile reads model.json again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _BEST = re.compile(r"best-\d{6,}")
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model is, apart from its weights."""
+    """The description of a model: all but its weights."""
 
     format_name: str = msgspec.field(name="format", default=FORMAT)
     version: int = VERSION
@@ -92,11 +92,11 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, Any] = {}
     calibration: dict[str, Any] | None = None
     history: History
-    classes: tuple[Any, Any] | None = None  # what y called 0 and 1
-    columns: int | None = None  # of the array that was learned from
+    classes: tuple[Any, Any] | None = None  # the labels of y that are 0 and 1
+    columns: int | None = None  # of the array that the model has learned from
     tower: str | None = None
     tower_crc32c: str | None = None
-    click: dict[str, Any] | None = None  # what a click model is made by
+    click: dict[str, Any] | None = None  # the settings that make a click model
     fit_state: FitState | None = msgspec.field(default=None, name="standing")  # of a fit that is not over
 
 
@@ -106,7 +106,7 @@ def is_model(where: StoragePath) -> bool:
 
 
 def checkpoint_in(where: StoragePath) -> tuple[StorageDir, ModelFile | None]:
-    """Find the checkpoint that a directory is, or that the model there names.
+    """Find the checkpoint of a directory: the directory itself, or the one that its model names.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def checkpoint_in(where: StoragePath) -> tuple[StorageDir, ModelFile | None]:
     Raises
     ------
     CorruptionError
-        It is neither, or the model is damaged.
+        It is neither a checkpoint nor a model, or the model is damaged.
     ValueError
         There is no such directory.
     """
@@ -137,9 +137,9 @@ def check_target(where: StoragePath, *, overwrite: bool) -> None:
     Raises
     ------
     ValueError
-        There is a model and ``overwrite`` is False, or something else.
+        There is a model and ``overwrite`` is False, or there are other files.
     StorageError
-        It cannot be looked at.
+        It cannot be read.
     """
     place = open_dir(where)
     if place.kind() == "file":
@@ -164,12 +164,12 @@ def make_target(where: StoragePath) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether this is a name that model.json may contain."""
+    """Return whether model.json may contain this name."""
     return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST))
 
 
 def best_folder(pass_number: int) -> str:
-    """Name the folder of the weights of a fit's best pass so far."""
+    """Return the name of the folder for the weights of a fit's best pass so far."""
     return f"best-{pass_number:06}"
 
 
@@ -212,7 +212,7 @@ def _write(place: StorageDir, name: str, data: bytes) -> None:
 
 
 def read(where: StoragePath) -> ModelFile:
-    """Read and check what a model is.
+    """Read and check the description of a model.
 
     Raises
     ------
@@ -249,7 +249,7 @@ def read(where: StoragePath) -> ModelFile:
 
 
 def for_export(where: StoragePath, described: ModelFile) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return what an export needs to predict with a model's tables: a description, and files by name.
+    """Return the parts of an export that predict with a model's tables: a description, and files by name.
 
     Raises
     ------
@@ -293,7 +293,7 @@ def read_tower(where: StoragePath, described: ModelFile) -> bytes:
 
 
 def load(where: StoragePath, store: Store) -> ModelFile:
-    """Read a model's weights into ``store``, which has no table of its names yet, and return what it is.
+    """Read a model's weights into ``store``, which has no table of its names yet, and return its description.
 
     Raises
     ------
@@ -332,12 +332,12 @@ def load_names(directory: StoragePath, *, storage_options: Mapping[str, Any] | N
     ----------
     directory : path or URL
     storage_options : mapping, optional
-        Of the file system that a URL is opened by: see `shoal.Store.save`.
+        Options of the file system of a URL: see `shoal.Store.save`.
 
     Returns
     -------
     FeatureNames or None
-        None: the model was saved without.
+        None: the model was saved without names.
 
     Raises
     ------
@@ -358,7 +358,7 @@ def load_names(directory: StoragePath, *, storage_options: Mapping[str, Any] | N
 
 
 def _nan_for_null(value: Any, name: str = "") -> Any:
-    """Undo what JSON does to NaN, but for what may be missing."""
+    """Restore NaN, which JSON has as null, except in fields that may be missing."""
     if isinstance(value, dict):
         return {key: _nan_for_null(inner, key) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,11 +1,11 @@
-"""Checkpoints of a fit: a directory that holds, at any moment, a model and the state of its fit behind a batch.
+"""Checkpoints of a fit: a directory that holds, at any moment, a model and the state of its fit after a batch.
 
     fit --batch, batch, ... pass--> FitCheckpointer --save--> DIR: tables, record, FitState     replaced atomically
     killed; later, with resume: DIR --restore--> the model, its record, the FitState --> the same fit continues
 
 A resumed fit is bit-identical to an uninterrupted one: the checkpoint has the tables with the state of optimizers and
-rules, the record with its metrics so far, and the exact position in the data. A learner saves other state, such as a
-dense part in torch, itself.
+rules, the record with its metrics so far, and the exact position in the data. A learner itself saves any other state,
+such as a dense part in torch.
 
 Threads: that of the fit.
 """
@@ -31,7 +31,7 @@ __all__ = ["FitCheckpointer", "Resume", "begin_or_resume"]
 
 
 class Checkpointed(Protocol):
-    """What a checkpointer keeps: a model."""
+    """A model that a checkpointer can save."""
 
     @property
     def store(self) -> Store:
@@ -39,16 +39,16 @@ class Checkpointed(Protocol):
 
     @property
     def record(self) -> Record:
-        """What was learned from."""
+        """The record of the data and the passes learned from."""
 
     def check_format(self, data: object) -> None:
-        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
+        """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""
 
     def save(self, directory: StoragePath, *, overwrite: bool = True, fit_state: FitState | None = None) -> Path | str:
         """Write the model."""
 
     def restore(self, directory: StoragePath, *, resume: bool = False) -> FitState | None:
-        """Take a model that was saved."""
+        """Restore a saved model."""
 
 
 class FitCheckpointer:
@@ -61,7 +61,7 @@ class FitCheckpointer:
     checkpoint_every : int or None
         Batches between two checkpoints of a pass; None: one after each pass.
     overwrite : bool
-        Whether the first checkpoint may replace a model that is there.
+        Whether the first checkpoint may replace an existing model.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class FitCheckpointer:
         self._model.save(self.directory, fit_state=fit_state)
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
-        """Name a folder of the directory, which the next checkpoint names too."""
+        """Return a folder of the directory, which the next checkpoint will name."""
         return self.directory.child(files.best_folder(pass_number))
 
 
@@ -134,9 +134,9 @@ def begin_or_resume(
     CorruptionError
         A file is missing, cut short or changed.
     FitFinishedError
-        The fit there is over.
+        The fit there has finished.
     StorageError
-        Nothing can be written there.
+        No files can be written there.
     ValueError
         The fit there was begun with other settings or data; or there is a model that may not be replaced.
     """
@@ -188,7 +188,7 @@ def begin_or_resume(
 
 
 def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any, plan: Plan) -> None:
-    """Check that a fit that is over is the one that is asked for, and came to its end."""
+    """Check that a finished fit is the requested one, and was completed."""
     begun = history.fits[-1] if history.fits else None
     done = history.passes[-1] if history.passes else None
     if begun is not None and done is not None and not done.complete:
@@ -212,13 +212,13 @@ def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any
 def _check_data(
     directory: StorageDir, begun: Fit, reader: Any, valid: Any, *, appended: bool = False, over: bool = False
 ) -> None:
-    """Raise ValueError if a fit was begun with other data; if it is not over, what was appended may be allowed."""
+    """Raise ValueError if a fit was begun with other data; if it is unfinished, appended data may be allowed."""
     for what, then, now in (("", begun.source, reader), ("valid: ", begun.valid_source, valid)):
-        if then is None or now is None:  # begun with batches, or by an older version; nothing is measured any more
+        if then is None or now is None:  # begun with batches or by an older version, or no validation data now
             continue
         if not isinstance(now, Reader):
             raise ValueError(f"{what}the fit in {directory} was begun with a reader of files: pass it to resume")
-        # The batches in which held-out data is read change nothing.
+        # The batch size of held-out data has no effect on the fit.
         then = then if not what else {**then, "batch_size": now.batch_size}
         if (changed := now.changes(then, appended=appended)) is None:
             continue

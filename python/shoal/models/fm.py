@@ -1,8 +1,8 @@
 """Factorization machine of second order: logistic regression in which every pair of features interacts.
 
-A margin is a = b + sum of w_k x_k + sum over pairs of features of <v_k, v_l> x_k x_l: besides its weight w_k a key has
-a vector v_k of a few factors. A pair that never occurred together has an interaction all the same, from the other
-pairs of its two keys (Rendle, Factorization Machines, ICDM 2010).
+A margin is a = b + sum of w_k x_k + sum over pairs of features of <v_k, v_l> x_k x_l: a key has a weight w_k and a
+vector v_k of a few factors. A pair of keys that never occurred together also has an interaction, learned from other
+pairs of the two keys (Rendle, Factorization Machines, ICDM 2010).
 
     table NAME           dim 1     w_k, the bias among them
     table NAME-factors   dim d     v_k, starting at small random numbers
@@ -29,7 +29,7 @@ from shoal.table.arrays import Rows
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
 
-_MORE = "-factors"  # behind the name of the linear weights' table
+_MORE = "-factors"  # suffix to the name of the linear weights' table
 
 
 class FactorizationMachine(Model):
@@ -40,28 +40,29 @@ class FactorizationMachine(Model):
     dim : int
         Factors of a key, 1 to 4096; 4 to 16 are customary.
     optimizer : Optimizer
-        The update rule of the linear weights; FTRL with its defaults if not given.
+        The update rule of the linear weights; default: ``FTRL()``.
     factors : Optimizer
-        The update rule of the factors; ``Adagrad(lr=0.02, n0=1.0)`` if not given.
+        The update rule of the factors; default: ``Adagrad(lr=0.02, n0=1.0)``.
     init : Init
-        Where factors start; ``Normal(0.01)`` if not given. Not at 0: they would stay there.
+        Initial values of the factors; default: ``Normal(0.01)``. Factors that start at 0 would stay there.
     store : Store, optional
-        Where the tables live. Without one the model makes a local store of its own and closes it in `close`.
+        The store of the tables. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature. It has a weight and no factors.
     table : str
         Name of the linear weights' table; the factors' is that and "-factors". Two models in one store need two names.
     dtype : {"float32", "float16", "bfloat16"}
-        How factors are stored; 16 bits from dim 2.
+        How factors are stored; 16-bit types need dim 2 or more.
     seed : int
         Seed of the tables: of the rounding of accumulators and of 16-bit factors.
     admit : Admission, optional
         Which keys get rows, such as ``shoal.AfterCount(2)``; default: all.
     expire : Expiry or several of them, optional
-        Which rows go at the end of a pass, such as ``shoal.TimeToLive(1000)``: a clock is a batch. Default: none.
+        Which rows are dropped at the end of a pass, such as ``shoal.TimeToLive(1000)``: a clock is a batch. Default:
+        none.
     normalized : bool
-        Divide each value by the root mean square of its feature, which the model learns together with its weights and
-        keeps: whether a column is in cents or in dollars makes no difference then (docs/training.md).
+        Divide each value by the root mean square of its feature, which the model learns together with its weights.
+        Then the unit of a column, such as cents or dollars, makes no difference (docs/training.md).
 
     Raises
     ------
@@ -71,7 +72,7 @@ class FactorizationMachine(Model):
     Notes
     -----
     An entry is a feature: a key that an example has twice interacts with itself. A gradient is a sum over the batch, as
-    in `LogisticRegression`. With ``weight_decay`` of the factors' optimizer they are pulled towards 0.
+    in `LogisticRegression`. ``weight_decay`` of the factors' optimizer shrinks them towards 0.
 
     Examples
     --------

@@ -3,8 +3,8 @@
     grid {"alpha": [0.05, 0.1], "l1": [0, 1]}      --> 4 models: alpha 0.05 l1 0, alpha 0.05 l1 1, ...
     batch --> KeyBatch, once --> each model's own table pulls, learns, pushes
 
-Each model learns what it would learn alone, to the bit. Memory is that of as many tables as there are models; the time
-of a pass is one parse, one sort, and for each model a pull, a gradient and a push.
+Each model is bit-identical to one that is trained alone. Memory: one table for each model. Time of a pass: one parse,
+one sort, and for each model a pull, a gradient and a push.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shoal.store.local import local
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridResult:
-    """How one of the settings did.
+    """The result of one combination of settings.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class GridResult:
     model : LogisticRegression
         Open as long as the grid is.
     progressive : Metrics
-        Of the first pass, each batch as predicted before it was learned from.
+        Of the first pass, each batch predicted before it was learned from.
     valid : Metrics or None
         Of the validation data after the pass whose weights the model has.
     """
@@ -50,21 +50,21 @@ class GridResult:
 
     @property
     def measured(self) -> Metrics:
-        """What settings are compared by: ``valid`` where there is one."""
+        """The metrics by which settings are compared: ``valid`` if there are any, else ``progressive``."""
         return self.progressive if self.valid is None else self.valid
 
 
 class LogisticRegressionGrid(StoreOwner):
-    """Logistic regressions of all combinations of some settings of the optimizer, trained side by side.
+    """Logistic regressions of all combinations of some settings of the optimizer, trained in the same passes.
 
     Parameters
     ----------
     grid : mapping of str to sequence of float
         Settings of the optimizer by name, and the values to try; every combination is a model.
     optimizer : Optimizer
-        All other settings; FTRL with its defaults if not given.
+        All other settings; default: ``FTRL()``.
     store : Store, optional
-        Where the tables live, named "lr-0", "lr-1", ... Without one the grid makes its own and closes it in `close`.
+        The store of the tables "lr-0", "lr-1", ... Without one the grid makes its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature.
     seed : int
@@ -75,7 +75,7 @@ class LogisticRegressionGrid(StoreOwner):
     Raises
     ------
     ValueError
-        The grid is empty, names no setting of the optimizer, or tries a value twice or one that is out of range.
+        The grid is empty, has a name that is not a setting of the optimizer, or a value twice or out of range.
 
     Notes
     -----
@@ -117,7 +117,7 @@ class LogisticRegressionGrid(StoreOwner):
             raise
 
     def __len__(self) -> int:
-        """Count the models."""
+        """Return the number of models."""
         return len(self._models)
 
     @property
@@ -132,7 +132,7 @@ class LogisticRegressionGrid(StoreOwner):
 
     @property
     def examples(self) -> int:
-        """Examples that the model with the most has learned from; others may have stopped early."""
+        """Greatest number of examples that a model has learned from; others may have stopped early."""
         return max(model.examples for model in self._models)
 
     def fit(
@@ -178,7 +178,7 @@ class LogisticRegressionGrid(StoreOwner):
         Parameters
         ----------
         metric : {"logloss", "auc"}
-            Of the validation data where `fit` had some, else progressive.
+            Of the validation data if `fit` had some, else progressive.
 
         Returns
         -------
@@ -187,7 +187,7 @@ class LogisticRegressionGrid(StoreOwner):
         Raises
         ------
         ValueError
-            Nothing was fitted yet.
+            The grid was not fitted yet.
         """
         if metric not in ("logloss", "auc"):
             raise ValueError(f"metric is {metric!r}: pass 'logloss' or 'auc'")
@@ -202,7 +202,7 @@ class LogisticRegressionGrid(StoreOwner):
             value = result.measured.logloss if metric == "logloss" else -result.measured.auc
             return math.isnan(value), value
 
-        return sorted(results, key=order)  # stable: of equals the first of the grid
+        return sorted(results, key=order)  # stable: equal results stay in the order of the grid
 
     def best(self, metric: Metric = "logloss") -> LogisticRegression:
         """Return the model of the best settings."""

@@ -4,8 +4,8 @@
     points       |-----|-----|-----|-----|-----|--|      one window each; all windows of a pass but its last have one
     length
 
-A window starts out as one batch. When there are more than ``MOST_POINTS`` points, neighbours are merged and windows
-are twice as long from then on: a curve has between half as many and as many points, for data of any length.
+A window is one batch at first. When there are more than ``MOST_POINTS`` points, neighbours are merged and later windows
+are twice as long: a curve has between ``MOST_POINTS / 2`` and ``MOST_POINTS`` points, for data of any length.
 
 Threads: a ``Curve`` belongs to the thread that fits.
 """
@@ -30,9 +30,9 @@ class Point:
     Attributes
     ----------
     examples : int
-        Examples that the model had learned from by then, in all its life.
+        Examples that the model had learned from by then, over all its fits.
     pass_number : int
-        The pass over the data that the window lies in, from 1, in all the model's life.
+        The pass over the data that the window lies in, from 1, over all its fits.
     window_examples : int
         Examples of the window.
     window_logloss : float
@@ -42,7 +42,7 @@ class Point:
     auc : float
         AUC of all examples of the pass so far, within `shoal.metrics.Accumulator.auc_error`; NaN with one class only.
     window_weight : float or None
-        Sum of the weights of the window's examples; None where each weighs 1.
+        Sum of the weights of the window's examples; None if each weighs 1.
     """
 
     examples: int
@@ -61,26 +61,26 @@ class Pass:
     Attributes
     ----------
     number : int
-        From 1, in all the model's life.
+        From 1, over all fits of the model.
     metrics : Metrics
-        Of each batch as predicted before it was learned from. In the first pass that is an honest estimate
-        (progressive validation); later passes have seen the examples before.
+        Of each batch, predicted before it was learned from. In the first pass this is an unbiased estimate (progressive
+        validation); in later passes the model has learned from the examples before.
     auc_error : float
-        The most that ``metrics.auc`` is off.
+        Upper bound of the error of ``metrics.auc``.
     seconds : float
-        Wall-clock time, reading included, validation not.
+        Wall-clock time, including reading, without validation.
     skipped : int
-        Malformed lines that the reader left out.
+        Malformed lines that the reader skipped.
     complete : bool
         False if the pass was interrupted.
     valid : Metrics or None
         Of the validation data after the pass.
     curves : Curves or None
-        Calibration by decile and ROC curve of the validation data after the pass: what `shoal.report` draws.
+        Calibration by decile and ROC curve of the validation data after the pass, as `shoal.report` draws them.
     features : int
-        Features of the pass's examples, all together; 0 of models that were saved before this was counted.
+        Total number of features of the pass's examples; 0 of models that were saved before this was counted.
     grouped : GroupedAUC or None
-        AUC within groups of the validation data, where there are groups.
+        AUC within groups of the validation data, if it has groups.
     """
 
     number: int
@@ -97,12 +97,12 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A call of `fit`: from what a model learned, and how.
+    """A call of `fit`: the data that a model learned from, and the settings.
 
     Attributes
     ----------
     first_pass : int
-        Number of its first pass; the next fit's first pass is behind its last one.
+        Number of its first pass; the next fit's first pass follows its last one.
     plan : Plan
         Epochs, shuffling, sampling, early stopping.
     data, valid : str or None
@@ -132,7 +132,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All that a model recorded while it learned.
+    """The record of a model's training.
 
     Attributes
     ----------
@@ -140,8 +140,7 @@ class History:
         The learning curve.
     passes : tuple of Pass
     best_pass : int or None
-        Where the last `fit` stopped early: the pass whose weights the model has. Later passes are in the history all
-        the same.
+        If the last `fit` stopped early: the pass whose weights the model has. Later passes stay in the history.
     fits : tuple of Fit
         The settings of each `fit`; none of models that were saved before they were tracked.
     """
@@ -154,7 +153,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """How long windows are, in batches, and what is in the current one."""
+    """The length of windows, in batches, and the sums of the current one."""
 
     batches_per_window: int = 1
     batches: int = 0
@@ -197,7 +196,7 @@ class Curve:
     def add(
         self, examples: int, weight: float, loss: float, *, total: int, pass_number: int, progress: Accumulator
     ) -> None:
-        """Count a batch with these sums of weights and of losses; ``progress`` is the pass's, the batch included."""
+        """Count a batch with these sums of weights and of losses; ``progress`` is the pass's, including the batch."""
         self._batches += 1
         self._examples += examples
         self._weight += weight
@@ -206,7 +205,7 @@ class Curve:
             self.close_window(total=total, pass_number=pass_number, progress=progress)
 
     def close_window(self, *, total: int, pass_number: int, progress: Accumulator) -> None:
-        """End the current window, if there is anything in it."""
+        """End the current window, unless it is empty."""
         if self._examples > 0:
             self._points.append(
                 Point(
@@ -234,7 +233,7 @@ def merged(points: list[Point]) -> list[Point]:
             first = out.pop()
             examples = first.window_examples + point.window_examples
             weights = [_weight(first), _weight(point)]
-            # A window of no weight has no loss of its own (NaN).
+            # The loss of a window of weight 0 is NaN.
             losses = [one.window_logloss * w for one, w in zip((first, point), weights, strict=True) if w > 0]
             out.append(
                 Point(
@@ -259,7 +258,7 @@ def _weight(point: Point) -> float:
 
 
 class Record:
-    """What a model notes down while it learns."""
+    """The mutable record of a model while it learns."""
 
     def __init__(
         self,
@@ -278,8 +277,8 @@ class Record:
         self.examples = examples
         self.format = form
         self.schema = dict(schema or {})
-        self.classes = classes  # what the labels 0 and 1 were called in y
-        self.columns = columns  # of the array that was learned from
+        self.classes = classes  # the labels of y that are 0 and 1
+        self.columns = columns  # of the array that the model has learned from
 
     @property
     def history(self) -> History:

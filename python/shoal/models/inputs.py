@@ -40,7 +40,7 @@ _FEATURES = ("categorical", "numeric", "lists", "interactions")
 
 
 class TrainingData(NamedTuple):
-    """What to learn from; ``classes``, ``columns`` and ``labels`` are None where a reader or batches were given."""
+    """The data to learn from; ``classes``, ``columns`` and ``labels`` are None for a reader or batches."""
 
     data: Any
     classes: Classes | None
@@ -68,12 +68,12 @@ def training_data(
     label: str | None,
     features: Mapping[str, Any],
 ) -> TrainingData:
-    """Return batches to learn from; see `shoal.models.Model.fit`. ``features`` of a frame that are None are not given.
+    """Return batches to learn from; see `shoal.models.Model.fit`. ``features`` of a frame that are None are ignored.
 
     Raises
     ------
     TypeError, ValueError
-        Labels are missing or not of two classes, lengths differ, or something is said that this data does not take.
+        Labels are missing or not of two classes, lengths differ, or an argument does not apply to this data.
     """
     asked = {name: value for name, value in features.items() if value is not None}
     if not is_table(data):
@@ -159,7 +159,7 @@ def _check_columns(record: Record, columns: int) -> None:
 def class_weight_pair(
     asked: Mapping[Any, float] | str | None, classes: Classes | None, labels: npt.NDArray[np.float32] | None
 ) -> tuple[float, float] | None:
-    """Return what an example of each class weighs; None: both 1.
+    """Return the weight of an example of each class; None: both 1.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Learner: the interface of the training loop to models. FitState: the state of a fit between two batches.
 
-`Model` is one kind of learner, over tables alone; a click model in PyTorch is another (shoal.torch.trainer). What a
-learner makes of a batch ahead of time, a `KeyBatch` say, the loop hands back to it and does not look into.
+`Model` is one kind of learner, over tables alone; a click model in PyTorch is another (shoal.torch.trainer). A learner
+may prepare a batch ahead of time, for example as a `KeyBatch`; the loop passes the result back to it unchanged.
 
-Threads: a learner belongs to the thread that fits; a fit_state is immutable.
+Threads: a learner belongs to the thread that fits; a `FitState` is immutable.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from shoal.storage.base import StorageDir
 from shoal.store.base import Store
 
 Floats = npt.NDArray[np.float64]
-Prepared = Any  # what a learner made of a batch ahead
+Prepared = Any  # a batch as a learner has prepared it
 
 
 class Evaluable(Protocol):
-    """What the loop measures."""
+    """A model that the loop can measure."""
 
     def check_fitted(self) -> None:
-        """Raise ValueError if there is nothing to predict with."""
+        """Raise ValueError if the model has not learned from any data."""
 
     def check_format(self, data: object) -> None:
-        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
+        """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
-        """Prepare each batch, ahead where it pays; an error of ``batches`` comes after all before it."""
+        """Prepare each batch, ahead where it is faster; an error of ``batches`` is raised after all earlier batches."""
 
     def margins(self, batch: Batch, prepared: Prepared) -> npt.NDArray[np.float64]:
         """Predict: float64[n]."""
@@ -51,11 +51,11 @@ class Evaluable(Protocol):
 
 
 class Learner(Evaluable, Protocol):
-    """What the loop trains."""
+    """A model that the loop can train."""
 
     @property
     def name(self) -> str:
-        """A name of its own in the store."""
+        """A name that is unique in the store."""
 
     @property
     def store(self) -> Store:
@@ -63,7 +63,7 @@ class Learner(Evaluable, Protocol):
 
     @property
     def record(self) -> Record:
-        """What the loop notes down."""
+        """The record that the loop writes."""
 
     @property
     def examples(self) -> int:
@@ -78,7 +78,7 @@ class Learner(Evaluable, Protocol):
         """Whether a model of this kind can be made that divides values by their scales."""
 
     def record_format(self, data: object) -> None:
-        """Remember the format of what is learned from."""
+        """Record the format of the data that is learned from."""
 
     def nonfinite_rows(self) -> int:
         """Count the gradients that were dropped because they were not finite."""
@@ -87,28 +87,28 @@ class Learner(Evaluable, Protocol):
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
 
     def save_weights(self, folder: StorageDir) -> None:
-        """Write the weights into a folder that is not there, without waiting for the disk."""
+        """Write the weights into a new folder, without waiting for the disk."""
 
     def restore_weights(self, folder: StorageDir) -> None:
-        """Take the weights that `save_weights` wrote."""
+        """Restore the weights that `save_weights` wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitState:
-    """Where a fit stands: all that is needed, besides the weights, to continue as if it had never stopped.
+    """The state of a fit: with the weights, all that is needed to continue as if it had never stopped.
 
     Attributes
     ----------
     epoch : int
-        The pass under way, from 0; or the one to come.
+        The current pass, from 0, or the next one.
     batches : int
-        Learned from in this pass.
+        Batches learned from in this pass.
     read : int
-        Examples that the reader gave for them.
+        Examples that the reader returned for them.
     known : int
         Examples that the learner had learned from when the pass began.
     position : dict or None
-        Of the reader behind the last batch; None: the pass is read from its beginning, and ``batches`` passed over.
+        Of the reader after the last batch; None: the pass is read from its beginning, and ``batches`` are skipped.
     seen : dict or None
         `shoal.metrics.Accumulator` of the pass; None between passes.
     features : int
@@ -118,9 +118,9 @@ class FitState:
     windows : Windows
         Of the learning curve.
     best_gain : float or None
-        What early stopping has seen as the most; None before the first pass.
+        The best value for early stopping so far; None before the first pass.
     best_pass, best_examples : int
-        When that was; 0 before.
+        Its pass and number of examples; 0 before the first pass.
     """
 
     epoch: int = 0
@@ -138,9 +138,9 @@ class FitState:
 
 
 class FitObserver(Protocol):
-    """What is called during a fit: checkpoints, logs, callbacks.
+    """An observer of a fit, such as checkpoints, logs and callbacks.
 
-    It is called by the thread that fits, between two batches. ``fit_state`` costs some milliseconds to ask for.
+    It is called by the thread that fits, between two batches. ``fit_state`` takes some milliseconds to compute.
     """
 
     def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
@@ -150,7 +150,7 @@ class FitObserver(Protocol):
         """React to the end of a pass, which was measured if there is validation data."""
 
     def interrupted(self, fit_state: FitState) -> None:
-        """React to Ctrl-C or SIGTERM: the fit ends behind a batch, or between two passes."""
+        """React to Ctrl-C or SIGTERM: the fit ends after a batch, or between two passes."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
         """Return the folder for the weights of the best pass; None: a temporary one."""

@@ -1,4 +1,4 @@
-"""LinearWeights: what a model with one linear weight for each key can be asked about them.
+"""LinearWeights: reading the weights of a model that has one linear weight for each key.
 
 Threads: reads only; safe while another thread learns, each slot as it was at some batch boundary.
 """
@@ -17,8 +17,8 @@ from shoal.table.table import Table
 
 __all__ = ["BIAS_KEY", "LinearWeights"]
 
-# The key of the bias: the first eight bytes of SHA-256 of "shoal bias". Any key would do; a small or a round one would
-# be more likely to be the key of a feature, which would then share its row.
+# The key of the bias: the first eight bytes of SHA-256 of "shoal bias". A small or a round number would be more likely
+# to be the key of a feature, which would then share its row.
 BIAS_KEY = 0x1208DA918DB99F36
 
 
@@ -46,7 +46,7 @@ class LinearWeights:
         return float(self.table.pull(np.array([BIAS_KEY], np.uint64))[0, 0])
 
     def weights(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
-        """Read all linear weights that are not zero, the bias left out.
+        """Read all linear weights that are not zero, without the bias.
 
         Returns
         -------
@@ -56,8 +56,8 @@ class LinearWeights:
 
         Notes
         -----
-        Takes 12 bytes a weight. With l1 > 0 most rows read zero: their state is kept for what may come. Those of a
-        normalized model are of x divided by its scale: see `scales`.
+        Uses 12 bytes for each weight. With l1 > 0 most rows read zero: their state is kept for further learning. The
+        weights of a normalized model apply to x divided by its scale: see `scales`.
         """
         keys = [np.empty(0, np.uint64)]
         weights = [np.empty(0, np.float32)]
@@ -71,7 +71,7 @@ class LinearWeights:
         return np.concatenate(keys), np.concatenate(weights)
 
     def scales(self) -> tuple[npt.NDArray[np.uint64], Floats]:
-        """Read what a normalized model divides the values of features by; keys that are not among them by 1.
+        """Read the numbers by which a normalized model divides the values of features; other keys have scale 1.
 
         Returns
         -------
@@ -92,21 +92,21 @@ class LinearWeights:
     def top(
         self, n: int = 20, *, names: Mapping[int, str] | None = None
     ) -> tuple[npt.NDArray[np.uint64] | list[str], npt.NDArray[np.float32]]:
-        """Read the linear weights of largest size, the bias left out.
+        """Read the linear weights of largest absolute value, without the bias.
 
         Parameters
         ----------
         n : int
-            How many, at most.
+            Greatest number of weights.
         names : mapping of int to str, optional
             Names of features by their keys, such as `shoal.FeatureNames`.
 
         Returns
         -------
         keys : uint64[k], or list of str
-            With ``names`` the name of each key; the number of one that has none.
+            With ``names`` the name of each key; the number of a key without a name.
         weights : float32[k]
-            The largest first; of equal size the smaller key first.
+            The largest absolute value first; of equal ones the smaller key first.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class LinearWeights:
 
         Notes
         -----
-        Looks at every row, and holds ``n`` and one piece of 65536 rows at a time.
+        Reads every row; holds ``n`` rows and a block of 65536 at a time.
         """
         if n < 0:
             raise ValueError(f"n is {n}: pass 0 or more")

@@ -39,9 +39,9 @@ class LogisticRegression(Model):
     Parameters
     ----------
     optimizer : Optimizer
-        The update rule of the weights; FTRL with its defaults if not given.
+        The update rule of the weights; default: ``FTRL()``.
     store : Store, optional
-        Where the table lives. Without one the model makes a local store of its own and closes it in `close`.
+        The store of the table. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature.
     table : str
@@ -53,14 +53,15 @@ class LogisticRegression(Model):
         of all losses and an L1 penalty. "dbpg" is ``DBPG()``; it has no other optimizer. `fit` then reads all examples
         once and holds them, and continues from the current weights: it refuses ``epochs``, ``shuffle``,
         ``patience``, ``callbacks`` and ``directory``, does not warm up, and logs its progress instead of drawing it;
-        ``valid`` is measured at the end, and `solved` reports how it went.
+        ``valid`` is measured at the end, and `solved` has the result.
     admit : Admission, optional
         Which keys get a row, such as ``shoal.AfterCount(2)``; default: all.
     expire : Expiry or several of them, optional
-        Which rows go at the end of a pass, such as ``shoal.TimeToLive(1000)``: a clock is a batch. Default: none.
+        Which rows are dropped at the end of a pass, such as ``shoal.TimeToLive(1000)``: a clock is a batch. Default:
+        none.
     normalized : bool
-        Divide each value by the root mean square of its feature, which the model learns together with its weights and
-        keeps: whether a column is in cents or in dollars makes no difference then (docs/training.md).
+        Divide each value by the root mean square of its feature, which the model learns together with its weights.
+        Then the unit of a column, such as cents or dollars, makes no difference (docs/training.md).
 
     Raises
     ------
@@ -110,12 +111,12 @@ class LogisticRegression(Model):
 
     @property
     def solver(self) -> DBPG | None:
-        """How it goes to the optimum; None: it learns online."""
+        """The settings of the solver; None: the model learns online."""
         return self._solver
 
     @property
     def solved(self) -> SolverResult | None:
-        """How the last `fit` of the solver ended; None of a model that learns online, and before the first."""
+        """The result of the solver's last `fit`; None for a model that learns online, and before the first fit."""
         return self._solved
 
     @property
