@@ -21,7 +21,7 @@ struct Element {
     auto& [w, n] = x;
     const float slope = g + weight_decay * w;
     const float next = accumulate(n, static_cast<double>(slope) * static_cast<double>(slope), noise, 1);
-    // n0 = eps = 0 and no slope: 0 / 0, where there is no step to make.
+    // n0 = eps = 0 and no gradient: the step would be 0 / 0.
     w -= slope == 0.0F ? 0.0F : lr * slope / (std::sqrt(next) + eps);
     n = next;
   }

@@ -9,7 +9,7 @@ namespace shoal {
 
 namespace {
 
-// What is the same for all elements that share t.
+// The values that all elements with the same t share.
 struct Factors {
   float rate;
   float take1;  // 1 - b1
@@ -59,13 +59,13 @@ SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const Factors& fact
   return in_place::step<3>(rows, in_place::Alike<Element>{Element{factors}});
 }
 
-// Each row is at a step of its own.
+// Each row has its own step number.
 struct OwnStep {
   Adam rule;
 
   SHOAL_INLINE Element operator()(const float*, const float*, std::size_t, std::uint32_t,
                                   float& t) const noexcept {
-    t += 1.0F;  // stays at 2^24, where the bias factors have long been 1
+    t += 1.0F;  // stays at 2^24, at which the bias corrections are 1
     return {factors_at(rule, static_cast<double>(t))};
   }
 };

@@ -1,6 +1,6 @@
 // Clip: bounds on the summed gradient of a row, applied before the rule sees it. Infinity means no bound.
 //
-//   value   each element is cut to [-value, value]
+//   value   each element is clamped to [-value, value]
 //   norm    a row whose L2 norm is larger is scaled down to it     (Pascanu, Mikolov, Bengio, ICML'13)
 
 #pragma once

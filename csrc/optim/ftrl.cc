@@ -20,9 +20,9 @@ struct Element {
   }
 };
 
-SHOAL_CLONES void steps(std::size_t count, const Ftrl& given, const std::uint32_t* noise, const float* g,
+SHOAL_CLONES void steps(std::size_t count, const Ftrl& parameters, const std::uint32_t* noise, const float* g,
                         float* z, float* n) noexcept {
-  const Element element{given};  // a copy: the compiler need not fear that z or n alias it
+  const Element element{parameters};  // a copy, which cannot alias z or n
   for (std::size_t e = 0; e < count; ++e) {
     std::array<float, 2> x{z[e], n[e]};
     element(g[e], noise[e], x);
@@ -35,9 +35,9 @@ SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const Ftrl& rule) n
   return in_place::step<2>(rows, in_place::Alike<Element>{Element{rule}});
 }
 
-SHOAL_CLONES void weights(std::size_t count, const Ftrl& given, const float* z, const float* n,
+SHOAL_CLONES void weights(std::size_t count, const Ftrl& parameters, const float* z, const float* n,
                           float* w) noexcept {
-  const Ftrl rule = given;
+  const Ftrl rule = parameters;
   for (std::size_t e = 0; e < count; ++e) {
     w[e] = divided(shrink(z[e], rule.l1), stiffness(rule, std::sqrt(n[e])));
   }

@@ -3,9 +3,9 @@
 //   weight(z, n) = +0 if |z| <= l1, else -(z - sgn(z) * l1) / ((beta + sqrt(n)) / alpha + l2)
 //   step(g):  w = weight(z, n);  n' = n + g^2;  sigma = (n' - n) / (alpha * (sqrt(n') + sqrt(n)));  z += g - sigma * w
 //
-// A row is (z, n) per weight: w is derived when it is read, since a square root is cheaper than a cache miss. So a new
-// alpha or l1 moves all weights at once. Both are accumulators and rounded stochastically; sigma uses n' as it was
-// stored, so that its sum stays sqrt(n) / alpha however n was rounded.
+// A row is (z, n) per weight: w is derived when it is read, because a square root is cheaper than a cache miss. So a new alpha
+// or l1 changes all weights at once. Both are accumulators and rounded stochastically; sigma uses n' as stored, so that its sum
+// stays sqrt(n) / alpha regardless of how n was rounded.
 
 #pragma once
 
@@ -31,10 +31,10 @@ struct Ftrl {
   std::size_t step(const InPlace& rows) const noexcept;
   // w of every element of the block.
   void read(const Block& block, float* w) const noexcept;
-  // Moves z so that the block reads w (to rounding); n stays.
+  // Sets z so that the block reads w (up to rounding); n stays.
   void write(const Block& block, const float* w) const noexcept;
-  // Moves z so that a block that reads `old` reads w, where the two differ; what becomes 0 keeps the evidence that a 0
-  // can have (|z| <= l1).
+  // Sets z so that a block that reads `old` reads w, where the two differ; a weight that becomes 0 keeps the
+  // largest |z| that a 0 can have (|z| <= l1).
   void move(const Block& block, const float* old, const float* w) const noexcept;
 
   float inverse_alpha;

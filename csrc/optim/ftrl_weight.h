@@ -1,4 +1,4 @@
-// What FTRL and GroupFTRL share: the proximal map's parts, one element at a time.
+// Shared by FTRL and GroupFTRL: the parts of the proximal map, one element at a time.
 
 #pragma once
 
@@ -14,7 +14,7 @@ SHOAL_INLINE float stiffness(const Rule& rule, float root_n) noexcept {
   return (rule.beta + root_n) * rule.inverse_alpha + rule.l2;
 }
 
-// -(z - sgn(z) * l1) where |z| > l1, else +0: the pull on the weight that l1 leaves.
+// -(z - sgn(z) * l1) if |z| > l1, else +0: the soft threshold.
 SHOAL_INLINE float shrink(float z, float l1) noexcept {
   return std::abs(z) <= l1 ? 0.0F : std::copysign(l1, z) - z;
 }

@@ -9,7 +9,7 @@ namespace shoal {
 
 namespace {
 
-// 1 - t / |s|, or 0 where the whole row is 0; exactly 1 where l21 is 0.
+// 1 - t / |s|, or 0 if the whole row is 0; exactly 1 if l21 is 0.
 float share_left(const GroupFtrl& rule, std::size_t dim, const float* z) noexcept {
   double squares = 0;
   for (std::size_t e = 0; e < dim; ++e) {
@@ -21,7 +21,7 @@ float share_left(const GroupFtrl& rule, std::size_t dim, const float* z) noexcep
   return norm <= threshold ? 0.0F : static_cast<float>(1.0 - threshold / norm);
 }
 
-// One element's step where `share` of the row is left; x is (z, n).
+// One element's step; `share` is the fraction of the row that the group penalty leaves; x is (z, n).
 struct Element {
   GroupFtrl rule;
   float share;
@@ -47,7 +47,7 @@ SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const GroupFtrl& ru
   return in_place::step<2>(rows, RowRule{rule});
 }
 
-// 1 + t / |pull|, which share_left takes back: s = pull * raise leaves the weights w of the row that begins at `first`.
+// 1 + t / |pull|, the inverse of share_left: s = pull * raise gives the weights w of the row that begins at `first`.
 float raise_of(const GroupFtrl& rule, const Block& block, std::size_t first, const float* w) noexcept {
   double squares = 0;
   for (std::size_t e = first; e < first + block.dim; ++e) {
@@ -105,7 +105,7 @@ void GroupFtrl::write(const Block& block, const float* w) const noexcept {
     const std::size_t first = r * block.dim;
     const float raise = raise_of(*this, block, first, w);
     for (std::size_t e = first; e < first + block.dim; ++e) {
-      const float weight = w[e];  // may be the very memory of z
+      const float weight = w[e];  // may alias z
       const float pull = weight * stiffness(*this, std::sqrt(block.columns[1][e])) * raise;
       block.columns[0][e] = weight == 0.0F ? 0.0F : -pull - std::copysign(l1, weight);
     }
@@ -119,7 +119,7 @@ void GroupFtrl::move(const Block& block, const float* old, const float* w) const
     if (std::equal(w + first, w + end, old + first)) {
       continue;
     }
-    // Weights of one row hang together by its norm: those that stay may need another z too.
+    // The weights of one row are coupled by its norm: unchanged ones may need a new z too.
     const float raise = raise_of(*this, block, first, w);
     for (std::size_t e = first; e < end; ++e) {
       float& z = block.columns[0][e];

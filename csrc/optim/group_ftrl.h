@@ -30,8 +30,8 @@ struct GroupFtrl {
   std::size_t step(const InPlace& rows) const noexcept;
   void read(const Block& block, float* w) const noexcept;
   void write(const Block& block, const float* w) const noexcept;
-  // Moves z so that a block that reads `old` reads w, where the two differ; what becomes 0 keeps the evidence that a 0
-  // can have (|z| <= l1).
+  // Sets z so that a block that reads `old` reads w, where the two differ; a weight that becomes 0 keeps the
+  // largest |z| that a 0 can have (|z| <= l1).
   void move(const Block& block, const float* old, const float* w) const noexcept;
 
   float inverse_alpha;

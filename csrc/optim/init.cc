@@ -21,7 +21,7 @@ double natural_log(double x) noexcept {
     m *= 0.5;
     exponent += 1.0;
   }
-  const double t = (m - 1.0) / (m + 1.0);  // |t| < 0.172, so 12 terms leave 1e-20
+  const double t = (m - 1.0) / (m + 1.0);  // |t| < 0.172, so the error after 12 terms is 1e-20
   const double square = t * t;
   double sum = 0.0;
   for (int k = 23; k >= 1; k -= 2) {

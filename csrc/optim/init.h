@@ -1,5 +1,5 @@
-// Initial weights: a pure function of (seed, hash of the key, element). Integer mixing and basic IEEE operations only,
-// no library function, so every machine reads the same bits. An unseen key reads exactly the row it would be given.
+// Initial weights: a pure function of (seed, hash of the key, element). Integer mixing and basic IEEE operations only, without
+// library functions, so the bits are the same on every machine. An unseen key reads the row that it would be created with.
 
 #pragma once
 

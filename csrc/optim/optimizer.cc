@@ -62,7 +62,7 @@ Rule make_rule(std::string_view name, std::map<std::string, double> values) {
 Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params)
     : clip_(take_clip(params)),
       schedule_(Schedule::take(params)),
-      rule_(make_rule(name, std::move(params))) {  // in this order: rule_ gets what is left
+      rule_(make_rule(name, std::move(params))) {  // in this order: rule_ takes the remaining parameters
   SHOAL_CHECK(
       !schedule_.active() || std::visit([]<class One>(const One&) { return Scheduled<One>; }, rule_),
       std::string(name) + " takes no schedule: it has no learning rate that may change between two steps");

@@ -1,14 +1,14 @@
-// Optimizer: one of the rules, chosen by name, with the clipping in front of it.
+// Optimizer: one of the rules, chosen by name, preceded by clipping.
 //
 // A rule is a struct of float32 constants, formed from float64 hyper-parameters and rounded once, with
 //   kName, kColumns          its name and the names of its columns; columns[0] is w unless kDerivesWeights
 //   row_state()              the name of its number per row, or none
-//   start(block)             columns[0] holds initial weights; makes them a fresh row
+//   start(block)             columns[0] holds initial weights; makes them initial rows
 //   step(block)              one step of every row
-//   step(rows)               the same, of wide rows where they stand; a rule of pairs has none (optim/in_place.h)
-//   kPairs                   where it is there, a row has two elements, of which only the first is a weight
-//   read, write, move        weights from columns and back, only where kDerivesWeights
-// std::visit once per batch; no choice is left inside a loop over rows.
+//   step(rows)               the same for wide rows where they are stored; not in a rule of pairs (optim/in_place.h)
+//   kPairs                   if present, a row has two elements, of which only the first is a weight
+//   read, write, move        convert weights from and to columns, only with kDerivesWeights
+// std::visit is called once per batch; loops over rows contain no dispatch.
 
 #pragma once
 
@@ -31,12 +31,12 @@ namespace shoal {
 
 using Rule = std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam, Proximal>;
 
-// Rules with a learning rate that may fall: the weights of FTRL are derived with alpha, so another alpha would move all
-// of them at once.
+// Rules whose learning rate can follow a schedule. The weights of FTRL are derived from alpha, so another alpha would change
+// all of them at once.
 template <class One>
 concept Scheduled = requires(One rule) { rule.lr; } && !requires { One::kPairs; };
 
-// The rule with a part of its learning rate.
+// The rule with its learning rate multiplied by `part`.
 template <class One>
 One slowed(One rule, [[maybe_unused]] float part) noexcept {
   if constexpr (Scheduled<One>) {
@@ -47,9 +47,8 @@ One slowed(One rule, [[maybe_unused]] float part) noexcept {
 
 class Optimizer {
  public:
-  // Unknown names, unknown, missing or bad parameters: std::invalid_argument that names them. clip_value and
-  // clip_norm are parameters of every rule and may be left out; so are those of a schedule, of rules with a learning
-  // rate.
+  // std::invalid_argument, which names the parameter: unknown names; unknown, missing or invalid parameters. clip_value and
+  // clip_norm are optional parameters of every rule; those of a schedule are optional parameters of rules with a learning rate.
   Optimizer(std::string_view name, std::map<std::string, double> params);
 
   const Rule& rule() const noexcept { return rule_; }
@@ -59,7 +58,7 @@ class Optimizer {
   std::span<const std::string_view> columns() const noexcept;
   bool derives_weights() const noexcept;
   std::string_view row_state() const noexcept;
-  // Whether a row is a weight and something beside it: dim is 2, and only a step may change it.
+  // Whether a row is a weight and one more number: dim is 2, and only a step may change it.
   bool pairs() const noexcept;
 
  private:

@@ -6,7 +6,7 @@
 //   L2          h = g + weight_decay * w    c = 1 - k * weight_decay
 //   decoupled   h = g                       c = 1 - lr * weight_decay
 //
-// The mean is taken in float64 in element order; m is rounded stochastically. With dim 1 this is Adagrad.
+// The mean is computed in float64 in element order; m is rounded stochastically. With dim 1 this is Adagrad.
 
 #pragma once
 

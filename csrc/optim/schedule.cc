@@ -30,18 +30,19 @@ Schedule Schedule::take(std::map<std::string, double>& params) {
   if (mine.empty()) {
     return made;
   }
-  Params given(std::string(kName), std::move(mine));
-  made.kind_ = static_cast<Kind>(given.whole("schedule", 1, static_cast<std::uint64_t>(Kind::kInverseRoot)));
-  made.warmup_ = static_cast<double>(given.whole("schedule_warmup", 0, kMaxClocks));
+  Params parameters(std::string(kName), std::move(mine));
+  made.kind_ =
+      static_cast<Kind>(parameters.whole("schedule", 1, static_cast<std::uint64_t>(Kind::kInverseRoot)));
+  made.warmup_ = static_cast<double>(parameters.whole("schedule_warmup", 0, kMaxClocks));
   if (made.kind_ != Kind::kConstant) {
-    made.clocks_ = static_cast<double>(given.whole("schedule_clocks", 1, kMaxClocks));
+    made.clocks_ = static_cast<double>(parameters.whole("schedule_clocks", 1, kMaxClocks));
   }
   if (made.kind_ == Kind::kSteps) {
-    made.level_ = given.between("schedule_factor", 0, 1);
+    made.level_ = parameters.between("schedule_factor", 0, 1);
   } else if (made.kind_ == Kind::kLinear || made.kind_ == Kind::kCosine) {
-    made.level_ = given.between("schedule_floor", 0, 1);
+    made.level_ = parameters.between("schedule_floor", 0, 1);
   }
-  given.done();
+  parameters.done();
   return made;
 }
 

@@ -375,7 +375,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
                               .hashes = batch.hashes.data() + first,
                               .noise = shared,
                               .step = step,
-                              .beside = work.floats.get() + work.elements,
+                              .scratch = work.floats.get() + work.elements,
                               .ahead = &ahead});
           } else {
             return 0;  // never asked: dim is 2

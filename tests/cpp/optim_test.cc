@@ -182,7 +182,7 @@ TEST(rows_stepped_in_place_get_the_bits_of_a_block_and_stay_whole_where_they_mus
         pointers.push_back(reinterpret_cast<std::byte*>(rows[r].data()));
         hashes.push_back(mix(r));
       }
-      std::vector<float> beside(rows[0].size());
+      std::vector<float> scratch(rows[0].size());
       PrefetchCursor none;
       const std::size_t dropped = std::visit(
           [&](const auto& rule) -> std::size_t {
@@ -193,7 +193,7 @@ TEST(rows_stepped_in_place_get_the_bits_of_a_block_and_stay_whole_where_they_mus
                                        .hashes = hashes.data(),
                                        .noise = step_noise(7, 3),
                                        .step = 3,
-                                       .beside = beside.data(),
+                                       .scratch = scratch.data(),
                                        .ahead = &none});
             } else {
               return 0;
@@ -220,7 +220,7 @@ TEST(rows_stepped_in_place_get_the_bits_of_a_block_and_stay_whole_where_they_mus
   }
 }
 
-// n (or m) of rows that get +g and -g in turn, beside steps * g^2.
+// n (or m) of rows that get +g and -g in turn, compared with steps * g^2.
 void check_does_not_stall(const Optimizer& optimizer, bool of_row, std::uint64_t steps) {
   constexpr std::array<float, 4> kGrads{0.5F, 0.3F, 0.1F, 0.01F};
   Columns columns(kGrads.size(), 1);
