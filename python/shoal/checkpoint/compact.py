@@ -1,4 +1,4 @@
-"""Compacting: a chain of deltas as one full checkpoint.
+"""Compaction: merge a chain of deltas into one full checkpoint.
 
 Threads: a pool reads and merges slots; the calling thread writes.
 """
@@ -29,7 +29,7 @@ def compact_checkpoint(
     progress: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write what a chain of deltas comes to as one full checkpoint; see :func:`shoal.compact`."""
+    """Merge a chain of deltas into one full checkpoint; see :func:`shoal.compact`."""
     chain = read_chain(directory, storage_options)
     target = open_dir(out, storage_options)
     check_apart(target, chain)

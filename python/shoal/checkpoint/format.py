@@ -3,10 +3,10 @@
     full     all rows
     delta    what changed since another checkpoint, its base, which the manifest names by relative path and digest
 
-A delta, its base, the base's base and so on, down to a full checkpoint, form a chain: a list of entries, the full
+A delta and its successive bases, down to a full checkpoint, form a chain: a list of entries, the full
 checkpoint first. ``docs/checkpoint-format.md`` describes the bytes.
 
-Every number of a manifest is checked before a file is opened or memory is allocated by it.
+Every number of a manifest is checked before it is used to open a file or to allocate memory.
 
 Threads: immutable.
 """
@@ -50,7 +50,7 @@ __all__ = [
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 MANIFEST = "manifest.json"
 FORMAT = "shoal checkpoint"
-# The second where a table has rules of a lifecycle, the third for deltas: older readers would lose what they say.
+# Version 2 for tables with lifecycle rules, 3 for deltas: older readers would ignore these.
 VERSIONS = (1, 2, 3)
 _MAGIC = b"SHOALSLT"
 _HEADER_BYTES = 64
@@ -60,7 +60,7 @@ EMPTY = np.empty(0, np.uint8)
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one slot: a piece of a slot file."""
+    """The location of the rows of one slot in a slot file."""
 
     slot: int
     file: int
@@ -71,7 +71,7 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedFilter(msgspec.Struct, frozen=True, array_like=True):
-    """What a slot's admission has counted: a piece of a slot file, of which ``size`` bytes count."""
+    """The location of a slot's admission counters in a slot file: ``size`` bytes, then padding."""
 
     slot: int
     file: int
@@ -82,7 +82,7 @@ class SavedFilter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedRanges(msgspec.Struct, frozen=True, array_like=True):
-    """Which parts of a slot a delta replaces: a piece of a slot file, of which ``size`` bytes count."""
+    """The location of the ranges of a slot that a delta replaces: ``size`` bytes, then padding."""
 
     slot: int
     file: int
@@ -98,7 +98,7 @@ AnyExtent = TypeVar("AnyExtent", Section, SavedFilter, SavedRanges)
 
 
 class SavedTable(TableRecord, frozen=True, kw_only=True):
-    """A table's description and where its rows are."""
+    """A table's description and the locations of its rows."""
 
     step: int
     rows: int
@@ -107,17 +107,17 @@ class SavedTable(TableRecord, frozen=True, kw_only=True):
     filters: tuple[SavedFilter, ...] = ()
     clock: int = 0
     delta: bool = False
-    total: int = 0  # rows of the table, where it is a delta
+    total: int = 0  # rows of the table, for a delta
     ranges: tuple[SavedRanges, ...] = ()
 
     @property
     def size(self) -> int:
-        """Rows that the table had."""
+        """Number of rows of the table."""
         return self.total if self.delta else self.rows
 
 
 class Base(msgspec.Struct, frozen=True):
-    """The checkpoint that a delta is of: where it is, seen from the delta's directory, and its digest."""
+    """The base of a delta: its path relative to the delta's directory, and its digest."""
 
     path: str
     digest: str
@@ -129,14 +129,14 @@ def file_header(version: int) -> bytes:
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     format: str
     version: int
     slots: int
     tables: list[SavedTable]
     base: Base | None = None
-    clock: int = 0  # of the store, at the moment of all tables
+    clock: int = 0  # of the store, at the snapshot
 
 
 class ChainEntry(NamedTuple):
@@ -165,7 +165,7 @@ def version_of(specs: Iterable[TableSpec]) -> int:
 
 
 def check_extents(slots: int, table: SavedTable) -> None:
-    """Refuse a description that leads outside of its files: nothing is opened or allocated by unchecked numbers."""
+    """Raise if a description refers to bytes outside of its files, before any file is opened or memory is allocated."""
     for file in table.files:
         if os.path.basename(file.name) != file.name or not file.name.endswith(SLOT_FILE):
             raise ValueError(f"table {table.name!r} has a file {file.name!r}, which is not the name of a slot file")

@@ -182,7 +182,7 @@ class _Reader:
 
     @contextmanager
     def damage(self, piece: Section | SavedFilter | SavedRanges) -> Iterator[None]:
-        """Say in which file it is that the engine refuses."""
+        """Add the file's name to an error of the engine."""
         try:
             yield
         except ValueError as error:
@@ -194,7 +194,7 @@ def _by_slot(pieces: Iterable[AnyExtent]) -> dict[int, AnyExtent]:
 
 
 class History:
-    """A table of a chain: the full save of it, and its deltas. A context manager that holds the files open."""
+    """A table of a chain: its full checkpoint and its deltas. A context manager that holds the files open."""
 
     def __init__(self, chain: Chain, name: str) -> None:
         readers: list[_Reader] = []
@@ -212,10 +212,10 @@ class History:
         self._opened = ExitStack()
         self._sections = [_by_slot(reader.table.sections) for reader in readers]
         self._ranges = [_by_slot(reader.table.ranges) for reader in readers]
-        # The newest that there is of a slot.
+        # The newest version of each slot.
         self.filters = {filter.slot: (reader, filter) for reader in readers for filter in reader.table.filters}
         self.slots = sorted(set().union(*self._sections))
-        self._layout = LocalShard.of(self.last.spec(), 2, _core.ThreadPool(1))  # which knows what rows look like
+        self._layout = LocalShard.of(self.last.spec(), 2, _core.ThreadPool(1))  # for the layout of rows
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
@@ -245,7 +245,7 @@ class History:
         return rows, data
 
     def filter(self, slot: int) -> Bytes:
-        """Read what admission had counted in a slot then."""
+        """Read the admission counters of a slot at the last save."""
         if slot not in self.filters:
             return EMPTY
         reader, filter = self.filters[slot]
@@ -253,7 +253,7 @@ class History:
 
     @contextmanager
     def damage(self, slot: int) -> Iterator[None]:
-        """Say in which file it is that the engine refuses: of the newest that has rows of the slot."""
+        """Add a file's name to an error of the engine: the newest file that has rows of the slot."""
         for reader, sections in zip(reversed(self._readers), reversed(self._sections), strict=True):
             if slot in sections:
                 with reader.damage(sections[slot]):
@@ -262,7 +262,7 @@ class History:
 
 
 def verify(where: StoragePath, threads: int = 1, *, progress: bool = False) -> Manifest:
-    """Check every byte of a checkpoint, and of those that it is a delta of.
+    """Check every byte of a checkpoint and of its bases.
 
     Returns
     -------
@@ -271,7 +271,7 @@ def verify(where: StoragePath, threads: int = 1, *, progress: bool = False) -> M
     Raises
     ------
     CorruptionError
-        Something is missing, cut short or changed: the message names the file.
+        A file is missing, truncated or changed: the message names it.
     """
     chain = read_chain(where)
     total = sum(table.rows for link in chain for table in link.manifest.tables)
@@ -289,17 +289,17 @@ def verify(where: StoragePath, threads: int = 1, *, progress: bool = False) -> M
 
 
 class RestoreTarget(Protocol):
-    """Rows of a table that sections are restored into: of all slots, or of some."""
+    """A table that sections are restored into, for all slots or for some."""
 
     def restore(self, rows: int, section: Bytes, /) -> int:
-        """Add the rows of a section that belong here: how many they are."""
+        """Add the rows of a section that belong here; return their number."""
 
     def restore_filter(self, slots: int, slot: int, filter: Bytes, /) -> None:
-        """Add what admission has counted in a slot of so many."""
+        """Add the admission counters of slot number ``slot`` of ``slots``."""
 
 
 class LoadTarget(RestoreTarget, Protocol):
-    """Rows of a table while they are loaded."""
+    """A table while it is loaded."""
 
     step: int
 
@@ -334,7 +334,7 @@ def load(
         The store's.
     progress : bool
     restore : callable, optional
-        Restores the rows of all tables by other processes. Called with what ``make`` returned and a function that
+        Restores the rows of all tables in other processes. Called with what ``make`` returned and a function that
         takes a number of restored rows; returns the rows of each table.
 
     Returns
@@ -365,12 +365,12 @@ def load(
 
 
 def histories(chain: Chain, some: range | None = None, slots: int = 1) -> list[History]:
-    """Find the files of a chain's tables, those of its last link: all, or what concerns ``some`` of so many slots.
+    """Find the files of the tables of a chain's last entry: for all slots, or for ``some`` of ``slots`` slots.
 
     Raises
     ------
     CorruptionError
-        One is missing, or is not what the manifest says.
+        A file is missing, or does not match the manifest.
     """
     if some is not None:
         cut = chain[-1].manifest.slots
@@ -385,7 +385,7 @@ def _part_of(link: ChainEntry, slots: range) -> ChainEntry:
 
 
 def _only(table: SavedTable, slots: range) -> SavedTable:
-    """Leave out what is of other slots, and files that hold nothing else."""
+    """Leave out other slots, and files without any of these slots."""
     pieces = (table.sections, table.filters, table.ranges)
     used = sorted({piece.file for kind in pieces for piece in kind if piece.slot in slots})
     number = {file: k for k, file in enumerate(used)}
@@ -407,17 +407,17 @@ def _only(table: SavedTable, slots: range) -> SavedTable:
 def restore_tables(
     histories: Sequence[History], tables: Sequence[RestoreTarget], threads: int, on_progress: Callable[[int], None]
 ) -> list[int]:
-    """Read the rows of tables, and what their admission has counted.
+    """Read the rows of tables and their admission counters.
 
     Parameters
     ----------
     histories : sequence of History
     tables : sequence of RestoreTarget
-        What is restore with each.
+        The targets, one for each history.
     threads : int
-        That read; one restores.
+        Number of threads that read; one restores.
     on_progress : callable
-        Called with the number of rows restored, after each slot. What it raises ends the work.
+        Called with the number of rows restored, after each slot. An exception from it ends the work.
 
     Returns
     -------
@@ -429,7 +429,7 @@ def restore_tables(
     CorruptionError
         A file is damaged: the message names it.
     MemoryBudgetExceededError
-        There is no room for the rows.
+        The rows exceed the memory budget.
     """
     return [_restore(*one, threads, on_progress) for one in zip(histories, tables, strict=True)]
 

@@ -65,12 +65,12 @@ __all__ = [
     "write_slots",
 ]
 
-_ALIGNMENT = 64  # of what is in a file
-_TASK_BYTES = 1 << 20  # of sections that one task makes: 1024 small ones, handed over one by one, took a third longer
+_ALIGNMENT = 64  # of sections in a file
+_TASK_BYTES = 1 << 20  # of sections that one task makes, so that small slots do not cost a task each
 
 
 class Padded(NamedTuple):
-    """Bytes of a file: ``size`` that count, and zeros up to a multiple of the alignment."""
+    """Bytes of a file: ``size`` bytes of content, and zeros up to a multiple of the alignment."""
 
     data: Bytes
     size: int
@@ -85,7 +85,7 @@ class Padded(NamedTuple):
 
 
 class SlotData(NamedTuple):
-    """What is to be written of a slot: of a delta only what is another than the base's."""
+    """The contents of a slot to be written; for a delta, only what differs from the base."""
 
     slot: int
     rows: int
@@ -96,7 +96,7 @@ class SlotData(NamedTuple):
 
 
 class _Written:
-    """What was written of one table: where each slot's pieces are."""
+    """The locations of the written pieces of one table's slots."""
 
     def __init__(self, writer: DataFileWriter) -> None:
         self.writer = writer
@@ -105,7 +105,7 @@ class _Written:
         self.ranges: list[SavedRanges] = []
 
     def add(self, piece: SlotData) -> None:
-        """Write what there is of a slot."""
+        """Write the pieces of a slot."""
         slot, append = piece.slot, self.writer.append
         if piece.rows:
             at = append(piece.section)
@@ -119,7 +119,7 @@ class _Written:
 
 
 class TableSnapshot(NamedTuple):
-    """A table that is to be saved."""
+    """A snapshot of a table to be saved."""
 
     spec: TableSpec
     snapshot: Snapshot
@@ -130,18 +130,18 @@ class TableSnapshot(NamedTuple):
 def snapshots(
     tables: Iterable[tuple[TableSpec, _core.Shard, str]], clock: int, purpose: str = "save"
 ) -> Iterator[list[tuple[TableSpec, _core.Snapshot, str]]]:
-    """Hold tables as they are at one moment, for which changes wait, each for its kind. ``clock`` is the store's.
+    """Take a consistent snapshot of tables, each of its own kind; updates wait meanwhile. ``clock`` is the store's.
 
-    The ``purpose`` is "save" or "export": each knows what has changed since its own base alone.
+    The ``purpose`` is "save" or "export": changes are tracked separately for each.
     """
     with ExitStack() as held:
         with ExitStack() as still:
             shards = [(spec, still.enter_context(_frozen(shard)), kind) for spec, shard, kind in tables]
-            taken = [
+            result = [
                 (spec, held.enter_context(closing(shard.snapshot(clock, kind, purpose=purpose))), kind)
                 for spec, shard, kind in shards
             ]
-        yield taken
+        yield result
 
 
 def unknown_base(table: str, base: ChainEntry | None) -> ValueError:
@@ -163,19 +163,19 @@ def _frozen(shard: _core.Shard) -> Iterator[_core.Shard]:
 
 @dataclass(frozen=True, slots=True)
 class TableJob:
-    """A table that is to be written."""
+    """A table to be written."""
 
     form: TableRecord
     step: int
     clock: int
     rows: int  # of the table
-    bytes: int  # about
+    bytes: int  # approximate
     delta: bool
     make: Callable[[int], SlotData | None]  # of a slot
 
 
 class SnapshotSet(Protocol):
-    """Tables as they are at one moment, wherever their rows are."""
+    """A consistent snapshot of tables, local or on servers."""
 
     @property
     def specs(self) -> Sequence[TableSpec]:
@@ -183,16 +183,16 @@ class SnapshotSet(Protocol):
 
     @property
     def clock(self) -> int:
-        """The store's clock then."""
+        """The store's clock at the snapshot."""
 
     @property
     def rows(self) -> int:
-        """How many will be written, of deltas none: for a progress bar."""
+        """Number of rows to be written, 0 for deltas: for a progress bar."""
 
     def write(
         self, storage_dir: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
     ) -> list[SavedTable]:
-        """Write slot files whose names begin with ``stem``, and tell how many rows, now and then; once."""
+        """Write slot files whose names begin with ``stem``, reporting progress in rows; called once."""
 
     def done(self, digest: str) -> None:
         """Record that the manifest with this digest was published."""
@@ -201,7 +201,7 @@ class SnapshotSet(Protocol):
 class LocalSnapshotSet(NamedTuple):
     """A :class:`SnapshotSet` of this process."""
 
-    taken: list[TableSnapshot]
+    snapshots: list[TableSnapshot]
     slots: int
     threads: int
     clock: int
@@ -209,23 +209,23 @@ class LocalSnapshotSet(NamedTuple):
     @property
     def specs(self) -> Sequence[TableSpec]:
         """Descriptions of the tables."""
-        return [spec for spec, _, _ in self.taken]
+        return [spec for spec, _, _ in self.snapshots]
 
     @property
     def rows(self) -> int:
-        """How many will be written in full."""
-        return sum(snapshot.rows for _, snapshot, kind in self.taken if kind != "delta")
+        """Number of rows to be written in full."""
+        return sum(snapshot.rows for _, snapshot, kind in self.snapshots if kind != "delta")
 
     def write(
         self, storage_dir: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
     ) -> list[SavedTable]:
         """Write all slots."""
-        stems = [f"{stem}-{k}" for k in range(len(self.taken))]
+        stems = [f"{stem}-{k}" for k in range(len(self.snapshots))]
         return write_slots(
             storage_dir,
             stems,
             version,
-            self.taken,
+            self.snapshots,
             range(self.slots),
             self.threads,
             durable=durable,
@@ -233,8 +233,8 @@ class LocalSnapshotSet(NamedTuple):
         )
 
     def done(self, digest: str) -> None:
-        """Let the tables know what they were saved as."""
-        for _, snapshot, _ in self.taken:
+        """Record in the tables that the manifest with this digest was published."""
+        for _, snapshot, _ in self.snapshots:
             snapshot.done(digest)
 
 
@@ -247,10 +247,9 @@ def write_checkpoint(
     progress: bool = False,
     durable: bool = True,
 ) -> None:
-    """Write a checkpoint of one moment; see :meth:`shoal.Store.save`.
+    """Write a checkpoint of a consistent snapshot; see :meth:`shoal.Store.save`.
 
-    One that is not ``durable`` is whole as long as the machine runs, and waits for no disk: for what is gone with the
-    process anyway.
+    Without ``durable`` it does not wait for the disk, and a power failure may corrupt it: for temporary checkpoints.
     """
     version = 3 if base is not None else version_of(moment.specs)
     named = None if base is None else Base(storage_dir.path_to(base.storage_dir), base.digest)
@@ -279,17 +278,17 @@ def write_slots(
     ----------
     storage_dir : StorageDir
     stems : sequence of str
-        What the names of each table's files begin with.
+        Prefix of the file names of each table.
     version : int
         The manifest's.
     taken : sequence of TableSnapshot
     slots : range
     threads : int
-        That take slots; one writes.
+        Number of threads that read slots; one writes.
     durable : bool
         Whether to wait for the disk.
     on_progress : callable
-        Called with the number of rows written since the last call. What it raises ends the work.
+        Called with the number of rows written since the last call. An exception from it ends the work.
 
     Returns
     -------
@@ -301,7 +300,7 @@ def write_slots(
     StorageError
         A file cannot be written.
     SnapshotLostError
-        The moment could not be kept.
+        The snapshot could not be kept.
     """
     return write_jobs(
         storage_dir,
@@ -326,7 +325,7 @@ def write_jobs(
     durable: bool,
     on_progress: Callable[[int], None],
 ) -> list[SavedTable]:
-    """Write slot files of tables from whatever produces their slots; see `write_slots`."""
+    """Write slot files of tables from functions that produce their slots; see `write_slots`."""
     header = file_header(version)
     saved = []
     for stem, job in zip(stems, jobs, strict=True):
@@ -336,7 +335,7 @@ def write_jobs(
 
 
 def join_tables(parts: Sequence[Sequence[SavedTable]]) -> list[SavedTable]:
-    """Put together what was written of the same tables side by side: parts of disjoint slots, in their order."""
+    """Join descriptions of the same tables that were written in parallel: disjoint ranges of slots, in order."""
     return [_join(tables) for tables in zip(*parts, strict=True)]
 
 
@@ -452,7 +451,7 @@ def check_target(storage_dir: StorageDir, *, overwrite: bool) -> None:
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether this is something that a manifest may name."""
+    """Return whether a manifest may name such a file."""
     return name.endswith(SLOT_FILE)
 
 

@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 
 _FETCHING = ".fetching"
 _PARTS = ".fetch-"
-_BLOCK_BYTES = 16 << 20  # that are fetched by one request
-_REQUESTS = 8  # at a time
-_KEPT_SECONDS = 86400.0  # since an export was opened last
+_BLOCK_BYTES = 16 << 20  # per request
+_REQUESTS = 8  # in parallel
+_KEPT_SECONDS = 86400.0  # after the last opening of an export
 
 
 class CacheLease:
-    """An export's directory in the cache, which stays as long as this object does."""
+    """An export's directory in the cache, which is not removed while this object exists."""
 
     def __init__(self, directory: Path, descriptor: int) -> None:
         self.directory = directory
@@ -60,7 +60,7 @@ class CacheLease:
 
 
 class Cache:
-    """Where copies of exports are. ``directory``: default ``~/.cache/shoal``."""
+    """A cache of copies of exports. ``directory``: default ``~/.cache/shoal``."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self._directory = local_path(directory) if directory is not None else Path.home() / ".cache" / "shoal"
@@ -78,7 +78,7 @@ class Cache:
         storage_dir : StorageDir
             Where the export is.
         digest : str
-            Of its manifest.
+            Digest of its manifest.
         files : dict of int
             The sizes of its files by name.
         check : callable
@@ -87,9 +87,9 @@ class Cache:
         Raises
         ------
         CorruptionError
-            A file is missing there, cut short or changed.
+            A file of the export is missing, truncated or changed.
         StorageError
-            It cannot be fetched, or not be written here.
+            It cannot be fetched, or the copy cannot be written.
 
         Notes
         -----
@@ -147,13 +147,13 @@ class Cache:
 
 
 def _lock(directory: Path) -> CacheLease | None:
-    """Hold a directory; None if it is not there."""
+    """Lock a directory; None if it does not exist."""
     while True:
         try:
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return None
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who is about to remove it
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for a process that is removing it
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
                 return CacheLease(directory, descriptor)
@@ -162,7 +162,7 @@ def _lock(directory: Path) -> CacheLease | None:
 
 @contextlib.contextmanager
 def _alone(group: Path) -> Iterator[None]:
-    """Hold the exclusive lock of a group: one thread of one process changes it at a time."""
+    """Hold the exclusive lock of a group: one thread of one process modifies it at a time."""
     descriptor = os.open(group / _FETCHING, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -183,14 +183,14 @@ def _is_held(directory: Path) -> bool:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a copy: under its digest there is all of it or nothing."""
+    """Remove a copy atomically: a directory named by a digest is complete or does not exist."""
     aside = directory.with_name(f"{_PARTS}{secrets.token_hex(4)}")
     directory.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _remove_left(group: Path, *, held: str) -> None:
-    """Remove what killed processes have left, and copies that were not opened for a day."""
+    """Remove the remains of killed processes, and copies that were not opened for a day."""
     for path in group.iterdir():
         if path.name == held or not path.is_dir():
             continue
@@ -203,7 +203,7 @@ def _remove_left(group: Path, *, held: str) -> None:
 def _fetch(
     storage_dir: StorageDir, group: Path, digest: str, files: Mapping[str, int], check: Callable[[Path], object]
 ) -> None:
-    """Make a copy: the calling process is alone in the group."""
+    """Make a copy; the caller holds the group's exclusive lock."""
     made = group / f"{_PARTS}{secrets.token_hex(4)}"
     made.mkdir(mode=0o700)
     try:

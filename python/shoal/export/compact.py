@@ -1,4 +1,4 @@
-"""Compacting: what a chain of exports comes to, as one."""
+"""Compaction: merge a chain of exports into one."""
 
 import math
 import os
@@ -29,12 +29,12 @@ def compact_export(
     cache: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[Exported, int]:
-    """Write what an export and those that it stands upon come to as one; see :func:`shoal.compact`.
+    """Merge an export and its bases into one export; see :func:`shoal.compact`.
 
     Returns
     -------
     (Exported, int)
-        And of how many exports it was made.
+        The result, and the number of merged exports.
     """
     copies = Cache(cache)
     target = open_dir(out, storage_options)
@@ -42,7 +42,7 @@ def compact_export(
         for one in layers.mapped:
             if target.is_same(one.storage_dir):
                 raise ValueError(f"{target} is part of the chain that ends with {directory}: choose another directory")
-        tables = [_given(name, layers) for name in layers.tables]
+        tables = [_source(name, layers) for name in layers.tables]
         done = write_export(
             target,
             UnsynchronizedTables(tables, layers.slots),
@@ -57,8 +57,8 @@ def compact_export(
         return done, len(layers.mapped)
 
 
-def _given(name: str, layers: Layers) -> TableSource:
-    """Give a table's rows as its layers read together."""
+def _source(name: str, layers: Layers) -> TableSource:
+    """Return a source of a table's rows, merged from all layers."""
     forms = layers.forms_of(name)
     spec = TableSpec(
         name=name,

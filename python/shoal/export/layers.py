@@ -1,7 +1,7 @@
 """The files of an export and of the exports it is based on, mapped into memory.
 
-A delta is read together with its base, the base's base and so on, the newest layer first. A page of a file is read
-when it is first used and shared by all processes of the machine.
+A delta is read together with its successive bases, the newest layer first. A page of a file is read
+when it is first used and is shared by all processes of the machine.
 
 Threads: immutable once built; any number of readers.
 """
@@ -34,7 +34,7 @@ _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class MappedExport:
-    """The files of one export, mapped and checked; one that is elsewhere through a copy in the cache."""
+    """The files of one export, mapped and checked; a remote export is mapped from a copy in the cache."""
 
     def __init__(self, storage_dir: StorageDir, manifest: Manifest, digest: str, *, verify: bool, cache: Cache) -> None:
         self.storage_dir = storage_dir
@@ -70,19 +70,19 @@ class MappedExport:
         return self._map_in(directory, lambda name: str(directory / name), verify=verify)
 
     def _map_in(self, directory: Path, address: Callable[[str], str], *, verify: bool) -> _Files:
-        """Map the files of a copy; with ``verify`` look at the model's too."""
+        """Map the files of a copy; with ``verify``, also check the model's files."""
         files = _map_all(self.manifest, directory, address, verify=verify)
         for extra in self.manifest.extras if verify else ():
             _read_extra(directory, extra, address)
         return files
 
     def release(self) -> None:
-        """Release its copy in the cache. What is mapped stays mapped."""
+        """Release its copy in the cache. Mapped files stay mapped."""
         if self._held is not None:
             self._held.release()
 
     def let_go(self, cache: Cache) -> None:
-        """Remove its copy, unless another process maps it."""
+        """Remove its copy unless another process maps it."""
         self.release()
         if self.storage_dir.local is None:
             cache.let_go(self.storage_dir, self.digest)
@@ -134,7 +134,7 @@ def _map(path: Path, size: int, address: str) -> npt.NDArray[np.uint8]:
     finally:
         os.close(descriptor)
     if _HUGE_PAGES is not None:
-        with suppress(OSError):  # advice: a refusal costs speed, nothing else
+        with suppress(OSError):  # advice: a failure affects speed only
             mapped.madvise(_HUGE_PAGES)
     data = np.frombuffer(mapped, np.uint8)
     if data[: len(manifests.HEADER)].tobytes() != manifests.HEADER:
@@ -143,7 +143,7 @@ def _map(path: Path, size: int, address: str) -> npt.NDArray[np.uint8]:
 
 
 class Layers:
-    """An export and what it stands upon, the oldest first: the engine's tables over their files."""
+    """An export and its bases, the oldest first: the engine's tables over their files."""
 
     def __init__(self, mapped: list[MappedExport]) -> None:
         self.mapped = mapped
@@ -174,7 +174,7 @@ class Layers:
                         raise CorruptionError(f"{one.storage_dir.address(table.files[k].name)}: {error}") from None
 
     def close(self) -> None:
-        """Release the copies of its files. What is mapped stays mapped."""
+        """Release the copies of its files. Mapped files stay mapped."""
         for one in self.mapped:
             one.release()
 
@@ -185,19 +185,19 @@ class Layers:
 
     @property
     def extras(self) -> list[str]:
-        """Names of the model's files, of the newest that has any."""
+        """Names of the model's files in the newest layer that has any."""
         found = next((one.manifest.extras for one in reversed(self.mapped) if one.manifest.extras), [])
         return [extra.name.partition("-")[2] for extra in found]
 
     def extra(self, name: str) -> bytes:
-        """Read a file of the model, the newest."""
+        """Read a file of the model from the newest layer that has any."""
         for one in reversed(self.mapped):
             if one.manifest.extras:
                 return one.extra(name)
         raise CorruptionError(f"{self.mapped[-1].storage_dir} has no file {name!r} of its model")
 
     def digest_of(self, name: str) -> str | None:
-        """Return the digest of the newest that has a table, which reads here as it reads there; None: none has it."""
+        """Return the digest of the newest layer that has a table, which determines its rows; None if none has it."""
         return next(
             (one.digest for one in reversed(self.mapped) if any(table.name == name for table in one.manifest.tables)),
             None,
@@ -211,12 +211,12 @@ class Layers:
 def read_layers(
     storage_dir: StorageDir, *, verify: bool = True, known: Layers | None = None, cache: Cache | None = None
 ) -> Layers:
-    """Map an export and those that it stands upon; files that ``known`` has mapped are not mapped again.
+    """Map an export and its bases; files that ``known`` has mapped are not mapped again.
 
     Raises
     ------
     CorruptionError
-        A file is missing, cut short or changed, or the base of a delta is not the one that it was made upon.
+        A file is missing, truncated or changed, or the base of a delta is not the one that it was made from.
     StorageError
         A file cannot be read.
     """
@@ -240,7 +240,7 @@ def read_layers(
 def _chain(
     where: StorageDir, manifest: Manifest, digest: str, mapped: Callable[[StorageDir, Manifest, str], MappedExport]
 ) -> list[MappedExport]:
-    """Map the files of an export and of those that it stands upon, the oldest first."""
+    """Map the files of an export and of its bases, the oldest first."""
     chain: list[MappedExport] = []
     while True:
         chain.append(mapped(where, manifest, digest))

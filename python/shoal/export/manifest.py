@@ -1,4 +1,4 @@
-"""The manifest of an export: what its files hold, under a checksum, written last."""
+"""The manifest of an export: its contents, with a checksum. It is written last."""
 
 import hashlib
 from pathlib import Path
@@ -37,13 +37,13 @@ FORMAT = "shoal export"
 _TAG = f'"format":"{FORMAT}"'.encode()
 VERSION = 1
 DTYPES = ("float32", "float16", "bfloat16", "int8")
-FILES = ".frozen"  # how names of data files end
+FILES = ".frozen"  # suffix of data files
 MAGIC = b"SHOALFRZ"
 HEADER = (MAGIC + VERSION.to_bytes(4, "little")).ljust(64, b"\0")
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one slot: a piece of a data file."""
+    """The location of the rows of one slot in a data file."""
 
     slot: int
     file: int
@@ -58,7 +58,7 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Extra(msgspec.Struct, frozen=True):
-    """A file that belongs to the model, as a whole."""
+    """A file of the model."""
 
     name: str
     bytes: int
@@ -66,7 +66,7 @@ class Extra(msgspec.Struct, frozen=True):
 
 
 class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A table's description and where its rows are."""
+    """A table's description and the locations of its rows."""
 
     name: str
     dim: int
@@ -82,15 +82,15 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     sections: list[Section]
 
     def native(self, slots: int) -> _core.ExportReader:
-        """Make the engine's table, without layers yet."""
+        """Make the engine's table, still without layers."""
         return _core.ExportReader(self.dtype, self.dim, self.init, self.init_parameter, self.init_seed, slots)
 
     def description(self) -> tuple[Any, ...]:
-        """Return what layers of one table must agree about."""
+        """Return the properties that all layers of one table must share."""
         return (self.dim, self.dtype, self.init, self.init_parameter, self.init_seed)
 
     def sections_of(self, file: int) -> npt.NDArray[np.uint64]:
-        """Return the sections of a file as the engine takes them."""
+        """Return the sections of a file in the engine's format."""
         words = [
             (s.slot, s.offset, s.bytes, s.rows, s.homes, s.lines, s.reach, s.width)
             for s in self.sections
@@ -100,14 +100,14 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Base(msgspec.Struct, frozen=True):
-    """The export that a delta stands upon."""
+    """The base of a delta."""
 
     path: str
     digest: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an export holds."""
+    """The contents of an export."""
 
     format: str = msgspec.field(default="")
     version: int = 0
@@ -127,7 +127,7 @@ def is_export(where: StoragePath) -> bool:
         return False
 
 
-Found = dict[str, tuple[str, int | ShoalError | None]]  # by directory: its mark, and its number or what is wrong
+Found = dict[str, tuple[str, int | ShoalError | None]]  # by directory: its version, and its number or error
 
 
 def numbers(storage_dir: StorageDir, known: Found | None = None) -> Found:
@@ -137,13 +137,13 @@ def numbers(storage_dir: StorageDir, known: Found | None = None) -> Found:
     ----------
     storage_dir : StorageDir
     known : dict, optional
-        What was found before, which is not read again where it is the same.
+        Result of an earlier call; unchanged manifests are not read again.
 
     Returns
     -------
     dict
-        For each directory with a manifest, what marks this state of it, and its number; None: it is another kind of
-        directory; an error: its manifest is damaged, or cannot be read.
+        For each directory with a manifest, the manifest's version in storage, and the export's number; None: it is
+        another kind of directory; an error: its manifest is damaged, or cannot be read.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def numbers(storage_dir: StorageDir, known: Found | None = None) -> Found:
 
 
 def _number_of(storage_dir: StorageDir) -> int | ShoalError | None:
-    """Return the number of an export; None: this is none; an error: it may be one, and is damaged."""
+    """Return the number of an export; None: it is not an export; an error: it may be a damaged export."""
     try:
         raw = storage_dir.read(MANIFEST)
         if _TAG in raw[:200]:
@@ -183,7 +183,7 @@ def next_number(storage_dir: StorageDir, above: int = 0) -> int:
     """
     known = [above]
     siblings = numbers(storage_dir.real().child(".."))
-    known += [number for _, number in siblings.values() if isinstance(number, int)]  # a damaged one counts for nothing
+    known += [number for _, number in siblings.values() if isinstance(number, int)]  # damaged ones are ignored
     return max(known) + 1
 
 
@@ -193,12 +193,12 @@ def read(storage_dir: StorageDir, *, what: str | None = None) -> tuple[Manifest,
     Returns
     -------
     (Manifest, str)
-        And its digest.
+        The manifest and its digest.
 
     Raises
     ------
     CorruptionError
-        It is missing, changed, or of a version that this one does not know.
+        It is missing, changed, or of an unsupported version.
     StorageError
         It cannot be read.
     """
@@ -227,7 +227,7 @@ def digest_of(body: bytes) -> str:
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuse a description that leads outside of its files: nothing is opened or allocated by unchecked numbers."""
+    """Raise if a description refers to bytes outside of its files, before any file is opened or memory is allocated."""
     if manifest.slots not in {1 << bits for bits in range(1, 15)}:
         raise ValueError(f"{manifest.slots} slots: the number is not a power of two from 2 to 16384")
     if manifest.number < 0:

@@ -35,7 +35,7 @@ _MODEL_FILE = "model.json"  # of a directory that holds a model
 
 
 class ExportTable:
-    """A table of an export, as one version has it. Read-only; every method may be called from any thread.
+    """A table of one version of an export. Read-only; every method may be called from any thread.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class ExportTable:
 
     @property
     def name(self) -> str:
-        """Its name in the store that it was exported from."""
+        """Its name in the exported store."""
         return self._form.name
 
     @property
@@ -92,7 +92,7 @@ class ExportTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its files, those of all layers."""
+        """Bytes of its files, all layers included."""
         return sum(file.bytes for form in self._forms for file in form.files)
 
     @property
@@ -131,11 +131,11 @@ class ExportTable:
 
         Notes
         -----
-        Releases the GIL. A page that is not in memory is read from disk meanwhile.
+        Releases the GIL. Pages that are not in memory are read from disk.
         """
-        given = as_keys(keys)
-        rows = as_out(out, (len(given), self.dim), self.name)
-        self._native.pull(given, rows, self._workers)
+        checked = as_keys(keys)
+        rows = as_out(out, (len(checked), self.dim), self.name)
+        self._native.pull(checked, rows, self._workers)
         return rows
 
     def pull_unique(self, batch: KeyBatch, *, out: Rows | None = None) -> Rows:
@@ -183,7 +183,7 @@ class ExportTable:
         Raises
         ------
         CorruptionError
-            The index is damaged; only where the export was opened with ``verify=False``.
+            The index is damaged; only if the export was opened with ``verify=False``.
         """
         for slot in range(self._slots):
             try:
@@ -227,7 +227,7 @@ class ExportVersion:
 
     @property
     def slots(self) -> int:
-        """Parts that the hash space is cut into."""
+        """Number of parts of the hash space."""
         return self._layers.slots
 
     @property
@@ -250,7 +250,7 @@ class ExportVersion:
 
 
 def newest(storage_dir: StorageDir, known: manifests.Found | None = None) -> StorageDir:
-    """Return the export that a directory stands for: itself, or the one with the highest number in it.
+    """Return the export in a directory: the directory itself, or the one with the highest number below it.
 
     Damaged exports are skipped. ``known`` has the result of the previous call and is updated: see
     :func:`shoal.export.manifest.numbers`.
@@ -262,7 +262,7 @@ def newest(storage_dir: StorageDir, known: manifests.Found | None = None) -> Sto
     FileNotFoundError
         There is no such directory.
     ValueError
-        It is a model, which has not been exported.
+        It is a model that has not been exported.
     """
     names = storage_dir.names()
     if manifests.MANIFEST in names:
@@ -288,7 +288,7 @@ def newest(storage_dir: StorageDir, known: manifests.Found | None = None) -> Sto
 
 
 class Export:
-    """An export that is open: the newest version of its tables. Made by :func:`open_export`; a context manager.
+    """An open export: the current version of its tables. Made by :func:`open_export`; a context manager.
 
     Safe from any thread. ``refresh`` replaces the version atomically: readers that hold a table or a version continue
     with it.
@@ -300,10 +300,10 @@ class Export:
         self._storage_dir = storage_dir
         self._cache = cache
         self._found: manifests.Found = {}
-        self._damaged: dict[str, str] = {}  # which directories were damaged when the version in place was found
+        self._damaged: dict[str, str] = {}  # directories that were damaged when the current version was found
         self._verify = verify
         self._workers = _core.ThreadPool(threads or cores())
-        self._turn = threading.Lock()  # of refreshes
+        self._refreshing = threading.Lock()  # serialises refreshes
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
         self._now: ExportVersion | None = self._read(None)
@@ -319,7 +319,7 @@ class Export:
         return ExportVersion(where, layers, self._workers)
 
     def _newly_damaged(self) -> dict[str, ShoalError]:
-        """Return what is wrong with directories that came, or were damaged, after the version in place."""
+        """Return the errors of directories that appeared, or were damaged, after the current version was found."""
         return {
             name: what
             for name, (mark, what) in self._found.items()
@@ -344,7 +344,7 @@ class Export:
 
     @property
     def now(self) -> ExportVersion:
-        """The version in place.
+        """The current version.
 
         Raises
         ------
@@ -384,7 +384,7 @@ class Export:
         Returns
         -------
         bool
-            Whether there was one.
+            Whether there was a newer version.
 
         Raises
         ------
@@ -396,7 +396,7 @@ class Export:
         Reads and checks the new files before the swap, which takes no time. Files of layers that are kept are not read
         again, so the time is proportional to the size of the delta.
         """
-        with self._turn:
+        with self._refreshing:
             now = self.now
             where = newest(self._storage_dir, self._found)
             if where.is_same(now.storage_dir) and manifests.read(where)[1] == now.layers.digest:
@@ -419,7 +419,7 @@ class Export:
         on_swap: Callable[[int], object] | None = None,
         on_error: Callable[[Exception], object] | None = None,
     ) -> None:
-        """Refresh every so many seconds, in a thread that ends when the export is closed.
+        """Refresh periodically, in a thread that ends when the export is closed.
 
         Parameters
         ----------
@@ -434,7 +434,7 @@ class Export:
         Raises
         ------
         ValueError
-            It is watched already, or ``seconds`` is not above 0.
+            The export is already watched, or ``seconds`` is not above 0.
         """
         if not seconds > 0:
             raise ValueError(f"the period of watch must be a number of seconds above 0, got {seconds!r}")
@@ -481,7 +481,7 @@ def open_export(
     Parameters
     ----------
     directory : path or URL
-        An export; or a directory of exports and deltas, of which the one with the highest number is opened.
+        An export; or a directory of exports and deltas: the one with the highest number is opened.
     threads : int, optional
         Threads that share the work of one call; default: the cores that this process may use.
     verify : bool
@@ -492,7 +492,7 @@ def open_export(
         Directory to which files of a URL are copied, once for all processes of the machine. Default:
         ``~/.cache/shoal``. Downloaded files are always verified.
     storage_options : mapping, optional
-        Of the file system that a URL is opened by, such as ``{"endpoint_url": ...}``.
+        Options of the file system of a URL, such as ``{"endpoint_url": ...}``.
 
     Returns
     -------

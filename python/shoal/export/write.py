@@ -41,21 +41,21 @@ _Changes: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], int
 
 
 class TableSource(NamedTuple):
-    """A table that is to be exported."""
+    """A table to be exported."""
 
     spec: TableSpec
-    rows: int  # that will be read
+    rows: int  # to be read
     read_slot: Callable[[int], _Rows]
-    largest_error: float = 0.0  # of the weights that are given
+    largest_error: float = 0.0  # of the source's weights
     rms_error: float = 0.0
-    # Where it is known what has changed since the base, instead of read_slot: the rows in the ranges that have, and
-    # these ranges: bits, how many, and their bytes (docs/checkpoint-format.md).
+    # If changes since the base are recorded, used in place of read_slot: the rows in the changed ranges, and
+    # these ranges: bits, count, and their bytes (docs/checkpoint-format.md).
     read_changes: Callable[[int], _Changes] | None = None
-    done: Callable[[str], None] | None = None  # hears the digest of the export, once it is in place
+    done: Callable[[str], None] | None = None  # called with the digest of the published export
 
 
 class ExportTables(Protocol):
-    """The tables of an export, wherever their rows are."""
+    """The tables of an export, local or on servers."""
 
     @property
     def specs(self) -> Sequence[TableSpec]:
@@ -63,51 +63,51 @@ class ExportTables(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many they have."""
+        """Number of slots of each table."""
 
     def know(self, base: Layers) -> bool:
-        """Tell whether it is known of all tables what has changed since ``base``."""
+        """Return whether changes since ``base`` are recorded for all tables."""
 
     def take(self, base: Layers | None) -> AbstractContextManager[Sequence[TableSource]]:
-        """Give them, in the order of the descriptions, as they are from now on; once ``base`` was read."""
+        """Return the sources as of now, in the order of the descriptions; called after ``base`` was read."""
 
 
 class UnsynchronizedTables(NamedTuple):
     """:class:`ExportTables` that are read slot by slot while updates continue, without a record of changes."""
 
-    given: Sequence[TableSource]
+    sources: Sequence[TableSource]
     slots: int
 
     @property
     def specs(self) -> Sequence[TableSpec]:
         """Their descriptions."""
-        return [table.spec for table in self.given]
+        return [table.spec for table in self.sources]
 
     def know(self, base: Layers) -> bool:
-        """Tell that it is not known."""
+        """Return False: changes are not recorded."""
         return False
 
     def take(self, base: Layers | None) -> AbstractContextManager[Sequence[TableSource]]:
-        """Give them."""
-        return nullcontext(self.given)
+        """Return the sources."""
+        return nullcontext(self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedTable:
-    """What was written of a table.
+    """Statistics of an exported table.
 
     Parameters
     ----------
     rows : int
-        That the export holds; in a delta those that changed, removed ones included.
+        Number of rows in the export; in a delta, the changed ones, including removed ones.
     dropped : int
-        Rows that read what a key without a row reads: they were left out. 0 in a delta.
+        Rows equal to their initial row, which were left out. 0 in a delta.
     bytes : int
-        Of its files.
+        Size of its files.
     largest_error : float
-        How far a weight that is read is off the one that was given, at most.
+        Largest absolute rounding error of a weight.
     rms_error : float
-        The same, as the root of the mean of squares.
+        Root mean square of the rounding errors.
     """
 
     rows: int
@@ -119,7 +119,7 @@ class ExportedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export wrote.
+    """Statistics of an export.
 
     Parameters
     ----------
@@ -147,18 +147,18 @@ def write_export(
     progress: bool = False,
     cache: Cache | None = None,
 ) -> Exported:
-    """Write an export, or a delta upon another; see :meth:`shoal.Store.export`.
+    """Write an export, or a delta of another; see :meth:`shoal.Store.export`.
 
     Parameters
     ----------
     storage_dir : StorageDir
     tables : ExportTables
     model : dict, optional
-        What a server must know to predict with these tables.
+        Description of the model, for a server that predicts with these tables.
     extras : dict of bytes, optional
         Files that belong to the model, by name.
     cache : Cache, optional
-        Where ``since`` is copied to if it is elsewhere.
+        Cache for a copy of ``since`` if it is remote.
     """
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
         raise ValueError(f"version must be a number from 0 on, got {version!r}")
@@ -167,10 +167,10 @@ def write_export(
         base = None if since is None else opened.enter_context(closing(_read_base(since, tables, cache)))
         _check_request(tables.specs, tables.slots, dtype, storage_dir, since, base)
         new = opened.enter_context(ManifestTransaction(storage_dir, manifests.MANIFEST, _is_ours))
-        given = opened.enter_context(tables.take(base))
+        sources = opened.enter_context(tables.take(base))
         with (
             tqdm(
-                total=sum(table.rows for table in given) or None,
+                total=sum(table.rows for table in sources) or None,
                 desc="export",
                 unit=" rows",
                 unit_scale=True,
@@ -187,7 +187,7 @@ def write_export(
                     threads,
                     bar,
                 )
-                for k, table in enumerate(given)
+                for k, table in enumerate(sources)
             ]
         described = [_write_extra(storage_dir, f"{new.stem}-{name}", data) for name, data in (extras or {}).items()]
         body = msgspec.json.encode(
@@ -205,7 +205,7 @@ def write_export(
             )
         )
         new.publish(body)
-        for table in given:
+        for table in sources:
             if table.done is not None:
                 table.done(manifests.digest_of(body))
     manifest = msgspec.json.decode(body, type=Manifest)
@@ -213,8 +213,8 @@ def write_export(
 
 
 def _read_base(since: StorageDir, tables: ExportTables, cache: Cache | None) -> Layers:
-    """Map what a delta is upon; all of it is looked at, and checked, unless the tables know what has changed since."""
-    # Who knows has written it, upon what was checked then.
+    """Map the base of a delta; it is read and checked in full unless the tables have recorded the changes since it."""
+    # Tables that have recorded the changes wrote the base themselves, from checked layers.
     base = read_layers(since, verify=False, cache=cache)
     if tables.know(base):
         return base
@@ -230,7 +230,7 @@ def check_target(storage_dir: StorageDir, *, overwrite: bool) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a file's name is one that exports give: eight random digits first."""
+    """Whether a file name has the form of an export's data file: eight random digits first."""
     return len(name) > 9 and name[8] == "-" and not set(name[:8]) - set("0123456789abcdef")
 
 
@@ -279,7 +279,7 @@ def _check_request(
                 f"table {spec.name!r} of {since} is described by {known.description()}, now it is {now}: write a "
                 "full export, without since="
             )
-    storage_dir.path_to(since)  # there is one, or this says why there cannot be
+    storage_dir.path_to(since)  # raises if there is no relative path
 
 
 def _dtype(spec: TableSpec, dtype: str | Mapping[str, str] | None, base: Layers | None) -> str:
@@ -304,7 +304,7 @@ def _write_extra(storage_dir: StorageDir, name: str, data: bytes) -> Extra:
 def _to_write(
     table: TableSource, under: _core.ExportReader | None, slot: int
 ) -> tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
-    """Return how many rows of a slot were read, and those that the export is to have."""
+    """Return the number of rows of a slot that were read, and the rows to export."""
     if under is not None and table.read_changes is not None:
         hashes, weights, bits, count, ranges = table.read_changes(slot)
         read = len(hashes)
@@ -341,9 +341,9 @@ def _write_table(
     def make(some: range) -> list[tuple[int, int, _Packed, int]]:
         made = []
         for slot in some:
-            given, hashes, weights = _to_write(table, under, slot)
+            read_rows, hashes, weights = _to_write(table, under, slot)
             packed = packer.pack(slot, hashes, weights)
-            made.append((slot, given, packed, _core.crc32c(packed[0]) if packed[0].nbytes else 0))
+            made.append((slot, read_rows, packed, _core.crc32c(packed[0]) if packed[0].nbytes else 0))
         return made
 
     tasks = [range(first, min(first + _SLOTS_A_TASK, slots)) for first in range(0, slots, _SLOTS_A_TASK)]
@@ -352,8 +352,8 @@ def _write_table(
     try:
         with ThreadPoolExecutor(threads) as pool:
             for made in map_in_order(pool, make, tasks, threads * _AHEAD):
-                for slot, given, (data, (rows, homes, lines, reach, width), left_out, errors), crc32c in made:
-                    bar.update(given)
+                for slot, read_rows, (data, (rows, homes, lines, reach, width), left_out, errors), crc32c in made:
+                    bar.update(read_rows)
                     dropped += left_out
                     largest = max(largest, errors[0])
                     squares += errors[1]
