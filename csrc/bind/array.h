@@ -1,7 +1,7 @@
-// Between NumPy arrays and spans: the only place where one becomes the other.
+// Conversion between NumPy arrays and spans, in one place.
 //
-// Arguments are bound with .noconvert(): a wrong dtype or stride is a TypeError, never a silent copy (a copied output
-// would be filled and thrown away). The Python layer checks first and says it in the user's words.
+// Arguments are bound with .noconvert(): a wrong dtype or stride is a TypeError, never a silent copy (results written to a
+// copied output would be lost). The Python layer checks arguments first, with error messages for users.
 
 #pragma once
 
@@ -32,7 +32,7 @@ std::span<T> out(Array<T>& array) {
   return {array.mutable_data(), static_cast<std::size_t>(array.size())};
 }
 
-// Fresh arrays, not set.
+// New, uninitialized arrays.
 template <class T>
 Array<T> fresh(std::size_t n) {
   return Array<T>(static_cast<py::ssize_t>(n));
@@ -43,7 +43,7 @@ Array<T> fresh(std::size_t n, std::size_t dim) {
   return Array<T>({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(dim)});
 }
 
-// A read-only array over memory that `owner` keeps.
+// A read-only array over memory that `owner` keeps alive.
 template <class T>
 Array<T> view(std::span<const T> data, const py::object& owner) {
   Array<T> array({static_cast<py::ssize_t>(data.size())}, {static_cast<py::ssize_t>(sizeof(T))}, data.data(),

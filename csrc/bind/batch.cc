@@ -19,21 +19,21 @@ namespace {
 
 std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size_t slots,
                                      PoolWithScratch& pool, std::optional<std::uint64_t> last) {
-  const auto given = in(keys);
+  const auto input = in(keys);
   const py::gil_scoped_release nogil;
   return pool.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
-    return std::make_unique<KeyBatch>(given, Slots(slots), pool.threads, scratch, last);
+    return std::make_unique<KeyBatch>(input, Slots(slots), pool.threads, scratch, last);
   });
 }
 
 std::unique_ptr<SummedBatch> make_summed(const Array<std::uint64_t>& keys, const Array<float>& rows,
                                          std::size_t dim, std::size_t slots, PoolWithScratch& pool,
                                          bool counting) {
-  const auto given = in(keys);
+  const auto input = in(keys);
   const auto from = in(rows);
   const py::gil_scoped_release nogil;
   return pool.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
-    return std::make_unique<SummedBatch>(given, from, dim, Slots(slots), pool.threads, scratch, counting);
+    return std::make_unique<SummedBatch>(input, from, dim, Slots(slots), pool.threads, scratch, counting);
   });
 }
 
@@ -45,11 +45,11 @@ void sum(const KeyBatch& batch, const Array<float>& grads, std::size_t dim, Arra
   batch.sum(from, dim, to, pool.threads);
 }
 
-// The rows of unique keys, given to every key of the batch as it came.
-void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Array<float>& given,
+// Copies the rows of unique keys to every key of the batch, in its order.
+void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Array<float>& expanded,
             PoolWithScratch& pool) {
   const auto from = in(rows);
-  const auto to = out(given);
+  const auto to = out(expanded);
   SHOAL_CHECK(from.size() == batch.size() * dim && to.size() == batch.input_size() * dim,
               "expand takes one row a unique key and gives one row a key");
   const py::gil_scoped_release nogil;
@@ -57,9 +57,9 @@ void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Ar
 }
 
 bool is_of(const KeyBatch& batch, const Array<std::uint64_t>& keys, PoolWithScratch& pool) {
-  const auto given = in(keys);
+  const auto input = in(keys);
   const py::gil_scoped_release nogil;
-  return batch.is_of(given, pool.threads);
+  return batch.is_of(input, pool.threads);
 }
 
 Array<std::uint32_t> counts(const KeyBatch& batch) {

@@ -1,4 +1,4 @@
-// The parts of the module, one per folder of the engine, and what they share.
+// The bindings, one function per folder of the engine, and their shared parts.
 
 #pragma once
 
@@ -21,15 +21,15 @@
 
 namespace shoal::bind {
 
-// A pool with the working memory that its callers share. A caller that finds it taken works with memory of its own.
+// A pool with working memory that its callers share. A caller that finds it in use allocates its own.
 class PoolWithScratch {
  public:
   explicit PoolWithScratch(std::size_t count) : threads(count) {}
 
   template <class Work>
   auto with_scratch(const Work& work) {
-    const std::unique_lock turn(busy_, std::try_to_lock);
-    if (turn.owns_lock()) {
+    const std::unique_lock lock(busy_, std::try_to_lock);
+    if (lock.owns_lock()) {
       return work(key_scratch_, gradient_scratch_);
     }
     KeyBatchScratch keys;
@@ -45,19 +45,19 @@ class PoolWithScratch {
   GradientScratch gradient_scratch_;
 };
 
-// A rule of a table's lifecycle as Python describes it: a name and parameters.
+// A rule of a table's lifecycle, as passed by Python: a name and parameters.
 using NamedForm = std::pair<std::string, std::map<std::string, double>>;
 
-// A table as Python describes it.
+// A table from its description in Python.
 TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string& optimizer,
                     std::map<std::string, double> params, const std::string& init, double init_parameter,
                     std::uint64_t init_seed, std::uint64_t seed, const std::optional<NamedForm>& admit,
                     const std::vector<NamedForm>& expire);
 
-// What a snapshot took of a slot: (rows, the section's bytes, the filter's bytes).
+// A slot in a snapshot: (rows, the section's bytes, the filter's bytes).
 pybind11::tuple section_of(Snapshot::Piece&& piece);
-// What has changed there: (rows, the section's bytes, the filter's bytes or None where the base's still holds, bits, ranges,
-// their bytes).
+// The changes of a slot: (rows, the section's bytes, the filter's bytes or None if those of the base are still valid, bits,
+// ranges, their bytes).
 pybind11::tuple changes_of(Snapshot::Piece&& piece);
 
 void add_build(pybind11::module_& module);

@@ -13,10 +13,10 @@ namespace shoal::bind {
 
 namespace py = pybind11;
 
-// For messages from this size on the GIL is released; for smaller ones releasing it costs more than the work.
+// For messages of at least this size the GIL is released; for smaller ones releasing it costs more than the work.
 inline constexpr std::size_t kMinUnlockedBytes = std::size_t{64} << 10U;
 
-// Of bytes, an array, a zmq.Frame: any contiguous buffer.
+// A view of bytes, an array or a zmq.Frame: any contiguous buffer.
 class BufferView {
  public:
   explicit BufferView(py::handle object, int access = PyBUF_SIMPLE) {
@@ -31,7 +31,7 @@ class BufferView {
   wire::Frame bytes() const {
     return {static_cast<const std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
   }
-  // Only if it was requested with PyBUF_WRITABLE.
+  // Requires that PyBUF_WRITABLE was requested.
   std::span<std::byte> writable_bytes() const {
     return {static_cast<std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
   }

@@ -1,4 +1,4 @@
-// How the engine was compiled, and for which processors it can choose its code here: for bug reports.
+// The compiler and its options, and the instruction sets that the engine can use on this machine: for bug reports.
 
 #include <string>
 
@@ -20,7 +20,7 @@ std::string compiler() {
 #endif
 }
 
-// Of the instruction sets that some code is compiled for; base/simd.h and base/avx2.h choose among them.
+// The instruction sets for which the engine has code; base/simd.h and base/avx2.h choose among them.
 py::list cpu_features() {
   py::list found;
 #if defined(__x86_64__)

@@ -15,7 +15,7 @@ namespace shoal::bind {
 
 namespace {
 
-// A section as Python describes it: slot, offset and bytes in its file, rows, homes, lines, reach, width.
+// A section, as passed by Python: slot, offset and bytes in its file, rows, homes, lines, reach, width.
 constexpr std::size_t kSectionWords = 8;
 
 std::unique_ptr<ExportReader> make_reader(const std::string& dtype, std::size_t dim, const std::string& init,
@@ -87,7 +87,7 @@ py::tuple difference(const ExportReader& reader, std::size_t slot, const Array<s
   return rows_of(changed, now, reader.form().dim());
 }
 
-// The same within the ranges that a DirtyRanges has saved.
+// The same within the ranges of a saved DirtyRanges.
 py::tuple difference_in(const ExportReader& reader, std::size_t slot, const Array<std::uint64_t>& hashes,
                         const Array<float>& weights, unsigned bits, std::size_t count,
                         const Array<std::uint8_t>& ranges) {

@@ -22,7 +22,7 @@ std::span<const float> in_or_empty(const Floats& array) {
   return array ? in(*array) : std::span<const float>{};
 }
 
-// The batch's keys are those of the entries and, where there is a bias, its key once more behind them.
+// The keys of the batch are those of the entries, followed by the bias's key once if there is a bias.
 Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
                      bool bias) {
   const auto columns = batch.inverse();
@@ -38,9 +38,9 @@ Array<double> logistic_margins(const Array<std::int64_t>& indptr, const Floats& 
   const Examples examples = examples_of(indptr, values, batch, bias);
   Array<double> result = fresh<double>(examples.size());
   const auto to = out(result);
-  const auto given = in(weights);
+  const auto input = in(weights);
   const py::gil_scoped_release nogil;
-  margins(examples, given, to, pool.threads);
+  margins(examples, input, to, pool.threads);
   return result;
 }
 
@@ -104,7 +104,7 @@ py::tuple interact(const Array<std::int64_t>& indptr, const Array<std::uint64_t>
   return py::make_tuple(ends, made, products);
 }
 
-// Rows of an array of two dimensions; `name` is what the array is.
+// The number of rows of a two-dimensional array; `name` is what the array holds.
 std::size_t dim_of(const Array<float>& rows, const char* name) {
   SHOAL_CHECK(rows.ndim() == 2, std::string(name) + " must have two dimensions, rows and dim, got " +
                                     std::to_string(rows.ndim()));
@@ -155,7 +155,7 @@ Pooling pooling_of(const std::string& name) {
   return name == "sum" ? Pooling::kSum : (name == "mean" ? Pooling::kMean : Pooling::kMax);
 }
 
-// The winners of a max, else none.
+// The winners, for a max only.
 Winners pool_rows(const std::string& pooling, const Array<std::int64_t>& indptr, const Floats& values,
                   const KeyBatch& batch, const Array<float>& rows, Array<float>& pooled,
                   PoolWithScratch& pool) {

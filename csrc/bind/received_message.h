@@ -1,4 +1,4 @@
-// A received message for Python to hold: its frames stay in libzmq's memory until the object is destroyed.
+// A received message as a Python object: its frames stay in libzmq's memory until the object is destroyed.
 
 #pragma once
 

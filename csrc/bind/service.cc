@@ -65,10 +65,10 @@ py::list as_list(ReplyQueue& out) {
   return replies;
 }
 
-py::list handle(Service& service, const py::bytes& peer, const py::sequence& given) {
+py::list handle(Service& service, const py::bytes& peer, const py::sequence& message) {
   std::vector<BufferView> borrowed;
   std::vector<wire::Frame> frames;
-  for (const py::handle frame : given) {
+  for (const py::handle frame : message) {
     frames.push_back(borrowed.emplace_back(frame).bytes());
   }
   const std::string name = peer;
@@ -99,7 +99,7 @@ py::dict counted(const std::array<std::uint64_t, n>& counts) {
   return all;
 }
 
-// {least number of the bucket: how many}
+// {least number of the bucket: count}
 py::dict histogram(const Histogram& counts) {
   py::dict all;
   for (std::size_t b = 0; b < Histogram::kBuckets; ++b) {
@@ -151,7 +151,7 @@ py::dict metrics(const Service& service) {
   return all;
 }
 
-// A copy of a table's rows, whose threads are the service's (why not keep_alive: bind/shard.cc).
+// A copy of a table's rows, with the service's threads (why not keep_alive: bind/shard.cc).
 py::object shard(const py::object& self, std::uint32_t id) {
   const auto& service = self.cast<const Service&>();
   std::unique_ptr<Shard> copy;
@@ -166,7 +166,7 @@ py::object shard(const py::object& self, std::uint32_t id) {
 
 // --- saves ------------------------------------------------------------------------------------------------------
 
-// Waits for one, without Python's lock; None once there are no more. Its memory is the service's.
+// Waits without the GIL for the next session; None after close_sessions(). Its memory belongs to the service.
 py::object next_session(const py::object& self) {
   auto& service = self.cast<Service&>();
   std::shared_ptr<CheckpointSession> save;

@@ -159,8 +159,8 @@ Purpose purpose_of(const std::string& name) {
   return name == "save" ? Purpose::kSave : Purpose::kExport;
 }
 
-// The shard lives as long as what is returned. By hand: keep_alive<0, 1> looks at the result of a call whose arguments did
-// not fit, which is none, and crashes (pybind11 3.1).
+// Keeps the shard alive as long as the result. Done by hand: keep_alive<0, 1> also inspects the result of a call whose
+// arguments did not match, which is null, and crashes (pybind11 3.1).
 py::object snapshot(const py::object& self, std::uint32_t clock, const std::string& kind, std::size_t most,
                     const std::string& purpose) {
   SHOAL_CHECK(kind == "plain" || kind == "base" || kind == "delta", "there is no snapshot " + kind);
@@ -179,7 +179,7 @@ Snapshot::Piece take(Snapshot& snapshot, std::size_t slot) {
   return snapshot.take(Slot{static_cast<std::uint32_t>(slot)});
 }
 
-// (rows, the section's bytes) of a base with a delta over it.
+// (rows, the section's bytes) of a base with a delta applied to it.
 py::tuple merge(const Shard& shard, std::size_t cut, std::size_t base_rows, const Array<std::uint8_t>& base,
                 std::size_t delta_rows, const Array<std::uint8_t>& delta, unsigned bits, std::size_t count,
                 const Array<std::uint8_t>& ranges) {
@@ -219,7 +219,7 @@ py::tuple read_slot(const Shard& shard, std::size_t slot) {
   return rows_of(hashes, weights, shard.rows().dim());
 }
 
-// The same, of a snapshot.
+// The same for a snapshot.
 py::tuple read_slot_then(Snapshot& snapshot, std::size_t slot) {
   std::vector<std::uint64_t> hashes;
   std::vector<float> weights;
@@ -243,7 +243,7 @@ py::tuple read_changes(Snapshot& snapshot, std::size_t slot) {
   return py::make_tuple(rows[0], rows[1], ranges.bits, ranges.count, owned(std::move(ranges.bytes)));
 }
 
-// Answers of all slots, one behind the other (shard/reductions.h).
+// The results of all slots, concatenated (shard/reductions.h).
 Array<double> reduced(Shard& shard, std::uint32_t function, const Array<double>& parameters) {
   const auto from = in(parameters);
   std::vector<double> answers;
@@ -254,7 +254,7 @@ Array<double> reduced(Shard& shard, std::uint32_t function, const Array<double>&
   return copied(answers);
 }
 
-// Words, see Shard::sweep.
+// Words; see Shard::sweep.
 Array<std::uint64_t> sweep(Shard& shard, const Array<double>& rules, std::uint32_t clock, bool dry_run) {
   const std::vector<Expiry> asked = Lifecycle::expiries(in(rules));
   std::vector<std::uint64_t> words;
@@ -346,7 +346,7 @@ void add_shard(py::module_& module) {
              return std::make_unique<Budget>(Slots(slots), bytes);
            }),
            py::arg("slots"), py::arg("bytes"));
-  // Descriptions are checked where they are made: a bad one is a ValueError that names the parameter.
+  // Descriptions are validated at construction: an invalid one is a ValueError that names the parameter.
   module.def(
       "check_optimizer",
       [](const std::string& name, std::map<std::string, double> params) {

@@ -63,18 +63,18 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
   return {reinterpret_cast<const char*>(out.data()), out.size()};
 }
 
-// Frames as Python gives them, with what keeps their memory: a received message, or a sequence of buffers.
+// Frames, as passed by Python, with the owner of their memory: a received message, or a sequence of buffers.
 struct FrameList {
-  explicit FrameList(const py::object& given) {
-    if (py::isinstance<ReceivedMessage>(given)) {
-      received = given;
-      MultipartMessage& message = given.cast<ReceivedMessage&>().message;
+  explicit FrameList(const py::object& source) {
+    if (py::isinstance<ReceivedMessage>(source)) {
+      received = source;
+      MultipartMessage& message = source.cast<ReceivedMessage&>().message;
       for (std::size_t i = 0; i < message.count(); ++i) {
         frames.push_back(message.frame(i));
       }
       return;
     }
-    for (const py::handle frame : given) {
+    for (const py::handle frame : source) {
       frames.push_back(borrowed.emplace_back(frame).bytes());
     }
   }
@@ -86,16 +86,16 @@ struct FrameList {
 
 // A message with the memory that it views.
 struct Message {
-  explicit Message(const py::object& given) : from(given) {}
+  explicit Message(const py::object& source) : from(source) {}
 
   FrameList from;
   std::optional<BufferView> into;
   wire::Decoded decoded;
 };
 
-std::unique_ptr<Message> decode(const py::object& given, bool replies, std::uint64_t payload_bytes,
+std::unique_ptr<Message> decode(const py::object& source, bool replies, std::uint64_t payload_bytes,
                                 const py::object& into) {
-  auto message = std::make_unique<Message>(given);
+  auto message = std::make_unique<Message>(source);
   const auto& frames = message->from.frames;
   std::span<std::byte> room;
   if (!into.is_none()) {
@@ -113,9 +113,9 @@ std::unique_ptr<Message> decode(const py::object& given, bool replies, std::uint
   return message;
 }
 
-// (sequence, part), or nothing where the header cannot be believed.
-py::object peek(const py::object& given) {
-  const FrameList message(given);
+// (sequence, part), or None if the header is invalid.
+py::object peek(const py::object& source) {
+  const FrameList message(source);
   const auto header = wire::peek(message.frames);
   return header ? py::make_tuple(header->sequence, header->part()) : py::object(py::none());
 }
@@ -171,7 +171,7 @@ auto span_field() {
 
 // --- filters ----------------------------------------------------------------------------------------------------
 
-// work() without Python's lock, where that pays.
+// Runs work(), without the GIL if it is long enough.
 template <class Work>
 auto unlocked(std::size_t bytes, const Work& work) {
   if (bytes < kMinUnlockedBytes) {
@@ -211,7 +211,7 @@ py::tuple narrow_rows(const Array<float>& rows, const Array<std::uint64_t>& hash
   return py::make_tuple(result, loss.squared, loss.largest);
 }
 
-// (map, kept), or nothing where that is not less.
+// (map, kept), or None if that is not smaller.
 template <class Word>
 py::object pack_values(const Array<Word>& values) {
   const auto from = in(values);
@@ -228,7 +228,7 @@ py::object pack_values(const Array<Word>& values) {
   return py::make_tuple(map, some);
 }
 
-// Nothing where all are 1.
+// None if all are 1.
 py::object pack_counts_of(const Array<std::uint32_t>& counts) {
   const auto from = in(counts);
   const auto zero = std::find(from.begin(), from.end(), 0U);
@@ -244,7 +244,7 @@ py::object pack_counts_of(const Array<std::uint32_t>& counts) {
   return packed;
 }
 
-// (rows as they are sent, how many became zeros, how many were raised, sum of squared errors)
+// (the rows to send, the number of rows zeroed, the number scaled up, the sum of squared errors)
 py::tuple significant(const Array<float>& rows, const Array<std::uint64_t>& hashes, double threshold,
                       std::uint64_t seed, std::uint64_t call) {
   const std::size_t dim = dim_of(rows);

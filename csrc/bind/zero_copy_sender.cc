@@ -24,16 +24,16 @@ class SenderBinding {
   SenderBinding& operator=(const SenderBinding&) = delete;
 
   // Bytes sent.
-  std::size_t send(std::uintptr_t socket, const py::sequence& given) {
+  std::size_t send(std::uintptr_t socket, const py::sequence& parts) {
     release_owners();
     std::array<ZeroCopySender::Frame, 1 + wire::kMaxFrames> frames;
     std::array<std::unique_ptr<BufferView>, 1 + wire::kMaxFrames> borrowed;
-    const std::size_t count = given.size();
+    const std::size_t count = parts.size();
     SHOAL_CHECK(count >= 1 && count <= frames.size(), "a message has 1 to " + std::to_string(frames.size()) +
                                                           " frames, got " + std::to_string(count));
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      borrowed.at(i) = std::make_unique<BufferView>(given[i]);
+      borrowed.at(i) = std::make_unique<BufferView>(parts[i]);
       frames.at(i).bytes = borrowed.at(i)->bytes();
       bytes += frames.at(i).bytes.size();
       if (frames.at(i).bytes.size() >= ZeroCopySender::kMinBorrowedBytes) {
@@ -43,7 +43,7 @@ class SenderBinding {
     const bool sent = sender_.send(reinterpret_cast<void*>(socket), std::span(frames).first(count));
     for (std::size_t i = 0; i < count; ++i) {
       if (frames.at(i).owner != nullptr) {
-        static_cast<void>(borrowed.at(i).release());  // next_released() brings it back
+        static_cast<void>(borrowed.at(i).release());  // next_released() returns it
       }
     }
     if (!sent) {

@@ -78,13 +78,13 @@ void ExportReader::add(Slot slot, const SectionShape& shape, std::span<const std
 // Looks up in the older layers the hashes that the newest one does not have, those at the positions `open`.
 void ExportReader::probe_older_layers(Run& run, std::span<const std::uint16_t> open,
                                       Run& scratch) const noexcept {
-  std::array<std::uint16_t, Run::kMaxSize> places;
-  std::copy(open.begin(), open.end(), places.begin());
+  std::array<std::uint16_t, Run::kMaxSize> positions;
+  std::copy(open.begin(), open.end(), positions.begin());
   std::size_t count = open.size();
   for (auto layer = layers_.rbegin() + 1; layer != layers_.rend() && count != 0; ++layer) {
     scratch.size = count;
     for (std::size_t k = 0; k < count; ++k) {
-      scratch.hashes[k] = run.hashes[places[k]];
+      scratch.hashes[k] = run.hashes[positions[k]];
     }
     probe_.prepare(layer->view(), scratch);
     scratch.prefetch();
@@ -93,8 +93,8 @@ void ExportReader::probe_older_layers(Run& run, std::span<const std::uint16_t> o
     probe_.resolve(layer->width, scratch);
     std::size_t left = 0;
     for (std::size_t k = 0; k < count; ++k) {
-      run.rows[places[k]] = scratch.rows[k];
-      places[left] = places[k];
+      run.rows[positions[k]] = scratch.rows[k];
+      positions[left] = positions[k];
       left += scratch.rows[k] == nullptr ? 1U : 0U;
     }
     count = left;

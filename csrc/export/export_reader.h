@@ -43,7 +43,7 @@ class ExportReader {
   Slots slots() const noexcept { return slots_; }
   std::size_t layers() const noexcept { return layers_.size(); }
 
-  // What a lookup is given: keys, or hashes of keys.
+  // The input of a lookup: keys, or hashes of keys.
   enum class KeyKind : std::uint8_t { kKey, kHash };
 
   // Writes dim weights for each key. Keys may come in any order, with duplicates.

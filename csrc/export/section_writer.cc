@@ -61,11 +61,11 @@ SectionShape shape_of(const RowFormat& form, Slots slots, std::span<const std::u
 class Errors {
  public:
   explicit Errors(PackedSection& of) : of_(of) {}
-  void add(float given, float read) {
-    const double error = std::abs(static_cast<double>(given) - static_cast<double>(read));
+  void add(float original, float read) {
+    const double error = std::abs(static_cast<double>(original) - static_cast<double>(read));
     of_.largest_error = std::max(of_.largest_error, error);
     of_.squared_errors += error * error;
-    of_.squares += static_cast<double>(given) * static_cast<double>(given);
+    of_.squares += static_cast<double>(original) * static_cast<double>(original);
   }
 
  private:

@@ -10,8 +10,7 @@
 //
 // The paper's form, half of (sum)^2 - sum of squares, suffers from cancellation; the single pass does not, and an example of
 // one feature has an interaction of exactly 0 and factors of gradient exactly 0. An entry is a feature: a key that occurs twice
-// in
-// an example interacts with itself. The bias has no factors: its gradient is 0.
+// in an example interacts with itself. The bias has no factors: its gradient is 0.
 //
 //   factors  keys x dim     v, float
 //   sums     examples x dim s, double: computed with the margins, used by the gradient

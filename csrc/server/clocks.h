@@ -51,7 +51,7 @@ class Clocks {
   // False if the worker is already admitted, or the incarnation is an old one; a hold ends in any case.
   // std::invalid_argument: a rank of kMaxWorkers or more, or incarnation 0.
   bool admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
-  // Its clock stands still from now on. False if it is not admitted.
+  // Its clock does not advance any more. False if it is not admitted.
   bool fence(std::uint32_t rank, std::uint32_t incarnation);
   // Refuses this incarnation and all before it from now on. False if no admitted worker leaves.
   bool dismiss(std::uint32_t rank, std::uint32_t incarnation);

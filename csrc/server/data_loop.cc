@@ -298,7 +298,7 @@ void DataLoop::send(Socket& socket, Reply& reply) noexcept {
     overload(reply);
     Counts::add(counts_->overloaded);
   }
-  // Everything that may fail for lack of memory comes first: a message that was begun must be completed.
+  // Everything that may fail for lack of memory comes first: a message that was started must be completed.
   std::array<zmq::Message, 1 + Reply::kMaxPayloadFrames> messages;
   if (!prepare(reply, messages)) {
     Counts::add(counts_->failed);
@@ -343,9 +343,9 @@ bool DataLoop::prepare(Reply& reply, std::span<zmq::Message> messages) noexcept 
     }
     std::byte* const data = buffer.data();
     const std::size_t bytes = buffer.size();
-    void* const given = buffer.detach();
-    if (zmq_.init_data(&message, data, bytes, release_buffer, given) != 0) {
-      PooledBuffer::release(given);
+    void* const detached = buffer.detach();
+    if (zmq_.init_data(&message, data, bytes, release_buffer, detached) != 0) {
+      PooledBuffer::release(detached);
       for (std::size_t done = 0; done <= i; ++done) {
         zmq_.close_message(&messages[done]);
       }

@@ -84,7 +84,7 @@ class DataLoop {
   const std::string& address() const noexcept { return address_; }
   // False once the thread has ended.
   bool running() const noexcept { return running_.load(std::memory_order_acquire); }
-  // Tells the thread that a control call has produced replies. Never waits.
+  // Notifies the thread that a control call has produced replies. Never waits.
   void wake() noexcept;
   // Returns when the socket is closed. May be called repeatedly.
   void stop() noexcept;

@@ -102,11 +102,11 @@ class DedupWindow {
   }
   // Never allocates: it is called when memory is exhausted.
   void set_partial_push(std::uint64_t number, std::uint64_t next) noexcept {
-    PartialPush* place = partial_push(number);
-    if (place == nullptr) {
-      place = &partial_pushes_[number % partial_pushes_.size()];
+    PartialPush* entry = partial_push(number);
+    if (entry == nullptr) {
+      entry = &partial_pushes_[number % partial_pushes_.size()];
     }
-    *place = {number, next};
+    *entry = {number, next};
   }
 
  private:

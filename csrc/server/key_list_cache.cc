@@ -61,11 +61,11 @@ std::size_t KeyListCache::bytes_of(const KeyList& kept) noexcept {
 
 std::optional<std::span<const std::uint64_t>> KeyListCache::find(const Digest& digest,
                                                                  std::size_t count) noexcept {
-  const auto place = index_.find(digest);
-  if (place == index_.end() || place->second->hashes.size() != count) {
+  const auto entry = index_.find(digest);
+  if (entry == index_.end() || entry->second->hashes.size() != count) {
     return std::nullopt;
   }
-  order_.splice(order_.begin(), order_, place->second);
+  order_.splice(order_.begin(), order_, entry->second);
   return std::span(order_.front().hashes.data(), count);
 }
 
@@ -110,8 +110,8 @@ const char* KeyListCache::verify() const noexcept {
   std::size_t bytes = 0;
   for (const KeyList& kept : order_) {
     bytes += bytes_of(kept);
-    const auto place = index_.find(kept.digest);
-    if (place == index_.end() || &*place->second != &kept) {
+    const auto entry = index_.find(kept.digest);
+    if (entry == index_.end() || &*entry->second != &kept) {
       return "a list is not found under its digest";
     }
   }

@@ -30,10 +30,10 @@ void PendingPushes::add(std::uint32_t clock, std::uint32_t table, Push&& push) {
 
 void PendingPushes::sweep(std::uint32_t clock, Sweep&& sweep) {
   ClockStep& its = step(clock);
-  const auto place =
+  const auto position =
       std::ranges::upper_bound(its.sweeps, std::pair(sweep.rank, sweep.sequence), {},
                                [](const Sweep& one) { return std::pair(one.rank, one.sequence); });
-  its.sweeps.insert(place, std::move(sweep));
+  its.sweeps.insert(position, std::move(sweep));
 }
 
 void PendingPushes::tick(std::uint32_t clock, std::span<const std::uint32_t> tables) {

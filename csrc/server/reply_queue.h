@@ -17,7 +17,7 @@
 
 namespace shoal {
 
-// How a ROUTER names a connection: bytes that mean nothing to us.
+// How a ROUTER names a connection: opaque bytes.
 using Peer = std::string;
 
 struct Reply {

@@ -36,7 +36,7 @@ void Service::advance(ReplyQueue& out) noexcept {
     try {
       apply_clock();
     } catch (const std::exception&) {
-      ++metrics_.failed_steps;  // what waits keeps waiting, and the next message tries again
+      ++metrics_.failed_steps;  // the step stays pending, and the next message retries it
       return;
     }
   }

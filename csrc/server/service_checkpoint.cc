@@ -17,7 +17,7 @@ using wire::Status;
 
 namespace {
 
-// What a SAVE_BEGIN names: the base of its deltas, and behind it each table with its kind in the upper partial.
+// What a SAVE_BEGIN names: the base of its deltas, followed by each table with its kind in the upper partial.
 constexpr unsigned kKindShift = 32;
 constexpr std::uint64_t kLoad = static_cast<std::uint64_t>(Snapshot::Kind::kDelta) + 1;  // the last kind
 // Answers when no session begins: fewer numbers than a summary has.

@@ -37,7 +37,7 @@ void Service::set_map(std::uint32_t epoch, std::size_t first, std::size_t end) {
     epoch_ = epoch;
     first_slot_ = first;
     end_slot_ = end;
-    // Reads of slots that have moved away are refused now, not when their clock comes.
+    // Reads of slots that have moved away are refused now, not when their clock is reached.
     auto& reads = deferred_.reads();
     for (auto where = reads.begin(); where != reads.end();) {
       const auto next = std::next(where);
@@ -88,7 +88,7 @@ void Service::forget_worker(std::uint32_t rank) {
       try {
         send({read.peer, read.header, {}, {}, {}, {}, released_}, Status::kFenced);
       } catch (const std::bad_alloc&) {
-        // It is refused when it asks again.
+        // Its next request is refused.
       }
     }
     where = next;

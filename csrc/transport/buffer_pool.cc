@@ -38,7 +38,7 @@ struct BufferPool::Chunk {
       : shared(&owner), size_class(number), memory(class_bytes(number)) {}
   Shared* shared;
   std::size_t size_class;
-  std::size_t bytes = 0;  // asked for
+  std::size_t bytes = 0;  // requested
   Region memory;
 };
 
@@ -79,7 +79,7 @@ void PooledBuffer::release(void* detached) noexcept {
     if (!shared.closed && idle + chunk->memory.bytes() <= shared.max_idle_bytes &&
         free_list.size() < free_list.capacity()) {
       shared.idle.store(idle + chunk->memory.bytes(), std::memory_order_relaxed);
-      free_list.push_back(std::move(chunk));  // there is place: nothing is allocated here
+      free_list.push_back(std::move(chunk));  // there is capacity: nothing is allocated here
     }
   }
   chunk.reset();

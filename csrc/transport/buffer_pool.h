@@ -72,8 +72,8 @@ class BufferPool {
   // No bytes: an empty PooledBuffer. std::bad_alloc where the system has no more.
   PooledBuffer acquire(std::size_t bytes);
 
-  std::size_t used_bytes() const noexcept;  // bytes handed out and not yet back
-  std::size_t idle_bytes() const noexcept;  // bytes kept for the next
+  std::size_t used_bytes() const noexcept;  // bytes acquired and not released
+  std::size_t idle_bytes() const noexcept;  // bytes kept for reuse
 
  private:
   friend class PooledBuffer;

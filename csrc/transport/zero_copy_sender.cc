@@ -85,7 +85,7 @@ bool ZeroCopySender::fill(zmq::Message& message, const Frame& frame,
 }
 
 bool ZeroCopySender::send(void* socket, std::span<const Frame> frames) {
-  // Everything that may fail for lack of memory comes first: a message that was begun must be completed.
+  // Everything that may fail for lack of memory comes first: a message that was started must be completed.
   std::array<std::unique_ptr<BorrowedBuffer>, kMaxMessageFrames> buffers;
   for (std::size_t i = 0; i < frames.size(); ++i) {
     if (frames[i].owner != nullptr) {

@@ -42,9 +42,9 @@ void filter_significant(std::span<const float> values, std::span<const std::uint
     const bool sent = chance * threshold < largest;
     const double scale = sent ? threshold / largest : 0.0;
     for (std::size_t i = 0; i < dim; ++i) {
-      const auto given = static_cast<double>(row[i]);
-      to[i] = sent ? static_cast<float>(given * scale) : 0.0F;
-      const double error = static_cast<double>(to[i]) - given;
+      const auto original = static_cast<double>(row[i]);
+      to[i] = sent ? static_cast<float>(original * scale) : 0.0F;
+      const double error = static_cast<double>(to[i]) - original;
       counts.squared += error * error;
     }
     (sent ? counts.raised : counts.dropped) += 1;

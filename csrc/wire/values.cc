@@ -34,23 +34,24 @@ struct LossSum {
   }
 };
 
-SHOAL_INLINE void add_error(float sent, float given, double& squared, double& largest) noexcept {
-  const double error = std::abs(static_cast<double>(sent) - static_cast<double>(given));
+SHOAL_INLINE void add_error(float sent, float original, double& squared, double& largest) noexcept {
+  const double error = std::abs(static_cast<double>(sent) - static_cast<double>(original));
   const double counted =
       error <= std::numeric_limits<double>::max() ? error : 0.0;  // neither infinite nor NaN
   squared += counted * counted;
   largest = counted > largest ? counted : largest;
 }
 
-SHOAL_CLONES void add_errors(const float* sent, const float* given, std::size_t size, LossSum& sum) noexcept {
+SHOAL_CLONES void add_errors(const float* sent, const float* original, std::size_t size,
+                             LossSum& sum) noexcept {
   std::size_t i = 0;
   for (; i + LossSum::kLanes <= size; i += LossSum::kLanes) {
     for (std::size_t lane = 0; lane < LossSum::kLanes; ++lane) {
-      add_error(sent[i + lane], given[i + lane], sum.squared[lane], sum.largest[lane]);
+      add_error(sent[i + lane], original[i + lane], sum.squared[lane], sum.largest[lane]);
     }
   }
   for (std::size_t lane = 0; i < size; ++i, ++lane) {
-    add_error(sent[i], given[i], sum.squared[lane], sum.largest[lane]);
+    add_error(sent[i], original[i], sum.squared[lane], sum.largest[lane]);
   }
 }
 

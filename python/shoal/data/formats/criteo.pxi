@@ -1,11 +1,11 @@
-# Criteo's logs: a label, 13 integers, 26 categories, with tabs between them.
+# Criteo's logs: a label, 13 integers and 26 categories, separated by tabs.
 
 cdef enum:
     INTEGERS = 13  # columns 1 to 13
     CATEGORIES = 26  # columns 14 to 39
     CRITEO_COLUMNS = 39
 
-# What a line is read by: shoal.data.criteo.Buckets, and the seed of each column's field.
+# The parameters of the format: shoal.data.criteo.Buckets, and the seed of each column's field.
 cdef struct CriteoTables:
     uint64_t[CRITEO_COLUMNS] seeds
     const uint64_t* floors
@@ -50,7 +50,7 @@ cdef inline uint64_t negative_key(uint64_t seed, uint64_t magnitude) noexcept no
 
 
 cdef inline size_t cell_of(uint64_t v) noexcept nogil:
-    """The leading five bits of v and how many follow: ascends with v, and is v itself below 32."""
+    """The leading five bits of v and the number of bits that follow: monotone in v, and v itself below 32."""
     cdef int shift
     if v < 32:
         return v
@@ -70,7 +70,7 @@ cdef inline void put_column(
 cdef int read_columns(
     const uint8_t** place, const uint8_t* end, Target* out, const CriteoTables* tables, bint behind_label
 ) noexcept nogil:
-    """The columns of a line, each with a tab before it; of one without a label the first has none."""
+    """The columns of a line, each after a tab; in a line without a label the first column has no tab."""
     cdef const uint8_t* p = place[0]
     cdef const uint8_t* stop
     cdef int64_t v = 0
@@ -152,7 +152,7 @@ def parse_criteo(
     const unsigned char[::1] block, size_t start, arrays, const uint64_t[::1] floors, const uint16_t[::1] cells,
     const uint64_t[:, ::1] numbers, bint skip,
 ):
-    """Append Criteo lines to ``arrays``; every value is 1, and none is written.
+    """Append Criteo lines to ``arrays``; every value is 1, and values are not written.
 
     ``floors`` ascends from 0 and ends with 2^64 - 1: bucket b holds the integers in [floors[b], floors[b + 1]).
     ``cells[cell_of(v)]`` is the bucket of the least integer in v's cell, and ``numbers[c, b]`` the key of bucket b in

@@ -1,4 +1,4 @@
-# CSV and TSV with named columns. Cells may stand in double quotes, with a quote inside written twice; a row is a line.
+# CSV and TSV with named columns. A cell may be in double quotes, in which a quote is written twice; a row is one line.
 
 cdef enum:
     PASSED_OVER = 0
@@ -12,21 +12,21 @@ cdef struct Text:
     const uint8_t* begin
     size_t size
 
-# What a line is read by: shoal.data.columns.Bound.
+# The parameters of the format: shoal.data.columns.Bound.
 cdef struct CsvColumns:
     size_t count
     const uint8_t* kinds
     const uint64_t* fields
-    const uint64_t* seeds  # of the fields that texts are hashed in
+    const uint64_t* seeds  # of the fields in which texts are hashed
     uint8_t separator
     uint8_t list_separator  # between the texts of a list
-    const Text* missing  # cells that hold nothing
+    const Text* missing  # texts of cells without a value
     size_t missing_count
     const uint8_t* missing_first  # whether one of them begins with this byte
     bint empty_is_missing
     const Text* positive  # the label that counts as 1, or null: labels are numbers
-    uint8_t* unquoted  # room for a cell
-    const CsvColumns* unlabelled  # of lines that lack the label, where there is no header; or null
+    uint8_t* unquoted  # scratch memory for a cell
+    const CsvColumns* unlabelled  # the columns of lines without a label, if there is no header; or null
 
 
 cdef inline int read_cell(
@@ -87,7 +87,7 @@ cdef inline bint is_missing(const CsvColumns* columns, const Text* cell) noexcep
 
 
 cdef inline int read_whole_number(const Text* cell, const uint8_t* readable, float* out) noexcept nogil:
-    """The number that a cell holds, blanks around it aside."""
+    """The number in a cell, without the blanks around it."""
     cdef const uint8_t* p = cell.begin
     cdef const uint8_t* stop = p + cell.size
     cdef int fault
@@ -97,7 +97,7 @@ cdef inline int read_whole_number(const Text* cell, const uint8_t* readable, flo
         stop -= 1
     if p == stop:
         return VALUE_TEXT
-    # A quote, a separator or a newline follows a cell, which no number goes on with; not so what was unquoted.
+    # In the block a quote, separator or newline follows a cell and ends the number; an unquoted copy has no such end.
     if stop == readable:
         return VALUE_TEXT
     fault = read_number(&p, readable, out)
@@ -128,7 +128,7 @@ cdef inline int put_cell(
     const CsvColumns* columns, size_t column, const Text* cell, const uint8_t* readable, Target* out,
     const uint8_t* begin, const uint8_t* end,
 ) noexcept nogil:
-    """What the cell from `begin` to `end` says: the label, the weight, a feature, or nothing."""
+    """Store the cell from `begin` to `end`: the label, the weight, a feature, or nothing."""
     cdef float value = 1.0
     cdef int fault
     cdef uint8_t kind = columns.kinds[column]
@@ -154,7 +154,7 @@ cdef inline int put_cell(
     if out.values != NULL:
         out.values[out.nnz] = value
     if out.origins:
-        if cell.begin != columns.unquoted:  # what was unquoted stands elsewhere: then it is the cell with its quotes
+        if cell.begin != columns.unquoted:  # an unquoted copy is not in the block: span the cell with its quotes
             begin, end = cell.begin, cell.begin + cell.size
         put_origin(out, out.nnz, columns.fields[column], begin, end)
     out.nnz += 1
@@ -165,7 +165,7 @@ cdef inline int put_list(
     const CsvColumns* columns, size_t column, const Text* cell, const uint8_t* readable, Target* out,
     const uint8_t* begin, const uint8_t* end,
 ) noexcept nogil:
-    """A feature for each text of the cell that holds something."""
+    """Store a feature for each text of the cell that is not missing."""
     cdef const uint8_t* p = cell.begin
     cdef const uint8_t* stop = cell.begin + cell.size
     cdef const uint8_t* behind
@@ -178,7 +178,7 @@ cdef inline int put_list(
             behind = stop
         text.begin, text.size = p, <size_t>(behind - p)
         if text.size > 0 and not is_missing(columns, &text):
-            # The other columns of the line find room behind it.
+            # Leaves room for the other columns of the line.
             if out.nnz + <int64_t>columns.count > out.room:
                 return NO_ROOM
             out.keys[out.nnz] = token_key(columns.seeds[column], text.begin, text.size, readable)
@@ -290,7 +290,7 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     if positive is not None:
         truth.begin, truth.size = <const uint8_t*>PyBytes_AS_STRING(positive), <size_t>PyBytes_GET_SIZE(positive)
         known.positive = &truth
-    # Not set, since a small batch asks for it again and hardly ever touches it.
+    # Uninitialized: it is allocated for each batch and rarely used.
     unquoted = PyBytes_FromStringAndSize(NULL, block.shape[0])
     known.count = <size_t>kinds.shape[0]
     known.kinds, known.fields, known.seeds = &kinds[0], &fields[0], seeds.data()

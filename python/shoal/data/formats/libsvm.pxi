@@ -3,7 +3,7 @@
 cdef inline int read_pairs(
     const uint8_t** place, const uint8_t* end, Target* out, bint fielded
 ) noexcept nogil:
-    """The features of one line, from behind its label to its newline, where the place is left."""
+    """The features of one line, from the end of its label to its newline, at which `place` ends."""
     cdef const uint8_t* p = place[0]
     cdef const uint8_t* colon
     cdef int64_t nnz = out.nnz
@@ -75,7 +75,7 @@ cdef inline int read_pairs(
 
 
 cdef inline void pass_over_label(const uint8_t** place) noexcept nogil:
-    """Move behind the first word unless it is a feature, which has a colon."""
+    """Skip the first word unless it is a feature, which has a colon."""
     cdef const uint8_t* p = place[0]
     while not ends_token(p[0]) and p[0] != 58:
         p += 1

@@ -1,4 +1,4 @@
-# What all formats share: what can be wrong with a line, the walk over lines, and the readers of numbers.
+# Shared by all formats: the faults of a line, the loop over lines, and the parsers of numbers.
 
 cdef extern from "<bit>" namespace "std" nogil:
     int bit_width(uint64_t)
@@ -73,9 +73,9 @@ cdef enum:
     QUOTE_OPEN = 17
     QUOTE_CLOSED = 18
     CELL_MISSING = 19
-    # These two never leave this module.
+    # Internal: not returned by this module.
     NO_ROOM = 100
-    BLANK = 101  # a line that is no example
+    BLANK = 101  # a line without an example
 
 # Where a parse stopped and what it did.
 cdef struct Stop:
@@ -85,7 +85,7 @@ cdef struct Stop:
     int64_t skipped  # malformed lines left out
     int fault
 
-# The caller's arrays, and how full they are.
+# The caller's arrays, their capacity and the number of elements in use.
 cdef struct Target:
     float* labels
     float* weights  # null: not asked for, as values, fields and spans
@@ -93,24 +93,24 @@ cdef struct Target:
     uint64_t* keys
     float* values
     uint64_t* fields
-    int64_t* spans  # two a feature, counted from the block's first byte
-    bint labelled  # whether labels and weights are read; else they are passed over, if they are there at all
-    bint origins  # whether fields or spans are asked for: one test a feature where neither is
+    int64_t* spans  # two for each feature, relative to the block's first byte
+    bint labelled  # whether labels and weights are read; else they are skipped, if present
+    bint origins  # whether fields or spans are requested: if not, one test per feature
     const uint8_t* block
-    int64_t rows  # room
-    int64_t room  # for features
-    int64_t row  # rows that are there
-    int64_t nnz  # features that are there, those of the line that is being read among them
+    int64_t rows  # capacity
+    int64_t room  # capacity for features
+    int64_t row  # rows in use
+    int64_t nnz  # features in use, including those of the current line
 
-# Reads one line: its label, its weight if there is one, its features. The place goes from the line's first byte to its
-# newline, or to the byte at fault.
+# Reads one line: its label, its weight if there is one, its features. `place` advances from the line's first byte to
+# its newline, or to the byte at fault.
 ctypedef int (*ReadLine)(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil
 
 
 cdef void put_origin(
     Target* out, int64_t feature, uint64_t field, const uint8_t* begin, const uint8_t* end
 ) noexcept nogil:
-    """Note the field of a feature, and where its text stands: what of it is asked for."""
+    """Store the field of a feature and the offsets of its text, if requested."""
     if out.fields != NULL:
         out.fields[feature] = field
     if out.spans != NULL:
@@ -152,7 +152,7 @@ cdef void walk(
 cdef object parse(
     const unsigned char[::1] block, size_t start, object arrays, bint skip, ReadLine read, const void* known
 ):
-    """Check what every walk relies on: whole lines, arrays that agree, a sane place to go on from; and walk."""
+    """Check the preconditions, whole lines, arrays of matching lengths and a valid start, then parse."""
     cdef float[::1] labels = arrays.labels
     cdef float[::1] weights = arrays.weights
     cdef int64_t[::1] indptr = arrays.indptr
@@ -208,7 +208,7 @@ cdef object parse(
     return stop.end, stop.lines, out.row, stop.skipped, stop.fault, stop.at
 
 
-# ---- small readers: each takes the place by pointer, moves it behind what it read, and returns a fault -----
+# ---- small parsers: each advances `place` past the text that it read, and returns a fault ---------------------
 
 cdef inline bint is_digit(uint8_t c) noexcept nogil:
     return <uint8_t>(c - 48) <= 9
@@ -250,7 +250,7 @@ cdef inline const uint8_t* byte_or_newline(const uint8_t* p, const uint8_t* end,
 
 
 cdef int read_number_slowly(const uint8_t** place, const uint8_t* end, float* out) noexcept nogil:
-    """A decimal number without sign by std::from_chars; too small becomes 0, as rounding would have it."""
+    """A decimal number without sign by std::from_chars; a number that is too small rounds to 0."""
     cdef const uint8_t* p = place[0]
     cdef const uint8_t* q
     cdef from_chars_result got = from_chars(<const char*>p, <const char*>end, out[0])
@@ -261,7 +261,7 @@ cdef int read_number_slowly(const uint8_t** place, const uint8_t* end, float* ou
     cdef bint negative
     place[0] = <const uint8_t*>got.ptr
     if got.ec == errc.result_out_of_range:
-        # from_chars says out of range for both ends of the range and leaves `out` unchanged: the magnitude distinguishes them.
+        # from_chars returns out_of_range for overflow and underflow and leaves `out` unchanged: the magnitude decides.
         q = p
         while is_digit(q[0]) or q[0] == 46:
             if q[0] == 46:
@@ -291,9 +291,9 @@ cdef int read_number_slowly(const uint8_t** place, const uint8_t* end, float* ou
 cdef inline int read_number(const uint8_t** place, const uint8_t* end, float* out) noexcept nogil:
     """[+-] digits [. digits] [e [+-] digits] as the nearest float32.
 
-    The short cut. With the digits as an integer w of at most 19 digits and a power of ten that is exact as a double,
-    w / 10^k takes two roundings, hence is within 2 units of the last place of the true value. Rounding that double to
-    float32 is then right unless it lies as near to the middle between two floats; those few go the slow way.
+    Fast path (Clinger): with the digits as an integer w of at most 19 digits and a power of ten that is exact as a
+    double, w / 10^k takes two roundings, so it is within 2 ulp of the true value. Rounding that double to float32 is
+    correct unless it is that close to the midpoint of two floats; these few numbers take the slow path.
     """
     cdef const uint8_t* p = place[0]
     cdef const uint8_t* first
@@ -345,7 +345,7 @@ cdef inline int read_number(const uint8_t** place, const uint8_t* end, float* ou
         elif power > 0:
             d *= kTen[power]
         memcpy(&bits, &d, 8)
-        # 29 bits are lost on the way to float32; 0x10000000 in them is the middle.
+        # 29 bits are lost on the way to float32; 0x10000000 in them is the midpoint.
         if (bits & 0x1FFFFFFF) - <uint64_t>0x0FFFFFFC > 8:
             out[0] = -<float>d if negative else <float>d
             place[0] = p
@@ -358,7 +358,7 @@ cdef inline int read_number(const uint8_t** place, const uint8_t* end, float* ou
 
 
 cdef inline int read_label(const uint8_t** place, const uint8_t* end, float* out) noexcept nogil:
-    """A number that is 0 or -1 (becomes 0) or 1; the place moves only behind a good one."""
+    """A number that is 0 or -1 (becomes 0) or 1; `place` advances only past a valid one."""
     cdef const uint8_t* p = place[0]
     cdef float y = 0.0
     cdef int fault = read_number(&p, end, &y)
@@ -372,7 +372,7 @@ cdef inline int read_label(const uint8_t** place, const uint8_t* end, float* out
 
 
 cdef inline int read_key(const uint8_t** place, const uint8_t* end, uint64_t* out) noexcept nogil:
-    """Digits as an unsigned 64-bit number, the first eight at once: multiplications weigh them by their places."""
+    """Digits as an unsigned 64-bit number, the first eight in parallel (SWAR)."""
     cdef const uint8_t* p = place[0]
     cdef const uint8_t* first = p
     cdef uint64_t key = 0
@@ -382,9 +382,9 @@ cdef inline int read_key(const uint8_t** place, const uint8_t* end, uint64_t* ou
     cdef int count
     if end - p >= 8:
         word = load8(p) ^ <uint64_t>0x3030303030303030
-        # A byte above 9 sets its top bit. So may the one behind it, by the carry, which does not matter.
+        # A byte above 9 sets its top bit. So may the next byte, by the carry, which does not matter.
         others = ((word + <uint64_t>0x7676767676767676) | word) & <uint64_t>0x8080808080808080
-        count = countr_zero(others) >> 3  # 8 where there is none
+        count = countr_zero(others) >> 3  # 8 if there is none
         if count == 0:
             return KEY_TEXT
         word = word << (64 - 8 * count)  # the digits before the first are zeros
@@ -397,7 +397,7 @@ cdef inline int read_key(const uint8_t** place, const uint8_t* end, uint64_t* ou
     while is_digit(p[0]):
         key = key * 10 + (p[0] - 48)
         p += 1
-    if p - first > 19:  # 10^19 - 1 fits, so only from here on it may have wrapped
+    if p - first > 19:  # 10^19 - 1 fits, so only a longer number may have wrapped
         key = 0
         p = first
         while is_digit(p[0]):

@@ -1,7 +1,7 @@
 # Keys of text: the fixed hash of (field, token), docs/readers.md.
 
 cdef inline uint64_t scramble(uint64_t x) noexcept nogil:
-    """A bijection on 64 bits: the finaliser of splitmix64 (Stafford's variant 13)."""
+    """A bijection on 64 bits: the finalizer of splitmix64 (Stafford's variant 13)."""
     x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -12,9 +12,9 @@ cdef inline uint64_t field_seed(uint64_t field) noexcept nogil:
 
 
 cdef inline uint64_t token_key(uint64_t seed, const uint8_t* p, size_t n, const uint8_t* end) noexcept nogil:
-    """The key of (field, token), field_seed(field) being given; the bytes up to `end` may be read.
+    """The key of (field, token), with seed = field_seed(field); the bytes up to `end` may be read.
 
-    One scramble per eight bytes, the last eight overlapping the ones before where n is no multiple of eight. The
+    One scramble per eight bytes, the last eight overlapping the previous ones if n is not a multiple of eight. The
     rounds are bijections, so tokens of one field and one length up to eight bytes never share a key.
     """
     cdef uint64_t h = seed + n * <uint64_t>0x9E3779B97F4A7C15

@@ -5,7 +5,7 @@ cdef inline bint ends_name(uint8_t c) noexcept nogil:
 
 
 cdef inline int read_value(const uint8_t** place, const uint8_t* end, float* out) noexcept nogil:
-    """The number behind a colon, up to the end of the word."""
+    """The number after a colon, up to the end of the word."""
     cdef int fault
     place[0] += 1
     fault = read_number(place, end, out)
@@ -15,7 +15,7 @@ cdef inline int read_value(const uint8_t** place, const uint8_t* end, float* out
 
 
 cdef inline int read_head(const uint8_t** place, const uint8_t* end, Target* out) noexcept nogil:
-    """What stands before the first bar, where the place is left: label, importance and tag."""
+    """The text before the first bar, at which `place` ends: label, importance and tag."""
     cdef const uint8_t* p = place[0]
     cdef const uint8_t* word
     cdef int words = 0
@@ -51,7 +51,7 @@ cdef inline int read_head(const uint8_t** place, const uint8_t* end, Target* out
         p = word
         if words == 1:
             fault = read_label(&p, end, &out.labels[out.row])
-            if fault == GOOD and p[0] == 35:  # '#' begins no comment here
+            if fault == GOOD and p[0] == 35:  # '#' does not begin a comment here
                 fault = LABEL_TEXT
             if fault != GOOD:
                 return fault
