@@ -80,7 +80,7 @@ bool AdmissionFilter::ask(std::uint64_t hash, std::uint32_t count, const PushTim
     case Kind::kBloom:
       return bloom_->ask(hash, count, now.clock);
     case Kind::kProbability: {
-      // 53 bits, which both sides of the comparison have exactly.
+      // 53 bits: both sides of the comparison are exact.
       const std::uint64_t shared = step_noise(rule.seed, now.step) ^ hash;
       for (std::uint32_t j = 0; j < count; ++j) {
         if (static_cast<double>(mix(shared + j) >> 11U) * 0x1p-53 < rule.probability) {
@@ -178,7 +178,7 @@ void AdmissionFilter::keep(std::span<const std::uint64_t> hashes) {
     counter_->keep(hashes);
   } else if (bloom_) {
     bloom_->keep(hashes);
-  } else if (admission_->rule().kind == Kind::kCount) {  // nobody waits yet
+  } else if (admission_->rule().kind == Kind::kCount) {  // no key waits yet
     const auto missing = changes_->candidates.missing(hashes);
     changes_->candidates.keep(missing, std::vector<const std::byte*>(missing.size()));
   }

@@ -1,18 +1,21 @@
-// AdmissionFilter: decides which keys of one slot get a row, and remembers those that wait (policy/lifecycle.h has the rules).
+// AdmissionFilter: decides which keys of one slot get a row, and keeps the state of keys that wait for one. The rules
+// are in policy/lifecycle.h.
 //
-//   AdmissionConfig        what the admission filters of a table's slots have in common: the rule, layouts and sizes
-//   AdmissionFilter   of one slot: nothing, OccurrenceCounter or a Bloom
+//   AdmissionConfig     what the filters of a table's slots share: the rule, layouts and sizes
+//   AdmissionFilter     of one slot: no state, an OccurrenceCounter or a Bloom filter
+//   AdmissionSnapshot   the state of a filter at the moment a save began
 //
-// Keys are asked about one after the other in hash order, whatever a batch is cut into, so results do not depend on
-// threads. First make_room, which may run out of memory and changes nothing then; ask takes none.
+// Keys are processed one after the other in hash order, however a batch is divided, so results do not depend on
+// threads. make_room() comes first; it may run out of memory and then changes nothing. ask() allocates nothing.
 //
-// A save under way: from mark() on, whoever asks about keys or forgets them has keep() keep what is known of them first.
-// When the save comes by, copy_to() copies all under the slot's lock and release() ends the keeping; AdmissionSnapshot puts the two
-// together at leisure.
+// Saving. From mark() on, keep() must be called before keys are asked about or forgotten; it logs their previous
+// state. The save later calls copy_to() under the slot's lock, and release() ends the logging. AdmissionSnapshot then
+// combines the copy and the log without the lock.
 //
-//   coin   a key's j-th sighting in the table's push number `step` is hashed from (seed, step, hash, j): no state
+// Random admission uses no state: the j-th occurrence of a key in the table's push number `step` is decided by a hash
+// of (seed, step, hash, j).
 //
-// Threads: none of its own; the slot's owner locks. AdmissionConfig is immutable.
+// Threads: not synchronized; the slot's owner locks. AdmissionConfig is immutable.
 
 #pragma once
 
@@ -30,7 +33,7 @@
 
 namespace shoal {
 
-// When a push is made: the table's clock, and the number of the push.
+// The time of a push: the table's clock and the number of the push.
 struct PushTime {
   std::uint32_t clock = 0;
   std::uint64_t step = 0;
@@ -38,7 +41,7 @@ struct PushTime {
 
 class AdmissionConfig {
  public:
-  // A table with room for fewer waiting keys than it has slots: std::invalid_argument.
+  // Throws std::invalid_argument if the capacity is below one waiting key per slot.
   AdmissionConfig(const Admission& rule, Slots slots);
 
   const Admission& rule() const noexcept { return rule_; }
@@ -57,14 +60,14 @@ class AdmissionConfig {
   std::optional<BloomShape> bloom_;
 };
 
-// What a slot's admission filter remembered when a save began.
+// The state of a slot's admission filter at the moment a save began.
 class AdmissionSnapshot {
  public:
   explicit AdmissionSnapshot(const AdmissionConfig& config) : waiting_(config.counter_layout(), Slot{0}) {}
 
-  // As AdmissionFilter::save() would have then.
+  // Writes the bytes that AdmissionFilter::save() would have written at that moment.
   void save(std::vector<std::byte>& bytes);
-  // Memory for what could not be kept ran out.
+  // True if memory for the log ran out.
   bool lost() const noexcept { return changes_ != nullptr && changes_->lost; }
 
  private:
@@ -91,37 +94,37 @@ class AdmissionFilter {
 
   AdmissionFilter(const AdmissionConfig& config, Slot slot);
 
-  // Keys that wait, as far as that is known one by one.
+  // Number of waiting keys that are counted exactly; 0 for a Bloom filter.
   std::size_t waiting() const noexcept { return counter_ ? counter_->size() : 0; }
   std::size_t bytes() const noexcept;
 
-  // What `more` keys may need that were never asked about. A Bloom filter takes what it takes; others no more than `bytes`
-  // in all, and forget keys where that is not enough.
+  // Makes room for `more` new keys. A Bloom filter always allocates its fixed size. An exact counter stays within
+  // `bytes` in total, and discards keys if that is not enough.
   void make_room(std::size_t more, std::size_t bytes = kAny);
-  // What bytes() is at least after it.
+  // Least value of bytes() after make_room().
   std::size_t least_bytes() const noexcept;
   void prefetch(std::uint64_t hash) const noexcept;
-  // `count` sightings of a key without a row: whether it gets one.
+  // Counts `count` occurrences of a key without a row. Returns true if the key gets a row.
   bool ask(std::uint64_t hash, std::uint32_t count, const PushTime& now) noexcept;
-  // A key got a row without being asked about.
+  // Removes a key that got a row without ask().
   void forget(std::uint64_t hash) noexcept;
 
-  // Forgets what has waited too long. Returns how many keys went, where they are counted.
+  // Removes keys that have waited too long. Returns their number if they are counted individually.
   std::size_t sweep(std::uint32_t clock);
   void clear() noexcept;
 
-  // What is to be kept of it; nothing, where there is nothing. restore() takes what was saved of a slot of any cut and
-  // picks what belongs to this one; bytes that no doorkeeper of the table can have saved: std::invalid_argument, nothing
-  // changed.
+  // save() writes the state, or nothing if there is none. restore() reads the state of a slot of any number of slots
+  // and keeps the part that belongs to this slot. Throws std::invalid_argument, with nothing changed, if no filter of
+  // this table can have written the bytes.
   void save(std::vector<std::byte>& bytes) const;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes);
 
-  // For a save; see above. The layout is a PreImageLog's, and outlives the save.
+  // For a save, see above. `numbers` is the layout of a PreImageLog and must outlive the save.
   void mark(const Layout& numbers);
-  // Of ascending hashes, none of which has a row. std::bad_alloc: the save cannot go on.
+  // Logs the state of ascending hashes without rows. After std::bad_alloc the save cannot be completed.
   void keep(std::span<const std::uint64_t> hashes);
   std::size_t kept_bytes() const noexcept;
-  void copy_to(AdmissionSnapshot& copy);  // ends the keeping
+  void copy_to(AdmissionSnapshot& copy);  // ends the logging
   void release() noexcept;
 
  private:
@@ -129,9 +132,9 @@ class AdmissionFilter {
 
   const AdmissionConfig* admission_;
   Slot slot_;
-  std::unique_ptr<OccurrenceCounter> counter_;  // from the first key that waits
+  std::unique_ptr<OccurrenceCounter> counter_;  // created with the first waiting key
   std::optional<Bloom> bloom_;
-  std::unique_ptr<AdmissionSnapshot::Changes> changes_;  // where a save is under way
+  std::unique_ptr<AdmissionSnapshot::Changes> changes_;  // null unless a save is in progress
 };
 
 }  // namespace shoal

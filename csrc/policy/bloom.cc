@@ -17,14 +17,15 @@ namespace {
 constexpr std::uint32_t kNarrowMost = 15;
 constexpr std::uint32_t kWideMost = 255;
 
-// The chance that a new key finds all its counters raised, in lines of `counters` that hold `keys` keys on average:
-// keys fall into lines as a Poisson process does. Basic operations only, so that every machine makes the same filter.
+// The probability that a new key finds all its counters raised, in lines of `counters` counters with `keys` keys on
+// average. Keys per line follow a Poisson distribution. Uses basic operations only, so that the filter has the same
+// size on every machine.
 double chance(std::size_t counters, double keys, std::size_t hashes) noexcept {
   constexpr std::uint32_t kSteps = std::uint32_t{1} << 20U;
   double weight = power(1 - keys / kSteps, kSteps);  // e^-keys
   double total = 0;
   const double kept = power(1 - 1 / static_cast<double>(counters), static_cast<std::uint32_t>(hashes));
-  double empty = 1;  // of a counter, in a line of j keys
+  double empty = 1;  // probability that a counter is 0 in a line of j keys
   for (int j = 0; j < 4096 && (j < 2 * keys || weight > 1e-12); ++j) {
     total += weight * power(1 - empty, static_cast<std::uint32_t>(hashes));
     weight *= keys / (j + 1);
@@ -37,7 +38,7 @@ double chance(std::size_t counters, double keys, std::size_t hashes) noexcept {
 
 BloomShape::BloomShape(const Admission& rule) : lines_per_unit_(1), hashes_(1), wide_(rule.n > kNarrowMost) {
   const std::size_t counters = kCacheLine * (wide_ ? 1 : 2);
-  // Counters for a key, in eighths.
+  // Counters per key, in eighths.
   std::size_t eighths = 8;
   for (bool found = false; !found; ++eighths) {
     for (std::size_t k = 1; k <= kMaxHashes && !found; ++k) {
@@ -89,7 +90,7 @@ bool Bloom::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noex
     turn_to(now / within_);
   }
   std::byte* const at = line(hash);
-  // The high bits of a product depend on all of the hash, those that chose the line included, and more on the others.
+  // The high bits of the product depend on all bits of the hash, and mostly on those that did not choose the line.
   std::uint64_t bits = (hash * 0x9e3779b97f4a7c15U) >> 8U;
   std::array<std::uint8_t, BloomShape::kMaxHashes> places;
   std::uint32_t least = kWideMost;
@@ -98,19 +99,19 @@ bool Bloom::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noex
     const auto byte = std::to_integer<std::uint32_t>(at[shape_->wide() ? places[k] : places[k] / 2]);
     least = std::min(least, shape_->wide() ? byte : (places[k] % 2 == 0 ? byte & 15U : byte >> 4U));
   }
-  const std::uint32_t sighted = least + count;
-  if (sighted >= n_) {
+  const std::uint32_t new_count = least + count;
+  if (new_count >= n_) {
     return true;
   }
   for (std::size_t k = 0; k < shape_->hashes(); ++k) {
     if (shape_->wide()) {
       std::byte& counter = at[places[k]];
-      counter = std::max(counter, static_cast<std::byte>(sighted));
+      counter = std::max(counter, static_cast<std::byte>(new_count));
     } else {
       std::byte& pair = at[places[k] / 2];
       const unsigned shift = places[k] % 2 == 0 ? 0 : 4;
       const auto before = std::to_integer<std::uint32_t>(pair);
-      const std::uint32_t raised = std::max((before >> shift) & 15U, sighted);
+      const std::uint32_t raised = std::max((before >> shift) & 15U, new_count);
       pair = static_cast<std::byte>((before & ~(15U << shift)) | (raised << shift));
     }
   }
@@ -186,7 +187,7 @@ void Bloom::restore(Slots cut, Slot slot, std::span<const std::byte> bytes) noex
   std::memcpy(&window, bytes.data(), sizeof window);
   turn_to(window);
   if (window != window_) {
-    return;  // of an older window than another piece: it would have been cleared
+    return;  // the window is older than that of another piece
   }
   const std::size_t given_first = index_of(slot) * (shape_->slot_bytes(cut) / kCacheLine);
   const std::size_t given_end = given_first + (bytes.size() - kHead) / kCacheLine;

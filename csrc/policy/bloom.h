@@ -1,18 +1,19 @@
-// Bloom: how often keys that wait for their rows were sighted, about, in memory of a fixed size: a counting Bloom filter
-// (Fan, Cao, Almeida, Broder, "Summary cache", SIGCOMM'98) whose counters of one key stand in one cache line.
+// Bloom: approximate occurrence counts of keys that wait for a row, in fixed memory: a counting Bloom filter (Bloom,
+// CACM 1970; Fan, Cao, Almeida, Broder, "Summary cache", SIGCOMM'98), blocked by cache line (Putze, Sanders, Singler,
+// WEA 2007).
 //
-//   the filter   one row of lines for the whole table, in the order of the hash: kUnits equal pieces of the hash space,
-//                lines_per_unit() lines each; a slot keeps those of its own units
-//   a line       128 counters of 4 bits, or 64 of 8 where n is above 15; a key has hashes() of them, at random
-//   a key's count is the least of its counters, and a sighting raises only those that are below the new count
-//                (Estan, Varghese, "New directions in traffic measurement", SIGCOMM'02: conservative update)
+//   filter   one array of lines for the whole table, in the order of the hash: the hash space is divided into kUnits equal
+//            units of lines_per_unit() lines; a slot holds the lines of its own units
+//   line     128 counters of 4 bits, or 64 of 8 bits if n is above 15; a key has hashes() of them, chosen by its hash
+//   count    of a key: the minimum of its counters. An occurrence raises only the counters below the new count
+//            (conservative update: Estan, Varghese, "New directions in traffic measurement", SIGCOMM'02)
 //
-// So a count is never too low: a key may be admitted early, never late. And since lines follow the hash, not the slot,
-// a filter that was saved with one number of slots is cut exactly for another.
+// A count is never too low: a key may be admitted early, never late. Lines follow the hash and not the slot, so a
+// filter that was saved with one number of slots is restored exactly with another.
 //
-// With `within`, time is cut into windows of so many clocks, and a slot's filter starts anew in each.
+// With `within`, time is divided into windows of `within` clocks, and a slot's filter is cleared in each new window.
 //
-// Threads: none of its own; the slot's owner locks.
+// Threads: not synchronized; the slot's owner locks.
 
 #pragma once
 
@@ -28,14 +29,14 @@
 
 namespace shoal {
 
-// What the filters of a table's slots have in common.
+// The parameters that the filters of a table's slots share.
 class BloomShape {
  public:
   static constexpr std::size_t kUnits = Slots::kMax;
   static constexpr unsigned kUnitBits = 14;
   static constexpr std::size_t kMaxHashes = 8;
 
-  // As small as keeps the error below the rule's when the filter holds as many keys as its capacity.
+  // The smallest filter whose error is at most the rule's when it holds as many keys as its capacity.
   explicit BloomShape(const Admission& rule);
 
   std::size_t lines_per_unit() const noexcept { return lines_per_unit_; }
@@ -44,7 +45,7 @@ class BloomShape {
   std::size_t slot_bytes(Slots slots) const noexcept {
     return kUnits / slots.count() * lines_per_unit_ * kCacheLine;
   }
-  // Which of the table's lines is a hash's.
+  // Number of a hash's line in the table.
   std::size_t line_of(std::uint64_t hash) const noexcept {
     return (hash >> (64U - kUnitBits)) * lines_per_unit_ + scale(hash << kUnitBits, lines_per_unit_);
   }
@@ -69,20 +70,20 @@ class Bloom {
   std::size_t bytes() const noexcept { return lines_.bytes(); }
   std::size_t whole_bytes() const noexcept { return bytes_; }
 
-  // The first time it takes its memory: before ask.
+  // Allocates the lines on the first call. Call it before ask().
   void make_room() { lines_.resize(bytes_); }
-  // `count` sightings of a key without a row. Whether it gets one.
+  // Counts `count` occurrences of a key without a row. Returns true if the key gets a row.
   bool ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept;
   void prefetch(std::uint64_t hash) const noexcept;
   void sweep(std::uint32_t now) noexcept;
 
-  // The window u32, 4 bytes of zeros, the lines. Nothing where there are none yet.
+  // Writes the window as uint32, 4 zero bytes, and the lines; nothing if no lines were allocated.
   void save(std::vector<std::byte>& bytes) const;
-  // Those lines of a saved slot of another cut that belong here. The caller has made room.
+  // Restores the lines of a saved slot, of any number of slots, that belong to this one. Requires make_room().
   static constexpr std::size_t kHead = 8;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes) noexcept;
 
-  // A filter as it was when a save began: all of its lines, where it has started anew since; else those that have changed.
+  // The filter at the moment a save began: all lines if it was cleared since, else those that have changed.
   struct Before {
     std::uint32_t window = 0;
     bool had_lines = false;
@@ -90,21 +91,21 @@ class Bloom {
     Region lines;
     PreImageLog changed;
   };
-  // While a save is under way, changes are kept in `before`: by keep(), which comes before keys are asked about (ascending
-  // hashes), and here where the filter starts anew; `lost` is set where memory for that ran out. Null: no save is.
+  // During a save, previous contents are logged in `before`: by keep(), which is called with ascending hashes before
+  // ask(), and when the filter is cleared. `lost` is set if memory for that runs out. Null ends the logging.
   void watch(Before* before, bool* lost) noexcept;
   void keep(std::span<const std::uint64_t> hashes);
   const Region& lines() const noexcept { return lines_; }
-  // As save() does, of `lines`, which are a copy of lines(), with what was kept laid over them. Reads nothing that changes.
+  // As save(), of `lines`, a copy of lines(), overlaid with the logged ones. Reads nothing that changes.
   void save(const Before& before, std::span<std::byte> lines, std::vector<std::byte>& bytes) const;
 
  private:
-  // Lines by a number that serves as a hash in a PreImageLog.
+  // The key of a line in the PreImageLog.
   std::uint64_t name_of(std::size_t line) const noexcept;
   std::size_t line_named(std::uint64_t name) const noexcept;
   unsigned name_shift() const noexcept;
   std::byte* line(std::uint64_t hash) const noexcept;
-  // Whether this is the filter's window still; else it starts anew.
+  // Clears the filter if `window` is newer than its window.
   void turn_to(std::uint32_t window) noexcept;
 
   const BloomShape* shape_;

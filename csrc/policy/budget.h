@@ -1,12 +1,14 @@
-// Budget: the memory that the tables of one store may take together, a share of it for each slot.
+// Budget: the memory limit of all tables of one store, divided equally among the slots.
 //
-// Idea. All state is per slot, so the bound is: what the tables keep of slot s (index, rows, waiting keys) is never more
-// than the budget's share of a slot. So who meets it first does not depend on threads, nor on who else holds slots.
+// All state belongs to a slot, so the limit is enforced per slot: what the tables hold of slot s (index, rows,
+// waiting keys) never exceeds the slot's share. Whether a call exceeds it therefore does not depend on threads, nor
+// on which process holds the other slots.
 //
-// What is changed under a budget is changed by one call at a time: turn() is held from the first look to the last byte.
-// Memory is only taken where spare() says that it is there, and noted as it is taken or given back.
+// Under a budget, calls that change tables run one at a time: each holds mutex() from its first check to its last
+// allocation. Memory is allocated only if spare() allows it, and recorded by note() when it is allocated or released.
 //
-// Threads: used() and note() of one slot by one thread at a time, which has, or works for one that has, the turn.
+// Threads: used() and note() of one slot are called by one thread at a time, on behalf of the call that holds
+// mutex().
 
 #pragma once
 
@@ -22,7 +24,7 @@
 
 namespace shoal {
 
-// Nothing was changed by the call that throws it.
+// The call that throws it has changed nothing.
 struct MemoryBudgetExceededError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

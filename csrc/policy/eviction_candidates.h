@@ -1,8 +1,7 @@
-// EvictionCandidates: what goes first in one slot, by rank and of equal ranks by hash: a total order, so who goes depends on
-// the rows alone.
+// EvictionCandidates: selects the rows of least rank in one slot (std::nth_element), ties broken by hash. The order
+// is total, so the selection depends on the rows alone.
 //
-// The room to choose in belongs to the thread, which keeps it. Begin where running out of memory does no harm: the rest takes
-// none.
+// The buffer is thread-local and reused. Only begin() allocates; call it where std::bad_alloc does no harm.
 
 #pragma once
 
@@ -15,7 +14,7 @@
 
 namespace shoal {
 
-// Numbers that are not negative, in their order.
+// Maps non-negative numbers to integers in the same order.
 inline std::uint64_t rank_of(double number) noexcept { return std::bit_cast<std::uint64_t>(number); }
 
 class EvictionCandidates {
@@ -26,7 +25,7 @@ class EvictionCandidates {
     friend auto operator<=>(const Victim&, const Victim&) = default;
   };
 
-  // A new choice among up to `rows`.
+  // Starts a selection among up to `rows` rows.
   static void begin(std::size_t rows) {
     room_.clear();
     if (room_.capacity() < rows) {
@@ -35,7 +34,7 @@ class EvictionCandidates {
   }
   static void add(std::uint64_t rank, std::uint64_t hash) noexcept { room_.push_back({rank, hash}); }
 
-  // The `count` of least rank, in no order; fewer where there are no more. Good until the next begin().
+  // The `count` rows of least rank, in unspecified order, or all if there are fewer. Valid until the next begin().
   static std::span<const Victim> take(std::size_t count) noexcept {
     if (count < room_.size()) {
       std::nth_element(room_.begin(), room_.begin() + static_cast<std::ptrdiff_t>(count), room_.end());

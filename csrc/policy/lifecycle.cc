@@ -39,7 +39,7 @@ std::vector<std::string> RowMetadata::names() const {
 std::uint32_t RowMetadata::see(std::byte* row, std::uint32_t count, std::uint32_t now) const noexcept {
   if (has_[0]) {
     const std::uint32_t before = this->count(row);
-    keep(row + at_[0], before + std::min(count, ~before));  // stays at the greatest number
+    keep(row + at_[0], before + std::min(count, ~before));  // saturates
   }
   if (!has_[1]) {
     return 0;
@@ -117,7 +117,7 @@ Expiry Lifecycle::expiry(const NamedRule& rule) {
 std::vector<Expiry> Lifecycle::expiries(std::span<const double> numbers) {
   struct Form {
     const char* name;
-    std::array<const char*, 2> params;  // as many as it has
+    std::array<const char*, 2> params;  // unused ones are null
   };
   static constexpr std::array<Form, Expiry::kKinds> kForms = {{{"TimeToLive", {"clocks", nullptr}},
                                                                {"DecayedScore", {"decay", "floor"}},

@@ -1,30 +1,30 @@
-// Lifecycle: which keys get a row, and which rows are given up. The rules of a table, as values.
+// Lifecycle: a table's admission and expiry rules, as values.
 //
-//   admission   a key that has no row gets one
-//     kAll           at its first sighting
+//   admission   when a key without a row gets one
+//     kAll           at its first occurrence
 //     kCount         at its n-th, by an exact count (policy/occurrence_counter.h)
-//     kBloom         at its n-th, by a counting Bloom filter, which errs early only (policy/bloom.h)
-//     kProbability   at each sighting with probability p
-//   expiry      a sweep drops a row (shard/expiry.cc)
-//     kTimeToLive    not sighted for more than `clocks` clocks
-//     kDecayedScore  whose score, one for each sighting and times `decay` each clock, is below `floor`
-//     kMinNorm       whose weights have a Euclidean norm below `floor`
-//     kMaxRows       beyond the slot's share of `rows`, the least recently or the least frequently sighted first; a push
-//                    holds to it as well
+//     kBloom         at its n-th, by a counting Bloom filter, which can only admit early (policy/bloom.h)
+//     kProbability   at each occurrence with probability p
+//   expiry      when a sweep removes a row (shard/expiry.cc)
+//     kTimeToLive    no occurrence for more than `clocks` clocks
+//     kDecayedScore  its score, +1 per occurrence and times `decay` per clock, is below `floor`
+//     kMinNorm       the Euclidean norm of its weights is below `floor`
+//     kMaxRows       the slot has more than its share of `rows`; the least recent or least frequent rows are removed first.
+//                    Pushes enforce it as well
 //
-// A sighting is one occurrence of a key in a push (an assignment counts as one); a pull is none. A key that waits for
-// its row reads the initial row, and what its pushes bring is dropped.
+// An occurrence is one appearance of a key in a push (an assignment counts as one); pulls do not count. A key that
+// waits for its row reads the initial row, and its gradients are dropped.
 //
-// RowMetadata. A row carries what the rules in force need to know of its sightings, and nothing else, four bytes each, in this
-// order behind the optimizer's state:
+// RowMetadata. A row stores what the table's rules need to know of its occurrences, and nothing else: four bytes
+// each, in this order, after the optimizer's state:
 //
-//   count   u32   sightings since the row was made          kMaxRows by frequency
-//   clock   u32   of the last sighting                      kTimeToLive, kDecayedScore, kMaxRows by recency
-//   score   f32   decayed sightings, as of `clock`          kDecayedScore
+//   count   u32   occurrences since the row was created     kMaxRows by frequency
+//   clock   u32   of the last occurrence                    kTimeToLive, kDecayedScore, kMaxRows by recency
+//   score   f32   decayed occurrences, as of `clock`        kDecayedScore
 //
-// Clocks are counted modulo 2^32: an age is a difference, and one that seems negative is 0 (a late push of a slower
-// worker). Scores are stepped in float64 and rounded once; powers of `decay` are made by multiplication alone, so every
-// machine has the same bits.
+// Clocks are counted modulo 2^32: an age is a difference, and a negative one counts as 0 (a late push of a slower
+// worker). Scores are computed in float64 and rounded once; powers of `decay` use multiplications only, so the bits
+// are the same on every machine.
 //
 // Threads: immutable.
 
@@ -46,7 +46,7 @@
 
 namespace shoal {
 
-// A rule as Python or a manifest names it.
+// A rule as named in Python or in a manifest.
 struct NamedRule {
   std::string name;
   std::map<std::string, double> params;
@@ -59,7 +59,7 @@ struct Admission {
   std::uint32_t n = 1;
   std::uint32_t within = 0;    // clocks after which a waiting key is forgotten; 0: never
   std::uint64_t capacity = 0;  // waiting keys of the whole table; 0: no bound (kCount)
-  double error = 0;            // how often a full filter may err (kBloom)
+  double error = 0;            // probability of early admission by a full filter (kBloom)
   double probability = 1;
   std::uint64_t seed = 0;
 };
@@ -82,7 +82,7 @@ SHOAL_INLINE constexpr std::uint32_t age_at(std::uint32_t now, std::uint32_t the
   return std::bit_cast<std::int32_t>(age) < 0 ? 0 : age;
 }
 
-// What a slot has of a number for the whole table: nearly equal shares that add up to it.
+// A slot's share of a number for the whole table: the shares are nearly equal and add up to it.
 inline std::size_t share_of(std::uint64_t total, Slots slots, Slot slot) noexcept {
   return total / slots.count() + (index_of(slot) < total % slots.count() ? 1 : 0);
 }
@@ -90,7 +90,7 @@ inline std::size_t share_of(std::uint64_t total, Slots slots, Slot slot) noexcep
 // decay^clocks, by squaring.
 double power(double decay, std::uint32_t clocks) noexcept;
 
-// What rows remember of their sightings, and where it stands in a row.
+// The occurrence metadata of a row, and its offsets in the row.
 class RowMetadata {
  public:
   static constexpr std::size_t kMaxColumns = 3;
@@ -106,27 +106,27 @@ class RowMetadata {
   std::size_t columns() const noexcept {
     return (has_[0] ? 1U : 0U) + (has_[1] ? 1U : 0U) + (has_[2] ? 1U : 0U);
   }
-  // Of those that there are, in the order in which they stand.
+  // Names of the columns present, in the order of storage.
   std::vector<std::string> names() const;
   double decay() const noexcept { return decay_; }
-  // Where they stand in a row: set once by who lays rows out.
+  // Sets the offset of the first column in a row; called once, by the row layout.
   void place(std::size_t offset) noexcept;
 
   std::uint32_t count(const std::byte* row) const noexcept { return load<std::uint32_t>(row + at_[0]); }
   std::uint32_t clock(const std::byte* row) const noexcept { return load<std::uint32_t>(row + at_[1]); }
-  // As of its own clock, and as of another.
+  // The score as of the row's clock, and as of `now`.
   float score(const std::byte* row) const noexcept { return load<float>(row + at_[2]); }
   double score(const std::byte* row, std::uint32_t now) const noexcept {
     return static_cast<double>(score(row)) * power(decay_, age_at(now, clock(row)));
   }
 
-  // A row that has just been made, whose marks are all 0.
+  // Initializes the metadata of a new row, which is all zeros.
   void begin(std::byte* row, std::uint32_t now) const noexcept {
     if (has_[1]) {
       keep(row + at_[1], now);
     }
   }
-  // `count` sightings. Returns how many clocks the row had not been seen for, 0 where that is not known.
+  // Records `count` occurrences. Returns the number of clocks since the previous one, 0 if the row keeps no clock.
   std::uint32_t see(std::byte* row, std::uint32_t count, std::uint32_t now) const noexcept;
 
  private:
@@ -148,17 +148,18 @@ class RowMetadata {
 
 class Lifecycle {
  public:
-  static constexpr std::uint32_t kMaxSightings = 255;  // that a Bloom filter counts
+  static constexpr std::uint32_t kMaxSightings = 255;  // the greatest count of a Bloom filter
   static constexpr std::uint32_t kMaxClocks = 0x7fffffffU;
 
   Lifecycle() = default;
-  // Unknown names, unknown, missing or bad parameters, two rules of one kind: std::invalid_argument that names them.
+  // Throws std::invalid_argument, with the names, for an unknown rule, an unknown, missing or invalid parameter, or
+  // two rules of one kind.
   Lifecycle(const std::optional<NamedRule>& admit, const std::vector<NamedRule>& expire);
   // The same checks, for one rule alone.
   static Admission admission(const NamedRule& rule);
   static Expiry expiry(const NamedRule& rule);
-  // Rules as they travel: three numbers each, the kind (1 TimeToLive, 2 DecayedScore, 3 MinNorm, 4 MaxRows) and its
-  // parameters (clocks, 0; decay, floor; floor, 0; rows, frequent).
+  // Decodes rules from a message: three numbers each, the kind (1 TimeToLive, 2 DecayedScore, 3 MinNorm, 4 MaxRows)
+  // and its parameters (clocks, 0; decay, floor; floor, 0; rows, frequent).
   static std::vector<Expiry> expiries(std::span<const double> numbers);
 
   const Admission& admit() const noexcept { return admit_; }
@@ -166,12 +167,12 @@ class Lifecycle {
   const RowMetadata& metadata() const noexcept { return metadata_; }
 
   bool admits_all() const noexcept { return admit_.kind == Admission::Kind::kAll; }
-  // Whether it matters how often a key occurs in a push.
+  // True if the number of occurrences of a key in a push matters.
   bool needs_counts() const noexcept {
     return !admits_all() || metadata_.has(RowMetadata::Column::kCount) ||
            metadata_.has(RowMetadata::Column::kScore);
   }
-  // Why a rule cannot be asked of rows with these marks, "" where it can.
+  // The reason why a rule cannot be evaluated with this row metadata; "" if it can.
   std::string unanswerable(const Expiry& rule) const;
 
  private:

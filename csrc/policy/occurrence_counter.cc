@@ -30,7 +30,7 @@ void append(std::vector<std::byte>& bytes, const T& value) {
   bytes.insert(bytes.end(), from, from + sizeof value);
 }
 
-// Of those that wait, in hash order: hashes, then counts, then clocks.
+// Appends the waiting keys in hash order: hashes, then counts, then clocks.
 void append_all(std::vector<std::byte>& bytes, std::span<const SlotTable::Entry> entries) {
   bytes.reserve(bytes.size() + entries.size() * OccurrenceCounter::kSavedBytes);
   for (const auto& entry : entries) {
@@ -95,7 +95,7 @@ void OccurrenceCounter::forget_oldest() noexcept {
   if (table_.size() == 0) {
     return;
   }
-  // Clocks are compared as ages at one moment, here that of the newest.
+  // Clocks are compared as ages relative to the newest one.
   std::uint32_t now = 0;
   bool first = true;
   table_.each_row([&](std::uint64_t, const std::byte* row) {

@@ -18,9 +18,9 @@ std::vector<std::uint64_t> PreImageLog::missing(std::span<const std::uint64_t> h
   return missing;
 }
 
-void PreImageLog::keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> partition) {
+void PreImageLog::keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> pieces) {
   const auto there = static_cast<std::size_t>(
-      std::ranges::count_if(partition, [](const std::byte* piece) { return piece != nullptr; }));
+      std::ranges::count_if(pieces, [](const std::byte* piece) { return piece != nullptr; }));
   const std::size_t needed = (end_ + there) * piece_bytes_;
   if (needed > pieces_.bytes()) {
     pieces_.resize(std::max(Region::rounded(needed), pieces_.bytes() + pieces_.bytes() / 2));
@@ -28,10 +28,10 @@ void PreImageLog::keep(std::span<const std::uint64_t> hashes, std::span<const st
   numbers_.make_room(hashes.size());
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     std::byte* const number = numbers_.insert(hashes[i]);
-    const std::uint32_t at = partition[i] == nullptr ? kNone : end_++;
+    const std::uint32_t at = pieces[i] == nullptr ? kNone : end_++;
     std::memcpy(number, &at, sizeof at);
     if (at != kNone) {
-      std::memcpy(pieces_.data() + at * piece_bytes_, partition[i], piece_bytes_);
+      std::memcpy(pieces_.data() + at * piece_bytes_, pieces[i], piece_bytes_);
     }
   }
 }

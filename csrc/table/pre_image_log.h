@@ -40,7 +40,7 @@ class PreImageLog {
   // The hashes that are not logged yet.
   std::vector<std::uint64_t> missing(std::span<const std::uint64_t> hashes);
   // Logs the contents of hashes that are missing(), each hash once. std::bad_alloc changes nothing.
-  void keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> partition);
+  void keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> pieces);
 
   // missing() and keep() of the rows of a table.
   void keep_from(SlotTable& table, std::span<const std::uint64_t> hashes);
