@@ -34,7 +34,7 @@ class StorageError(ShoalError, OSError):
 
 
 class SaveConflictError(StorageError):
-    """Another process has written the same checkpoint meanwhile. Its files stay, and those of this save are removed."""
+    """Another process has written the same checkpoint meanwhile. Its files are kept; those of this save are removed."""
 
 
 class ClosedError(ShoalError):
@@ -58,4 +58,4 @@ class ServerLostError(NotConnectedError):
 
 
 class FencedError(ShoalError):
-    """The worker was declared dead and replaced: it may not change anything any more."""
+    """The worker was declared dead and replaced: it may no longer change anything."""

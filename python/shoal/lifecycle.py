@@ -1,10 +1,11 @@
-"""Which keys get a row, and which rows are given up: the rules of a table's lifecycle.
+"""Rules of a table's lifecycle: admission of keys and expiry of rows.
 
-    push --> admission --> rows --> sweep --> what the expiry rules leave
+    push --> admission --> rows --> sweep --> remaining rows
 
-Rules are frozen values, as optimizers are: compared, hashed, pickled, written into manifests and sent to servers in a
-plain form. They run in the engine, where the rows are. An *occurrence* is one appearance of a key in a push; an
-assignment counts as one, a pull as none. ``docs/lifecycle.md`` says what each rule costs and keeps.
+Rules are frozen values like optimizers: they are compared, hashed, pickled, written into manifests and sent to servers
+in a plain form. They run in the engine, in the process that holds the rows. An *occurrence* is one appearance of a key
+in a push; an assignment counts as one, a pull as none. ``docs/lifecycle.md`` describes the cost and the metadata of
+each rule.
 """
 
 import math
@@ -48,7 +49,7 @@ class RuleRecord(msgspec.Struct, frozen=True, array_like=True):
     params: dict[str, float]
 
     def native(self) -> tuple[str, dict[str, float]]:
-        """Put it as the engine takes it."""
+        """Return the rule in the engine's format."""
         return self.rule, self.params
 
 
@@ -60,7 +61,7 @@ class _Rule:
         self._native(type(self).__name__, self.params())
 
     def params(self) -> dict[str, float]:
-        """All parameters by name, as numbers; those that are not set are left out."""
+        """All parameters by name, as numbers; unset ones are left out."""
         found: dict[str, float] = {}
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
@@ -72,23 +73,23 @@ class _Rule:
         return found
 
     def record(self) -> RuleRecord:
-        """Put the rule into plain values."""
+        """Return the rule in plain values."""
         return RuleRecord(type(self).__name__, self.params())
 
 
 class Admission(_Rule):
-    """What every admission rule has. A key that waits for its row reads its initial row; its gradients are dropped."""
+    """Base class of admission rules. A key that waits for its row reads its initial row; its gradients are dropped."""
 
     __slots__ = ()
     _native = staticmethod(_core.check_admission)
 
 
 class Expiry(_Rule):
-    """What every expiry rule has: a sweep drops the rows that it names."""
+    """Base class of expiry rules, which select the rows that a sweep drops."""
 
     @property
     def needs_counts(self) -> bool:
-        """Whether it matters how often a key occurs in a push."""
+        """Whether the rule uses the number of occurrences of a key in a push."""
         return False
 
     __slots__ = ()
@@ -97,19 +98,19 @@ class Expiry(_Rule):
 
 @dataclass(frozen=True, slots=True)
 class AfterCount(Admission):
-    """A key gets its row at its ``n``-th sighting, counted exactly.
+    """A key gets its row at its ``n``-th occurrence, counted exactly.
 
     Waiting keys take 16 to 21 bytes each, in addition to the rows.
 
     Parameters
     ----------
     n : int
-        At least 1. The push that brings the n-th sighting makes the row and is applied to it.
+        At least 1. The push with the n-th occurrence creates the row and is applied to it.
     within : int, optional
-        A waiting key that was not sighted for more than this many clocks is forgotten. Default: never.
+        A waiting key that has not occurred for more than this many clocks is forgotten. Default: never.
     capacity : int, optional
-        Keys that may wait at a time. Each slot has its share; where it is full, the eighth that was sighted longest ago
-        is forgotten (of equal clocks the smallest hashes). Default: as many as come.
+        Maximum number of waiting keys. Each slot has its share; when it is full, the least recently occurring eighth
+        is forgotten (of equal clocks the smallest hashes). Default: no limit.
 
     Examples
     --------
@@ -131,21 +132,21 @@ class AfterCount(Admission):
 
 @dataclass(frozen=True, slots=True)
 class AfterBloom(Admission):
-    """A key gets its row at its ``n``-th sighting, counted by a Bloom filter of fixed size; early at times, never late.
+    """A key gets its row at its ``n``-th occurrence, counted by a Bloom filter of fixed size, or earlier.
 
-    A key's counters stand in one cache line, which its hash names; the least of them is its count. Counters have 4 bits
-    up to ``n = 15``, else 8.
+    A key's counters are in one cache line, selected by its hash; their minimum is its count. Counters have 4 bits
+    up to ``n = 15``, otherwise 8.
 
     Parameters
     ----------
     n : int
         1 to 255.
     capacity : int
-        Waiting keys that the filter is made for. More of them make it err more often.
+        Number of waiting keys that the filter is sized for. More keys increase its error.
     error : float
-        About the share of new keys that a filter with ``capacity`` keys in it takes for sighted before: 1e-6 to 0.5.
+        Approximate false-positive rate of a filter with ``capacity`` keys: 1e-6 to 0.5.
     within : int, optional
-        The filter starts anew every so many clocks. Default: never, so that it fills up in the end.
+        The filter is cleared every ``within`` clocks. Default: never, so it eventually fills up.
     """
 
     n: int
@@ -156,9 +157,9 @@ class AfterBloom(Admission):
 
 @dataclass(frozen=True, slots=True)
 class WithProbability(Admission):
-    """A key gets its row at each sighting with probability ``p``: after ``1 / p`` sightings on average.
+    """A key gets its row at each occurrence with probability ``p``: after ``1 / p`` occurrences on average.
 
-    Takes no memory. The coin is hashed from the seed, the key, the number of the push and that of the occurrence.
+    Uses no memory. The random number is a hash of the seed, the key, the number of the push and that of the occurrence.
 
     Parameters
     ----------
@@ -174,7 +175,7 @@ class WithProbability(Admission):
 
 @dataclass(frozen=True, slots=True)
 class TimeToLive(Expiry):
-    """Drops rows that were not sighted for more than a number of clocks. Four bytes a row.
+    """Drops rows whose keys have not occurred for more than a number of clocks. Four bytes per row.
 
     Parameters
     ----------
@@ -187,10 +188,11 @@ class TimeToLive(Expiry):
 
 @dataclass(frozen=True, slots=True)
 class DecayedScore(Expiry):
-    """Drops rows whose score is below a floor. Eight bytes a row.
+    """Drops rows whose score is below a floor. Eight bytes per row.
 
-    A sighting adds 1 to the score, and each clock multiplies it by ``decay``: ``score * decay**clocks + sightings``. To
-    give clicks a weight of their own, push counts: ``push_unique(batch, grads, counts=shows + 9 * clicks)``.
+    An occurrence adds 1 to the score, and each clock multiplies it by ``decay``:
+    ``score * decay**clocks + occurrences``. To weight clicks separately, push counts:
+    ``push_unique(batch, grads, counts=shows + 9 * clicks)``.
 
     Parameters
     ----------
@@ -211,12 +213,12 @@ class DecayedScore(Expiry):
 
 @dataclass(frozen=True, slots=True)
 class MinNorm(Expiry):
-    """Drops rows whose weights have a Euclidean norm below a floor. No bytes.
+    """Drops rows whose weights have a Euclidean norm below a floor. No additional memory.
 
     Parameters
     ----------
     floor : float
-        Above 0. Under FTRL with an L1 penalty rows of zeros are below any floor, with all the evidence in their state.
+        Above 0. Under FTRL with an L1 penalty rows of zeros are below any floor, and their optimizer state is lost.
     """
 
     floor: float
@@ -224,17 +226,17 @@ class MinNorm(Expiry):
 
 @dataclass(frozen=True, slots=True)
 class MaxRows(Expiry):
-    """Holds a table to a number of rows: a push that makes a slot exceed its share ends by giving an eighth of it up.
+    """Limits a table to a number of rows: a push that makes a slot exceed its share then drops an eighth of its rows.
 
-    Each slot has its share of ``rows``, so a table is full a little below that number. Four bytes a row.
+    Each slot has its share of ``rows``, so a table is full slightly below that number. Four bytes per row.
 
     Parameters
     ----------
     rows : int
         At least as many as the store has slots.
     keep : {"recent", "frequent"}
-        Which rows stay: those sighted last, or those sighted most often since they were made. Of equal ones, those with
-        the largest hashes.
+        Rows to keep: those that occurred most recently, or most often since they were created. Of equal ones, those
+        with the largest hashes.
     """
 
     rows: int
@@ -247,17 +249,17 @@ class MaxRows(Expiry):
 
     @property
     def needs_counts(self) -> bool:
-        """Where it keeps frequent rows."""
+        """Whether it keeps frequent rows."""
         return self.keep == "frequent"
 
     def params(self) -> dict[str, float]:
-        """All parameters by name, as numbers: ``frequent`` is 1 where ``keep`` says so."""
+        """All parameters by name, as numbers: ``frequent`` is 1 if ``keep`` is "frequent"."""
         if isinstance(self.rows, bool) or not isinstance(self.rows, (int, float)):
             raise TypeError(f"MaxRows needs a number for rows, got {self.rows!r}")
         return {"rows": float(self.rows), "frequent": float(self.keep == "frequent")}
 
 
-_KINDS: tuple[type[Expiry], ...] = (TimeToLive, DecayedScore, MinNorm, MaxRows)  # numbered so, from 1
+_KINDS: tuple[type[Expiry], ...] = (TimeToLive, DecayedScore, MinNorm, MaxRows)  # numbered from 1, in this order
 _WHOLE = {"n", "within", "capacity", "seed", "clocks", "rows"}
 
 
@@ -299,30 +301,29 @@ def make_expiry(form: RuleRecord) -> Expiry:
 
 
 def rules_native(rules: Sequence[Expiry]) -> npt.NDArray[np.float64]:
-    """Put expiry rules as the engine and the wire take them: three numbers each, one behind the other."""
+    """Encode expiry rules for the engine and the wire: three numbers each, concatenated."""
     numbers = [(_KINDS.index(type(rule)) + 1, *rule.params().values(), 0.0)[:3] for rule in rules]
     return np.array(numbers, np.float64).ravel()
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Rows that a rule drops, or would drop.
+    """Rows that a rule dropped, or would drop.
 
     Parameters
     ----------
     rule : Expiry
     rows : int
-        Those that no rule before it in the list drops.
+        Rows that no earlier rule of the list drops.
     bytes : int
-        Their share of the table's memory: about what becomes free.
+        Their share of the table's memory: approximately the memory that is freed.
     share : float
-        Of the table's recent impressions, the share that these rows carried. Recent is, where rows keep a score: by
-        that score, in which a sighting counts ``decay**clocks``. Else, where rows keep a count: all sightings since a
-        row was made. Else, where rows keep the clock of their last sighting: of all sightings of rows since the last
-        sweep, those of rows that had not been sighted for as long as the rows that go, so that the rule, had it been in
-        force all the time, would have given them up before they came back. (Ages are kept in classes of 1, 2 to 3,
-        4 to 7, ... clocks, and taken as spread evenly in each.) NaN where rows keep none of these, or nothing was
-        sighted.
+        Their share of the table's recent impressions. If rows keep a score, impressions are weighted by age: an
+        occurrence counts ``decay**clocks``. Otherwise, if rows keep a count: all occurrences since a row was created.
+        Otherwise, if rows keep the clock of their last occurrence: the share, among all occurrences since the last
+        sweep, of those after a gap as long as the age of the dropped rows, which the rule would have dropped before
+        they occurred again. (Ages are kept in classes of 1, 2 to 3, 4 to 7, ... clocks, assumed uniform within each
+        class.) NaN if rows keep none of these, or there were no occurrences.
     """
 
     rule: Expiry
@@ -333,7 +334,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class TableSweep:
-    """What a sweep did to one table, or would do.
+    """Result of a sweep of one table, or of a dry run.
 
     Parameters
     ----------
@@ -341,15 +342,15 @@ class TableSweep:
     rows : int
         Before it.
     bytes : int
-        Before it, of index, rows and what admission remembers.
+        Before it: index, rows and admission counters.
     bytes_given_back : int
-        0 of a dry run.
+        0 for a dry run.
     forgotten : int
-        Waiting keys that were forgotten; 0 of a dry run.
+        Waiting keys that were forgotten; 0 for a dry run.
     dropped : tuple of Dropped
-        By rule, in their order.
+        One entry per rule, in order.
     thresholds : tuple of tuple of Dropped
-        Of a dry run: what each rule, alone, would drop at other thresholds. Else empty.
+        For a dry run, the rows that each rule alone would drop at other thresholds; otherwise empty.
     """
 
     table: str
@@ -361,7 +362,7 @@ class TableSweep:
     thresholds: tuple[tuple[Dropped, ...], ...]
 
     def __str__(self) -> str:
-        """Lay it out as a small table."""
+        """Format the result as a table."""
         lines = [f"{self.table}: {self.rows:,} rows, {self.bytes:,} bytes, {self.bytes_given_back:,} freed"]
         for dropped, others in zip(self.dropped, self.thresholds or ((),) * len(self.dropped), strict=True):
             lines.append(f"  {dropped.rule}: {_told(dropped)}")
@@ -371,7 +372,7 @@ class TableSweep:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep of a store did, or would do.
+    """Result of a sweep of a store, or of a dry run.
 
     Parameters
     ----------
@@ -385,16 +386,16 @@ class SweepReport:
 
     @property
     def rows_dropped(self) -> int:
-        """Rows that went, or would go, in all tables."""
+        """Number of rows dropped in all tables, or that would be dropped."""
         return sum(dropped.rows for table in self.tables for dropped in table.dropped)
 
     @property
     def bytes_given_back(self) -> int:
-        """Memory that went back to the system; 0 of a dry run."""
+        """Memory returned to the system; 0 for a dry run."""
         return sum(table.bytes_given_back for table in self.tables)
 
     def __str__(self) -> str:
-        """Lay it out as small tables."""
+        """Format the results as tables."""
         return "\n".join(map(str, self.tables))
 
 
@@ -403,7 +404,7 @@ def _told(dropped: Dropped) -> str:
     return f"{dropped.rows:,} rows, {dropped.bytes:,} bytes{share}"
 
 
-# The words of an answer of the engine (csrc/shard/shard.h, Shard::sweep).
+# Indices of the words of the engine's answer (csrc/shard/shard.h, Shard::sweep).
 _AGES = 33
 _HEAD = 5 + _AGES
 _CLASSES = 64
@@ -411,7 +412,7 @@ _EXPONENT = 32  # class of a score or norm of 1 to 2
 
 
 class _Answer:
-    """The words of one answer, as what they say."""
+    """One decoded answer."""
 
     def __init__(self, words: npt.NDArray[np.uint64], rules: Sequence[Expiry], *, dry_run: bool) -> None:
         numbers = [int(word) for word in words]
@@ -425,7 +426,7 @@ class _Answer:
         self.classes = [list(zip(some[::2], some[1::2], strict=True)) for some in cut]
 
     def described(self, rule: Expiry, rows: int, impressions: int, age: float | None) -> Dropped:
-        """Say it of rows that go, all of them not seen for more than ``age`` clocks where that is known."""
+        """Describe dropped rows; none of them has occurred for more than ``age`` clocks, if that is known."""
         if self.impressions:
             share = impressions / self.impressions
         elif age is None or not sum(self.returns):
@@ -435,18 +436,18 @@ class _Answer:
         return Dropped(rule, rows, self.before * rows // max(self.rows, 1), share)
 
     def thresholds(self, rule: Expiry, classes: list[tuple[int, int]]) -> Iterator[Dropped]:
-        """Say what a rule would drop at thresholds between classes: from the first that drops some to that of all."""
+        """Yield what a rule would drop at thresholds between classes, from the first nonempty one to all rows."""
         last = max((k for k, (rows, _) in enumerate(classes) if rows), default=-1)
         first = min((k for k, (rows, _) in enumerate(classes) if rows), default=0)
         if isinstance(rule, TimeToLive) or (isinstance(rule, MaxRows) and rule.keep == "recent"):
-            for edge in range(max(first, 1), max(last, 1) + 1):  # ages below 2**edge stay
+            for edge in range(max(first, 1), max(last, 1) + 1):  # rows of ages below 2**edge are kept
                 rows, impressions = map(sum, zip((0, 0), *classes[edge + 1 :], strict=True))
                 older: Expiry = (
                     TimeToLive(2**edge - 1) if isinstance(rule, TimeToLive) else MaxRows(max(1, self.rows - rows))
                 )
                 yield self.described(older, rows, impressions, 2**edge - 1)
             return
-        for edge in range(first, last + 1):  # classes up to it go
+        for edge in range(first, last + 1):  # classes up to it are dropped
             rows, impressions = map(sum, zip((0, 0), *classes[: edge + 1], strict=True))
             floor = 2.0 ** (edge + 1 - _EXPONENT)
             other = (
@@ -460,7 +461,7 @@ class _Answer:
 
 
 def _beyond(returns: list[int], age: float) -> float:
-    """Count the sightings of rows that had not been seen for more than ``age`` clocks."""
+    """Count the occurrences of rows that had not occurred for more than ``age`` clocks."""
     total = 0.0
     for k, count in enumerate(returns):
         low, high = (2**k // 2, 2**k - 1)  # the ages of the class; 0 has one of its own
@@ -469,7 +470,7 @@ def _beyond(returns: list[int], age: float) -> float:
 
 
 def read_sweep(table: str, rules: Sequence[Expiry], words: npt.NDArray[np.uint64], *, dry_run: bool) -> TableSweep:
-    """Read what the engine, or all servers together, answered to a sweep by ``rules``."""
+    """Decode the answer of the engine, or of all servers together, to a sweep by ``rules``."""
     answer = _Answer(words, rules, dry_run=dry_run)
     return TableSweep(
         table=table,
@@ -487,7 +488,7 @@ def read_sweep(table: str, rules: Sequence[Expiry], words: npt.NDArray[np.uint64
     )
 
 
-# By the words of the command line and of configuration files: the rule, and what it is given without a name.
+# By their names in the command line and in configuration files: the rule, and its positional parameters.
 _ADMISSIONS: dict[str, tuple[type[Admission], tuple[str, ...]]] = {
     "count": (AfterCount, ("n",)),
     "bloom": (AfterBloom, ("n", "capacity")),

@@ -1,7 +1,7 @@
 """Descriptions of optimizers and initial rows.
 
 Descriptions are frozen values: they can be compared, hashed, pickled and written into a manifest. The rules themselves
-run in the engine, where the rows are. ``docs/optimizers.md`` has the formulas and their sources.
+run in the engine, in the process that holds the rows. ``docs/optimizers.md`` has the formulas and their sources.
 """
 
 from dataclasses import dataclass, field, fields
@@ -39,17 +39,17 @@ def _number(owner: object, name: str, value: object) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Optimizer:
-    """What every optimizer has: bounds on the summed gradient of a row.
+    """Base class of optimizers: bounds on the summed gradient of a row.
 
     Parameters
     ----------
     clip_value : float, optional
-        Each element of the gradient is cut to ``[-clip_value, clip_value]``. First of the two.
+        Each element of the gradient is clipped to ``[-clip_value, clip_value]``, before ``clip_norm``.
     clip_norm : float, optional
         A row's gradient whose L2 norm is larger is scaled down to this.
     schedule : Schedule, optional
-        Of `shoal.schedules`: how the learning rate changes with the table's clock. Rules with an ``lr`` take one, but
-        for `Proximal`.
+        Learning rate as a function of the table's clock, from `shoal.schedules`. For optimizers with an ``lr``, except
+        `Proximal`.
     """
 
     clip_value: float | None = None
@@ -64,13 +64,13 @@ class Optimizer:
         _core.check_optimizer(type(self).__name__, self.params())
 
     def __repr__(self) -> str:
-        """Show what differs from the defaults, and the learning rate."""
+        """Show the parameters that differ from the defaults, and the learning rate."""
         shown = [f for f in fields(self) if not f.kw_only or getattr(self, f.name) != f.default]
         sorted_fields = sorted(shown, key=lambda f: bool(f.kw_only))
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in sorted_fields)})"
 
     def params(self) -> dict[str, float]:
-        """All hyper-parameters by name; bounds that are not set are left out, and what describes no schedule."""
+        """All hyper-parameters by name; unset bounds and the parameters of an unset schedule are left out."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
         numbers = {name: _number(self, name, value) for name, value in values.items() if value is not None}
         return numbers if self.schedule is None else numbers | self.schedule.params()
@@ -99,7 +99,7 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Momentum(Optimizer):
-    """SGD with momentum, as in torch with dampening 0; rows that a push does not touch keep their speed.
+    """SGD with momentum, as in torch with dampening 0; rows that a push does not touch keep their velocity.
 
     ``v = mu * v + g``, then ``w -= lr * v``, or with Nesterov's form ``w -= lr * (g + mu * v)``.
 
@@ -108,7 +108,7 @@ class Momentum(Optimizer):
     lr : float
         Learning rate.
     mu : float
-        Share of the speed that is kept, in [0, 1).
+        Share of the velocity that is kept, in [0, 1).
     nesterov : bool
         Nesterov's form (Sutskever et al., ICML'13).
     weight_decay : float
@@ -132,7 +132,7 @@ class Adagrad(Optimizer):
     eps : float
         Added to the root.
     n0 : float
-        Where ``n`` starts.
+        Initial value of ``n``.
     weight_decay : float
         L2, as in torch.
     """
@@ -171,7 +171,7 @@ class RowWiseAdagrad(Optimizer):
 class FTRL(Optimizer):
     """FTRL-Proximal (McMahan et al., KDD'13, Algorithm 1): sparse weights from L1, no weights stored.
 
-    A row is ``z`` and ``n``; ``w`` is 0 where ``|z| <= l1``, else
+    A row is ``z`` and ``n``; ``w`` is 0 if ``|z| <= l1``, else
     ``-(z - sgn(z) * l1) / ((beta + sqrt(n)) / alpha + l2)``.
 
     Parameters
@@ -181,11 +181,11 @@ class FTRL(Optimizer):
     beta : float
         Slows the first steps; 1 is customary.
     l1 : float
-        Weights whose evidence stays below it are exactly 0.
+        Weights with ``|z| <= l1`` are exactly 0.
     l2 : float
         Shrinks all weights.
     n0 : float
-        Where ``n`` starts.
+        Initial value of ``n``.
     """
 
     alpha: float = field(default=0.1, kw_only=False)
@@ -251,11 +251,11 @@ class AdamW(Adam):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Proximal(Optimizer):
-    """One step of proximal gradient for an L1 penalty, scaled by a bound of the curvature: what ``solver="dbpg"`` uses.
+    """One step of proximal gradient for an L1 penalty, scaled by a bound of the curvature. Used by ``solver="dbpg"``.
 
     A row is a pair: a weight and the gradient of its last step, so the table's dim is 2. A push brings pairs too,
     ``(g, u)``; those of several workers add up, then
-    ``v = w - lr * g / u; w = sgn(v) * max(|v| - lr * l1 / u, 0)`` (Li et al., OSDI'14). Where ``u <= 0`` the row stays.
+    ``v = w - lr * g / u; w = sgn(v) * max(|v| - lr * l1 / u, 0)`` (Li et al., OSDI'14). Rows with ``u <= 0`` stay.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ class Proximal(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """Where a row starts: a pure function of (seed, key, element), so an unseen key reads what it would be given."""
+    """Initial rows: a pure function of (seed, key, element), so a pull of an unseen key returns its initial row."""
 
     parameter_name: ClassVar[str] = ""
 
@@ -280,12 +280,12 @@ class Init:
 
     @property
     def parameter(self) -> float:
-        """The one number that describes it, 0 where there is none."""
+        """The parameter of the initializer, 0 if it has none."""
         return _number(self, self.parameter_name, getattr(self, self.parameter_name)) if self.parameter_name else 0.0
 
     @property
     def init_seed(self) -> int:
-        """The seed, 0 where there is none."""
+        """The seed, 0 if there is none."""
         seed = getattr(self, "seed", 0)
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ValueError(f"{type(self).__name__} needs a seed from 0 to 2**64 - 1, got {seed!r}")
@@ -348,7 +348,7 @@ def make_optimizer(name: str, params: dict[str, float]) -> Optimizer:
     Raises
     ------
     ValueError, TypeError
-        It describes no optimizer that this version knows.
+        This version does not support the optimizer.
     """
     kind = _described(name, Optimizer)
     if kind is None:
@@ -366,7 +366,7 @@ def make_init(name: str, parameter: float, seed: int) -> Init:
     Raises
     ------
     ValueError, TypeError
-        It describes no initializer that this version knows.
+        This version does not support the initializer.
     """
     kind = _described(name, Init)
     if kind is None:

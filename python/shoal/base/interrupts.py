@@ -23,7 +23,7 @@ from typing import Any
 
 __all__ = ["Terminated", "at_boundaries", "held_back", "status_of", "terminable"]
 
-_SAME = 1.0  # seconds within which a SIGTERM is the one before
+_SAME = 1.0  # seconds within which a SIGTERM repeats the previous one
 
 
 class Terminated(KeyboardInterrupt, SystemExit):
@@ -46,7 +46,7 @@ class _Terminate:
         self._at = -math.inf
 
     def is_new(self) -> bool:
-        """Note a signal; whether it is not the one before."""
+        """Record a signal; return whether it is not a repetition of the previous one."""
         now = time.monotonic()
         if now - self._at < _SAME:
             return False
@@ -64,7 +64,7 @@ def _is_main() -> bool:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated`, unless the program has a handler of its own."""
+    """Make SIGTERM raise `Terminated`, unless the program has its own handler."""
     if not _is_main() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
@@ -77,10 +77,10 @@ def terminable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
-    """Turn the first Ctrl-C or SIGTERM into what is to be raised at the end of a batch; a second one raises at once.
+    """Defer the first Ctrl-C or SIGTERM to the end of a batch; a second one raises at once.
 
-    Only where Ctrl-C would have raised KeyboardInterrupt, and SIGTERM `Terminated` or ended the process: handlers of
-    the program's own stay.
+    Only if Ctrl-C would have raised KeyboardInterrupt, and SIGTERM would have raised `Terminated` or ended the
+    process: the program's own handlers are kept.
     """
     came: KeyboardInterrupt | None = None
     before: dict[int, Any] = {}
@@ -114,7 +114,7 @@ def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM, where Python handles them, come behind these lines."""
+    """Defer Ctrl-C and SIGTERM to the end of the block, if Python handles them."""
     if not _is_main():
         yield
         return

@@ -1,4 +1,4 @@
-"""The machine, as far as a process may use it."""
+"""The resources of the machine that a process may use."""
 
 import os
 from pathlib import Path
@@ -12,5 +12,5 @@ def cores() -> int:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path of this machine, ``~`` being the home directory, as a shell has it."""
+    """Return a local path, with ``~`` expanded to the home directory."""
     return Path(os.path.expanduser(os.fspath(path)))

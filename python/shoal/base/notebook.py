@@ -1,4 +1,4 @@
-"""Objects as notebooks show them: names and values in a table of HTML."""
+"""Notebook representation of objects: names and values in an HTML table."""
 
 import html
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ __all__ = ["table"]
 
 
 def table(title: str, rows: Iterable[tuple[str, object]]) -> str:
-    """Lay out names and values; nothing of them is taken for markup.
+    """Format names and values; all text is escaped.
 
     Examples
     --------

@@ -4,7 +4,7 @@ __all__ = ["counted"]
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with thousands apart and its noun, which takes an s.
+    """Return a number with thousands separators and its noun, in the plural if needed.
 
     Examples
     --------

@@ -28,7 +28,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# A producer that sits in a read which does not return, say on a lost network disk, must not hold up its consumer.
+# A producer may block in a read that never returns, e.g. from a lost network disk; its consumer must not wait for it.
 _JOIN_SECONDS = 5.0
 
 
@@ -45,7 +45,7 @@ class _Channel(Generic[T]):
         self._changed = threading.Condition(threading.RLock())
 
     def put(self, item: T | None) -> bool:
-        """Append an item, waiting for room; None only asks. Returns False when the consumer is gone."""
+        """Append an item, waiting for space; None only checks. Return False when the consumer is gone."""
         with self._changed:
             if item is not None:
                 while len(self._items) >= self._depth:  # closing empties it
@@ -101,9 +101,9 @@ def _produce(items: Generator[T | None, None, None], channel: _Channel[T]) -> No
 
 def _stop(channel: _Channel[T], thread: threading.Thread, pid: int) -> None:
     if os.getpid() != pid:
-        return  # a forked child: no thread to stop, and a lock that may be held for ever
+        return  # a forked child: no thread to stop, and the lock may never be released
     channel.close()
-    if thread is not threading.current_thread():  # garbage is collected in any thread, the producer too
+    if thread is not threading.current_thread():  # garbage collection may run in any thread, including the producer
         thread.join(_JOIN_SECONDS)
 
 
@@ -118,7 +118,7 @@ class Prefetched(Iterator[T]):
         self._stop = weakref.finalize(self, _stop, self._channel, thread, self._pid)
 
     def __next__(self) -> T:
-        """Return the next item; raises what the generator raised."""
+        """Return the next item; raise the generator's exception."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this pass over the data began in process {self._pid}, before the fork: begin a new pass in this one"
@@ -131,20 +131,20 @@ class Prefetched(Iterator[T]):
 
 
 def prefetch(items: Generator[T | None, None, None], depth: int, name: str) -> Prefetched[T]:
-    """Iterate ``items`` in a background thread, at most ``depth`` items ahead of the consumer.
+    """Iterate over ``items`` in a background thread, at most ``depth`` items ahead of the consumer.
 
     Parameters
     ----------
     items : generator
         Advanced and closed in the thread. It yields None when it has no item yet, so that it can be ended.
     depth : int
-        Items that may wait.
+        Maximum number of items that wait.
     name : str
-        The thread's.
+        Name of the thread.
 
     Notes
     -----
-    ``next`` blocks until an item is there. One consumer at a time.
+    ``next`` blocks until an item is available. One consumer at a time.
     """
     return Prefetched(items, depth, name)
 
@@ -159,11 +159,11 @@ def prefetch_map(
     items : iterable
         Advanced by the caller's thread, one item ahead. Its error is raised after all items before it.
     compute : callable
-        Computes the result of an item in the caller's thread, when the item is due.
+        Computes the result of an item in the caller's thread, when the item is requested.
     background : callable
         Returns the function that computes the result of an item in the helper thread; None: `compute` does.
     name : str
-        The thread's, which is started for the first item that needs it and ends with the generator.
+        Name of the thread, which starts with the first item that needs it and ends with the generator.
     """
     helper: ThreadPoolExecutor | None = None
     waiting: tuple[T, Future[R]] | None = None

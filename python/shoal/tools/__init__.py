@@ -1,1 +1,1 @@
-"""What works on whole models and tables: reports, sizing, conversion, compaction, the demonstration."""
+"""Tools for whole models and tables: reports, sizing, conversion, compaction, the demonstration."""

@@ -1,4 +1,4 @@
-"""Compaction: a chain of deltas, of checkpoints or of exports, as one that is whole."""
+"""Compaction: merge a chain of checkpoint or export deltas into one full checkpoint or export."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ __all__ = ["compact", "has_export"]
 
 
 def has_export(directory: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Tell whether a directory is an export, or one of exports."""
+    """Return whether a directory is an export or contains exports."""
     storage_dir = open_dir(directory, storage_options)
     if exported.MANIFEST in storage_dir.names():
         return exported.is_export(storage_dir)
@@ -32,43 +32,42 @@ def compact(
     cache: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write what a chain of deltas comes to as one full checkpoint, or as one whole export.
+    """Merge a chain of deltas into one full checkpoint or export.
 
     Parameters
     ----------
     directory : path or URL
-        The checkpoint or the export at the chain's end, from where what it is a delta of is found; or a directory of
-        exports, of which the newest is meant.
+        The checkpoint or export at the end of the chain, which names its base; or a directory of
+        exports, whose newest is used.
     out : path or URL
-        Made if it is not there. None of the chain's.
+        Created if missing. Not a directory of the chain.
     overwrite : bool
-        Whether a checkpoint or an export that is there is replaced, at the very end. Anything else never is.
+        Whether an existing checkpoint or export is replaced, at the end. Anything else is never replaced.
     threads : int, optional
         Default: the cores that this process may use.
     progress : bool
         Whether to show a progress bar.
     cache : path, optional
-        Where exports of a URL are copied to, to be read: see :func:`shoal.open_export`.
+        Local directory for copies of exports of a URL: see :func:`shoal.open_export`.
     storage_options : mapping, optional
-        Of the file system that URLs are opened by.
+        Options of the file system of URLs.
 
     Raises
     ------
     CorruptionError
-        A file of the chain is missing, cut short or changed, or a base is another than that of its delta.
+        A file of the chain is missing, truncated or changed, or a base was replaced since its delta.
     StorageError
         A file cannot be read or written.
     SaveConflictError
-        Another process has written there since this one began. What it wrote stays.
+        Another process has written there since this one began; its result is kept.
     ValueError
-        ``out`` is a directory of the chain, or holds something else, or what may not be replaced.
+        ``out`` is a directory of the chain, or holds anything that may not be replaced.
 
     Notes
     -----
-    Reads and writes slot by slot: memory is that of a few slots. The result is the full checkpoint that a save without
-    a base would have written at that moment, or the whole export of the same weights, to the byte of its data files;
-    int8 weights are rounded once more, to at most half a step. A compacted export has the next number, and the model
-    of the chain.
+    Reads and writes slot by slot: it needs memory for a few slots. The data files are byte for byte those of a save
+    without a base at that moment, or of a full export of the same weights; int8 weights are rounded once more, with an
+    error of at most half a step. A compacted export has the next number, and the model of the chain.
     """
     if has_export(directory, storage_options):
         compact_export(

@@ -1,7 +1,7 @@
 """Conversion of rows: tables to Parquet and back; Vowpal Wabbit's readable models and npz to rows.
 
-    write_parquet(table, path)    key, weights, optimizer state and sightings of every row
-    load_parquet(store, path)     such a file as a table again, to the bit
+    write_parquet(table, path)    key, weights, optimizer state and occurrences of every row
+    load_parquet(store, path)     restore such a table, bit for bit
     read_parquet_rows(path)       ┐
     read_npz_rows(path)           │  keys and weights, for `Table.assign`
     read_vw_model(path)           ┘
@@ -10,7 +10,7 @@ The last three read weights only: the optimizer's state starts fresh, as describ
 
 A file that `write_parquet` wrote has the table's description in its schema's metadata, under "shoal" as JSON:
 
-    {"version": 1, "step": count, "clock": count, "table": {...}}      the table as in the manifest of a checkpoint
+    {"version": 1, "step": count, "clock": count, "table": {...}}      the table as in a checkpoint's manifest
 
 Threads: any number of callers.
 """
@@ -43,12 +43,12 @@ __all__ = ["VW_CONSTANT", "load_parquet", "read_npz_rows", "read_parquet_rows", 
 
 Keys = npt.NDArray[np.uint64]
 
-VW_CONSTANT = 11650396  # Vowpal Wabbit's index of the bias, before it is cut to the model's bits
+VW_CONSTANT = 11650396  # Vowpal Wabbit's index of the bias, before it is masked to the model's bits
 _ROW_GROUP = 1 << 20
 _ABOUT = b"shoal"  # in a schema's metadata
 _VERSION = 1
 _ALIGNMENT = 64  # of columns in a section
-# What rows remember of their sightings, and what one has that was sighted once, now; its clock is the table's.
+# Row metadata of occurrences, with the values after one occurrence now; its clock is the table's.
 _MARKS = {"count": "uint32", "clock": "uint32", "score": "float32"}
 _SIGHTED = {"count": 1, "score": 1.0}
 
@@ -67,7 +67,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     Returns
     -------
     int
-        Rows.
+        Number of rows.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
                 more = table.state(keys) if names else {}
                 arrays = [arrow.array(keys), column(weights), *(column(more[name]) for name in names)]
                 if marks:
-                    batch = table.key_batch(keys).native  # in their order, which is that of the hashes
+                    batch = table.key_batch(keys).native  # keeps their order: it is that of the hashes
                     arrays += [arrow.array(shard.metadata(batch, k).view(_MARKS[name])) for k, name in enumerate(marks)]
                 writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
                 count += len(keys)
@@ -196,12 +196,12 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
             hashes = _core.mix(keys)
             order = np.argsort(hashes)
             hashes = hashes[order]
-            sighted = {
+            once = {
                 name: np.full(len(keys), _SIGHTED.get(name, description.clock), _MARKS[name])
                 for name in marks
                 if name not in cells
             }
-            is_behind = not len(hashes) or int(hashes[0]) > last  # of all that came before, as write_parquet has it
+            is_behind = not len(hashes) or int(hashes[0]) > last  # write_parquet writes rows in hash order
             if np.any(hashes[1:] == hashes[:-1]) or not (
                 is_behind or not shard.contains(_core.KeyBatch(keys, store.slots, store.workers)).any()
             ):
@@ -212,7 +212,7 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
                     spec,
                     hashes,
                     [cells[name][order] for name in cells if name not in _MARKS],
-                    {name: (cells | sighted)[name][order] for name in marks},
+                    {name: (cells | once)[name][order] for name in marks},
                 )
             except ValueError as error:
                 raise ValueError(f"{where}, table {spec.name!r}: {error}") from None
@@ -229,7 +229,7 @@ class _Description(msgspec.Struct, frozen=True):
     version: int
     step: int
     table: TableRecord
-    clock: int = 0  # of the table, which rows tell their sightings by
+    clock: int = 0  # of the table, for the occurrences of its rows
 
 
 def _read_description(where: str, description: bytes | None) -> _Description:
@@ -259,7 +259,7 @@ def _check_column(where: str, spec: TableSpec, schema: Any, name: str, kind: Any
 
 
 def _numbers(cells: Any) -> npt.NDArray[Any]:
-    """Take the numbers of a column: n, or n x width, bit for bit."""
+    """Return the numbers of a column as they are: n, or n x width."""
     width = getattr(cells.type, "list_size", 1)
     numbers: npt.NDArray[Any] = (cells.flatten() if width > 1 else cells).to_numpy(zero_copy_only=False)
     return numbers.reshape(-1, width) if width > 1 else numbers
@@ -268,7 +268,7 @@ def _numbers(cells: Any) -> npt.NDArray[Any]:
 def _section(
     spec: TableSpec, hashes: Keys, columns: list[npt.NDArray[np.float32]], marks: dict[str, npt.NDArray[Any]]
 ) -> npt.NDArray[np.uint8]:
-    """Put columns into the form of a checkpoint (docs/checkpoint-format.md); the first one is weights or z."""
+    """Convert columns to a checkpoint section (docs/checkpoint-format.md); the first one is weights or z."""
     if "score" in marks and not (np.isfinite(marks["score"]) & (marks["score"] >= 0)).all():
         raise ValueError("a score is not a finite number from 0 on")
     first: npt.NDArray[Any] = columns[0]
@@ -301,7 +301,7 @@ def read_parquet_rows(path: str | os.PathLike[str], *, key: str = "key", weights
     ----------
     path : path
     key : str
-        A column of integers; int64 is taken bit for bit.
+        A column of integers; int64 is reinterpreted bit for bit.
     weights : str
         A column of numbers, or of lists of one length.
 
@@ -312,7 +312,7 @@ def read_parquet_rows(path: str | os.PathLike[str], *, key: str = "key", weights
     Raises
     ------
     ValueError
-        There is no such column, it holds nulls, or its lists differ in length.
+        A column is missing or has nulls, or its lists differ in length.
     ImportError
         pyarrow is not installed (extra ``arrow``).
     """
@@ -350,7 +350,7 @@ def read_npz_rows(path: str | os.PathLike[str], *, key: str = "keys", weights: s
     ----------
     path : path
     key : str
-        The name of an array of integers, n of them; int64 is taken bit for bit.
+        The name of an array of n integers; int64 is reinterpreted bit for bit.
     weights : str
         The name of an array of n numbers, or of n rows of them.
 
@@ -379,7 +379,7 @@ def read_npz_rows(path: str | os.PathLike[str], *, key: str = "keys", weights: s
         )
     if len(keys) != len(rows):
         raise ValueError(f"{os.fspath(path)}: {len(keys)} keys and {len(rows)} rows of weights")
-    with np.errstate(over="ignore"):  # what becomes infinite is refused
+    with np.errstate(over="ignore"):  # infinite results are refused
         numbers = rows.reshape(len(rows), -1).astype(np.float32)
     return _checked(path, _bits(keys), numbers)
 
@@ -428,19 +428,19 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
     constant: float | None = None
     bits: int | None = None
     named: bool | None = None
-    begun = False
+    in_weights = False
     with local_path(path).open(encoding="utf-8", errors="surrogateescape") as file:
         for number, line in enumerate(file, 1):
             text = line.rstrip("\n")
             where = f"{os.fspath(path)}, line {number}"
-            if not begun:
+            if not in_weights:
                 if number == 1 and not text.startswith("Version"):
                     raise ValueError(
                         f"{where}: a readable model of Vowpal Wabbit starts with its version: {text[:60]!r}"
                     )
                 if text.startswith("bits:"):
                     bits = int(text[5:])
-                begun = text == ":0"
+                in_weights = text == ":0"
                 continue
             *name, index, weight = text.rsplit(":", 2)
             if named is None:
@@ -463,7 +463,7 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
                 names.append(feature if mark else name[0])
             else:
                 indices.append(at)
-    if not begun:
+    if not in_weights:
         raise ValueError(f"{os.fspath(path)}: no line ':0' before weights: it is not a readable model, or is truncated")
     keys = _keys_of(fields, names) if named else np.array(indices, np.uint64)
     if constant is not None:
@@ -472,7 +472,7 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
 
 
 def _keys_of(fields: list[str], names: list[str]) -> Keys:
-    """Give features the keys that `read_vw` gives them."""
+    """Return the keys that `read_vw` assigns to features."""
     keys = np.empty(len(names), np.uint64)
     grouped: dict[str, list[int]] = {}
     for at, field in enumerate(fields):

@@ -1,4 +1,4 @@
-"""Opening what was saved: a model of any kind, by its directory alone."""
+"""Load a model of any kind from its directory."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def load(
     directory : path or URL
         As written by `save`, or by ``shoal train``.
     store : Store, optional
-        Where the tables go; without one into a new local store, closed by the model's `close`.
+        The store of the tables; default: a new local store, which the model's `close` closes.
     storage_options : mapping, optional
-        Of the file system that a URL is opened by: see `shoal.Store.save`.
+        Options of the file system of a URL: see `shoal.Store.save`.
 
     Returns
     -------
     LogisticRegression, FactorizationMachine or shoal.torch.ClickModel
-        It predicts, bit for bit, as the one that was saved, and may learn on.
+        Its predictions equal those of the saved model, bit for bit, and it can be trained further.
 
     Raises
     ------
     CorruptionError
-        A file is missing, cut short or changed: the message names it.
+        A file is missing, truncated or changed: the message names it.
     ImportError
-        A click model, and PyTorch is not installed (extra ``torch``).
+        The model is a click model, and PyTorch is not installed (extra ``torch``).
     ValueError
-        There is no such directory, or it holds something else than a model; or the store has a table of one of the
-        model's names already.
+        There is no such directory, or it holds anything but a model; or the store already has a table of one of the
+        model's names.
 
     Examples
     --------

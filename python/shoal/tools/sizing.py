@@ -1,9 +1,9 @@
-"""What a planned table will take: memory, servers, the size of its checkpoints, and time.
+"""Sizing of a planned table: memory, servers, checkpoint size and time.
 
-Memory and size are arithmetic, the engine's own: what a table of that description takes at that number of rows
-(``csrc/table/slot_table.h`` has the ladder of its sizes), and what a checkpoint writes for each row. Times are rates
-times rows. Rates are given, or measured here: a table of that description is filled as far as `SAMPLE_BYTES` reach,
-pulled from, pushed to, saved and loaded.
+Memory and size are computed with the engine's own arithmetic: the memory of a table of that description and number of
+rows (``csrc/table/slot_table.h`` documents its size classes), and the bytes of a checkpoint per row. Times are the
+number of rows or bytes divided by rates. Rates are arguments, or are measured: a table of that description and at most
+`SAMPLE_BYTES` is filled, pulled from, pushed to, saved and loaded.
 
 Threads: no state. `measure_rates` makes a store of its own.
 """
@@ -32,13 +32,13 @@ from shoal.table.table import Table
 
 __all__ = ["Estimate", "Rates", "estimate", "measure_rates"]
 
-SAMPLE_BYTES = 256 << 20  # of a table that rates are measured on: beyond what caches hold
+SAMPLE_BYTES = 256 << 20  # of the table that rates are measured on: larger than caches
 BATCH = 65536
 _LEAST_SECONDS = 0.5
-_ROUNDS = 3  # of saves and loads, of which one alone is a third off now and then: they take some tenths of a second
+_ROUNDS = 3  # of saves and loads: a single one varies by a third
 _NAME = "estimate"
 
-# Python, NumPy and the engine, idle; what a call on a batch works in, for each key of it and each number of its row.
+# Python, NumPy and the engine, idle; working memory of a call, for each key of its batch and each number of a row.
 _PROCESS_BYTES = 64 << 20
 _BATCH_KEY_BYTES = 64
 _MANIFEST_SECTION_BYTES = 45  # of text for each slot
@@ -49,14 +49,14 @@ _ZEROS = Zeros()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """How fast one server of so many threads works, for tables of one description.
+    """Speed of one server for tables of one description.
 
     Parameters
     ----------
     inserts_per_second, pulls_per_second, pushes_per_second : float
-        Unique keys, in batches of 65,536, sorting included: keys that are new, and keys that are there.
+        Unique keys, in batches of 65,536, sorting included: new keys, and existing keys.
     save_bytes_per_second, load_bytes_per_second : float
-        Of checkpoints.
+        Bytes of checkpoints.
     """
 
     inserts_per_second: float
@@ -74,27 +74,27 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a table will take.
+    """Estimated resources of a table.
 
     Parameters
     ----------
     keys : int
     servers : int
-        That share the slots; 1 is a store in one process.
+        Number of servers that share the slots; 1 is a store in one process.
     row_bytes : int
         Weights and the optimizer's state of a key.
     bytes_per_key : float
-        Of the table, index and room to grow included.
+        Bytes of the table, including its index and unused capacity.
     table_bytes : int
-        Of all servers together: what ``stats().bytes`` will say once the keys are there.
+        Sum over all servers: ``stats().bytes`` after all keys were pushed.
     server_bytes : int
-        What the process of one server will take at most while it serves: its share of the table, itself, and what it
-        works in.
+        Maximum memory of a server process: its share of the table, the process itself, and working
+        memory.
     checkpoint_bytes : int
-        Of a full checkpoint.
+        Size of a full checkpoint.
     fill_seconds, pass_seconds, save_seconds, load_seconds : float or None
-        To see every key once; to train on all examples; to save and to load a checkpoint. All servers work side by
-        side. None where no rates are known.
+        To insert every key; to train on all examples; to save and to load a checkpoint. All servers work in
+        parallel. None without rates.
     rates : Rates or None
         Of one server.
     """
@@ -127,26 +127,26 @@ def estimate(
     features: int = 39,
     rates: Rates | None = None,
 ) -> Estimate:
-    """Say what a table of so many keys will take.
+    """Estimate the resources of a table.
 
     Parameters
     ----------
     keys : int
-        Rows that it will have.
+        Number of rows.
     dim, optimizer, init, dtype
         As for :meth:`shoal.Store.table`.
     slots : int
-        Of the store or cluster.
+        Number of slots of the store or cluster.
     memory : int, optional
-        Bytes of one server's machine, of which a sixteenth is left to the system: how many servers that makes.
+        Memory of each server's machine in bytes, to compute the number of servers; 1/16 is reserved for the system.
     servers : int, optional
-        How many there are, instead of ``memory``. Default of both: one.
+        Number of servers, in place of ``memory``. Default: one.
     examples : int
-        In one pass of training.
+        Number of examples in one pass of training.
     features : int
-        Of an example: each is a pull and a push of a row.
+        Features per example: each is a pull and a push of a row.
     rates : Rates, optional
-        What :func:`measure_rates` has found, or anybody knows. Without them there are no times.
+        Results of :func:`measure_rates`, or other known rates. Without them times are not estimated.
 
     Returns
     -------
@@ -155,13 +155,13 @@ def estimate(
     Raises
     ------
     ValueError
-        The description makes no table, both ``memory`` and ``servers`` are given, or no number of servers has room.
+        The description is invalid, both ``memory`` and ``servers`` are set, or no number of servers has enough memory.
 
     Notes
     -----
-    The table is one that grew by pushes; one that was loaded takes up to an eighth less, as it has no room to grow yet.
-    Keys that wait for admission are not counted. A pass is an upper bound: features that an example batch repeats are
-    pulled and pushed once. It does not count reading the data, nor what the network takes.
+    The table is assumed to have grown by pushes; a loaded table is up to an eighth smaller, without unused capacity.
+    Keys that wait for admission are not counted. The time of a pass is an upper bound, since features repeated in a
+    batch are pulled and pushed once. It excludes reading the data and the network.
 
     Examples
     --------
@@ -208,7 +208,7 @@ def estimate(
 
 
 def _server_bytes(table_bytes: int, slots: int, dim: int, servers: int) -> int:
-    """Return what the fullest of so many servers takes: whole slots, the process, batches."""
+    """Return the memory of the server with the most slots: slots, process, batches."""
     share = table_bytes * -(-slots // servers) // slots
     return share + _PROCESS_BYTES + BATCH * (_BATCH_KEY_BYTES + 12 * dim)
 
@@ -234,19 +234,19 @@ def measure_rates(
     directory: str | os.PathLike[str] | None = None,
     sample_bytes: int = SAMPLE_BYTES,
 ) -> Rates:
-    """Measure how fast this machine works with tables of a description.
+    """Measure the speed of this machine for tables of a description.
 
     Parameters
     ----------
     dim, optimizer, init, dtype
         As for :meth:`shoal.Store.table`.
     threads : int, optional
-        Of the store; default: all cores.
+        Threads of the store; default: all cores.
     directory : path, optional
-        On the disk that checkpoints will go to; a file of the sample's size is made there and removed. Default: that of
-        temporary files.
+        On the disk of the checkpoints; a file of the sample's size is written there and removed. Default: the directory
+        of temporary files.
     sample_bytes : int
-        How large the table is that it measures on.
+        Size of the table that is measured.
 
     Returns
     -------
@@ -254,9 +254,9 @@ def measure_rates(
 
     Notes
     -----
-    Blocks for some seconds and takes twice ``sample_bytes`` of memory and of disk. Saves and loads are the median of
-    three. Rates are of this moment: other work on
-    the machine slows them. Tables that are much larger are slower by what their memory is slower at random.
+    Blocks for some seconds and uses twice ``sample_bytes`` of memory and of disk. Saves and loads are the median of
+    three. Other work on the machine lowers the rates. Much larger tables are slower, since random accesses to
+    their memory are.
     """
     with local(threads=threads) as store:
         spec = TableSpec(name=_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=0)
@@ -282,8 +282,8 @@ def measure_rates(
     )
 
 
-# In a process of its own, as that of one that starts is: its allocator gives buffers back to the system and takes them
-# anew, where that of a process which has saved a table keeps them, and so loads a tenth faster.
+# In a process of its own, like a starting server: the allocator of a process that has saved a table would reuse
+# buffers, and the load would be faster.
 _LOADER = """
 import json, sys, time
 sys.path[:] = json.loads(sys.argv[1])
@@ -296,13 +296,13 @@ with shoal.local(threads=int(sys.argv[3])) as store:
 
 
 def _load(path: Path, threads: int) -> float:
-    """Load a checkpoint: seconds."""
+    """Load a checkpoint; return the seconds."""
     command = [sys.executable, "-c", _LOADER, json.dumps(sys.path), str(path), str(threads)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _fill(table: Table, rows: int) -> float:
-    """Push ``rows`` new keys: seconds."""
+    """Push ``rows`` new keys; return the seconds."""
     grads = np.full((BATCH, table.dim), 0.5, np.float32)
     seconds = 0.0
     for begin in range(0, rows, BATCH):
@@ -314,7 +314,7 @@ def _fill(table: Table, rows: int) -> float:
 
 
 def _touch(store: LocalStore, table: Table, rows: int) -> tuple[float, float]:
-    """Pull and push keys that are there: unique keys a second."""
+    """Pull and push existing keys; return unique keys per second."""
     random = np.random.default_rng(1)
     grads = np.full((BATCH, table.dim), 2.0**-10, np.float32)
     pulling = pushing = 0.0
