@@ -1,4 +1,4 @@
-// Who waits for a row: candidates and Bloom filters, alone and with what they save.
+// Admission: candidates and Bloom filters, alone and with their saved state.
 
 #include "policy/admission.h"
 

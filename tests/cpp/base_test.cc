@@ -52,7 +52,7 @@ TEST(a_region_keeps_its_bytes_and_reads_zero_beyond_them_at_every_size) {
 
 TEST(a_region_of_huge_pages_keeps_its_bytes_and_its_alignment_wherever_it_is_stretched) {
   Region region;
-  std::vector<Region> in_the_way;  // so that it cannot always stretch where it is
+  std::vector<Region> in_the_way;  // so that it cannot always grow in place
   std::size_t written = 0;
   for (const std::size_t bytes : {1'900'000UL, 2'200'000UL, 4'194'304UL, 4'200'000UL, 6'291'456UL,
                                   9'000'000UL, 3'000'000UL, 5'000'000UL, 1'000'000UL, 2'500'000UL}) {
@@ -171,7 +171,7 @@ TEST(a_claim_has_room_and_the_same_memory_serves_smaller_ones) {
   }
 }
 
-// What `noise` depends on must change its bits: nearly all of a thousand neighbours get others, in every place.
+// What `noise` depends on must change its bits: nearly all of a thousand neighbours differ, in every bit.
 void check_spreads(const std::function<std::uint32_t(std::uint32_t)>& noise) {
   constexpr std::uint32_t kDraws = 1000;
   std::vector<std::uint32_t> seen;
@@ -262,7 +262,7 @@ TEST(crc32c_has_the_known_values_and_extends) {
   std::vector<std::size_t> sizes = {0,    1,    7,    8,      9,      300,    3071,
                                     3072, 3073, 6144, 16'383, 16'384, 16'385, 20'000};
   for (std::size_t n = 1000; n < 1600; ++n) {
-    sizes.push_back(n);  // about where other instructions take over, and each remainder
+    sizes.push_back(n);  // around the sizes at which other instructions are used, and each remainder
   }
   std::vector<std::byte> copy(data.size() + 1);
   for (const std::size_t n : sizes) {

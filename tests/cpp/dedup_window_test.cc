@@ -78,7 +78,7 @@ TEST(a_push_that_was_stopped_is_found_by_its_number) {
   seen.set_partial_push(1, 99);
   CHECK_EQ(seen.partial_push(1)->next, 99);
   CHECK_EQ(seen.partial_push(2)->next, 88);
-  seen.set_partial_push(65, 5);  // takes the place of 1, which has left the window
+  seen.set_partial_push(65, 5);  // replaces 1, which has left the window
   CHECK(seen.partial_push(1) == nullptr);
 }
 
@@ -112,7 +112,7 @@ TEST(clocks_follow_the_slowest_who_is_admitted) {
   CHECK(clocks.state(2, 4) == Clocks::WorkerState::kFenced);
   CHECK(!clocks.admit(2, 4, 0));
   clocks.tick(0);
-  CHECK(clocks.dismiss(0, 7));  // fences what is to come up to 7
+  CHECK(clocks.dismiss(0, 7));  // fences incarnations up to 7
   CHECK(clocks.state(0, 6) == Clocks::WorkerState::kFenced);
   CHECK_EQ(clocks.admitted(), 0);
   CHECK_EQ(clocks.floor(), 4);

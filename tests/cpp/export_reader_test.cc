@@ -60,7 +60,7 @@ Table make(const std::string& dtype, std::size_t dim, std::size_t slots, bool by
   return {ExportReader(RowFormat(dtype, dim, by_avx2), Init("Zeros", 0.0, 0), Slots(slots))};
 }
 
-// How machines read: portably, and by AVX2 where this one has it.
+// The decoders of this machine: the portable one, and AVX2 if available.
 std::vector<bool> ways() { return has_avx2() ? std::vector{false, true} : std::vector{false}; }
 
 Rows random_rows(std::size_t count, std::size_t dim, unsigned seed, bool close) {
@@ -236,7 +236,7 @@ TEST(both_ways_of_reading_give_the_same_bits_whatever_stands_in_a_section) {
             }
           }
           const SectionShape shape = portable.reader.pack(Slot{s}, hashes, weights).shape;
-          // The same bytes, damaged: both read where portable.add() has put them.
+          // The same bytes, damaged: both readers read the copy of portable.add().
           Region& memory = *portable.memory[portable.memory.size() - 2 + s];
           for (std::size_t k = 0; k < shape.bytes(portable.reader.form()) / 50; ++k) {
             memory.data()[random() % shape.bytes(portable.reader.form())] = static_cast<std::byte>(random());
@@ -274,7 +274,7 @@ TEST(every_number_of_16_bits_is_widened_as_half_h_does) {
   }
 }
 
-// Within stretches there is the part of the whole difference that lies there.
+// Within ranges the difference is the part of the whole difference that lies in them.
 void check_difference_within(const ExportReader& reader, Slot slot,
                              std::span<const ExportReader::HashRange> within,
                              std::span<const std::uint64_t> hashes, std::span<const float> weights) {

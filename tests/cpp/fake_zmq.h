@@ -27,7 +27,7 @@ using Frames = std::vector<Bytes>;
 // has not come to it.
 class Fake {
  public:
-  // How one message looks behind zmq::Message.
+  // The contents of a zmq::Message.
   struct Content {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
@@ -54,14 +54,14 @@ class Fake {
     incoming.push_back(std::move(frames));
     changed.notify_all();
   }
-  // Waits for as many whole messages, as [peer, frames...].
+  // Waits for that many complete messages, as [peer, frames...].
   std::vector<Frames> wait(std::size_t count) {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return outgoing.size() >= count; });
     CHECK_EQ(outgoing.size(), count);
     return copies();
   }
-  // What was sent, and its memory goes back.
+  // Returns the sent messages and releases their memory.
   std::vector<Frames> take() {
     std::vector<std::vector<Content*>> taken;
     std::vector<Frames> copied;
@@ -109,9 +109,9 @@ class Fake {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Frames> incoming;
-  Frames reading;  // what is left of the message that is being received
+  Frames reading;  // the remaining frames of the message that is being received
   std::vector<std::vector<Content*>> outgoing;
-  std::vector<Content*> sending;  // a message that is not whole yet
+  std::vector<Content*> sending;  // an incomplete message
   std::atomic<int> live{0};
   std::atomic<int> sockets{0};
   std::atomic<bool> terminated{false};

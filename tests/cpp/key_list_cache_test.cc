@@ -77,7 +77,7 @@ TEST(what_was_not_asked_for_longest_makes_room) {
   std::mt19937 random(3);
   constexpr std::size_t kCapacity = 20'000;
   KeyListCache lists(kCapacity);
-  // The slow twin: everything in order of use, cut to what there is room for.
+  // The slow reference: everything in order of use, cut to the capacity.
   std::list<std::pair<std::size_t, Hashes>> used;
   const auto touch = [&](std::size_t id) {
     const auto at = std::find_if(used.begin(), used.end(), [&](const auto& one) { return one.first == id; });

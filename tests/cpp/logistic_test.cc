@@ -227,7 +227,8 @@ TEST(a_key_without_entries_has_no_gradient_though_the_batch_names_it) {
   for (ThreadPool* pool : pools()) {
     std::vector<float> out(larger.keys, 7.0F);
     const std::vector<double> ones(larger.size(), 1.0);
-    gradient(larger.examples(), ones, larger.occurrences(), out, *pool, scratch);  // leaves numbers behind
+    gradient(larger.examples(), ones, larger.occurrences(), out, *pool,
+             scratch);  // leaves numbers in the scratch memory
     out.assign(batch.keys, 7.0F);
     gradient(batch.examples(), std::vector<double>(batch.size(), 1.0), batch.occurrences(), out, *pool,
              scratch);

@@ -1,4 +1,4 @@
-// The one order: mix pinned for ever, and what follows from it.
+// The order of hashes: mix is fixed for ever, with the properties that follow.
 
 #include "base/mix.h"
 

@@ -127,7 +127,7 @@ TEST(many_rows_at_once_give_the_bits_of_one_row_at_a_time) {
   }
 }
 
-// A row as it stands in a table: its columns one behind the other, then its own number.
+// A row as stored in a table: column after column, then its own number.
 std::vector<float> row_of(const Optimizer& optimizer, const Block& block, std::size_t r) {
   std::vector<float> row;
   for (std::size_t k = 0; k < optimizer.columns().size(); ++k) {
@@ -252,7 +252,7 @@ TEST(the_row_wise_accumulator_grows_through_4e7_steps) {
 }
 
 TEST(nearest_rounding_would_stall_where_these_do_not) {
-  float n = 0x1p22F;  // the defect that the tests above are for: the plain sum stands still
+  float n = 0x1p22F;  // the defect that the tests above detect: the plain sum stalls
   const float before = n;
   for (int i = 0; i < 1000; ++i) {
     n += 0.5F * 0.5F;
@@ -304,7 +304,7 @@ TEST(weights_that_are_written_are_read_back) {
     std::vector<float> got(block.size());
     for (std::size_t e = 0; e < block.size(); ++e) {
       given[e] = e % 5 == 0 ? 0.0F : normal(random);
-      block.columns[1][e] = 0.7F;  // equal across a row, where the group rule is exact
+      block.columns[1][e] = 0.7F;  // equal across a row, for which the group rule is exact
     }
     std::visit(
         [&](const auto& rule) {

@@ -50,7 +50,7 @@ std::vector<float> gradient_of(Pooling pooling, const Batch& batch, const std::v
   return out;
 }
 
-// What entry e of bag i adds to column d, and takes of its gradient.
+// The contribution of entry e of bag i to column d, and its share of the gradient.
 double share(Pooling pooling, const Batch& batch, const std::vector<std::uint32_t>& winners, std::size_t dim,
              std::size_t i, std::size_t e, std::size_t d) {
   if (pooling == Pooling::kMax) {

@@ -120,7 +120,7 @@ TEST(a_run_in_tables_that_are_empty_finds_nothing) {
   store.check(probe, 0);
 }
 
-// What a ProbePipeline does: rows are created for one run while the runs behind it are under way.
+// As in a ProbePipeline: rows are created for one run while the next runs are in progress.
 TEST(tables_that_grow_and_shift_between_the_steps_of_a_run_do_not_lose_its_rows) {
   for (const std::size_t bytes : kRowBytes) {
     Store store(bytes, 6'000, 4, 4'000);  // some inserts scramble a table

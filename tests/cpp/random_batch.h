@@ -1,4 +1,4 @@
-// Random batches of awkward shapes, with order and group_offsets as a KeyBatch has them: what the tests of the kernels share.
+// Random batches of awkward shapes, with the order and group_offsets of a KeyBatch, for the tests of the kernels.
 //
 // Threads: pools() are made once and shared; everything else is the caller's.
 

@@ -1,4 +1,4 @@
-// Functions of a table: parts of the slots make the whole, and what happens beside pushes and saves.
+// Functions of a table: results of disjoint slots combine to the whole; calls concurrent with pushes and saves.
 
 #include "shard/reductions.h"
 

@@ -27,7 +27,7 @@ namespace {
 using Params = std::map<std::string, double>;
 using Numbers = std::vector<double>;
 
-// What a rule has of one row: weights, its other columns, its number for the row.
+// The state of one row: weights, other columns, the row's own number.
 struct Row {
   explicit Row(std::size_t dim) : w(dim), a(dim), b(dim) {}
   Numbers w;
@@ -231,7 +231,7 @@ TEST(group_ftrl_follows_its_equations) {
 }
 
 TEST(accumulators_are_rounded_with_the_bits_of_their_element_and_column) {
-  // Numbers so large that every sum needs rounding; what comes of it is exactly what accumulate() says.
+  // Numbers so large that every sum needs rounding; the result equals accumulate() exactly.
   constexpr std::size_t kDim = 3;
   std::mt19937 random(8);
   const Optimizer ftrl("FTRL", {{"alpha", 0.1}, {"beta", 1}, {"l1", 0}, {"l2", 0}, {"n0", 0}});

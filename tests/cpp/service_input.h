@@ -33,12 +33,12 @@ using wire::Op;
 inline constexpr std::size_t kSlots = 8;
 inline constexpr std::uint32_t kJob = 1;
 
-// What does not hold.
+// A violated invariant.
 struct Broken : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Numbers out of the input; zeros behind its end.
+// Numbers from the input; zeros after its end.
 class Source {
  public:
   explicit Source(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
@@ -222,7 +222,7 @@ inline Made make(Source& from) {
       break;
     }
     case Op::kSaveBegin: {
-      // A base that nobody has, or none, and up to three tables, of any kind.
+      // An unknown base, or none, and up to three tables, of any kind.
       numbers.assign(4, (bits & 16U) != 0 ? from.byte() : 0);
       for (std::uint32_t n = from.below(4); n > 0; --n) {
         numbers.push_back(from.below(4) | std::uint64_t{from.below(5)} << 32U);
@@ -250,7 +250,7 @@ inline Made make(Source& from) {
   return made;
 }
 
-// Every reply must be a message that a client takes.
+// Every reply must be a message that a client accepts.
 inline void check_replies(ReplyQueue& out) {
   Decoded decoded;
   for (const Reply& reply : out.replies()) {
@@ -297,7 +297,7 @@ inline void order(Service& service, Source& from) {
   }
 }
 
-// Throws Broken where something does not hold.
+// Throws Broken if an invariant is violated.
 inline void check(std::span<const std::uint8_t> bytes) {
   Source from(bytes);
   const ServiceLimits limits{.deferred_reads = 4,
@@ -336,7 +336,7 @@ inline void check(std::span<const std::uint8_t> bytes) {
       try {
         order(service, from);
       } catch (const std::invalid_argument&) {
-        // The scheduler's mistake: it is told, and nothing has changed.
+        // An error of the scheduler: it gets an exception, and nothing has changed.
       }
       service.released(out);
       check_replies(out);

@@ -1,4 +1,4 @@
-// Service against a map of weights: whatever is cut, repeated, refused, out of memory or asked at the same time.
+// Service compared with a map of weights: split, repeated, refused and concurrent requests, and exhausted memory.
 // tests/test_service.py has its rules one by one.
 
 #include "server/service.h"
@@ -33,7 +33,7 @@ TableSpec sgd(std::size_t dim) {
           0};
 }
 
-// A worker with its service, and what comes back.
+// A worker with its service, and the replies.
 struct Peer1 {
   Service& service;
   std::uint32_t rank = 0;
@@ -578,7 +578,7 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
                           .count = 1};
         if (load % 3 == 2) {
           CHECK(numbers(Op::kSaveEnd, {number}) == Status::kOk);
-          CHECK(numbers(Op::kLoadEnd, {7}) == Status::kBadRequest);  // nothing of it is there any more
+          CHECK(numbers(Op::kLoadEnd, {7}) == Status::kBadRequest);  // nothing of it remains
           continue;
         }
         while (peer.one(tell, words).header.payload_bytes == 0) {

@@ -337,7 +337,7 @@ TEST(rows_that_would_not_be_finite_stay_whole_and_are_counted) {
   const auto before = store.pull(keys);
   constexpr float kInf = std::numeric_limits<float>::infinity();
   store.push(keys,
-             {std::numeric_limits<float>::quiet_NaN(), kInf, -kInf, 1e20F, 2.0F});  // 1e20^2 is no float32
+             {std::numeric_limits<float>::quiet_NaN(), kInf, -kInf, 1e20F, 2.0F});  // 1e20^2 is not a float32
   const auto after = store.pull(keys);
   for (std::size_t i = 0; i < 4; ++i) {
     CHECK_EQ(after[i], before[i]);

@@ -1,4 +1,4 @@
-// Slabs against a plain list of rows, and what they give back.
+// Slabs compared with a plain list of rows, and the memory that they release.
 
 #include <algorithm>
 #include <cstddef>

@@ -18,7 +18,7 @@
 namespace shoal {
 namespace {
 
-using Rows = std::map<std::uint64_t, std::uint32_t>;  // what a table should hold: a number a row
+using Rows = std::map<std::uint64_t, std::uint32_t>;  // the expected contents of a table: one number per row
 
 std::byte* find_one(SlotTable& table, std::uint64_t hash) {
   std::byte* row = nullptr;
@@ -69,7 +69,7 @@ void insert(SlotTable& table, Rows& rows, std::uint64_t hash, std::size_t row_by
   rows[hash] = number;
 }
 
-// The rows that lie in ranges are found, and no others: few ranges or many, at any of the places where their rows are.
+// Exactly the rows in the ranges are found: few ranges or many, at any positions.
 void check_ranges(const SlotTable& table, const Rows& rows, Slots slots, std::size_t row_bytes,
                   std::mt19937_64& random) {
   for (const std::size_t among : {std::size_t{0}, std::size_t{300}, std::size_t{10}, std::size_t{1}}) {
@@ -259,7 +259,7 @@ TEST(many_hashes_are_found_in_one_call_as_they_are_one_by_one) {
     hashes.push_back(random() | kFirst);
   }
   std::sort(hashes.begin(), hashes.end());
-  for (std::size_t i = 0; i < hashes.size(); i += 2) {  // every other one is there
+  for (std::size_t i = 0; i < hashes.size(); i += 2) {  // every other one is present
     table.make_room(1);
     table.insert(hashes[i]);
   }

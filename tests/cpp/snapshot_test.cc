@@ -186,7 +186,7 @@ TEST(slots_are_taken_as_they_were_at_the_moment_whatever_comes_between) {
           Whole taken(*store.shard);
           for (std::size_t k = 0; k < slots; ++k) {
             if (k % std::max<std::size_t>(1, slots / 8) == 0) {
-              // More keys than before: tables grow, and shrink where many are erased.
+              // More keys than before: tables grow, and shrink when many are erased.
               store.change(random, 3000 + 3000 * static_cast<std::uint64_t>(round), clock += step(random));
             }
             taken.take(snapshot, order[k]);
@@ -316,7 +316,7 @@ TEST(a_save_that_falls_behind_makes_pushes_wait_and_is_lost_before_memory_is) {
     }
     CHECK_THROWS(snapshot.take(Slot{1}), "rows changed faster than they were written");
   }
-  // A push that waits goes on as soon as a slot is taken that makes room.
+  // A waiting push continues as soon as taking a slot frees memory.
   const Whole expected(*store.shard);
   Snapshot snapshot(*store.shard, 0, Snapshot::Kind::kPlain, 100'000);
   std::atomic<bool> done{false};
@@ -361,7 +361,7 @@ TEST(a_chain_of_deltas_is_what_the_shard_was_at_each_moment) {
         for (int i = 0; i < round % 3 * 3; ++i) {
           store.change(random, round == 5 ? 30'000 : 3000, clock += step(random));
         }
-        if (round % 2 == 1) {  // a save that is given up is no base, and nothing is forgotten
+        if (round % 2 == 1) {  // a cancelled save is not a base, and no change is lost
           Snapshot given_up(*store.shard, clock, round == 3 ? Snapshot::Kind::kBase : Snapshot::Kind::kDelta);
           store.change(random, 3000, clock);
           given_up.take(Slot{1});
@@ -472,7 +472,7 @@ TEST(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
         } else {
           few();
         }
-        if (random() % 3 == 0) {  // what is given up, or not tracked, changes nothing
+        if (random() % 3 == 0) {  // a save that is cancelled, or not tracked, changes nothing
           Snapshot other(*store.shard, clock,
                          random() % 2 == 0 ? Snapshot::Kind::kDelta : Snapshot::Kind::kPlain, 0,
                          random() % 2 == 0 ? Purpose::kSave : Purpose::kExport);

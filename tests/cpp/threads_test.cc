@@ -20,7 +20,7 @@ using namespace shoal;
 
 namespace {
 
-// Runs `parts` parts on the pool and tells whether each ran once.
+// Runs `parts` parts on the pool and returns whether each ran once.
 bool runs_each_once(ThreadPool& pool, std::size_t parts) {
   std::vector<std::atomic<int>> ran(parts);
   pool.run(parts, [&](std::size_t i) { ++ran.at(i); });
@@ -199,7 +199,7 @@ TEST(a_child_forked_while_the_workers_are_busy_works) {
 }
 
 TEST(a_child_forked_between_jobs_whose_workers_are_still_waking_works) {
-  // A worker that comes late to a job holds the crew's lock for a moment, and a fork may copy it held.
+  // A worker that is late for a job holds the pool's lock briefly, and a fork may copy the held lock.
   ThreadPool pool(8);
   std::atomic<bool> stop{false};
   std::thread other([&] {
@@ -337,7 +337,7 @@ TEST(a_borrowed_team_runs_the_parts) {
     CHECK_EQ(teamed, 3);
     CHECK(runs_each_once(pool, 0));
     CHECK(runs_each_once(pool, 1));    // nothing to share
-    CHECK(runs_each_once(alone, 10));  // and nobody to share with
+    CHECK(runs_each_once(alone, 10));  // without other threads
     CHECK_EQ(teamed, 3);
   }
   CHECK(runs_each_once(pool, 10));

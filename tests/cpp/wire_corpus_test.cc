@@ -1,4 +1,4 @@
-// What the fuzzers of the wire format and of the service found worth keeping, and the golden messages: tests/fuzz/README.md.
+// Replays the corpus of the wire and service fuzzers, and the golden messages: tests/fuzz/README.md.
 
 #include <algorithm>
 #include <filesystem>

@@ -1,4 +1,4 @@
-// One input of the wire fuzzer: a message made of arbitrary bytes, and what must hold when it is decoded.
+// One input of the wire fuzzer: a message made of arbitrary bytes, and the invariants of its decoding.
 //
 //   byte 0        bit 0: replies are due; bit 1: sizes and checksums of the header are set right first, so that
 //                 what lies behind them is reached
@@ -104,7 +104,7 @@ inline const char* check_input(std::span<const std::byte> bytes, bool& good) {
   if (got.digest.size() != ((header.flags & kDigest) != 0 ? 16U : 0U)) {
     return "a digest where there is one";
   }
-  // Whoever sends what was read sends the same.
+  // Encoding the decoded message gives the same message.
   Header again = header;
   std::array<std::byte, sizeof(Header)> head;
   encode(again, std::span(frames).subspan(1), head);

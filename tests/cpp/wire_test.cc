@@ -197,7 +197,7 @@ TEST(plain_values_of_an_answer_are_put_where_they_are_wanted_and_nothing_else_is
       CHECK(there || std::ranges::count(room, std::byte{0x5a}) == static_cast<std::ptrdiff_t>(size) + 1);
       put += there ? 1 : 0;
     }
-    // A damaged one is noticed as ever.
+    // Damage is detected as before.
     if (last > 0) {
       std::vector<Bytes> damaged = frames;
       damaged.back().back() ^= std::byte{1};
@@ -459,9 +459,9 @@ TEST(counts_are_read_and_checked_to_the_last_byte) {
   };
   const std::string form = "the counts of 3 rows are not packed as they must be";
   refused({0b1101, 2, 3, 4}, form);            // of a row that is not there
-  refused({0b101, 2, 1}, form);                // 1 is no bit
+  refused({0b101, 2, 1}, form);                // 1 is not a bit
   refused({0b101, 2, 0, 255, 0, 0, 0}, form);  // 255 is a byte
-  refused({0b101, 2, 0, 0, 0, 0, 0}, form);    // nobody occurs 0 times
+  refused({0b101, 2, 0, 0, 0, 0, 0}, form);    // a count of 0 is invalid
   refused({0b101, 2}, "the counts of a push of 3 need 3 bytes, got 2");
   refused({0b101, 2, 3, 0}, "need 3 bytes, got 4");
   refused({0b101, 2, 0, 0, 1, 0}, "need 7 bytes, got 6");

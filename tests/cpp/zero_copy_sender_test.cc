@@ -39,7 +39,7 @@ TEST(a_borrowed_frame_is_sent_in_place_and_released_when_the_transport_is_done) 
   CHECK(world.send({{world.small}, {world.hashes, &world.hashes}, {world.values, &world.values}}));
   CHECK(world.released().empty());
   CHECK_EQ(world.sender->borrowed(), 2);
-  // Not a copy: what the owner changes is what leaves.
+  // Not a copy: a change by the owner is sent.
   world.values[7] = std::byte{9};
   const auto sent = world.fake.take();
   CHECK_EQ(sent.size(), 1);
@@ -112,7 +112,7 @@ TEST(what_is_borrowed_when_the_sender_ends_is_not_returned) {
   CHECK(world.send({{world.small}, {world.values, &world.values}}));
   CHECK(world.send({{world.hashes, &world.hashes}}));
   world.sender.reset();
-  CHECK_EQ(world.fake.take().size(), 2);  // and nothing leaks, or is touched behind its end
+  CHECK_EQ(world.fake.take().size(), 2);  // and nothing leaks, or is accessed beyond its end
 }
 
 TEST(a_message_of_too_many_frames_is_read_to_its_end) {
