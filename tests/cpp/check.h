@@ -8,8 +8,8 @@
 //   }
 //
 // A failed check prints itself and leaves its test by an exception, so that nothing runs on values already
-// known to be wrong. In a thread that the test started nobody catches it: it prints itself and ends
-// the program.
+// known to be wrong. In a thread that the test started the exception is not caught: it prints itself and
+// ends the program.
 //
 // Threads: checks may run in any thread; tests run one after another.
 

@@ -1,4 +1,4 @@
-// A libzmq of our own, in memory, with one socket: it can refuse anything.
+// A fake libzmq in memory, with one socket, whose functions can be made to fail.
 
 #pragma once
 
@@ -23,8 +23,7 @@ namespace shoal {
 using Bytes = std::vector<std::byte>;
 using Frames = std::vector<Bytes>;
 
-// One socket of a libzmq. What the loop sends is kept, messages and all, until the test takes it: like an I/O thread that
-// has not come to it.
+// One socket of a libzmq. Sent messages are kept until the test takes them, as if the I/O thread had not sent them yet.
 class Fake {
  public:
   // The contents of a zmq::Message.

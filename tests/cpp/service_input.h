@@ -1,8 +1,8 @@
-// One input of the service's fuzzer: a server's life, made of arbitrary bytes.
+// One input of the service's fuzzer: a sequence of events of a server, made of arbitrary bytes.
 //
-// The bytes choose what comes, one after the other: well-formed requests with any numbers in them, some of them damaged,
-// between orders of the scheduler. Whatever comes, the service answers each request, in messages that decode, and its tables
-// stay whole. tests/fuzz/service/fuzz_service.cc feeds it from libFuzzer, wire_corpus_test.cc from the committed corpus.
+// The bytes choose the events: well-formed requests with arbitrary numbers, some of them damaged, between orders of the
+// scheduler. For any sequence the service answers each request, with messages that decode, and its tables stay
+// consistent. tests/fuzz/service/fuzz_service.cc feeds it from libFuzzer, wire_corpus_test.cc from the committed corpus.
 
 #pragma once
 

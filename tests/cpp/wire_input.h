@@ -1,8 +1,8 @@
 // One input of the wire fuzzer: a message made of arbitrary bytes, and the invariants of its decoding.
 //
-//   byte 0        bit 0: replies are due; bit 1: sizes and checksums of the header are set right first, so that
-//                 what lies behind them is reached
-//   then, again and again: u16 length, the bytes of a frame; what is missing at the end is left out
+//   byte 0        bit 0: replies are due; bit 1: sizes and checksums of the header are corrected first, so that
+//                 the later checks are reached
+//   then, repeatedly: u16 length, the bytes of a frame; the last frame may be truncated
 //
 // tests/fuzz/wire/fuzz_wire.cc feeds it from libFuzzer, wire_corpus_test.cc from the committed corpus;
 // tests/test_wire.py reads the same files.

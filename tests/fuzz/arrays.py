@@ -1,4 +1,4 @@
-"""Arrays for the native parsers to fill, cut out of larger ones: a write outside of them shows."""
+"""Arrays for the native parsers to fill, cut out of larger ones, so that a write outside of them is detected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CANARY = 0x5EED5EED5EED5EED
 
 
 class Arrays:
-    """What `shoal._reader` calls ``arrays``, with room for so many rows and features."""
+    """What `shoal._reader` calls ``arrays``, with room for this many rows and features."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Arrays:
         return array[1:-1]
 
     def parse(self, parse, block, start: int = 0, *, skip: bool = False) -> tuple[int, int, int, int, int, int]:
-        """Let one of the parsers append to the arrays, and look for writes outside of them."""
+        """Let one of the parsers append to the arrays, and check for writes outside of them."""
         got = parse(block, start, self, skip)
         self.row = got[2]
         for array in self._guarded:
@@ -50,7 +50,7 @@ class Arrays:
         return got
 
     def larger(self, rows: int, nnz: int) -> Arrays:
-        """Copy what is there into arrays with room for so much more."""
+        """Copy the contents into arrays with this much more room."""
         has = {
             "valued": self.values is not None,
             "weighted": self.weights is not None,
@@ -67,7 +67,7 @@ class Arrays:
         return new
 
     def rows(self) -> list:
-        """Show the rows in the shape of the slow parsers: (label or (label, weight), [(key, value, field), ...])."""
+        """Return the rows in the form of the slow parsers: (label or (label, weight), [(key, value, field), ...])."""
         labels = self.labels[: self.row].tolist()
         heads = labels if self.weights is None else zip(labels, self.weights[: self.row].tolist(), strict=True)
         nnz = self.indptr[self.row]

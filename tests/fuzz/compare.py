@@ -1,12 +1,12 @@
-"""A text through a fast parser and through its slow twin: all that has to agree.
+"""Compare the fast parser of a format with its slow reference on one text.
 
-    whole      one block, room for everything, malformed lines left out; each span is the text of its key
-    stopping   one block, every malformed line an error: where it stops, what is wrong, and going on behind it
-    creeping   a block for each line, arrays that begin with no room and grow by a little
+    whole      one block, room for everything, malformed lines skipped; each span is the text of its key
+    stopping   one block, every malformed line is an error: its position, its fault, and continuing after it
+    creeping   a block for each line; arrays start empty and grow in small steps
     cut        two blocks, the cut between two lines
     batches    `Rows`, taken in batches of a few rows
 
-A text is one test: what differs between texts (where to cut, how large the batches are) follows from its bytes.
+A text is one test: its parameters (the position of the cut, the size of the batches) are derived from its bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shoal import _reader
 from shoal.data.columns import CATEGORICAL, LABEL, NUMERIC, PASSED_OVER, WEIGHT, BoundColumns
 from shoal.data.rows import CRITEO, Parse, RowBuffer
 
-# What the slow parsers say is wrong, and how the messages about it begin.
+# The faults of the slow parsers, and the beginnings of the corresponding messages.
 SAYS = {
     "label": ("the label is n",),
     "first column": ("the label is n", "40 columns"),
@@ -56,15 +56,15 @@ SAYS = {
 
 
 class Twin(NamedTuple):
-    """The parser of a format, and the slow one of one line of it."""
+    """The parser of a format, and the slow parser of one line."""
 
     parse: Parse
     row: Callable[[bytes], tuple | None]
     key: Callable[[int, bytes], int]  # of a feature, from its field and its text
     valued: bool = True
     weighted: bool = False
-    fielded: bool = True  # whether the slow parser tells fields
-    step: int = 1  # features that a line may ask room for at once
+    fielded: bool = True  # whether the slow parser returns fields
+    step: int = 1  # features for which a line may need room at once
 
 
 def _criteo_key(column: int, text: bytes) -> int:
@@ -116,7 +116,7 @@ def csv_twin(kinds: str, *columns) -> Twin:
 
 
 def _csv_of(text: bytes) -> tuple[Twin, bytes]:
-    """Take the columns from the first line: a separator, a sign for what is missing and positive, and the kinds."""
+    """Read the columns from the first line: a separator, a code of the missing and positive texts, and the kinds."""
     first, _, rest = text.partition(b"\n")
     first = (first + b",-").ljust(2, b"-")
     separator = first[:1] if first[:1] in b",;\t| " else b","
@@ -128,15 +128,15 @@ def _csv_of(text: bytes) -> tuple[Twin, bytes]:
 
 
 class Expected(NamedTuple):
-    """What a text comes to."""
+    """The result of parsing a text."""
 
     rows: list  # with values as bits
-    faults: list[tuple[int, Malformed]]  # of the malformed lines: where the line begins, and what is wrong
-    begins: list[int]  # of every line, and the end
+    faults: list[tuple[int, Malformed]]  # of the malformed lines: the offset of the line, and the fault
+    begins: list[int]  # offsets of all lines, and the end
 
 
 def slowly(twin: Twin, text: bytes) -> Expected:
-    """Read a text by the slow parser."""
+    """Read a text with the slow parser."""
     rows, faults, begins = [], [], [0]
     for line in lines_of(text):
         try:
@@ -149,12 +149,12 @@ def slowly(twin: Twin, text: bytes) -> Expected:
 
 
 def check(name: str, text: bytes) -> Expected:
-    """Compare all ways to read a text in a format; the first line of a CSV text tells its columns."""
+    """Compare all ways to read a text in a format; the first line of a CSV text defines its columns."""
     return compare(*(_csv_of(text) if name == "csv" else (TWINS[name], text)))
 
 
 def compare(twin: Twin, text: bytes) -> Expected:
-    """Compare all ways to read a text; AssertionError where they do not agree.
+    """Compare all ways to read a text; AssertionError if they do not agree.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def compare(twin: Twin, text: bytes) -> Expected:
 
 
 def _block(text: bytes) -> np.ndarray:
-    """Copy a text into memory of just its size, behind whose end the address sanitizer watches."""
+    """Copy a text into memory of exactly its size, so that the address sanitizer detects reads beyond its end."""
     return np.frombuffer(text, np.uint8).copy()
 
 

@@ -1,6 +1,6 @@
-"""Fuzz the parsers of text against their slow twins: README.md here.
+"""Fuzz the parsers of text against their slow references: see README.md here.
 
-make fuzz FORMAT=vw SECONDS=60              # builds what is needed first; without FORMAT all
+make fuzz FORMAT=vw SECONDS=60              # builds the package first; all formats without FORMAT
 
 python tests/fuzz/fuzz_parsers.py vw [options and folders of libFuzzer]
 """
