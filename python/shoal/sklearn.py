@@ -2,7 +2,7 @@
 
     X (dense, CSR, CSC, FeatureHasher's) --rows--> Batch: the index of a column is its key --> LogisticRegression
 
-The extra ``sklearn`` brings what this module needs; ``import shoal`` does not import it.
+The extra ``sklearn`` installs the dependencies of this module; ``import shoal`` does not import it.
 
 Threads: as scikit-learn's own estimators, one thread at a time. A fitted estimator that a fork inherits raises
 `shoal.WrongProcessError`; a pickled one, as joblib sends it, works in any process.
@@ -42,7 +42,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     alpha : float
         Learning rate; the setting to tune first, by factors of 2.
     beta : float
-        Slows the first steps of a weight.
+        Reduces the first steps of a weight.
     l1 : float
         Weights with less evidence than this are exactly 0.
     l2 : float
@@ -54,27 +54,27 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     fit_intercept : bool
         Whether there is a constant feature.
     shuffle : bool
-        Whether `fit` takes the examples in another order in each pass.
+        Whether `fit` permutes the examples in each pass.
     n_jobs : int or None
         Threads: None is 1, -1 all cores. The result is the same to the bit.
     random_state : int, RandomState instance or None
-        Of the order and of the rounding of FTRL's accumulators.
+        Seed of the order and of the rounding of FTRL's accumulators.
 
     Attributes
     ----------
     classes_ : ndarray of shape (2,)
-        The second one is what `decision_function` is positive for.
+        `decision_function` is positive for the second one.
     n_features_in_ : int
     feature_names_in_ : ndarray, one name for each feature
-        Only where ``X`` had names.
+        Only if ``X`` had names.
     coef_ : float32[1, features]
-        Made when asked for.
+        Computed when it is read.
     intercept_ : float64[1]
 
     Notes
     -----
-    Values are float32. A row exists for each column that had a value other than 0, 16 bytes and the slack of growth.
-    A pickle holds the rows with their optimizer state: what is loaded learns on bit for bit.
+    Values are float32. A row exists for each column that had a value other than 0: 16 bytes, and spare capacity.
+    A pickle holds the rows with their optimizer state: a loaded estimator continues to learn bit for bit.
 
     Examples
     --------
@@ -125,7 +125,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Parameters
         ----------
         X : array or sparse matrix of shape (n, features)
-            Finite, float32 or what rounds to it.
+            Finite; rounded to float32.
         y : array-like of shape (n,)
             Two classes.
         sample_weight : array-like of shape (n,), optional
@@ -156,15 +156,15 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Learn from some more examples, in their order, once.
+        """Learn from further examples, in their order, once.
 
         Parameters
         ----------
         X : array or sparse matrix of shape (n, features)
         y : array-like of shape (n,)
-            Out of the two classes; not both need to be there.
+            Of the two classes; need not contain both.
         classes : array-like of shape (2,)
-            Needed in the first call, which also fixes the settings; may be left out later.
+            Required in the first call, which also fixes the settings; may be omitted later.
         sample_weight : array-like of shape (n,), optional
 
         Returns
@@ -225,7 +225,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return self._model.decision_function(rows)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """Return the class of each example: ``classes_[1]`` where its log-odds are above 0.
+        """Return the class of each example: ``classes_[1]`` if its log-odds are above 0.
 
         Parameters
         ----------
@@ -251,7 +251,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         float64[n, 2]
             In the order of ``classes_``.
         """
-        # Each from its own side: 1 - p would lose the small ones.
+        # Each is computed from its own margin: 1 - p would lose small probabilities.
         margins = self.decision_function(X)
         return np.stack([probabilities(-margins), probabilities(margins)], axis=1)
 

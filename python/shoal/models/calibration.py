@@ -182,10 +182,10 @@ def platt(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None 
     n0 = float(np.sum(v[~positive]))
     target = np.where(positive, (n1 + 1) / (n1 + 2), 1 / (n0 + 2))
     total = n0 + n1
-    # Halves: neither the middle nor the reach overflows at the largest floats.
-    middle = float(a.min() / 2 + a.max() / 2)
-    reach = float(np.max(np.abs(a / 2 - middle / 2))) * 2
-    z = (a - middle) / reach if np.isfinite(reach) and reach > 0 else np.zeros_like(a)
+    # Halves first: neither the center nor the half-width overflows at the largest floats.
+    center = float(a.min() / 2 + a.max() / 2)
+    half_width = float(np.max(np.abs(a / 2 - center / 2))) * 2
+    z = (a - center) / half_width if np.isfinite(half_width) and half_width > 0 else np.zeros_like(a)
     slope, intercept = 0.0, float(np.log((n1 + 1) / (n0 + 1)))
 
     def loss_at(s: float, c: float) -> float:
@@ -216,9 +216,9 @@ def platt(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None 
         else:
             break  # the remaining decrease is within rounding
         slope, intercept, loss = slope + step * ds, intercept + step * dc, tried
-    if reach == 0 or not np.isfinite(reach):
+    if half_width == 0 or not np.isfinite(half_width):
         return Platt(0.0, intercept)
-    return Platt(slope / reach, intercept - slope * (middle / reach))
+    return Platt(slope / half_width, intercept - slope * (center / half_width))
 
 
 def isotonic(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Isotonic:

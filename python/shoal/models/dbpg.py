@@ -26,8 +26,8 @@ they skip the same keys. The first pass is over all keys, and so is the one that
 
 Invariants
     I1  The margins are those of the weights that this worker has seen: X w, in float64.
-    I2  What an iteration sees depends on t and delay alone, not on time: runs repeat bit for bit, and a local store
-        does as one worker on a cluster.
+    I2  What an iteration sees depends on t and delay alone, not on time: runs are repeatable bit for bit, and a local
+        store gives the same bits as one worker on a cluster.
 
 Threads: the caller's; the store's share the kernels. Memory: about 50 bytes a feature of every example.
 """

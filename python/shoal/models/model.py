@@ -1,13 +1,13 @@
 """Model: the base of all models over tables of one store, which learn from batches and predict.
 
     batch --> KeyBatch (sort, unique) --> pull --> forward --> loss, slopes --> backward --> push
-                                           |    the weights stay as they are within a batch    |
+                                           |     the weights do not change within a batch      |
 
 A kind of model defines how the rows of a batch's unique keys become a margin for each example (`_forward`), and how
 the slopes dloss/dmargin become a gradient for each row (`_backward`). All tables are pulled and pushed by one KeyBatch.
 The loss is logistic: labels are 0 or 1, a margin is a log-odds.
 
-The bias is a row like any other, under ``BIAS_KEY``: every example has it once, with value 1, behind its batch's keys.
+The bias is an ordinary row, under ``BIAS_KEY``: every example has it once, with value 1, after its batch's keys.
 
 Invariants
     I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
@@ -56,12 +56,12 @@ class Model(LinearWeights, SavedModel):
     """A model of log-odds whose weights are tables of a store.
 
     The first table has dim 1 and holds the linear weights, the bias among them. A model of a local store can be pickled
-    and copied; the copy has a store of its own. What was loaded from a pickle learns on with the same bits.
+    and copied; the copy has a store of its own. A model loaded from a pickle continues to learn with the same bits.
 
     Parameters
     ----------
     store : Store or None
-        Where the tables live. Without one the model makes a local store of its own and closes it in `close`.
+        The store of the tables. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature.
     normalized : bool
@@ -76,7 +76,7 @@ class Model(LinearWeights, SavedModel):
         super().__init__(local() if store is None else store, is_own=store is None)
         self._has_bias = bool(bias)
         self._is_normalized = bool(normalized)
-        # Of the thread that sorts ahead: it would wait for the store's own, or find their memory taken.
+        # For the thread that sorts ahead: the store's own are in use by the thread that learns.
         self._sorters = _core.ThreadPool(1)
         try:
             self._tables = tuple(self._make_tables())
@@ -94,7 +94,7 @@ class Model(LinearWeights, SavedModel):
 
     @abstractmethod
     def _forward(self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows]) -> tuple[Floats, Any]:
-        """Compute the margins float64[n] from each table's rows float32[m, dim], and what `_backward` needs of it."""
+        """Compute the margins float64[n] from each table's rows float32[m, dim], and the state for `_backward`."""
 
     @abstractmethod
     def _backward(
@@ -169,9 +169,9 @@ class Model(LinearWeights, SavedModel):
         Parameters
         ----------
         data : Batch, array, sparse matrix or frame
-            Loss and gradient of an example count as often as its weight says. All rows of an array make one step.
+            Loss and gradient of an example are multiplied by its weight. All rows of an array make one step.
         y, sample_weight, label
-            Of an array or a frame, as for `fit`. Where the model does not know its classes yet, they are in ``y``.
+            Of an array or a frame, as for `fit`. If the model does not know its classes yet, ``y`` determines them.
 
         Returns
         -------
@@ -185,7 +185,7 @@ class Model(LinearWeights, SavedModel):
             batch = joined(list(given.data))
             self._record_input(given)
         preprocessing.check_batch(batch)
-        seen = Accumulator(bits=1)  # asked for the loss alone
+        seen = Accumulator(bits=1)  # only its loss is used
         self.learn(batch, self.sort(batch), seen)
         self._store.tick()
         return seen.logloss
@@ -223,8 +223,8 @@ class Model(LinearWeights, SavedModel):
 
         On a cluster every worker calls it, either with a fixed split of the data,
         ``reader.split(store.rank, store.num_workers)``, and returns when all have ended, or once for each split of a
-        loop over ``store.splits(reader)``. Each batch is a clock. ``valid`` is measured by every worker that passes it,
-        and metrics and history are those of the worker's own data.
+        loop over ``store.splits(reader)``. Each batch is a clock. ``valid`` is measured by every worker that passes it;
+        metrics and history are those of the worker's own data.
 
         Parameters
         ----------
@@ -242,12 +242,12 @@ class Model(LinearWeights, SavedModel):
             How much an example of each class weighs, as in ``{0: 1.0, 1: 5.0}``; "balanced", for arrays and frames,
             gives both classes the same total weight. Multiplies other weights, also in the metrics of the pass.
         categorical, numeric, interactions : list, optional
-            Columns of a frame, as `shoal.read_arrow` takes them. With none of them given, columns of floating-point
-            numbers are numeric and all others are categories; a fitted model uses its earlier columns.
+            Columns of a frame, as for `shoal.read_arrow`. Without these arguments, columns of floating-point numbers
+            are numeric and all others are categories; a fitted model uses its earlier columns.
         batch_size : int, optional
             Examples of a step on an array or a frame; default: 8192.
         epochs : int, optional
-            Passes over the data, at most. Default: 1, as is customary for click logs; 10 of an array or a frame.
+            Passes over the data, at most. Default: 1, as is customary for click logs; 10 for an array or a frame.
         valid : Reader, iterable of Batch, or pair of X and y, optional
             Evaluated after every pass; the result is in ``history.passes``.
         shuffle : bool or int, optional
@@ -257,8 +257,8 @@ class Model(LinearWeights, SavedModel):
         negative_rate : float
             Fraction of the negatives to learn from, above 0, at most 1; their weight is multiplied by 1 / rate.
         warm_up : bool
-            Cut batches into smaller ones, of 32 examples at first, until they are no more than a tenth of the examples
-            that the model has learned from in all.
+            Cut batches into smaller ones, of 32 examples at first, until they are at most a tenth of all examples that
+            the model has learned from.
         seed : int
             Seed of the shuffle and of the sampling of negatives.
         patience : int, optional
@@ -271,8 +271,8 @@ class Model(LinearWeights, SavedModel):
         progress : bool, int or float
             True shows a bar on standard error: fraction of the bytes, examples/s, progressive log-loss and AUC. A
             number writes lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since
-            the line before: an int every so many examples, a float whenever there are so many times as many (2.0: at
-            the powers of two).
+            the line before: an int n every n examples, a float f whenever the number of examples has grown f times
+            (2.0: at the powers of two).
         callbacks : function, Callback, or list of them, optional
             A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
             batch too. An exception ends the fit; the model stays consistent.
@@ -281,7 +281,7 @@ class Model(LinearWeights, SavedModel):
             model at the end. It is complete at any moment, also if the process is killed. ``"s3://bucket/model"`` and
             other URLs that fsspec opens are allowed (extra: fsspec).
         checkpoint_every : int, optional
-            Batches between two checkpoints, besides one after each pass.
+            Batches between two checkpoints, in addition to one after each pass.
         resume : bool or "appended"
             Resume the fit whose checkpoint is in ``directory``; the result is bit-identical to that of an uninterrupted
             fit. Pass the same data and settings (``epochs`` may be larger). Without a checkpoint a fit begins.
@@ -300,8 +300,8 @@ class Model(LinearWeights, SavedModel):
         ------
         KeyboardInterrupt
             Ctrl-C or SIGTERM, at the end of the current batch: the model is consistent and may be used, saved and
-            fitted further. A second one does not wait for the batch. SIGTERM is handled in the main thread, if the
-            program has no handler for it; if the error is not caught, the process ends with status 143.
+            fitted further. A second signal interrupts the batch. SIGTERM is handled in the main thread, if the program
+            has no handler for it; if the error is not caught, the process ends with status 143.
         ImportError
             The data is a frame, and pyarrow is not installed (extra ``arrow``).
         TypeError, ValueError
@@ -318,8 +318,8 @@ class Model(LinearWeights, SavedModel):
 
         Notes
         -----
-        ``patience`` writes the best weights to a temporary directory (``TMPDIR``), as many bytes as the rows take,
-        after each pass but the last that is better than all before.
+        ``patience`` writes the best weights to a temporary directory (``TMPDIR``), as many bytes as the rows have,
+        after each pass, except the last, that is better than all before.
 
         Examples
         --------
@@ -422,7 +422,7 @@ class Model(LinearWeights, SavedModel):
         progress: bool | float,
         resume: Resume,
     ) -> None:
-        """Learn from batches by a plan: what `fit` does once it knows both."""
+        """Learn from batches by a plan: the part of `fit` after its arguments are resolved."""
         fit_state = begin_or_resume(self, data, valid, plan, checkpointer, resume=resume)
         observers: list[FitObserver] = [observer for observer in (checkpointer, callbacks) if observer is not None]
         training.train([self], data, valid, plan, progress=progress, observers=observers, fit_state=fit_state)
@@ -430,7 +430,7 @@ class Model(LinearWeights, SavedModel):
             self.save(checkpointer.directory)
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
-        """Predict, count into ``seen``, push; the store's clock is the caller's to end.
+        """Predict, count into ``seen``, push; the caller ends the store's clock.
 
         Parameters
         ----------
@@ -452,8 +452,7 @@ class Model(LinearWeights, SavedModel):
         margins, known = self._forward(batch, keys, rows)
         self._calibration = None
         loss, slopes = _core.logistic_losses(margins, batch.labels, batch.weights, self._store.workers)
-        # A slope is v (p - y), so these sums are known; what is wrong with a label or a weight is said before anything
-        # has changed.
+        # A slope is v (p - y), so these sums are known. An invalid label or weight raises an error before any change.
         positives = batch.labels if batch.weights is None else batch.weights[batch.labels == 1]
         seen.update(
             batch.labels,
@@ -463,7 +462,7 @@ class Model(LinearWeights, SavedModel):
         )
         gradients = self._backward(batch, keys, rows, slopes, known)
         for table, gradient in zip(self._learned_tables, gradients, strict=True):
-            table.push_unique(keys, gradient, copy=False)  # the tick raises its failure
+            table.push_unique(keys, gradient, copy=False)  # the tick raises its error
         if scales is not None and added is not None:
             scales.push(keys, added)
         self._record.examples += len(batch)
@@ -488,27 +487,27 @@ class Model(LinearWeights, SavedModel):
         return self._store.key_batch(batch.keys, last=self._last)
 
     def sort_ahead(self, batch: Batch) -> KeyBatch:
-        """Do as `sort`, in a thread other than the one that learns."""
+        """As `sort`, in a thread other than the one that learns."""
         return KeyBatch(batch.keys, self._store.slots, self._sorters, self._last)
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, KeyBatch]]:
-        """Sort the keys of each batch, ahead where it pays."""
+        """Sort the keys of each batch, ahead where it is faster."""
         return preprocessing.sorted_ahead(batches, self.sort, self.sort_ahead, overlap=self._store.threads > 1)
 
     def save_weights(self, folder: StorageDir) -> None:
-        """Write the tables into a folder that is not there, without waiting for the disk."""
+        """Write the tables into a new folder, without waiting for the disk."""
         self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
 
     def restore_weights(self, folder: StorageDir) -> None:
-        """Take the rows that `save_weights` wrote."""
+        """Restore the rows that `save_weights` wrote."""
         self._store.load(folder)
 
     @property
     def _last(self) -> int | None:
-        """The key behind those of a batch."""
+        """The key that follows those of a batch."""
         return BIAS_KEY if self._has_bias else None
 
     def check_fitted(self) -> None:
-        """Raise ValueError if there is nothing to predict with."""
+        """Raise ValueError if the model has not learned from any data."""
         if len(self.table) == 0:
             raise ValueError(f"this model is not fitted yet: call fit or partial_fit, or {type(self).__name__}.load")

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 BEGINNING = FitState()
 
-# A normalized entropy of 1 is that of the base rate alone; early in a pass a model may well be above it, not so far.
+# The base rate alone has a normalized entropy of 1; early in a pass a model may be above it, but not by this much.
 _EXPLODED = 3.0
 
 
@@ -36,11 +36,11 @@ _LARGE_VALUE = 10.0
 
 
 def _nowhere(number: int) -> None:
-    """Name no folder: the best weights go to a temporary one."""
+    """Return None: the best weights are written to a temporary folder."""
 
 
 class ModelTrainer:
-    """A model while it learns: the metrics of its pass, and whether it still gets better."""
+    """A model while it learns: the metrics of its pass, and whether they still improve."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ModelTrainer:
         )
 
     def record_examples(self, whole: Batch, margins: Floats) -> None:
-        """Record that the model has learned from all examples at once, and what it makes of them now."""
+        """Record that the model has learned from all examples at once, and its predictions for them now."""
         record = self.model.record
         self.seen.update(whole.labels, margins, whole.weights)
         self._features += whole.nnz
@@ -181,7 +181,7 @@ class ModelTrainer:
         gain = self._plan.gain(found.metrics)
         if self._best_pass == 0 or gain > self._best_gain + self._plan.min_delta:
             self._best_gain, self._best_pass, self._best_examples = gain, self._number, self.model.examples
-            if not last:  # else the best weights are those that are there
+            if not last:  # otherwise the model has the best weights already
                 self._save_best()
         self._update_stopped()
 
@@ -190,7 +190,7 @@ class ModelTrainer:
         self.stopped = patience is not None and 0 < self._best_pass <= self._number - patience
 
     def finish(self) -> None:
-        """Give the model the weights of its best pass."""
+        """Restore the weights of the model's best pass."""
         if self._best_pass == 0:
             return
         self.model.record.best_pass = self._best_pass

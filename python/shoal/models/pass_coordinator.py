@@ -1,4 +1,4 @@
-"""PassCoordinator: workers of a cluster that train one model, each on its split of the data, end each pass together.
+"""PassCoordinator: lets the workers of a cluster that train one model, each on its split, end each pass together.
 
 A worker's clock is a batch. Splits differ in length, and under BSP and SSP a worker that stops ticking blocks the
 others: a worker at the end of its split therefore ticks empty clocks until all have reached the end of theirs.
@@ -7,17 +7,17 @@ others: a worker at the end of its split therefore ticks empty clocks until all 
     worker 1    batch  batch  ended  empty  empty                       it has ended, by a push within the clock
 
 Under BSP all workers see the same rows at the same clock, and so leave the pass at the same clock. Under SSP they see
-them at different clocks, and continue to one that each can compute from the rows.
+them at different clocks, and continue to a common clock, which each computes from the rows.
 
 Rows, in a table of the model's name and "-team"
-    rank              a number that this worker shows the others: its float32 and the remainder
+    rank              a number that this worker publishes to the others: its float32 and the remainder
     2^32 + rank       passes that this worker has ended in this fit, and the clock of the last one's end
 
-A worker that leaves a fit early announces it, and is not waited for; nor are workers that died. A worker that replaces
-a dead one in the middle of a job missed what the others have agreed on: its fit is refused.
+The others do not wait for a worker that leaves a fit early, which it announces, nor for one that died. A worker that
+replaces a dead one in the middle of a job has not seen the agreements of the others: its fit is refused.
 
-Without other workers there is nothing to agree on: no table, no message. The same holds in a loop over
-`Store.splits`, where workers do not wait for each other.
+Without other workers there is no table and no message. The same holds in a loop over `Store.splits`, where workers do
+not wait for each other.
 
 Threads: the one that fits.
 """
@@ -39,8 +39,8 @@ from shoal.table.table import Table
 __all__ = ["PassCoordinator"]
 
 _ENDED = np.uint64(1 << 32)
-_NEVER = 1e9  # passes: of a worker that makes no more
-_LONGEST_SECONDS = 86400.0  # that others may measure for; a worker that dies meanwhile is not waited for
+_NEVER = 1e9  # number of passes that a worker writes when it makes no more
+_LONGEST_SECONDS = 86400.0  # to wait while others measure; a worker that dies meanwhile is not waited for
 
 
 class PassCoordinator:
@@ -70,7 +70,7 @@ class PassCoordinator:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there are no other workers to wait for."""
+        """Whether this worker waits for no others."""
         return self._is_alone
 
     def begin(self) -> None:
@@ -86,7 +86,7 @@ class PassCoordinator:
         if self._is_alone:
             return
         if isinstance(self._store.consistency, ASP):
-            self._store.barrier()  # no clock is waited for
+            self._store.barrier()  # ends no clock
             return
         mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
         later, self._last_clock = self._store.clock - self._last_clock, self._store.clock
@@ -100,7 +100,7 @@ class PassCoordinator:
                 break
             self._store.tick()
         if isinstance(self._store.consistency, SSP):
-            # A worker that was ahead may wait in its pull for this one's clock. All go on to the clock that none has
+            # A worker that was ahead may wait in its pull for this one's clock. All continue to a clock that none has
             # passed: while a worker had not ended, no pull was answered more than `staleness` clocks ahead of it.
             last = int(rows[:, 1].max()) + self._store.consistency.staleness + 1
             while self._store.clock < last:
@@ -121,15 +121,15 @@ class PassCoordinator:
                     raise
 
     def abandon(self) -> None:
-        """Announce, if the servers can be reached, that this worker is not to be waited for in this fit."""
+        """Announce, if the servers can be reached, that the others need not wait for this worker in this fit."""
         if not self._is_alone:
             with contextlib.suppress(ShoalError):
                 self._table.assign(self._mine + _ENDED, np.array([[_NEVER, 0]], np.float32))
 
     def gather(self, number: float) -> npt.NDArray[np.float64]:
-        """Show the others a number: all get those of all workers, by rank, with 48 bits of each.
+        """Exchange a number with the other workers; return those of all, float64[workers] by rank, 48 bits of each.
 
-        A call of all workers, at the same clock. float64[workers]
+        A call of all workers, at the same clock.
         """
         if self._is_alone:
             return np.array([number])

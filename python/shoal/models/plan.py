@@ -20,13 +20,13 @@ from shoal.models import preprocessing
 
 Metric = Literal["logloss", "auc"]
 
-# Of the numbers that sampling gives to examples: a pass has fewer.
+# Sampling numbers the examples of each pass from a multiple of this: a pass has fewer examples.
 _PASS_BITS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How often, in which order, and for how long to learn: the settings of `shoal.models.Model.fit`."""
+    """The settings of `shoal.models.Model.fit`: passes, order, sampling and early stopping."""
 
     epochs: int = 1
     shuffle: bool | int = False
@@ -58,7 +58,7 @@ class Plan:
             raise ValueError(f"class_weight is {self.class_weight}: pass finite numbers, 0 or more")
 
     def source(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
-        """Return what a pass reads, counted from 0: a reader's files in another order each time, if it shuffles."""
+        """Return the data of a pass, counted from 0: with shuffling a reader's files in another order each time."""
         if not preprocessing.shuffle_buffer(self.shuffle) or not isinstance(reader, Reader) or reader.resumed:
             return reader
         files = len(reader.paths)
@@ -67,12 +67,12 @@ class Plan:
 
     @property
     def shuffles(self) -> bool:
-        """Whether examples change places."""
+        """Whether the order of examples changes."""
         return bool(preprocessing.shuffle_buffer(self.shuffle))
 
     @property
     def keeps_batches(self) -> bool:
-        """Whether each of the reader's batches makes one batch of the pass, so that a pass can resume behind any."""
+        """Whether each of the reader's batches makes one batch of the pass, so that a pass can resume after any."""
         return not self.warm_up and not preprocessing.shuffle_buffer(self.shuffle)
 
     def batches(self, reader: Iterable[Batch], epoch: int, learned: int, read: int = 0) -> Iterable[Batch]:
@@ -94,7 +94,7 @@ class Plan:
         return batches
 
     def gain(self, metrics: Metrics) -> float:
-        """Return what early stopping wants more of."""
+        """Return the quantity that early stopping maximizes."""
         return -metrics.logloss if self.metric == "logloss" else metrics.auc
 
     def settings(self) -> list[tuple[str, str]]:

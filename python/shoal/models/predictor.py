@@ -1,7 +1,7 @@
 """Predictor: the base of all models, which predict from batches: margins, probabilities, metrics, calibration.
 
-A kind of predictor says how a batch becomes margins (`_margins`), and what it wants to have done with a batch ahead of
-time (`prepare`); the rest is here.
+A kind of predictor defines how a batch becomes margins (`_margins`), and how a batch is prepared ahead of time
+(`prepare`); the rest is here.
 
 Threads: predictions may be made from any thread, also while another one learns.
 """
@@ -26,19 +26,19 @@ from shoal.table.table import Table
 
 __all__ = ["Method", "Predictor", "read_calibration"]
 
-_NAMED_COLUMNS = ("csv", "parquet", "arrow")  # whose keys are the same
-_FEATURES = ("categorical", "numeric", "lists", "interactions")  # of a schema: what keys are made of
+_NAMED_COLUMNS = ("csv", "parquet", "arrow")  # formats with the same keys
+_FEATURES = ("categorical", "numeric", "lists", "interactions")  # of a schema: the sources of keys
 Method = Literal["isotonic", "platt"]
 
 
 class Predictor(ABC):
-    """Something that turns batches into log-odds, and was learned from a reader."""
+    """A model that computes log-odds from batches, and was learned from a reader."""
 
     def __init__(self) -> None:
         self._record = Record()
         self._calibration: Calibration | None = None
 
-    # ---- what a kind of predictor says -------------------------------------------------------------------------------
+    # ---- defined by a kind of predictor ------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -51,7 +51,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
-        """Prepare each batch, ahead where it pays; an error of ``batches`` comes after all before it."""
+        """Prepare each batch, ahead where it is faster; an error of ``batches`` is raised after all earlier batches."""
 
     @abstractmethod
     def _margins(self, batch: Batch, prepared: Prepared) -> Floats:
@@ -59,13 +59,13 @@ class Predictor(ABC):
 
     @abstractmethod
     def check_fitted(self) -> None:
-        """Raise ValueError if there is nothing to predict with."""
+        """Raise ValueError if the model has not learned from any data."""
 
-    # ---- what it is --------------------------------------------------------------------------------------------------
+    # ---- properties --------------------------------------------------------------------------------------------------
 
     @property
     def record(self) -> Record:
-        """What the training loop notes down."""
+        """The record that the training loop writes."""
         return self._record
 
     @property
@@ -80,7 +80,7 @@ class Predictor(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What was asked of the function that made the reader: columns, interactions. See `shoal.Reader.schema`."""
+        """Arguments of the function that made the reader: columns, interactions. See `shoal.Reader.schema`."""
         return dict(self._record.schema)
 
     @property
@@ -90,7 +90,7 @@ class Predictor(ABC):
 
     @property
     def calibration(self) -> Calibration | None:
-        """What `calibrate` fitted; None before, and after the model has learned on."""
+        """The map that `calibrate` fitted; None before, and after further learning."""
         return self._calibration
 
     @property
@@ -117,7 +117,7 @@ class Predictor(ABC):
             raise ValueError("no example has the field by which examples are grouped")
 
     def reading(self, data: Any) -> Any:
-        """Return the data in the form that the model reads; a reader may get fields."""
+        """Return the data in the form that the model reads; fields may be added to a reader."""
         return data
 
     def nonfinite_rows(self) -> int:
@@ -125,29 +125,29 @@ class Predictor(ABC):
         return sum(table.stats().nonfinite_rows for table in self.tables)
 
     def record_format(self, data: object) -> None:
-        """Remember the format of what is learned from."""
+        """Record the format of the data that is learned from."""
         self._record.format = getattr(data, "format", None) or self._record.format
         self._record.schema = getattr(data, "schema", None) or self._record.schema
 
     # ---- calibrating -------------------------------------------------------------------------------------------------
 
     def calibrate(self, data: Any, method: Method = "isotonic", *, y: Any = None, sample_weight: Any = None) -> Self:
-        """Fit a map from margins to probabilities that come true, and predict through it from now on.
+        """Fit a map from margins to probabilities that match observed frequencies, for all later predictions.
 
         Parameters
         ----------
         data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
             Examples that the model has not learned from, with labels; their weights count.
         method : {"isotonic", "platt"}
-            A function that never falls, for ten thousand examples and more; or a curve of two numbers.
+            A non-decreasing function, for ten thousand examples and more; or a logistic curve of two parameters.
         y, sample_weight : array-like of shape (n,), optional
             Of an array or a frame, as for `evaluate`.
 
         Returns
         -------
         Model
-            Itself. The map is `calibration`; it is saved with the model, and forgotten when the model learns on, since
-            it belongs to the weights that it was fitted for.
+            Itself. The map is `calibration`; it is saved with the model. Further learning removes it, since it was
+            fitted for the earlier weights.
 
         Raises
         ------
@@ -157,8 +157,8 @@ class Predictor(ABC):
         Notes
         -----
         Holds all margins and labels, 12 bytes an example, and about 60 more while they are sorted. Predictions keep
-        their order, but for isotonic calibration, which gives one probability to examples of one block: their AUC
-        may change a little.
+        their order, except that isotonic calibration gives the examples of a block one probability: their AUC may
+        change a little.
 
         Examples
         --------
@@ -201,8 +201,8 @@ class Predictor(ABC):
         Parameters
         ----------
         data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
-            Of an array as many columns as were learned from; of a frame the columns by their names. Labels of a
-            reader's data may be missing: `shoal.Reader.unlabelled`.
+            An array has as many columns as the model has learned from; those of a frame are found by their names.
+            Labels of a reader's data may be missing: `shoal.Reader.unlabelled`.
 
         Returns
         -------
@@ -233,8 +233,8 @@ class Predictor(ABC):
         Returns
         -------
         float64[n] or float64[n, 2]
-            Of batches, one number per example: the probability of label 1. Of an array or a frame, what scikit-learn
-            returns: a column for each of `classes_`.
+            For batches, one number per example: the probability of label 1. For an array or a frame, as in
+            scikit-learn, a column for each of `classes_`.
 
         Raises
         ------
@@ -244,12 +244,12 @@ class Predictor(ABC):
         margins = self.decision_function(data)
         if not inputs.is_table(data):
             return probabilities(margins)
-        # Each from its own side: 1 - p would lose the small ones.
+        # Each is computed from its own margin: 1 - p would lose small probabilities.
         return np.stack([probabilities(-margins), probabilities(margins)], axis=1)
 
     @property
     def classes_(self) -> npt.NDArray[Any]:
-        """What the labels were called that the model was fitted on, the negative one first: 0 and 1, of a reader."""
+        """The labels that the model was fitted on, the negative one first; 0 and 1 for a reader."""
         return np.array((0, 1) if self._record.classes is None else self._record.classes)
 
     def predict(self, data: Any) -> npt.NDArray[Any]:
@@ -262,18 +262,18 @@ class Predictor(ABC):
         Returns
         -------
         array of shape (n,)
-            Out of `classes_`: the second one where the probability of label 1 is above one half.
+            Values of `classes_`: the second one if the probability of label 1 is above one half.
         """
         chosen: npt.NDArray[Any] = self.classes_[(self.decision_function(data) > 0).astype(np.intp)]
         return chosen
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Compute the accuracy: the share of examples, by weight, whose likelier class is their own.
+        """Compute the accuracy: the fraction of examples, by weight, whose likelier class is their own.
 
         Parameters
         ----------
         data, y, sample_weight
-            As for `evaluate`, which says more about a model of rare events.
+            As for `evaluate`, whose metrics suit rare events better.
 
         Returns
         -------
@@ -294,15 +294,15 @@ class Predictor(ABC):
         ----------
         data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
         y : array-like of shape (n,), optional
-            Labels of an array or a frame; not needed if the frame has the column of labels that was learned from.
+            Labels of an array or a frame; not needed if a frame has the label column that the model was fitted on.
         sample_weight : array-like of shape (n,), optional
             Of an array or a frame.
 
         Returns
         -------
         Metrics
-            Exact and by weight: all margins and labels are held, 12 bytes an example, and about 60 more while the AUC
-            sorts them.
+            Exact and by weight: holds all margins and labels, 12 bytes an example, and about 60 more while they are
+            sorted for the AUC.
 
         Raises
         ------
@@ -338,7 +338,7 @@ class Predictor(ABC):
         return self.reading(inputs.prediction_data(self._record, data, y, sample_weight, labelled=True))
 
     def check_format(self, data: object) -> None:
-        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
+        """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""
         form = getattr(data, "format", None)
         if form is not None and self.format is not None and _kind(self.format) != _kind(form):
             raise ValueError(
@@ -355,12 +355,12 @@ class Predictor(ABC):
 
 
 def read_calibration(described: dict[str, Any] | None, where: object) -> Calibration | None:
-    """Make the calibration that the file of a model describes, which is somewhere.
+    """Make the calibration that the file of a model describes; ``where`` names the file in errors.
 
     Raises
     ------
     CorruptionError
-        It describes none.
+        The description is invalid.
     """
     if described is None:
         return None

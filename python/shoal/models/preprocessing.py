@@ -1,4 +1,4 @@
-"""From a reader to what a model learns from: sampled, shuffled, sorted by hash.
+"""Preprocessing of a reader's batches for a model: sampling, shuffling, warm-up, sorting by hash.
 
     reader --> Sampling: some negatives --> Shuffle: within a buffer --> warm-up: small batches at first
            --> sort: one batch ahead --> (batch, KeyBatch)
@@ -9,11 +9,11 @@ belongs to a thread is used by that thread alone.
 Invariants
     I1  The batches are a function of the data, the seed, the number of the pass and the number of examples learned from
         before: not of time or threads.
-    I2  A batch is handed on before the error that the reader raised after it.
+    I2  A batch is passed on before the error that the reader raised after it.
 
-Threads: `sorted_ahead` sorts the next batch in a helper thread while the consumer works on this one. The helper ends
-with the generator. Small batches, which take longer to pass to a thread than to sort, and large ones, which all
-threads of the store sort together, are sorted when they are due.
+Threads: `sorted_ahead` sorts the next batch in a helper thread while the consumer works on the current one. The helper
+ends with the generator. Small batches, which take longer to pass to a thread than to sort, and large ones, which all
+threads of the store sort together, are sorted when they are needed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from shoal.data import Batch
 from shoal.data.rebatch import joined, rows_of
 from shoal.table.arrays import mix
 
-# Batches in the buffer of a shuffle that was asked for by True.
+# Batches in the buffer of ``shuffle=True``.
 SHUFFLE_BATCHES = 16
 
-# A batch of a warm-up has at most this share of the examples that were learned from before, but may have this many.
+# A batch of a warm-up has at most this fraction of the examples learned from before, or this number if that is more.
 WARM_UP_SHARE = 0.1
 WARM_UP_LEAST = 32
 
@@ -50,7 +50,7 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: seeds that differ by a litt
 def take(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
     """Return the examples ``rows`` of a batch, in that order, with their features and weights."""
     begins = batch.indptr[rows]
-    lengths = batch.indptr[rows + 1] - begins  # of these rows only: a shuffle takes few at a time out of a large batch
+    lengths = batch.indptr[rows + 1] - begins  # of these rows only: a shuffle selects few at a time from a large batch
     indptr = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=indptr[1:])
     entries = np.repeat(begins - indptr[:-1], lengths)
@@ -67,11 +67,11 @@ def take(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which negatives are left out, and what the others weigh.
+    """Sampling of negatives: which are dropped, and the weight of the others.
 
     Example number i of a fit (counted on over its passes) is kept if it is positive, or if a hash of (seed, i), read as
-    a number in [0, 1), is below ``rate``. A kept negative weighs 1 / rate as much as before, so that the expectation of
-    every sum over negatives, the gradient's and the metrics', is that of all of them.
+    a number in [0, 1), is below ``rate``. The weight of a kept negative is multiplied by 1 / rate, so that the
+    expectation of every sum over negatives, of gradients and of metrics, is the sum over all of them.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class Sampling:
         return drawn * _TO_UNIT < self.rate
 
     def apply(self, batch: Batch, first: int) -> Batch:
-        """Return what is kept of a batch whose first example has the number ``first``."""
+        """Return the kept examples of a batch whose first example has the number ``first``."""
         if self.rate == 1.0:
             return batch
         rows = np.flatnonzero((batch.labels == 1) | self.chosen(first, len(batch)))
@@ -105,7 +105,7 @@ class Sampling:
 
 
 def sampled(batches: Iterable[Batch], sampling: Sampling, first: int) -> Iterator[Batch]:
-    """Leave negatives out; ``first`` is the number of the first example."""
+    """Sample the negatives of each batch; ``first`` is the number of the first example."""
     for batch in batches:
         yield sampling.apply(batch, first)
         first += len(batch)
@@ -121,7 +121,7 @@ def class_weighted(batches: Iterable[Batch], weights: tuple[float, float]) -> It
 
 
 def shuffled(batches: Iterable[Batch], buffer: int, seed: int, number: int) -> Iterator[Batch]:
-    """Give the examples of every ``buffer`` batches in random order, in batches of the sizes that came.
+    """Permute the examples of every ``buffer`` batches; the batches keep their sizes.
 
     Each example once. The order is set by (seed, number of the pass). Holds twice the buffer at most.
     """
@@ -205,7 +205,7 @@ def check_batch(batch: object) -> None:
     if not isinstance(batch, Batch):
         raise TypeError(f"a batch is a {type(batch).__name__}: pass a shoal.Batch, or iterate a reader")
     values = batch.values
-    # Either end is NaN if any value is, and both come without an array of their own.
+    # Minimum and maximum are NaN if any value is, and need no temporary array.
     if values is not None and len(values) and not (np.isfinite(values.min()) and np.isfinite(values.max())):
         bad = np.flatnonzero(~np.isfinite(values))
         at = int(bad[0])
@@ -222,7 +222,7 @@ Made = TypeVar("Made")
 def sorted_ahead(
     batches: Iterable[Batch], sort: Callable[[Batch], Made], ahead: Callable[[Batch], Made], *, overlap: bool
 ) -> Generator[tuple[Batch, Made], None, None]:
-    """Sort the keys of each batch; if ``overlap``, ahead where it pays, while the consumer works on the one before.
+    """Sort the keys of each batch; if ``overlap``, ahead where it is faster, while the consumer uses the one before.
 
     ``sort`` is called by this thread, ``ahead`` by the helper.
     """

@@ -13,19 +13,19 @@ from tqdm import tqdm
 from shoal.metrics import Accumulator, Progressive, ProgressiveLine
 
 _TERMINAL_SECONDS = 0.1  # between two updates of a bar
-_FILE_SECONDS = 10.0  # where standard error is not a terminal, and every update is a line
+_FILE_SECONDS = 10.0  # if standard error is not a terminal, where every update is a line
 
 
 class ProgressBar:
-    """A bar on standard error: share of the data, examples/s, progressive log-loss and AUC.
+    """A bar on standard error: fraction of the data, examples/s, progressive log-loss and AUC.
 
     Parameters
     ----------
     title : str
     reader : object
-        Its ``progress()`` is the fraction shown; without one none is shown.
+        Its ``progress()`` is the displayed fraction; without that method none is displayed.
     seen : sequence of Accumulator
-        One for each model; of several the bar shows the least log-loss.
+        One for each model; with several models the bar shows the least log-loss.
     show : bool
     """
 
@@ -53,7 +53,7 @@ class ProgressBar:
             self._bar.close()
 
     def update(self) -> None:
-        """Update the bar, if the last update is long enough ago."""
+        """Update the bar, if enough time has passed since the last update."""
         if self._bar is not None and time.perf_counter() >= self._next:
             self._refresh()
             self._next = time.perf_counter() + self._every
@@ -112,7 +112,7 @@ class ProgressLines:
 def show_progress(
     title: str, reader: object, seen: Sequence[Accumulator], progress: bool | float
 ) -> ProgressBar | ProgressLines:
-    """Show the progress of a pass: as a bar (True), not at all (False), or as lines (a number: see `ProgressLines`).
+    """Show the progress of a pass as a bar (True), not at all (False), or as lines (a number: see `ProgressLines`).
 
     ``seen`` has one accumulator for each model; lines show the first.
     """

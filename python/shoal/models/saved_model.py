@@ -1,7 +1,7 @@
-"""SavedModel: how a model is saved, loaded, exported and pickled.
+"""SavedModel: saving, loading, exporting and pickling a model.
 
     model directory
-        model.json             what the model is and which files hold its weights and names; replaced atomically
+        model.json             description of the model, and the names of its other files; replaced atomically
         checkpoint-1f0c9a3e/   the tables, as `Store.save` writes them
 
 Threads: one that saves; learning waits, predictions need not.
@@ -29,7 +29,7 @@ from shoal.store.local import LocalStore, local
 
 __all__ = ["SavedModel"]
 
-# What a pickle does not hold: it is made anew.
+# Attributes that a pickle omits: they are created again.
 _OF_THIS_PROCESS = ("_store", "_owns_store", "_sorters", "_tables")
 
 
@@ -46,7 +46,7 @@ class SavedModel(SavedPredictor):
         """Make the model that ``described`` describes, from tables that are in the store."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickle or a copy holds: all of the model, with its rows as the files of a checkpoint.
+        """Return the state of a pickle or a copy: all of the model, with its rows as the files of a checkpoint.
 
         Raises
         ------
@@ -72,7 +72,7 @@ class SavedModel(SavedPredictor):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the model anew, in a local store of its own."""
+        """Restore the model in a local store of its own."""
         pickled = state.pop("_pickled")
         vars(self).update(state)
         threads = min(pickled["threads"], cores())
@@ -94,19 +94,19 @@ class SavedModel(SavedPredictor):
         fit_state: FitState | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Path | str:
-        """Write the model; a save that is cut off leaves the model that was there before.
+        """Write the model; an interrupted save leaves the earlier model unchanged.
 
         Parameters
         ----------
         directory : path or URL
             Made if it does not exist. A URL such as ``"s3://bucket/model"`` needs fsspec (extra: fsspec).
         overwrite : bool
-            Whether to replace a model that is there.
+            Whether to replace an existing model.
         names : FeatureNames, optional
-            To be saved with the model: reports show features by them, `shoal.models.load_names` reads them. Names that
-            were saved with a model which is replaced are gone with it.
+            Saved with the model: reports show features by them, `shoal.models.load_names` reads them. Names of a
+            replaced model are removed with it.
         fit_state : FitState, optional
-            Of a fit that is not over: `restore` returns it again.
+            Of an unfinished fit; `restore` returns it.
         storage_options : mapping, optional
             Of the file system that a URL is opened by: see `shoal.Store.save`.
 
@@ -118,11 +118,11 @@ class SavedModel(SavedPredictor):
         Raises
         ------
         ValueError
-            There is a model and ``overwrite`` is False, or there is something else: that is never replaced.
+            There is a model and ``overwrite`` is False, or there are other files, which are never replaced.
         SaveConflictError
-            Another process has written there since this save began. That one stays.
+            Another process has written there since this save began. Its files stay.
         StorageError
-            A file cannot be written: the message names it. What was there before stays.
+            A file cannot be written: the message names it. The earlier model stays.
 
         Notes
         -----
@@ -137,27 +137,27 @@ class SavedModel(SavedPredictor):
     def restore(
         self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
     ) -> FitState | None:
-        """Take a model that `save` wrote in place of this one: rows, and the record of what was learned from.
+        """Replace this model by one that `save` wrote: its rows, and the record of its training.
 
         Parameters
         ----------
         directory : path or URL
         resume : bool
-            Whether a fit is resumed: the calibration, which is of a finished fit, is left out.
+            Whether a fit is resumed: the calibration, which belongs to a finished fit, is not restored.
         storage_options : mapping, optional
             Of the file system that a URL is opened by: see `shoal.Store.save`.
 
         Returns
         -------
         FitState or None
-            Where its fit stands; None: it is over.
+            The state of its fit; None: it has finished.
 
         Raises
         ------
         CorruptionError
-            A file is missing, cut short or changed. Nothing was taken.
+            A file is missing, cut short or changed. This model is unchanged.
         ValueError
-            It is a model of another kind or of other tables, or was made with other settings. Nothing was taken.
+            It is a model of another kind or of other tables, or was made with other settings. This model is unchanged.
         """
         where = open_dir(directory, storage_options)
         described = files.read(where)
@@ -201,14 +201,14 @@ class SavedModel(SavedPredictor):
     def load(
         cls, directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
     ) -> Self:
-        """Read a model; it predicts, bit for bit, as the one that was saved, and may learn on.
+        """Read a model; it predicts, bit for bit, as the saved one, and can learn further.
 
         Parameters
         ----------
         directory : path or URL
             As written by `save`.
         store : Store, optional
-            Where the tables go; without one into a new local store, closed by the model's `close`.
+            The store of the tables; default: a new local store, closed by the model's `close`.
         storage_options : mapping, optional
             Of the file system that a URL is opened by: see `shoal.Store.save`.
 

@@ -19,7 +19,7 @@ __all__ = ["SavedPredictor", "StoreOwner"]
 
 
 class StoreOwner:
-    """What works over a store; a context manager that closes the store if it is its own.
+    """Base class of objects over a store; a context manager that closes the store if the object owns it.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class StoreOwner:
         self.close()
 
     def close(self) -> None:
-        """Close the store if it is its own; a store that was passed in stays open."""
+        """Close the store if this object owns it; a store that was passed in stays open."""
         if self._owns_store:
             self._store.close()
 
@@ -92,7 +92,7 @@ class SavedPredictor(StoreOwner, Predictor):
         Raises
         ------
         CorruptionError
-            The calibration is invalid. Nothing was taken.
+            The calibration is invalid. The model is unchanged.
         """
         self._calibration = read_calibration(described.calibration, where)
         self._record = Record(

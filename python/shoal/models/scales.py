@@ -1,7 +1,7 @@
 """Scales of features: the numbers by which a normalized model divides values.
 
-A step of FTRL or Adagrad is about as long for any size of x, so a column in cents needs other settings than one in
-dollars. A normalized model learns from x_k / s_k, where s_k is the root mean square of the key's own values:
+The length of a step of FTRL or Adagrad hardly depends on the magnitude of x, so a column in cents needs other settings
+than one in dollars. A normalized model learns from x_k / s_k, where s_k is the root mean square of the key's values:
 
     s_k = sqrt(sum of v x_k^2 / sum of v)      v the example's weight; over the occurrences of key k so far
 
@@ -9,16 +9,16 @@ dollars. A normalized model learns from x_k / s_k, where s_k is the root mean sq
 
 When s_k grows, the weight of one unit of x_k shrinks by as much, which is the correction of the normalized updates of
 Ross, Mineiro, Langford (UAI 2013, Algorithm 2, lines 4 to 6); their s_k is the greatest |x_k|. A mean square is a sum,
-so it is pushed like a gradient: the workers of a cluster add up one and the same table, and checkpoints, exports and
-all else that has the tables of a model has its scales. A rare outlier moves it less.
+so it is pushed like a gradient: the workers of a cluster sum into one table, and checkpoints and exports, which have
+the tables of a model, have its scales. A rare outlier changes it less.
 
 Invariants
-    I1  A batch is part of the scales that it is learned by: |x_k / s_k| <= sqrt(n) at the n-th occurrence, at first 1.
-    I2  A key's scale is fixed once it has been seen OCCURRENCES times: later steps all mean the same, and sums stay
-        where float32 adds up well.
+    I1  The scales of a batch include its own values: |x_k / s_k| <= sqrt(n) at the n-th occurrence, at first 1.
+    I2  A key's scale is fixed after OCCURRENCES occurrences: later steps use the same unit, and sums stay where float32
+        additions are accurate.
     I3  A key gets its row in the first batch in which its squares are not 1 on average; until then, and always if
         all its values are 1, they stay unchanged, to the bit.
-    I4  Values that are all 2^k times as large give the same bits, where no batch has ones alone: sums scale exactly.
+    I4  Values that are all 2^k times as large give the same bits, unless a batch has only ones: sums scale exactly.
 
 Threads: immutable; those of the table.
 """
@@ -47,7 +47,7 @@ Sums = npt.NDArray[np.float64]
 
 
 def scales_name(table: str) -> str:
-    """Name the table of the scales that belongs to a table of linear weights."""
+    """Return the name of the table of scales that belongs to a table of linear weights."""
     return table + "-scales"
 
 
@@ -57,7 +57,7 @@ def make_table(store: Store, name: str, seed: int) -> Table:
     Raises
     ------
     ValueError
-        The store has another table of that name, or changes what it sends.
+        The store has another table of that name, or a filter changes its values.
     """
     own = scales_name(name)
     if not store.sends_exactly(own):
@@ -86,11 +86,11 @@ class Scales:
         self.table = table
 
     def normalized(self, batch: Batch, keys: KeyBatch) -> Batch:
-        """Return a batch with values divided by their scales; itself where each is 1."""
+        """Return a batch with values divided by their scales; the same batch if each is 1."""
         return _divided(batch, keys, _scales_of(self.table.pull_unique(keys).astype(np.float64)))
 
     def learn(self, batch: Batch, keys: KeyBatch) -> tuple[Batch, Sums]:
-        """Do as `normalized` with scales that know this batch, and return what it adds to them, for `push`.
+        """As `normalized`, with scales that include this batch; also return its sums, for `push`.
 
         Raises
         ------
@@ -105,13 +105,13 @@ class Scales:
         return _divided(batch, keys, _scales_of(known + added)), added
 
     def push(self, keys: KeyBatch, added: Sums) -> None:
-        """Add to the scales; rows are made for the keys that need them alone."""
+        """Add sums to the scales; only keys that need a row get one."""
         some = np.flatnonzero(added[:, 0])
         if len(some):
-            self.table.push(keys.keys[some], -added[some].astype(np.float32))  # the tick raises its failure
+            self.table.push(keys.keys[some], -added[some].astype(np.float32))  # the tick raises its error
 
     def items(self) -> tuple[npt.NDArray[np.uint64], Sums]:
-        """Read the scales that are known: keys in hash order, and what their values are divided by."""
+        """Read the known scales: keys in hash order, and the divisors of their values."""
         keys, scales = [np.empty(0, np.uint64)], [np.empty(0)]
         for some_keys, rows in self.table.items():
             keys.append(some_keys)
@@ -138,7 +138,7 @@ def _sums_of(batch: Batch, keys: KeyBatch) -> Sums:
 
 
 def _scales_of(sums: Sums) -> Sums:
-    """Compute the scale of each row of sums, 1 where nothing is known."""
+    """Compute the scale of each row of sums; 1 for an empty row."""
     is_known = (sums[:, 0] > 0) & (sums[:, 1] > 0)
     squares = np.divide(sums[:, 1], sums[:, 0], out=np.full(len(sums), _SHRINK), where=is_known)
     scales: Sums = np.sqrt(squares / _SHRINK)

@@ -28,7 +28,7 @@ def path_of(data: object) -> str | None:
 
 
 def feature_name(reader: object, key: int) -> str:
-    """Name a feature as well as a reader can: by the names it collects, as a numeric column, or by its key."""
+    """Return the best name that a reader has for a feature: a collected name, a numeric column, or the key."""
     names = getattr(reader, "names", None) or {}
     if key in names:
         return str(names[key])
@@ -44,13 +44,13 @@ def why_empty(data: object) -> str:
 
 
 def check_stream(data: object) -> None:
-    """Raise ValueError if a stream, of which a pass has found no positives, was to have a certain text as label 1."""
+    """Raise ValueError if a pass over a stream, with a certain text as label 1, has found no positives."""
     if isinstance(data, Reader) and not data.repeatable and (positive := data.schema.get("positive")) is not None:
         raise ValueError(f"no label of {data.path} is {positive!r}, which positive (--positive) names")
 
 
 def check_valid(model: Evaluable, valid: Iterable[Batch]) -> None:
-    """Check before hours of training that there is something to measure, by the groups that the model wants.
+    """Check, before hours of training, that the data has the examples and groups that validation needs.
 
     One batch is read, or those up to the first one with a group; data that can be read only once is not touched.
     """

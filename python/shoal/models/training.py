@@ -6,16 +6,16 @@
 A single model is a list of one. What a model learns depends on the batches only, so it is bit-identical alone and among
 others. Any `Learner` can be trained.
 
-Early stopping. A model whose validation metric has not improved for ``patience`` passes stops, and gets back the
-weights of its best pass. Those are written to a folder, a temporary one (``TMPDIR``) unless an observer names one:
-as many bytes as the rows take, after each pass but the last that is better than all before; they are read once.
+Early stopping. A model whose validation metric has not improved for ``patience`` passes stops, and the weights of its
+best pass are restored. They are written to a folder, a temporary one (``TMPDIR``) unless an observer names one: as many
+bytes as the rows have, after each pass, except the last, that is better than all before; they are read once.
 
-Resuming. The fit of one learner can be stopped behind any batch and resumed later from its weights, its record and a
+Resuming. The fit of one learner can be stopped after any batch and resumed later from its weights, its record and a
 `FitState`. If a pass's batches are those of the reader, the reader resumes; otherwise the pass is read again and the
 batches that were learned from are skipped.
 
-On a cluster every batch is a clock of the store. Each worker learns from its split and measures the data that it was
-given; a pass ends for all together (pass_coordinator.py).
+On a cluster every batch is a clock of the store. Each worker learns from its split and measures its own validation
+data; a pass ends for all workers together (pass_coordinator.py).
 
 Invariants
     I1  All models have learned from the same batches whenever the loop ends, also by an error of the reader or the
@@ -62,7 +62,7 @@ def train(
     observers: Sequence[FitObserver] = (),
     fit_state: FitState | None = None,
 ) -> None:
-    """Let all models learn; see `shoal.models.Model.fit`. They share a store, and what they prepare of a batch.
+    """Train all models; see `shoal.models.Model.fit`. They share a store and their prepared batches.
 
     With ``fit_state`` the one model continues the last fit of its record.
     """
@@ -134,7 +134,7 @@ class _TrainingRun:
                         for trainer, found in zip(learning, measured, strict=True):
                             trainer.record_validation(found, last=epoch + 1 == plan.epochs)
                     self._coordinator.wait_for_all()
-                except KeyboardInterrupt:  # what was learned is kept; the pass stays unmeasured
+                except KeyboardInterrupt:  # the learned weights are kept; the pass is not measured
                     for observer in self._observers:
                         observer.interrupted(learning[0].fit_state(FitState(epoch=epoch + 1), between=True))
                     raise
@@ -148,7 +148,7 @@ class _TrainingRun:
 
     @staticmethod
     def _sweep(store: Store) -> None:
-        """Let the rows go that the tables' rules name: all workers are at one clock, and end it."""
+        """Drop the rows that the tables' expiry rules select: all workers are at one clock, and end it."""
         if any(table.spec.has_rules for table in store.tables.values()):
             if store.rank == 0:
                 store.sweep()
@@ -159,7 +159,7 @@ class _TrainingRun:
         return found[0] if found else None
 
     def _batches(self, at: FitState, source: Iterable[Batch]) -> Iterable[Batch]:
-        """Return the batches of a pass that are still to be learned from."""
+        """Return the batches of a pass that were not learned from yet."""
         if at.position is not None:
             return self._plan.batches(source, at.epoch, at.known, at.read)
         batches = self._plan.batches(source, at.epoch, at.known)
@@ -204,7 +204,7 @@ class _TrainingRun:
 
 
 def _skip_learned(batches: Iterable[Batch], count: int, examples: int) -> Iterator[Batch]:
-    """Leave out the batches that were learned from, and check that they are those."""
+    """Skip the batches that were learned from, and check their number of examples."""
     iterator = iter(batches)
     found = sum(len(batch) for batch in islice(iterator, count))
     if found != examples:
@@ -216,14 +216,14 @@ def _skip_learned(batches: Iterable[Batch], count: int, examples: int) -> Iterat
 
 
 class _TrackedReader:
-    """A pass's reader, which is read ahead; where it stood behind the batch that was learned from last."""
+    """The reader of a pass, which is read ahead, and its position after the batch that was learned from last."""
 
     def __init__(self, source: Iterable[Batch], at: FitState, *, follow: bool) -> None:
         self._source = source
         self._reader = source if follow and isinstance(source, Reader) else None
-        self._ahead: deque[tuple[Any, int]] = deque()  # behind each batch that was read: the place, and its examples
-        self._place: Any = None
-        self._standing = at
+        self._ahead: deque[tuple[Any, int]] = deque()  # cursor after each batch read, and its examples
+        self._cursor: Any = None
+        self._state = at
 
     def __iter__(self) -> Iterator[Batch]:
         iterator = iter(self._source)
@@ -238,19 +238,19 @@ class _TrackedReader:
                 close()
 
     def learned(self) -> None:
-        """Note that one more batch was learned from."""
-        read = self._standing.read
+        """Record that one more batch was learned from."""
+        read = self._state.read
         if self._reader is not None:
-            self._place, examples = self._ahead.popleft()
+            self._cursor, examples = self._ahead.popleft()
             read += examples
-        self._standing = replace(self._standing, batches=self._standing.batches + 1, read=read)
+        self._state = replace(self._state, batches=self._state.batches + 1, read=read)
 
     @property
     def fit_state(self) -> FitState:
-        """Where the pass stands, as far as the data goes."""
+        """The state of the pass, as far as it depends on the data."""
         if self._reader is None:
-            return self._standing
-        return replace(self._standing, position=self._reader.position(self._place))
+            return self._state
+        return replace(self._state, position=self._reader.position(self._cursor))
 
 
 def _fit_state(trainer: ModelTrainer, tracked: _TrackedReader) -> FitState:
@@ -265,7 +265,7 @@ def begin_fit(
     *,
     fingerprints: bool = False,
 ) -> None:
-    """Note down from what the models learn, and how; with fingerprints of the data if the fit may be resumed."""
+    """Record the data and the settings of the fit; with fingerprints of the data if the fit may be resumed."""
     if valid is not None:
         check_valid(models[0], valid)
     if isinstance(reader, Reader):
