@@ -1,34 +1,36 @@
-// Snapshot: a shard as it was at one moment, read slot by slot while it goes on changing.
+// Snapshot: a consistent read of a shard as of one moment, slot by slot, while the shard keeps changing
+// (copy-on-write).
 //
-//   freeze(), Snapshot(), thaw()   the moment: no push is half done, and every slot is marked as to be saved yet
-//   take(slot), read_slot(slot)    copy the slot's bytes under its lock, unmark it, and go on without the lock: lay over
-//                                  the copy what the slot's PreImageLog has kept, sort, make columns, or the weights alone
-//   a change of a marked slot      keeps what it is about to change in the PreImageLog first (table/pre_image_log.h)
+//   pause_writers(), Snapshot(),          the moment: no push is half done, and every slot is marked as not yet
+//     resume_writers()                    taken
+//   take(slot), read_slot(slot)           copy the slot's bytes under its lock and unmark it; then, without the lock,
+//                                         overlay the contents of the slot's PreImageLog, sort, and make columns or weights
+//   a change of a marked slot             first logs the previous contents in the PreImageLog (table/pre_image_log.h)
 //
-// So a change waits for the moment, which ends when the pushes under way do, and for the copy of a slot, a thousandth of
-// the table; never for a disk. Memory: a copy of one slot for each thread that takes, and what changes in slots before
-// they are taken. Where that comes to `most` bytes, changes wait for slots to be taken, each up to kPatience (those of a
-// data loop are sent again by their peers instead, server/service.h); at kHopeless times that, or where there is no memory,
-// the save is lost, not the change.
+// A change waits for the moment, which ends with the pushes in progress, and for the copy of a slot, about a
+// thousandth of the table; never for a disk. Memory: one copy of a slot per thread that takes, and the logged
+// contents of slots not yet taken. When these reach `most` bytes, changes wait until slots are taken, each up to
+// kPatience (those of a data loop are repeated by their senders instead, server/service.h); at kHopeless times that,
+// or without memory, the save fails, not the change.
 //
-// Deltas. A save may be the base of the next: from its moment on each slot remembers which parts of its hashes have changed
-// (table/dirty_ranges.h). The next save may then take of each slot what has changed alone: these ranges, and all rows that they
-// hold now; what the base has there and the delta has not was erased. A save that does not come to its end changes
-// nothing: what had changed before its moment counts still. Exports do likewise, and neither knows of the other:
-// each purpose has ranges of its own, made when they are first asked for. Of a slot where few ranges have changed only
-// the rows in these are copied; other rows are not looked at.
+// Deltas. A save may be the base of the next: from its moment on each slot records the ranges of its hashes that
+// changed (table/dirty_ranges.h). The next save may then contain only these ranges, with all rows that they hold at
+// its moment; rows of the base in these ranges that the delta does not contain were erased. A save that does not
+// complete changes nothing: earlier changes remain recorded. Exports work likewise and independently: each purpose
+// has its own ranges, created on first use. If few ranges of a slot changed, only the rows in them are copied and no
+// others are read.
 //
-// Results: take() gives the bytes that Shard::section() and filter() would have given at the moment, read_slot() and
-// read_changes() the weights.
+// Results: take() returns the bytes that Shard::section() and filter() would have returned at the moment; read_slot()
+// and read_changes() return the weights.
 //
 // Invariants
-//   I1  a slot that was not taken is marked: it has a PreImageLog, and is watched.
-//   I2  table + PreImageLog, where the PreImageLog has the last word, are the rows of the moment; and so it is with the slot's door.
+//   I1  a slot that is not taken is marked: it has a PreImageLog, and is watched.
+//   I2  the table overlaid with the PreImageLog equals the rows of the moment; likewise for the slot's admission filter.
 //
-// Threads: take(), read_slot() and read_changes() of different slots by any number of threads, while others use the shard.
-// Made while the shard is frozen, where several shards are saved together while all are: so they are of one moment. One at
-// a time for a shard.
-// Fork: a child's copy ends without a word, and its takes throw WrongProcessError.
+// Threads: take(), read_slot() and read_changes() may run in any number of threads for different slots, while others
+// use the shard. Construct it while writers are paused; to save several shards as of one moment, pause all of them
+// first. At most one snapshot per shard at a time. Fork: the copy in a child process is destroyed silently, and its
+// takes throw WrongProcessError.
 
 #pragma once
 
@@ -45,7 +47,7 @@
 
 namespace shoal {
 
-// The save cannot be finished: what had to be kept for it was more than there was memory for.
+// The save failed: memory for logging the previous contents ran out.
 struct SnapshotLostError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -60,11 +62,11 @@ class Snapshot {
   static constexpr std::size_t kNear = 3;  // rows in a range that has one, at most, on the average
 
   enum class Kind : std::uint8_t {
-    kPlain,  // all rows; what is remembered for deltas of another save stays as it is
-    kBase,   // all rows, and the next may be a delta
-    kDelta,  // what has changed since the shard's base(), and the next may be a delta
+    kPlain,  // all rows; recorded changes are left as they are
+    kBase,   // all rows; the next may be a delta
+    kDelta,  // changes since the shard's base(); the next may be a delta
   };
-  // Those of a slot that have changed, which DirtyRanges tells by these three.
+  // The changed ranges of a slot, in the saved form of DirtyRanges.
   struct Ranges {
     unsigned bits = 0;
     std::size_t count = 0;
@@ -74,35 +76,36 @@ class Snapshot {
     std::size_t rows = 0;
     std::vector<std::byte> section;
     std::vector<std::byte> filter;
-    // Of a delta: whether the filter is another than the base's, and the ranges.
+    // In a delta: whether the filter differs from the base's, and the changed ranges.
     bool has_filter = false;
     Ranges ranges;
   };
 
-  // The shard is frozen, and outlives this. `most` 0: as above. std::invalid_argument: the shard is being saved, or has no
-  // base for a delta of that purpose.
+  // Requires paused writers; the shard must outlive the snapshot. `most` 0: the default. Throws std::invalid_argument
+  // if the shard is being saved, or has no base for a delta of that purpose.
   explicit Snapshot(Shard& shard, std::uint32_t store_clock = 0, Kind kind = Kind::kPlain,
                     std::size_t most = 0, Purpose purpose = Purpose::kSave);
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
-  // Of the moment.
+  // As of the moment of the snapshot.
   std::uint64_t step() const noexcept { return step_; }
   std::uint32_t table_clock() const noexcept { return clock_; }
   std::size_t rows() const noexcept { return rows_; }
   std::size_t bytes() const noexcept { return bytes_; }
   std::size_t dim() const noexcept { return shard_.rows().dim(); }
 
-  // Each slot once: std::invalid_argument. After any other exception the snapshot is of no use.
+  // Takes each slot at most once, else throws std::invalid_argument. After any other exception the snapshot is
+  // unusable.
   Piece take(Slot slot);
-  // Likewise, instead: what Shard::read_slot() would have given at the moment. Not of a delta.
+  // Takes a slot as the hashes and weights that Shard::read_slot() would have returned. Not for a delta.
   void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights);
-  // Of a delta: the rows in the ranges that have changed, and these ranges.
+  // Takes a slot of a delta as the rows in the changed ranges, and these ranges.
   Ranges read_changes(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights);
-  // All was saved, under this name: it is the shard's base() of the purpose, unless the snapshot is plain.
+  // Completes the save under this name: it becomes the shard's base() of the purpose, unless the snapshot is plain.
   void done(std::string name);
-  // Lets go of what was not taken: changes cost no more than without a save. Called by one thread when no take is under way.
+  // Releases the slots that were not taken. Called by one thread, with no take in progress.
   void close() noexcept;
 
  private:
@@ -111,13 +114,13 @@ class Snapshot {
   struct Taken {
     std::unique_ptr<Copy> copy;
     std::unique_ptr<PreImageLog> pre_images;
-    std::size_t kept = 0;     // bytes by the undo
-    bool is_changed = false;  // false: a delta has nothing of its rows, and they were not copied
-    bool is_picked = false;   // the copy has the rows in changed ranges alone
+    std::size_t kept = 0;     // bytes of the PreImageLog
+    bool is_changed = false;  // false: no changes for the delta; rows were not copied
+    bool is_picked = false;   // the copy holds only the rows in changed ranges
   };
   std::unique_ptr<Copy> borrow();
   Taken unmark(Slot slot);
-  // What a delta is to hold; null where the snapshot is of all rows.
+  // The ranges of a delta; null if the snapshot holds all rows.
   const DirtyRanges* changed_of(Slot slot) const;
   std::vector<SlotTable::Entry> rows_of(const Taken& taken, const DirtyRanges* changed) const;
   static Ranges ranges_of(const DirtyRanges& changed);
@@ -133,7 +136,7 @@ class Snapshot {
   Purpose purpose_;
   bool open_ = true;
   bool done_ = false;
-  std::mutex mutex_;  // guards the next: copies that nobody uses
+  std::mutex mutex_;  // guards the free copies below
   std::vector<std::unique_ptr<Copy>> idle_;
 };
 
