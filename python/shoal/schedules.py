@@ -20,7 +20,7 @@ _MOST_CLOCKS = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What every schedule has."""
+    """Base class of schedules."""
 
     kind: ClassVar[int]  # as csrc/optim/schedule.h numbers them
 
@@ -32,12 +32,12 @@ class Schedule:
         self.at(0)
 
     def params(self) -> dict[str, float]:
-        """Describe it in numbers, as they stand among the parameters of its optimizer."""
+        """Return the schedule as numbers, which are among the parameters of its optimizer."""
         numbers = {_PREFIX + each.name: float(getattr(self, each.name)) for each in fields(self)}
         return {"schedule": float(self.kind), **numbers}
 
     def at(self, clock: int) -> float:
-        """Compute by what the learning rate is multiplied at a clock.
+        """Compute the factor of the learning rate at a clock.
 
         Parameters
         ----------

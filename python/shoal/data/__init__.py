@@ -4,7 +4,7 @@
          -> fill.fill (one Cython call a block, or a pool of threads) -> Batch
          -> base.prefetch (all of that in one background thread) -> Reader (iterated by the user)
 
-    batch.py, rebatch.py    a batch; batches cut and joined, and the position behind each
+    batch.py, rebatch.py    a batch; batches split and joined, and the position after each
     readers.py              the read_* functions; the only module that knows all formats
     reader.py, settings.py  Reader: passes, splits, positions, progress; the options of a reader
     fingerprint.py          whether data is that of an earlier fit

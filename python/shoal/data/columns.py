@@ -22,7 +22,7 @@ from shoal.data.interactions import Field, Interactions, Pairs, field_of, named_
 
 PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST = range(6)  # as formats/csv.pxi has them
 
-# Cells that hold nothing, as pandas has them.
+# Missing cells, as in pandas.
 MISSING = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
     *("NULL", "NaN", "None", "n/a", "nan", "null"),
@@ -133,7 +133,7 @@ class Columns:
         return schema
 
     def kinds_of(self, names: Sequence[str], *, labelled: bool = True) -> list[int]:
-        """Give each column of a file its role.
+        """Return the role of each column of a file.
 
         Parameters
         ----------

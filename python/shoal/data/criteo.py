@@ -5,8 +5,8 @@ The customary rule turns an integer v into a token:
     v > 2    the decimal digits of floor(ln(v)^2)
     v <= 2   "SP" and the decimal digits of v
 
-A bucket is thus an interval of integers, and the rule becomes a table of where the intervals begin. The table is exact:
-floor(ln(v)^2) >= b if and only if v >= exp(sqrt(b)), which is never a whole number for b >= 1.
+A bucket is thus an interval of integers, and the rule becomes a table of the lower bounds of the intervals. The table
+is exact: floor(ln(v)^2) >= b if and only if v >= exp(sqrt(b)), which is never a whole number for b >= 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files: what names the inputs of a reader, and how they are opened.
+"""Files: the inputs of a reader, by name, and how they are opened.
 
     "day_0.tsv", Path(...)       a regular file
     "logs/day_*.tsv.gz"          all files of a pattern, in the order of their names
@@ -151,7 +151,7 @@ def _files_of_one(where: Any, options: Mapping[str, Any]) -> list[File]:
     if glob.has_magic(name) and not os.path.exists(name):
         return [LocalFile(path) for path in _some(sorted(glob.glob(name, recursive=True)), name)]
     file = LocalFile(name)
-    file.open().close()  # what cannot be read is said at once
+    file.open().close()  # an unreadable file raises at once
     return [file]
 
 

@@ -1,4 +1,4 @@
-"""Fill: the lines of files as batches of one size, with the position behind each batch.
+"""Parse the lines of files into batches of one size, with the position after each batch.
 
     one thread      block -> rows, which become a batch when they are complete
     several         block -> a pool of threads, each block into rows of its own -> put together in the order of the
@@ -133,13 +133,13 @@ def _direct(sources: Iterable[TextSource], form: Format, batch_size: int, skip: 
 
 
 class _ParsedBlock(NamedTuple):
-    """A block, and what came of it."""
+    """A parsed block and its results."""
 
     batch: Batch | None
     lines: int
     skipped: int
     end: int
-    bad: tuple[bytes, int, int] | None  # what stands at the end, where it is malformed, and how
+    bad: tuple[bytes, int, int] | None  # the malformed line at the end, its faulty byte and its fault code
 
 
 class _PendingBlock(NamedTuple):
@@ -153,7 +153,7 @@ class _PendingBlock(NamedTuple):
 
 
 class _ParallelParser:
-    """The blocks of a pass in a pool, and the batches out of them."""
+    """Parses the blocks of a pass in a pool, and joins them into batches."""
 
     def __init__(self, form: Format, batch_size: int, skip: bool, begin: Cursor) -> None:
         self._form = form
@@ -196,7 +196,7 @@ class _ParallelParser:
     def _submit(
         self, pool: ThreadPoolExecutor, parse: Parse | None, source: TextSource, block: Block, fraction: float
     ) -> _PendingBlock:
-        text = bytes(block.text)  # which the next block overwrites
+        text = bytes(block.text)  # a copy: the next block overwrites it
         parsed = pool.submit(_parse, parse, self._form, text, self._skip)
         return _PendingBlock(source, block.offset, block.passed, fraction, parsed)
 
@@ -298,7 +298,7 @@ def _malformed(text: bytes, at: int, fault: int, offset: int, *, named: bool) ->
     shown = text[begin : begin + _EXCERPT_BYTES].decode("utf-8", "backslashreplace")
     before, behind = "..." if begin > 0 else "", "..." if begin + _EXCERPT_BYTES < len(text) else ""
     what: str = _reader.FAULTS[fault]
-    # Of the formats csv alone takes labels that are texts, and there most of these lines are right.
+    # Only csv supports text labels, so most of these lines are correct there.
     texts = "positive= names the text that is 1; " if named and what == _NO_LABEL else ""
     return (
         f", column {at + 1} (the line begins at byte {offset}): {what}: "

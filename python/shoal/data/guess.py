@@ -60,7 +60,7 @@ def guess_format(where: Wheres, options: Mapping[str, Any] | None = None) -> str
     OSError
         As `shoal.read_csv`.
     ValueError
-        It fits no format, is empty, or is a stream, of which what was looked at would be lost.
+        It fits no format, is empty, or is a stream, whose first bytes would be lost.
 
     Examples
     --------

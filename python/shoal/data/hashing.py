@@ -17,7 +17,7 @@ def hash_strings(tokens: Sequence[str] | Sequence[bytes] | NDArray[Any], field: 
     Parameters
     ----------
     tokens : sequence or array of str or bytes, length n
-        A str is taken as UTF-8; of equal bytes are equal keys.
+        A str is encoded as UTF-8; equal bytes have equal keys.
     field : int, default 0
         0 to 2^64 - 1. The same token in another field is another key.
 

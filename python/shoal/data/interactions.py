@@ -26,7 +26,7 @@ def field_of(name: str) -> int:
 
 
 def named_pairs(interactions: Interactions) -> list[tuple[Field, Field]]:
-    """Turn what a user wrote into pairs.
+    """Convert the user's interactions to pairs of fields.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def _pair(item: object) -> tuple[Field, Field]:
 
 
 def pairs_of(interactions: Interactions, number: Callable[[Field], int]) -> Pairs:
-    """Turn what a user wrote into pairs of the numbers of fields, which ``number`` finds."""
+    """Convert the user's interactions to pairs of field numbers; ``number`` returns a field's number."""
     return tuple((number(first), number(second)) for first, second in named_pairs(interactions))
 
 
@@ -79,7 +79,7 @@ def interact(
     pairs: NDArray[np.uint64],
     names: FeatureNames | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.float32] | None]:
-    """Put features of two behind the features of each row, and name them if names are asked for."""
+    """Append the combined features to the features of each row; name them if names are collected."""
     made = _core.interact(indptr, keys, values, fields, pairs)
     if names is not None:
         names.note_pairs(indptr, keys, fields, pairs, made[0], made[1])

@@ -115,7 +115,7 @@ class FeatureNames(Mapping[int, str]):
         ----------
         keys : uint64[n]
         texts : sequence of str or bytes, length n
-            Bytes are taken as UTF-8; one that is not UTF-8 becomes ``\xff``.
+            Bytes are decoded as UTF-8; an invalid byte becomes ``\xff``.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class FeatureNames(Mapping[int, str]):
         spans: npt.NDArray[np.int64],
         spell: Spell,
     ) -> None:
-        """Name the features of a parsed block that have no name yet. What readers call.
+        """Name the features of a parsed block that have no name yet. Called by readers.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class FeatureNames(Mapping[int, str]):
         spans : int64[n, 2]
             Of `shoal.data.rows.Rows`.
         spell : callable
-            What makes a name of a span.
+            Function that makes a name from a span.
         """
 
         def name(i: int) -> str:
@@ -166,7 +166,7 @@ class FeatureNames(Mapping[int, str]):
         made_indptr: npt.NDArray[np.int64],
         made_keys: npt.NDArray[np.uint64],
     ) -> None:
-        """Name the features made of two that have no name yet: ``first * second``. What readers call.
+        """Name the combined features that have no name yet: ``first * second``. Called by readers.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class FeatureNames(Mapping[int, str]):
         if self.full:
             return
         rows = np.repeat(np.arange(len(indptr) - 1), np.diff(made_indptr) - np.diff(indptr))
-        # The n-th feature made of two stands behind n others and the features of its row and of those before.
+        # The n-th combined feature follows n others and the features of its row and of earlier rows.
         made = made_keys[np.arange(len(rows)) + indptr[rows + 1]]
         firsts = made_indptr - indptr
         of_row: dict[int, list[tuple[int, int]]] = {}

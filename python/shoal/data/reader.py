@@ -35,7 +35,7 @@ _MOST_HEADS = 1000  # files whose first bytes are read: on an object store each 
 
 @dataclass(slots=True)
 class _PassProgress:
-    """How far the consumer of one pass has come."""
+    """Progress of the consumer of one pass."""
 
     cursor: Cursor
     skipped: int
@@ -64,7 +64,7 @@ class Reader(ABC):
     ValueError
         It is not a regular file; a parameter is out of range.
     ImportError
-        What reads them is an extra, which is not installed.
+        The extra that reads them is not installed.
 
     Notes
     -----
@@ -75,7 +75,7 @@ class Reader(ABC):
     Any number of passes may run at a time; `skipped`, `progress` and `position` are of the one that began last. One
     iterator belongs to one thread at a time. After a fork the child has to begin a new pass.
 
-    An error shows after the batches that were complete before it.
+    An error is raised after the batches that were complete before it.
     """
 
     def __init__(self, files: tuple[File, ...], name: str, schema: Mapping[str, Any], settings: Settings) -> None:
@@ -286,8 +286,8 @@ class Reader(ABC):
 
         Notes
         -----
-        `shoal.models.Model.predict_proba` does it to the readers that it is given. A line that holds nothing is no
-        example all the same.
+        `shoal.models.Model.predict_proba` does this to its readers. An empty line is still not an
+        example.
         """
         reader = self._with(replace(self._settings, labelled=False))
         reader._original = self
@@ -339,11 +339,11 @@ class Reader(ABC):
 
     @property
     def cursor(self) -> Cursor:
-        """Where the pass that began last stands, for `position`: costs nothing to ask after each batch."""
+        """Cursor of the pass that began last, for `position`; cheap enough to read after each batch."""
         return self._seen.cursor
 
     def position(self, cursor: Cursor | None = None) -> dict[str, Any]:
-        """Return the position of the pass that began last: behind the last batch it returned.
+        """Return the position of the pass that began last, after the last batch that it returned.
 
         Parameters
         ----------
@@ -353,7 +353,7 @@ class Reader(ABC):
         Returns
         -------
         dict
-            To be kept as JSON, and given to `resume`. Of a reader that has given nothing yet, its beginning.
+            A JSON value for `resume`. Before the first batch, the beginning of the data.
         """
         settings = self._settings
         return {
@@ -390,7 +390,7 @@ class Reader(ABC):
         begun : mapping
             The earlier `fingerprint`.
         appended : bool
-            Whether files may be longer now, if they begin as they did, and more files may stand behind them.
+            Whether files may have grown at their ends, and more files may follow them.
 
         Returns
         -------
@@ -420,8 +420,8 @@ class Reader(ABC):
 
         Notes
         -----
-        A plain file is read from there on; a compressed one and a stream are read from their beginning, and what was
-        seen is passed over.
+        A plain file is read from there on; a compressed one and a stream are read from their beginning, skipping
+        earlier examples.
         """
         try:
             form, files, split, cursor = (position[name] for name in ("format", "files", "shard", "place"))
@@ -477,7 +477,7 @@ class Reader(ABC):
         return all(file.seekable for file in self._files)
 
     def why_empty(self) -> str:
-        """Explain why the last pass had no examples: no lines, or malformed ones alone, of which this reads the first.
+        """Explain why the last pass had no examples: no lines, or only malformed ones, the first of which it describes.
 
         Returns
         -------
@@ -498,7 +498,7 @@ class Reader(ABC):
 
     @property
     def names(self) -> FeatureNames | None:
-        """What the passes fill with names of features, if that was asked for."""
+        """The names of features that passes collect, if any."""
         return self._settings.names
 
     @property

@@ -1,4 +1,4 @@
-"""BatchQueue: batches of any sizes into batches of one size, and where in the data each of them ends."""
+"""BatchQueue: converts batches of any sizes to batches of one size, with the position at the end of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.data.batch import Batch
 
 
 class Cursor(NamedTuple):
-    """Where a pass continues: behind the last example of a batch.
+    """Position of a pass after the last example of a batch.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def rows_of(batch: Batch, begin: int, end: int) -> Batch:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Put batches together in arrays of their own; weights that are all 1 are left out."""
+    """Concatenate batches into new arrays; weights that are all 1 are left out."""
     ends = np.cumsum([0, *(batch.nnz for batch in batches)])
     indptr = [batch.indptr[1:] + end for batch, end in zip(batches, ends[:-1], strict=True)]
     weights = joined_or_none([batch.weights for batch in batches], [len(batch) for batch in batches])
@@ -119,7 +119,7 @@ def _joined_fields(arrays: Sequence[NDArray[np.uint64] | None]) -> NDArray[np.ui
 
 
 def joined_or_none(arrays: Sequence[NDArray[np.float32] | None], lengths: Sequence[int]) -> NDArray[np.float32] | None:
-    """Join arrays, where None stands for ones of the given length; None if all are None."""
+    """Concatenate arrays, where None represents ones of that length; None if all are None."""
     if all(array is None for array in arrays):
         return None
     given = [np.ones(n, np.float32) if array is None else array for array, n in zip(arrays, lengths, strict=True)]

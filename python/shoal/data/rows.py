@@ -35,14 +35,14 @@ class RowBuffer:
     pairs : sequence of (int, int)
         The fields whose features interact.
     names : FeatureNames, optional
-        Where features are named by `note`. It is kept then where in its block the text of each feature stands. Without
-        names and pairs, the fields of features are not kept.
+        Filled by `note`. If set, the span of each feature's text in its block is recorded. Without
+        names and pairs, the fields of features are not recorded.
     spell : callable
-        What makes a name of a feature's text.
+        Function that makes a name from a feature's text.
     fielded : bool
         Whether batches have the fields of their features.
     labelled : bool
-        Whether lines have labels and weights. Else neither is looked at: labels are NaN.
+        Whether lines have labels and weights. Otherwise both are ignored and labels are NaN.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RowBuffer:
         return self.row == self._most
 
     def grow(self) -> None:
-        """Double what stood in the way of the next line."""
+        """Double the arrays that are too small for the next line."""
         if self.row == len(self.labels):
             rows = min(2 * self.row, self._most)
             self.labels = _longer(self.labels, rows)
@@ -94,7 +94,7 @@ class RowBuffer:
             self.spans = None if self.spans is None else _longer(self.spans, size)
 
     def note(self, text: memoryview | bytes) -> None:
-        """Name the features that came from ``text``: after each parse of it, if names are asked for."""
+        """Name the features parsed from ``text``: called after each parse if names are collected."""
         if self._names is None or self.fields is None or self.spans is None:
             return
         begin, end = self._noted, int(self.indptr[self.row])
@@ -153,7 +153,7 @@ def _parse_criteo(text: memoryview, start: int, rows: RowBuffer, skip: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a line is read.
+    """Description of a line format.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ class Format:
     pairs : sequence of (int, int)
         The fields whose features interact.
     spell : callable
-        What makes a name of the text of a feature.
+        Function that makes a name from the text of a feature.
     names : FeatureNames, optional
         Gets a name for each feature that is read.
     schema : mapping

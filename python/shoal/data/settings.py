@@ -1,4 +1,4 @@
-"""Settings: how files are read. FileSplit: one of the files of a pass, or one split of it."""
+"""Settings: the options of a reader. FileSplit: one of the files of a pass, or one split of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Settings:
     num_splits: int = 1
     begin: Cursor = BEGINNING
     sizes: tuple[int | None, ...] | None = None  # of the files when the position was taken
-    order: tuple[int, ...] | None = None  # of the files, by their numbers; None: as they were given
+    order: tuple[int, ...] | None = None  # of the files, by their numbers; None: the original order
 
     def __post_init__(self) -> None:
         if operator.index(self.batch_size) < 1:

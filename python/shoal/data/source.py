@@ -4,7 +4,7 @@ r"""Lines: a file, or one split of it, as blocks of whole lines in bounded memor
     block       |---- 256 KiB ----|---- 256 KiB ----|-- as much as there is --|
     text        ~~~~~~~~~~~~~~~~\n~~~~ carried over, in front of the next block
 
-One buffer is reused. The incomplete line behind the last newline is carried over to its front; a whole line is held in
+One buffer is reused. The incomplete line after the last newline is carried over to its front; a whole line is held in
 memory, so its length is limited.
 
 Splits. Each line is in exactly one of the n splits.
@@ -41,7 +41,7 @@ class Block(NamedTuple):
     Parameters
     ----------
     text : memoryview
-        Ends with a newline, or is empty; good until the next block is asked for.
+        Ends with a newline, or is empty; valid until the next block is requested.
     offset : int
         Where the text begins, in the file or in what it decompresses to.
     passed : int
@@ -58,7 +58,7 @@ class Block(NamedTuple):
 
 
 class LineTooLongError(Exception):
-    """The line behind all that was yielded passes the limit."""
+    """The line after the last yielded block exceeds the limit."""
 
     def __init__(self, offset: int, limit: int) -> None:
         super().__init__(f"the line is longer than {limit} bytes, the most that is read as one")
@@ -150,7 +150,7 @@ class Lines:
             if at >= end:
                 return
         elif begin > 0:
-            at = begin - 1  # a line begins behind each newline
+            at = begin - 1  # a line begins after each newline
             file.seek(at)
             newline = -1
             while newline < 0 and at < end - 1:
@@ -171,7 +171,7 @@ class Lines:
             at += got
             text, offset = window.whole_lines()
             yield Block(text, offset, 0, (at - begin) / (end - begin))
-        # The line that holds the last byte of the range ends behind it.
+        # The line that holds the last byte of the range may end after it.
         while window.carried and window.fill(file, min(self._block_bytes, _TAIL_BYTES)):
             text, offset = window.first_line()
             yield Block(text, offset, 0, 1.0)
@@ -228,7 +228,7 @@ class Lines:
 
 
 class _Prefixed:
-    """A stream of which some bytes were read to see what it is."""
+    """A stream whose first bytes were read to determine its format."""
 
     def __init__(self, front: bytes, file: Opened) -> None:
         self._front = front
@@ -319,7 +319,7 @@ class _Window:
         return self._take(self.buffer.find(b"\n", self._new, self._filled) + 1)
 
     def rest(self) -> tuple[memoryview, int]:
-        """Take all there is, with a newline at its end, and its offset; only behind a fill that fell short."""
+        """Take all that is left, with a newline at its end, and its offset; only after a fill that fell short."""
         if self.carried and self.buffer[self._filled - 1] != _NEWLINE:
             self.buffer[self._filled] = _NEWLINE
             self._filled += 1

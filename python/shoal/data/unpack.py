@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from shoal.errors import CorruptionError
 
-# How a compressed file begins. No line of a format read here begins so.
+# Magic numbers of compressed files. No line of a supported text format begins with one.
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 HEAD_BYTES = max(map(len, _MAGIC))
 _PACKED_BYTES = 1 << 18
@@ -29,7 +29,7 @@ class _CompressedFile(Protocol):
 
 
 class _Decompressor(Protocol):
-    """What zlib, bz2 and lzma have in common."""
+    """The common interface of zlib, bz2 and lzma."""
 
     @property
     def eof(self) -> bool: ...
@@ -39,10 +39,9 @@ class _Decompressor(Protocol):
 
 
 class DecompressedStream:
-    """What a compressed file holds, all of its streams one behind the other, some bytes at a time.
+    """The decompressed contents of a file, its concatenated streams included, read incrementally.
 
-    Half as fast again as the file objects of the standard library, whose buffers are small, and an end in the middle
-    of a stream is distinguished from damage.
+    It has larger buffers than the file objects of the standard library, and distinguishes truncation from damage.
     """
 
     def __init__(self, file: _CompressedFile, kind: str, path: str) -> None:
@@ -50,7 +49,7 @@ class DecompressedStream:
         self._kind = kind
         self._path = path
         self._engine: _Decompressor | None = None
-        self._packed = b""  # read, and not yet given to the engine
+        self._packed = b""  # read, and not yet passed to the decompressor
 
     def consumed(self) -> int:
         """Bytes of the file read so far."""
@@ -60,7 +59,7 @@ class DecompressedStream:
         """Put the next bytes into `view`; 0 when there are no more."""
         while True:
             if self._engine is None:
-                # Streams may be padded with zeros behind their ends.
+                # Streams may be padded with zeros after their ends.
                 while not self._packed and (data := self._file.read(_PACKED_BYTES)):
                     self._packed = data.lstrip(b"\0")
                 if not self._packed:

@@ -137,7 +137,7 @@ class Accumulator:
         self._loss = ExactSum()
         self._probability = ExactSum()
         self._counts: npt.NDArray[Any] = np.zeros(2 << bits, np.int64)  # negatives, then positives
-        self._used = range(0)  # bins outside hold nothing: few have anything, and the AUC is asked for often
+        self._used = range(0)  # other bins are empty: few are used, and the AUC is computed often
 
     def update(
         self,
@@ -244,17 +244,17 @@ class Accumulator:
 
     @property
     def auc_lower(self) -> float:
-        """The least that the exact AUC can be."""
+        """Lower bound of the exact AUC."""
         return self._ordered().auc()[0]
 
     @property
     def auc_upper(self) -> float:
-        """The most that the exact AUC can be."""
+        """Upper bound of the exact AUC."""
         return self._ordered().auc()[2]
 
     @property
     def auc_error(self) -> float:
-        """The most that ``auc`` differs from the exact one: half of what lies between the bounds."""
+        """Maximum error of ``auc``: half the distance of the bounds."""
         lower, _, upper = self._ordered().auc()
         return (upper - lower) / 2
 
@@ -272,14 +272,14 @@ class Accumulator:
     def curves(self) -> Curves:
         """Return the calibration by decile and the ROC curve so far.
 
-        A bin's examples stand at its middle: no predicted probability is off by more than its 2^(1 - bits) part in the
-        odds, those outside of the histogram apart, which stand at its ends.
+        The examples of a bin are placed at its middle: the relative error of predicted odds is at most 2^(1 - bits),
+        except for examples outside of the histogram, which are placed at its ends.
         """
         ordered = self._ordered()
         return ordered.curves(probabilities(ordered.scores))
 
     def to_dict(self) -> dict[str, Any]:
-        """Describe all that was counted as JSON can say it; bins without examples are left out."""
+        """Return the state as a JSON value; bins without examples are left out."""
         filled = np.flatnonzero(self._counts)
         return {
             "kind": _KIND,

@@ -1,4 +1,4 @@
-"""What every metric is given: labels, scores and weights, as float64 arrays of one length."""
+"""Checks of the arguments of metrics: labels, scores and weights, as float64 arrays of one length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 def checked(
     labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike | None, what: str
 ) -> tuple[Floats, Floats, Floats | None]:
-    """Return all as float64[n], or say which of them is wrong and where.
+    """Return all as float64[n], or raise an error that names the wrong one and its position.
 
     Raises
     ------

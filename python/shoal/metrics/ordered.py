@@ -44,9 +44,9 @@ class Decile:
     weight : float
         Sum of the examples' weights: their number without weights.
     mean_probability : float
-        What the model said.
+        Mean predicted probability.
     mean_label : float
-        What came: the share of positives.
+        Share of positives.
     """
 
     low: float
@@ -58,12 +58,12 @@ class Decile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """The pictures of predictions, in a few numbers: what a report draws.
+    """The curves of a report: deciles and ROC curve.
 
     Attributes
     ----------
     deciles : tuple of Decile
-        In ascending order. Equal predictions are never taken apart, so that there may be fewer than ten.
+        In ascending order. Equal predictions are never separated, so there may be fewer than ten.
     fpr, tpr : tuple of float
         The ROC curve from (0, 0) to (1, 1): shares of the negatives and of the positives with a score above a falling
         threshold. Empty with one class only. At most 129 points, each on the exact curve, and no point of the exact
@@ -126,7 +126,7 @@ class ScoreGroups:
     def roc(self, most: int = ROC_POINTS) -> tuple[Floats, Floats]:
         """Compute the ROC curve: fpr and tpr, both from 0 to 1, ``most + 1`` points at most; empty of one class.
 
-        Of the exact curve's corners the first one in each of ``most`` steps of fpr + tpr stays, and the last corner.
+        The first corner of the exact curve in each of ``most`` steps of fpr + tpr is kept, and the last corner.
         """
         positives, negatives = float(self.positive.sum()), float(self.negative.sum())
         if not (positives > 0 and negatives > 0):

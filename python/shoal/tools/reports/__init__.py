@@ -56,7 +56,7 @@ def report(
     model_dir : path or URL
         Of any kind of model, as its `save` writes it.
     out : path or URL, optional
-        The file; ``report.html`` in the model's directory if not given. What is there is replaced, at one moment.
+        The file; ``report.html`` in the model's directory if not given. An existing file is replaced atomically.
     data : Reader or iterable of Batch, optional
         Held-out examples of the model's format, measured exactly. Without them the report shows what the model
         recorded about its validation data.
@@ -67,7 +67,7 @@ def report(
     top : int
         How many of the largest weights to show; 0 for none.
     threads : int, optional
-        Of the store; all cores if not given.
+        Threads of the store; default: all cores.
     storage_options : mapping, optional
         Of the file system that URLs are opened by: see `shoal.Store.save`.
 

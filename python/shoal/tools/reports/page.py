@@ -31,7 +31,7 @@ from shoal.tools.reports.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Plot, Point
 
 NONE = "\N{EN DASH}"
 _WINDOWS = 64  # of a pass in the picture: more of them show noise
-_CURVES = 20  # passes drawn as a curve each; of more of them each is one point
+_CURVES = 20  # passes drawn as a curve each; with more passes, each is one point
 _LINES = 40  # passes in the table
 _SQUARE = WIDTH - LEFT - RIGHT + TOP + BOTTOM  # a height that makes the area of a plot as high as wide
 
@@ -48,7 +48,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that a report shows.
+    """The contents of a report.
 
     Attributes
     ----------

@@ -179,14 +179,14 @@ def ticks(low: float, high: float, about: float) -> tuple[list[float], int]:
     values : list of float
         About as many as asked for, at least one.
     decimals : int
-        Digits behind the point that distinguish them.
+        Digits after the decimal point that distinguish them.
     """
     step = (high - low) / max(about, 1.0)
     power = math.floor(math.log10(step))
     step = next(m * 10.0**power for m in (1, 2, 5, 10) if m * 10.0**power >= step * (1 - 1e-9))
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    values = [round(i * step, decimals) + 0.0 for i in range(first, last + 1)]  # + 0.0: no minus zero
+    values = [round(i * step, decimals) + 0.0 for i in range(first, last + 1)]  # + 0.0: avoids minus zero
     return values or [low], decimals
 
 
