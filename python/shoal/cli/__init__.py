@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        Without the program's name; those of the process if not given.
+        Arguments without the program's name; default: those of the process.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn("interrupted")
         return status_of(interrupt)
     except BrokenPipeError:
-        # The reader of the output has gone. Python would report it again when it flushes at exit.
+        # The reader of the output has closed the pipe. Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (

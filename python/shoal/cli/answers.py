@@ -92,7 +92,7 @@ def naming(what: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise  # the reader has gone, which is not an error
+        raise  # the reader has closed the pipe, which is not an error
     except OSError as error:
         if error.filename is None and error.strerror:
             error.filename = what

@@ -16,7 +16,7 @@ from shoal.data.batch import DEFAULT_BATCH_SIZE
 if TYPE_CHECKING:
     from shoal.data import FeatureNames, Reader
 
-PLAIN_FORMATS = ("libsvm", "libffm", "vw", "criteo")  # which need no word about columns
+PLAIN_FORMATS = ("libsvm", "libffm", "vw", "criteo")  # formats without options for columns
 COLUMN_FORMATS = ("csv", "tsv", "parquet")
 FORMATS = (*PLAIN_FORMATS, *COLUMN_FORMATS)
 
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with a suggestion for a misspelled word."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Report unknown options by the command that they were given to."""
+        """Report unknown options with the help of the command that received them."""
         found, more = super().parse_known_args(args, namespace)
         unknown = [word for word in more if word.startswith("-")]
         if more:
@@ -177,7 +177,7 @@ def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
 
 
 def format_of(arguments: argparse.Namespace, path: str | Sequence[str]) -> str:
-    """Return the format that was named, or detect it."""
+    """Return the format of the option, or detect it."""
     if arguments.format is not None:
         return str(arguments.format)
     from shoal.data.guess import guess_format
@@ -221,7 +221,7 @@ def open_reader(
     schema: Mapping[str, Any],
     names: FeatureNames | None = None,
 ) -> Reader:
-    """Create the reader of files; it collects the names of features into ``names``, if given."""
+    """Create the reader of files; it collects the names of features into ``names``, if passed."""
     from shoal.data.readers import READERS
 
     if form == "tsv":

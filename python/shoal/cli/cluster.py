@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
 
 _PARENT_CHECK_SECONDS = 0.2
-_ORPHAN_SECONDS = 1.0  # for an orderly end after the parent has gone
+_ORPHAN_SECONDS = 1.0  # for an orderly end after the parent has ended
 
 SCHEDULER_EXAMPLES = """\
 examples:

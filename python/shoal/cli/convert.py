@@ -52,7 +52,7 @@ def add(commands: Any) -> None:
 
 
 def convert(arguments: argparse.Namespace) -> Answer:
-    """Convert in the direction that ``--from`` says."""
+    """Convert in the direction of ``--from``."""
     if arguments.kind == "rows":
         return _checkpoint(_here(arguments.path), arguments.output, arguments)
     if arguments.kind is not None:
@@ -111,7 +111,7 @@ def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Ans
 
 
 def _model(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
-    """Write a logistic regression with given weights."""
+    """Write a logistic regression with the weights of a file."""
     from shoal.models import BIAS_KEY, LogisticRegression
     from shoal.tools import convert
 

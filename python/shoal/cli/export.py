@@ -79,10 +79,10 @@ def export(arguments: argparse.Namespace) -> Answer:
         if described is not None and described.normalized:
             _keep_exact(scales_name(described.table), names, chosen, dtypes)
         tables = [store.tables[name] for name in names]
-        given = [TableSource(table.spec, len(table), table.shard.read_slot) for table in tables]
+        table_sources = [TableSource(table.spec, len(table), table.shard.read_slot) for table in tables]
         written = write_export(
             target,
-            UnsynchronizedTables(given, store.slots),
+            UnsynchronizedTables(table_sources, store.slots),
             dtype=dtypes,
             since=None if arguments.since is None else open_dir(arguments.since),
             version=arguments.version,

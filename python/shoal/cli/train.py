@@ -475,7 +475,7 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
 
 
 def _solver(arguments: argparse.Namespace) -> DBPG | None:
-    """Return the batch solver, if it was asked for."""
+    """Return the batch solver, if it was requested."""
     from shoal.models import DBPG
 
     given = {name: value for name in _OF_DBPG if (value := getattr(arguments, name)) is not None}

@@ -1,4 +1,4 @@
-"""The options of ``shoal train``: what the kinds of models share, and how their values are read."""
+"""The options of ``shoal train`` that several kinds of models share, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def parse_consistency(text: str) -> Consistency:
 
 
 def parse_progress(text: str) -> int | float:
-    """Read an int or, with a point in it, a float that may be passed to `shoal.metrics.Progressive`."""
+    """Read an int or, with a decimal point, a float, as `shoal.metrics.Progressive` accepts it."""
     from shoal.metrics import Progressive
 
     try:

@@ -1,4 +1,4 @@
-"""What ``shoal train`` reports of a fit: lines for people, and facts for ``--json``."""
+"""The results of ``shoal train``: lines for people, and facts for ``--json``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def finished_already(model: Predictor, directory: str) -> Answer:
 
 
 def pass_lines(model: Predictor) -> list[str]:
-    """Return a line for each pass of a model, and which pass was kept."""
+    """Return a line for each pass of a model, and one for the pass whose weights were kept."""
     lines = []
     history = model.history
     # A batch solver makes hundreds of passes over the same examples: only the last one matters.
@@ -50,7 +50,7 @@ def pass_lines(model: Predictor) -> list[str]:
 
 
 def solver_summary(model: Model) -> tuple[list[str], dict[str, Any]]:
-    """Return how the batch solver ended, as lines and as facts."""
+    """Return the result of the batch solver, as lines and as facts."""
     solved = getattr(model, "solved", None)
     if solved is None:
         return [], {}
@@ -63,7 +63,7 @@ def solver_summary(model: Model) -> tuple[list[str], dict[str, Any]]:
 
 
 def filter_summary(store: Store) -> tuple[list[str], dict[str, Any]]:
-    """Return how many bytes the filters of this worker saved, as lines and as facts."""
+    """Return the bytes that the filters of this worker saved, as lines and as facts."""
     metrics: dict[str, dict[str, float]] = getattr(store, "filter_metrics", dict)()
     if not metrics:
         return [], {}
@@ -74,7 +74,7 @@ def filter_summary(store: Store) -> tuple[list[str], dict[str, Any]]:
 
 
 def rows_of(stats: TableStats, dim: int) -> str:
-    """Describe the rows of a table; of few rows the bytes of the whole table, most of which is its index."""
+    """Describe the rows of a table; for few rows the bytes of the whole table, which are mostly its index."""
     size = f"{stats.bytes_per_row:.1f} bytes each" if stats.rows >= _MANY_ROWS else f"{stats.bytes:,} bytes in all"
     return f"{counted(stats.rows, 'row')} of {dim}, {size}"
 
@@ -94,7 +94,7 @@ def table_lines(model: Model) -> list[str]:
 
 
 def count_names(train: Reader) -> int | None:
-    """Return how many feature names were collected; ``None``: they were not asked for."""
+    """Return the number of collected feature names; ``None``: they were not requested."""
     return None if train.names is None else len(train.names)
 
 
@@ -107,7 +107,7 @@ def name_lines(train: Reader) -> list[str]:
 
 
 def fit_facts(model: Model) -> dict[str, Any]:
-    """Return what every worker knows of a fit."""
+    """Return the facts of a fit that every worker has."""
     return {
         "examples": model.examples,
         "fits": model.history.fits,
@@ -117,7 +117,7 @@ def fit_facts(model: Model) -> dict[str, Any]:
 
 
 def model_facts(model: Model) -> dict[str, Any]:
-    """Return what the worker that saves knows of its model."""
+    """Return the facts of a model that the worker that saves it has."""
     stats = [table.stats() for table in model.tables]
     return fit_facts(model) | {
         "rows": stats[0].rows,
@@ -148,7 +148,7 @@ def grid_lines(results: Sequence[GridResult]) -> list[str]:
 
 
 def settings_name(settings: dict[str, float]) -> str:
-    """Name settings as one word: alpha=0.05,l1=1."""
+    """Return settings as one word: alpha=0.05,l1=1."""
     return ",".join(f"{name}={short_number(value)}" for name, value in settings.items())
 
 

@@ -108,7 +108,7 @@ class SavedModel(SavedPredictor):
         fit_state : FitState, optional
             Of an unfinished fit; `restore` returns it.
         storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `shoal.Store.save`.
+            Options of the file system of a URL: see `shoal.Store.save`.
 
         Returns
         -------
@@ -145,7 +145,7 @@ class SavedModel(SavedPredictor):
         resume : bool
             Whether a fit is resumed: the calibration, which belongs to a finished fit, is not restored.
         storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `shoal.Store.save`.
+            Options of the file system of a URL: see `shoal.Store.save`.
 
         Returns
         -------
@@ -210,7 +210,7 @@ class SavedModel(SavedPredictor):
         store : Store, optional
             The store of the tables; default: a new local store, closed by the model's `close`.
         storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `shoal.Store.save`.
+            Options of the file system of a URL: see `shoal.Store.save`.
 
         Returns
         -------

@@ -6,8 +6,8 @@
     GET  /versions   the current version, the exports it is based on, and the inputs of its model
     GET  /metrics    counters and latencies for Prometheus
 
-Threads: requests wait in the event loop; small ones are predicted there, large ones and those of Arrow in threads, as
-many as there are cores. A reload runs in a thread of its own.
+Threads: requests wait in the event loop. Small ones are predicted there, large ones and Arrow bodies in as many threads
+as there are cores. A reload runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["make_app", "serve"]
 
-_SMALL = 8 << 10  # bytes of a body that is worth no thread
+_SMALL = 8 << 10  # bytes; a smaller body is predicted in the event loop
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -72,14 +72,14 @@ def _json(what: Any, status: int = 200) -> Response:
 
 
 def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
-    """Make the application, an ASGI one, of a model that is open.
+    """Make the ASGI application of an open model.
 
     Parameters
     ----------
     served : ServedModel
         Closed by its owner.
     limits : Limits, optional
-        What requests may take. Those of connections and of time are kept by `serve`, or by the server that runs the
+        Limits of requests. Those of connections and of time are enforced by `serve`, or by the server that runs the
         application.
 
     Returns
@@ -88,7 +88,7 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
     """
     budget = Budget(limits or Limits())
     figures = _Metrics(served, budget)
-    large = asyncio.Semaphore(cores())  # more threads would take the event loop's share of the interpreter
+    large = asyncio.Semaphore(cores())  # more threads would slow down the event loop
 
     def predict_now(body: bytearray, content_type: str, accept: str, account: Account) -> Response:
         model = served.now  # one version throughout
@@ -110,9 +110,9 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
             if isinstance(error, BusyError):
                 response.headers["retry-after"] = "1"
             if not request.scope.get("shoal.received"):
-                response.headers["connection"] = "close"  # what is still on its way is not read
+                response.headers["connection"] = "close"  # the rest of the body is not read
         except ClientDisconnect:
-            response = Response(status_code=499)  # for the counter only: the client is gone
+            response = Response(status_code=499)  # for the counter only: the client has disconnected
         figures.requests.labels(str(response.status_code)).inc()
         return response
 
@@ -187,26 +187,27 @@ def serve(
     ready: Callable[[str, int], object] | None = None,
     until: Callable[[Any], object] | None = None,
 ) -> None:
-    """Answer requests until the process is asked to stop (Ctrl-C, SIGTERM): requests under way are completed first.
+    """Answer requests until Ctrl-C or SIGTERM; pending requests are completed first.
 
     Parameters
     ----------
     served : ServedModel
     host, port
-        Where to listen; port 0 takes any that is free.
+        Where to listen; port 0 is any that is free.
     reuse_port : bool
-        Whether several processes may listen there: the system hands connections to each. They share the files' pages.
+        Whether several processes may listen there: the system distributes connections among them. They share the files'
+        pages.
     limits : Limits, optional
-        What requests and connections may take.
+        Limits of requests and connections.
     ready : callable, optional
-        Called with host and port once connections are taken.
+        Called with host and port once connections are accepted.
     until : callable, optional
-        Given uvicorn's server before it runs, to end it (``server.should_exit = True``).
+        Called with uvicorn's server before it runs, to end it (``server.should_exit = True``).
 
     Raises
     ------
     OSError
-        The address is taken, or not this machine's.
+        The address is in use, or is not an address of this machine.
     """
     try:
         import uvicorn
@@ -217,8 +218,8 @@ def serve(
 
     limits = limits or Limits()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named TCP: the event loop turns off the waiting for more to send (Nagle) where it sees that; else answers take 40
-    # ms.
+    # The protocol is named TCP: only then does the event loop turn off Nagle's algorithm, which delays answers by up to
+    # 40 ms.
     with Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:

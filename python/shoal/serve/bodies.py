@@ -1,4 +1,4 @@
-"""What requests bring and answers take away: JSON, lines of text and Arrow."""
+"""The bodies of requests and answers: JSON, lines of text and Arrow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNSPECIFIED_TYPES = ("", "application/x-www-form-urlencoded")  # the second is 
 
 
 def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, account: Account) -> Batch:
-    """Make a batch of what was sent.
+    """Make a batch of the body of a request.
 
     Parameters
     ----------
@@ -53,18 +53,18 @@ def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, accoun
             return decode_lines(body, spec, account)
     except RequestError:
         raise
-    except (ValueError, TypeError, OverflowError, OSError) as error:  # a reader's words
+    except (ValueError, TypeError, OverflowError, OSError) as error:  # the message of a reader
         raise RequestError(str(error)) from None
     raise RequestError(f"a body of {kind}: send {JSON}, {TEXT} or {ARROW}")
 
 
 def encode(version: int, probabilities: Floats, accept: str) -> tuple[bytes, str]:
-    """Write predictions: the body, and what it is.
+    """Write predictions: the body, and its content type.
 
     Raises
     ------
     RequestError
-        One of them is not a number, since what was sent is too large for the model.
+        One of them is not a number, since a value of the request is too large for the model.
     """
     if len(bad := np.flatnonzero(~np.isfinite(probabilities))):
         raise RequestError(f"instance {bad[0]}: the model has no probability for it, its values are too large")

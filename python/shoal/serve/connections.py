@@ -35,16 +35,16 @@ _Protocol: Any = AutoHTTPProtocol  # either of uvicorn's
 _log = logging.getLogger("shoal.serve")
 
 _HEAD_BYTES = 64 << 10
-_RESERVED_DESCRIPTORS = 48  # files, sockets and pipes that are not connections
+_RESERVED_DESCRIPTORS = 48  # for files, sockets and pipes other than connections
 _MOST_REFUSED = 16
 _REFUSED_SECONDS = 1.0
-_ACCEPT_PAUSE = 0.9  # seconds; asyncio looks again after one
+_ACCEPT_PAUSE = 0.9  # seconds; asyncio polls again after one
 _QUIET_SECONDS = 60.0
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class RateLimit(logging.Filter):
-    """A filter that lets one line of a kind through each minute, with how many were left out."""
+    """A log filter that passes one line of a kind each minute, with the number of dropped ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ _RATE_LIMIT = RateLimit()
 
 
 class Listener(socket.socket):
-    """A listening socket that backs off where there are no descriptors left."""
+    """A listening socket that backs off when no descriptors are left."""
 
     _until = 0.0
 
@@ -87,7 +87,7 @@ class Listener(socket.socket):
 
 
 def usable_connections(wanted: int) -> int:
-    """Return how many connections the process has descriptors for, at most ``wanted``."""
+    """Return the number of connections that the process has descriptors for, at most ``wanted``."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -113,7 +113,7 @@ class Server(uvicorn.Server):
 
 
 def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Protocol]:
-    """Make the protocol of connections with these limits, as uvicorn's ``http=`` takes it.
+    """Make the protocol of connections with these limits, for uvicorn's ``http=``.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Pro
     if most < limits.connections:
         _log.warning("%d connections at a time: the process may open few files (ulimit -n)", most)
 
-    refused: set[Any] = set()  # connections that wait for their client to read why
+    refused: set[Any] = set()  # connections that wait until their client has read the refusal
 
     class Connection(_Protocol):  # type: ignore[misc]
         _arrival: asyncio.TimerHandle | None = None
@@ -140,7 +140,7 @@ def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Pro
             return self.cycle is None or self.cycle.response_complete
 
         def _expect(self) -> None:
-            """Give the next request its time to arrive."""
+            """Start the timeout of the next request."""
             self._expect_nothing()
             self._arrival = self.loop.call_later(seconds, self._expired)
 
@@ -150,7 +150,7 @@ def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Pro
                 self._arrival = None
 
         def _watch_writes(self) -> None:
-            """Abort the connection if the client takes nothing of what is to be sent."""
+            """Abort the connection if the client reads nothing of the answer."""
             left = self.transport.get_write_buffer_size()
             if left and self._stall is None:
                 self._stall = self.loop.call_later(seconds, self._stalled, left)
@@ -229,7 +229,7 @@ def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Pro
             self._waits_since = time.monotonic()
             self._watch_writes()
             super().on_response_complete()
-            if not self._idle and self.cycle.more_body:  # a request that came behind the last one
+            if not self._idle and self.cycle.more_body:  # a request that followed the last one
                 self._expect()
 
         def pause_writing(self) -> None:

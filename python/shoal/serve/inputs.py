@@ -52,7 +52,7 @@ class Examples:
     values : float32[nnz] or None
         None: all are 1.
     fields : uint64[nnz] or None
-        None where the model needs none.
+        None if the model needs none.
     """
 
     instances: npt.NDArray[np.int64]
@@ -63,7 +63,7 @@ class Examples:
 
 
 class InputSpec:
-    """What a model takes.
+    """The inputs of a model.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class InputSpec:
 
     @property
     def needs_fields(self) -> bool:
-        """Whether the model takes the field of each feature."""
+        """Whether the model uses the field of each feature."""
         return self.fields_of is not None
 
     @property
@@ -112,7 +112,7 @@ class InputSpec:
         return list(dict.fromkeys(known))
 
     def describe(self) -> dict[str, Any]:
-        """Describe what the model takes, as JSON."""
+        """Describe the inputs, as JSON."""
         keys = {"keys": "whole numbers", "values": "numbers, 1 if left out"}
         if self.needs_fields:
             keys["fields"] = f"the field of each key, as {self.fields_of} data names it"
@@ -161,7 +161,7 @@ _ROLES = {CATEGORICAL: "text", NUMERIC: "number", LIST: "list of texts", LABEL: 
 
 
 def to_batch(parts: list[Examples], rows: int) -> Batch:
-    """Put the instances of a request together, in their order."""
+    """Concatenate the instances of a request, in their order."""
     labels = np.zeros(rows, np.float32)
     if len(parts) == 1:
         (one,) = parts
@@ -184,7 +184,7 @@ def to_batch(parts: list[Examples], rows: int) -> Batch:
 
 
 def _count_pairs(examples: Examples, pairs: npt.NDArray[np.uint64]) -> int:
-    """Count the features of two that the pairs make, or more."""
+    """Return an upper bound of the number of features that the pairs make."""
     assert examples.fields is not None
     rows = len(examples.indptr) - 1
     row = np.repeat(np.arange(rows), np.diff(examples.indptr))
@@ -219,7 +219,7 @@ def _roles(columns: Columns) -> dict[str, int]:
 
 
 def _missing(form: str | None, schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the texts that hold nothing, as the reader of the training data had them."""
+    """Return the texts of empty cells, as the reader of the training data had them."""
     if form != "csv":
         return frozenset()
     usual = MISSING if schema.get("keep_default_na", True) else ()
@@ -239,6 +239,6 @@ def criteo_column(name: str) -> int:
     Raises
     ------
     ValueError
-        There is none of that name.
+        There is no such column.
     """
     return 0 if name in ("0", "label") else column_of(name)

@@ -31,7 +31,7 @@ from shoal.serve.limits import Account, RequestError
 
 __all__ = ["decode_json", "decode_lines"]
 
-_VALUE_BYTES = 96  # of a value of JSON as Python has it, with its place in a dictionary
+_VALUE_BYTES = 96  # of a JSON value as a Python object, with its entry in a dictionary
 _EXCERPT = 80
 _NUMBER = re.compile(r"[ \t]*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[ \t]*", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{1,24}", re.ASCII)
@@ -135,7 +135,7 @@ def _add(number: int, raw: msgspec.Raw, sparse: _SparseRows, named: _NamedRows, 
 
 
 class _ColumnError(RequestError):
-    """A cell that cannot be taken: the message begins with the place of the column."""
+    """A cell that cannot be used: the message begins with the position of the column."""
 
     def __init__(self, column: str, what: str) -> None:
         super().__init__(f"column {_excerpt(column)}: {what}")
@@ -204,7 +204,7 @@ class _SparseRows:
 
 
 class _Column:
-    """The cells of one column: which feature each of them is, and its text."""
+    """The cells of one column: the feature of each, and its text."""
 
     __slots__ = ("places", "texts")
 
@@ -223,7 +223,7 @@ class _NamedRows:
         self._columns: dict[str, _Column] = {}
         self._count = 0
         self._numeric: list[tuple[int, float]] = []  # features, and their values
-        self._floats: list[tuple[list[str], int, float]] = []  # texts that numbers become, all at once
+        self._floats: list[tuple[list[str], int, float]] = []  # texts that become numbers, all at once
 
     def add(self, number: int, instance: dict[str, Any]) -> None:
         before, spec, columns, missing = self._count, self.spec, self._columns, self.spec.missing
@@ -332,7 +332,7 @@ class _LineRows:
             return
         assert self.spec.lines is not None
         text = b"\n".join([*self._lines, b""])
-        # A feature has three bytes of text or more, and becomes 20 of arrays that double as they grow.
+        # A feature has three bytes of text or more, and uses 20 bytes of arrays that double as they grow.
         account.decoded(2 * 20 * (len(text) // 3))
         try:
             batch = parse_text(self.spec.lines, text)
@@ -357,7 +357,7 @@ class _LineRows:
 
 
 def _criteo_line(instance: dict[str, Any]) -> bytes:
-    """Write the line of Criteo's logs that has these cells."""
+    """Write these cells as a line of Criteo's logs."""
     cells = [b"0", *[b""] * len(CRITEO_COLUMNS)]
     seen: dict[int, str] = {}
     for name, cell in instance.items():

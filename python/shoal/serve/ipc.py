@@ -1,12 +1,12 @@
 """Arrow bodies to examples: the lengths in a stream are checked before any memory is allocated by them.
 
-    metadata   what record batches decode to, added to the request's account; buffers lie in their message, and do
+    metadata   decoded bytes of record batches, added to the request's account; buffers lie in their message, and do
                not overlap
     schema     columns of the types below, and not too many
     batches    validate(full=True) of each, before any of its values is used
 
-Arrow's own decoder trusts lengths of compressed buffers and allocates them, and its kernels trust offsets and indices:
-that is why all three come first.
+Arrow's own decoder trusts lengths of compressed buffers and allocates them, and its kernels trust offsets and indices.
+So all three are checked first.
 
 Threads: pure functions.
 """
@@ -29,9 +29,9 @@ __all__ = ["decode_arrow"]
 
 _MOST_COLUMNS = 10_000
 _MOST_BATCHES = 10_000
-_COLUMN_BYTES = 4096  # for a column of a batch, however short: as much time as so many bytes of text take
+_COLUMN_BYTES = 4096  # for a column of a batch, even a short one: it takes as much time as this many bytes of text
 _CELL_BYTES = 32  # of a cell while its column is hashed
-_PREFIX_BYTES = 8  # of a compressed buffer: its length, or -1 where it is stored as it is
+_PREFIX_BYTES = 8  # of a compressed buffer: its length, or -1 if it is stored uncompressed
 _VIEW_BYTES = 16  # of a text in a view
 _NUMBER = r"^[ \t]*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[ \t]*$"
 
@@ -60,7 +60,7 @@ def _decode(body: Any, spec: InputSpec, account: Account) -> Batch:
         by_keys = "keys" in names and spec.role("keys") == spec.others and _is_list(stream.schema.field("keys").type)
         taken = [name for name in names if name in ("keys", "values", "fields")] if by_keys else _features(names, spec)
         for name in taken:
-            if "\0" in name:  # which ends it, where Arrow's C interface passes it on
+            if "\0" in name:  # in Arrow's C interface it would end the name
                 raise RequestError(f"column {name!r} has a NUL in its name")
             if names.count(name) > 1:
                 raise RequestError(f"column {name!r} is there {names.count(name)} times")
@@ -82,11 +82,11 @@ def _decode(body: Any, spec: InputSpec, account: Account) -> Batch:
     return to_batch([spec.batch(_of_columns(batches, rows, spec), account, crossed=False)], rows)
 
 
-# ---- what the messages say of themselves -----------------------------------------------------------------------------
+# ---- metadata of the messages ----------------------------------------------------------------------------------------
 
 
 def _check_messages(body: Any, account: Account) -> None:
-    """Bound what the record batches and dictionaries of a stream decode to."""
+    """Bound the decoded bytes of the record batches and dictionaries of a stream."""
     arrow = pyarrow()
     count = 0
     for message in arrow.ipc.MessageReader.open_stream(body):
@@ -135,7 +135,7 @@ def _buffers(message: memoryview) -> Iterator[tuple[int, int, bool]]:
 
 
 def _field(message: memoryview, table: int, number: int) -> int | None:
-    """Return where a field of a flatbuffer table is; None: it is not there."""
+    """Return the position of a field of a flatbuffer table; None if it is absent."""
     (back,) = struct.unpack_from("<i", message, table)
     vtable = table - back
     if vtable < 0:
@@ -148,7 +148,7 @@ def _field(message: memoryview, table: int, number: int) -> int | None:
 
 
 def _table(message: memoryview, table: int, number: int) -> int | None:
-    """Return where the table or vector begins that a field refers to."""
+    """Return the position of the table or vector that a field refers to."""
     field = _field(message, table, number)
     return None if field is None else field + _u32(message, field)
 
@@ -167,7 +167,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether values of a type are numbers or texts, each with bytes of its own or none."""
+    """Whether a type is accepted: numbers, or texts whose bytes are not shared."""
     types = pyarrow().types
     tests = (
         types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_temporal,
@@ -194,7 +194,7 @@ def _check_type(name: str, kind: Any, spec: InputSpec) -> None:
 
 
 def _elements(column: Any) -> int:
-    """Count the elements of lists, or the 32 bytes that the texts of a view take once they are copied."""
+    """Return the number of elements of lists, or of blocks of 32 bytes that the texts of a view use once copied."""
     if _is_list(column.type):
         return len(column.values)
     if _is_view(column.type):
@@ -254,7 +254,7 @@ def _flat(batches: list[Any], name: str, dtype: Any) -> tuple[Any, Any]:
 
 
 def _features(names: list[str], spec: InputSpec) -> list[str]:
-    """Return the columns that are features, label and weight left out."""
+    """Return the columns that are features, without label and weight."""
     if spec.columns is None:
         return []
     columns = spec.columns
@@ -274,7 +274,7 @@ def _of_columns(batches: list[Any], rows: int, spec: InputSpec) -> Examples:
         [_with_missing(batch, spec, first) for batch, first in zip(batches, firsts, strict=False)]
     )
     for name in spec.named():
-        if name not in table.column_names:  # an example that does not have it
+        if name not in table.column_names:  # missing in all examples
             kind = arrow.list_(arrow.string()) if name in columns.lists else arrow.string()
             table = table.append_column(name, arrow.nulls(rows, kind))
     reader = read_arrow(
@@ -301,13 +301,13 @@ def _check_numbers(name: str, column: Any, first: int) -> None:
 
 
 def _with_missing(batch: Any, spec: InputSpec, first: int) -> Any:
-    """Turn views into texts, and texts that hold nothing in the training data into nulls."""
+    """Turn views into texts, and texts that stand for empty cells in the training data into nulls."""
     arrow = pyarrow()
     types = arrow.types
     arrays = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if _is_view(column.type):
-            # Not by a cast, which follows the views of nulls as well, and those are not validated.
+            # Not by a cast, which also follows the views of nulls, which are not validated.
             kind = arrow.large_string() if types.is_string_view(column.type) else arrow.large_binary()
             column = arrow.array(column.to_pylist(), kind)
         if spec.missing and (types.is_string(column.type) or types.is_large_string(column.type)):

@@ -1,8 +1,8 @@
 """Limits: the memory of one request, and of all requests together.
 
-A request has an Account. Its memory is added there before it is allocated: the bytes of its body as they arrive,
-then an upper bound of what it decodes to, known before anything is decoded. Accounts draw on one Budget; a request that
-does not fit is refused (503) and changes nothing.
+A request has an Account. Its memory is added there before it is allocated: the bytes of its body as they arrive, then
+an upper bound of its decoded size, which is known before decoding. Accounts share one Budget; a request that does not
+fit is refused (503) and has no effect.
 
 Threads: a Budget is safe from any thread, an Account belongs to its request.
 """
@@ -18,7 +18,7 @@ __all__ = ["Account", "Budget", "BusyError", "Limits", "RequestError", "TooLarge
 
 
 class RequestError(ValueError):
-    """A request that cannot be answered: the message says why."""
+    """A request that cannot be answered: the message has the reason."""
 
     status = 400
 
@@ -30,29 +30,29 @@ class TooLargeError(RequestError):
 
 
 class BusyError(RequestError):
-    """The requests under way hold all the memory that they may."""
+    """The pending requests use all of the memory budget."""
 
     status = 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What requests may take.
+    """Limits of requests and connections.
 
     Parameters
     ----------
     body_bytes : int
         Of one body.
     decoded_bytes : int
-        Of memory for what one body decodes to, estimated from above before it is decoded.
+        Of memory for the decoded content of one body, an upper bound that is computed before decoding.
     in_flight_bytes : int
-        Of memory for all requests under way: their bodies, and what they decode to.
+        Of memory for all pending requests: their bodies, and their decoded content.
     connections : int
-        At a time. One more takes the place of the connection that has waited longest without a request; where each has
-        a request under way it is answered 503.
+        Open at the same time. A further one replaces the connection that has been idle longest; if none is idle, it is
+        answered 503.
     request_seconds : float
-        In which a request has to arrive whole, from the connection or its first byte on, and in which the client has to
-        take what is sent.
+        In which a request must arrive completely, from the connection or its first byte on, and in which the client
+        must read the answer.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class Limits:
 
 
 class Budget:
-    """The memory of all requests under way."""
+    """The memory of all pending requests."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -87,7 +87,7 @@ class Budget:
         return self._held
 
     def add(self, size: int) -> None:
-        """Take bytes.
+        """Reserve bytes.
 
         Raises
         ------
@@ -103,13 +103,13 @@ class Budget:
             self._held += size
 
     def give_back(self, size: int) -> None:
-        """Return bytes."""
+        """Release bytes."""
         with self._lock:
             self._held -= size
 
 
 class Account:
-    """What one request holds. A context manager that gives everything back."""
+    """The memory of one request. A context manager that releases it."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget

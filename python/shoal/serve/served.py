@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """What predicts, and of which version it is."""
+    """A model, and the version of its export."""
 
     version: int
     kind: str
@@ -54,7 +54,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
     store = ExportStore(version, threads=threads)
     predictor: Predictor
     if description["kind"] == files.CLICK:
-        from shoal.torch import config  # loads PyTorch, so only where there is a tower
+        from shoal.torch import config  # loads PyTorch, so only if there is a tower
 
         predictor = config.exported(description, version.layers.extra("tower.pt"), store)
     else:
@@ -74,7 +74,7 @@ class ServedModel:
     threads : int, optional
         Threads that share the work of one prediction; default: 1, since requests run concurrently.
     verify : bool
-        Whether every byte is checked before a version is put in place.
+        Whether every byte is checked before a version becomes current.
     cache, storage_options
         As for :func:`shoal.open_export`.
 
@@ -116,11 +116,11 @@ class ServedModel:
 
     @property
     def now(self) -> Model:
-        """The model in place."""
+        """The current model."""
         return self._now
 
     def reload(self) -> bool:
-        """Look for a newer version, make its model, put it in place; log that, or why it could not be used.
+        """Check for a newer version and make its model current; log that, or why it cannot be used.
 
         Returns
         -------
@@ -130,7 +130,7 @@ class ServedModel:
         Raises
         ------
         CorruptionError, ValueError
-            There is one that cannot be used: the one in place stays.
+            There is one that cannot be used: the current one stays.
         """
         with self._turn:
             try:
@@ -149,7 +149,7 @@ class ServedModel:
             return True
 
     def _log_failure(self, error: Exception) -> None:
-        """Log why the version in place stays: once, however often the same is found."""
+        """Log why the current version stays, once for each reason."""
         failure = " ".join(str(error).split()) or type(error).__name__
         if failure != self._failure:
             self._failure = failure
@@ -169,7 +169,7 @@ class ServedModel:
         self._watcher.start()
 
     def close(self) -> None:
-        """Stop watching, and let go of the files once no request reads them."""
+        """Stop watching, and release the files once no request reads them."""
         self._stopped.set()
         if self._watcher is not None:
             self._watcher.join()

@@ -1,4 +1,4 @@
-"""ExportStore: the tables of an export as those of a store, for models that only predict."""
+"""ExportStore: the tables of an export with the interface of a store, for models that only predict."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -25,7 +25,7 @@ def _refuse() -> NoReturn:
 
 
 class _ExportShard:
-    """The rows of an exported table, as a table asks for them."""
+    """The rows of an exported table, with the interface of a shard."""
 
     def __init__(self, table: ExportTable) -> None:
         self._table = table
@@ -57,14 +57,14 @@ class _ExportShard:
 
 
 class ExportStore(SingleProcessStore):
-    """A store over one version of an export: tables that it has are read there, others are refused."""
+    """A store over one version of an export: its tables can be read, others are refused."""
 
     def __init__(self, version: ExportVersion, *, threads: int | None = None) -> None:
         super().__init__(threads=threads, slots=version.slots)
         self._version = version
 
     def exported(self, name: str) -> Table:
-        """Make the table that the export has under a name."""
+        """Return the table of the export with this name."""
         form = self._version.table(name).form
         init = make_init(form.init, form.init_parameter, form.init_seed)
         return self.table(name, dim=form.dim, optimizer=SGD(), init=init)

@@ -11,11 +11,11 @@
     dense.py                  the dense part on the servers
     loader.py                 a reader's batches in the workers of a DataLoader
 
-A module holds no weights: rows, and the optimizer that moves them, are the table's. A push is made by ``backward``, not
-by a torch optimizer's ``step``. docs/torch.md describes the consequences.
+A module holds no weights: the rows and their optimizer belong to the table. A push is made by ``backward``, not by a
+torch optimizer's ``step``. docs/torch.md describes the consequences.
 
-The extra ``torch`` brings what these modules need; ``import shoal`` does not import them, but the first use of
-``shoal.torch`` does.
+The extra ``torch`` installs the dependencies of these modules; ``import shoal`` does not import them, but the first use
+of ``shoal.torch`` does.
 
 Examples
 --------

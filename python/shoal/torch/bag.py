@@ -35,17 +35,17 @@ class Bags(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """What backward needs of a forward."""
+    """The state that a forward keeps for backward."""
 
     lookup: PendingLookup
     indptr: npt.NDArray[np.int64]
     winners: npt.NDArray[np.uint32] | None
-    rows: Rows | None  # of the unique keys, where the values want a gradient
+    rows: Rows | None  # of the unique keys, if the values need a gradient
     pushes: bool
 
 
 class EmbeddingBag(SparseModule):
-    """Rows of a table, pooled bag by bag: what ``nn.EmbeddingBag`` is to a weight.
+    """Rows of a table, pooled bag by bag; the counterpart of ``nn.EmbeddingBag``.
 
     Parameters
     ----------
@@ -87,12 +87,12 @@ class EmbeddingBag(SparseModule):
         Parameters
         ----------
         keys : int64 or uint64 tensor [n, l] or [nnz], or shoal.Batch
-            [n, l]: n bags of l keys. [nnz]: all bags one behind the other. A batch: its examples are the bags, its
-            values, if it has any, the weights of their keys.
+            [n, l]: n bags of l keys. [nnz]: all bags, concatenated. A batch: its examples are the bags, its values, if
+            it has any, the weights of their keys.
         offsets : int64 or int32 tensor [n], or [n + 1] with ``include_last_offset``
             Where each bag begins; with keys [nnz] only.
         per_sample_weights : float32 tensor of the keys' shape, optional
-            What each row is multiplied by; ``mode="sum"`` only. It gets its gradient.
+            Factor of each row; ``mode="sum"`` only. Its gradient is computed.
 
         Returns
         -------
@@ -101,7 +101,7 @@ class EmbeddingBag(SparseModule):
         Raises
         ------
         TypeError, ValueError
-            Arguments that do not fit together.
+            The arguments are inconsistent.
         WrongProcessError
             The store was made before a fork, by the parent.
         ShoalError
@@ -109,7 +109,7 @@ class EmbeddingBag(SparseModule):
 
         Notes
         -----
-        Blocks until the rows are there.
+        Blocks until the rows have arrived.
         """
         if torch.compiler.is_compiling() and isinstance(keys, Tensor):
             return ops.pool(self, keys, offsets, per_sample_weights)
@@ -159,7 +159,7 @@ class EmbeddingBag(SparseModule):
             if not len(begins):
                 raise ValueError("include_last_offset: offsets must end with the number of keys, got none")
             return begins
-        # No bag, no key: an indptr of no bags is one 0.
+        # No bags and no keys: the indptr of no bags is one 0.
         return np.append(begins, entries) if len(begins) or entries else np.zeros(1, np.int64)
 
     def _check_weights(self, weights: Tensor | None, shape: tuple[int, ...]) -> None:
@@ -189,7 +189,7 @@ class EmbeddingBag(SparseModule):
         return out, Pooled(lookup, bags.indptr, winners, rows if keep else None, pushes)
 
     def push_pooled(self, pooled: Pooled, values: Tensor | None, grad: Tensor) -> Tensor | None:
-        """Push the gradient of the bags; the gradient of the values, where their rows were kept."""
+        """Push the gradient of the bags; return the gradient of the values, if their rows were kept."""
         lookup, indptr, winners, rows, pushes = pooled
         native, workers = lookup.batch.native, self._table.workers
         grads = floats_of(grad)
@@ -207,7 +207,7 @@ class EmbeddingBag(SparseModule):
 
 
 class _Pool(torch.autograd.Function):
-    """`EmbeddingBag.pool`, and the push behind it."""
+    """`EmbeddingBag.pool`, with the push as its backward."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]

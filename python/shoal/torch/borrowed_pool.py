@@ -1,12 +1,12 @@
 """The borrowed thread pool: a store's work in a thread that calls modules runs in the OpenMP threads of torch.
 
 GNU's OpenMP runtime lets its threads spin between two parallel regions, for 4 ms by default, so threads of the store
-would compete with them for the cores. Work is therefore handed to ``GOMP_parallel`` of the libgomp that torch loaded.
+would compete with them for the cores. Work is therefore passed to ``GOMP_parallel`` of the libgomp that torch loaded.
 
 Why not a setting. OMP_WAIT_POLICY=passive and GOMP_SPINCOUNT also end the competition, but they are read when the
 process starts, apply to all of its OpenMP code, and make the dense part slower: bench/README.md, "OpenMP", has both.
-Why the process map. torch exports no way to its thread pool, and its wheels bring a libgomp of their own, under a name
-with a digest in it, and the process may hold another one.
+Why the process map. torch does not export its thread pool; its wheels have a libgomp of their own, under a name with a
+digest in it; and the process may have loaded another one.
 
 Threads: each thread has an OpenMP pool of its own. Fork: a child borrows no pool, since its threads are gone.
 """
@@ -55,5 +55,5 @@ if hasattr(os, "register_at_fork"):
 
 
 def borrow() -> None:
-    """Let a store's work in the calling thread run in this thread's OpenMP pool, if there is one."""
+    """Run a store's work in the calling thread in this thread's OpenMP pool, if there is one."""
     _core.borrow(_parallel, torch.get_num_threads() if _parallel else 0)

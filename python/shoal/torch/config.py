@@ -1,11 +1,11 @@
 """The configuration of `shoal train ctr`: a TOML file, every key of which is checked, and the model it describes.
 
-    [data]     what is read, and which of its fields the model takes
-    [model]    which model, and its sizes
+    [data]     the data, and the fields that the model uses
+    [model]    the architecture, and its sizes
     [tables]   optimizer, initial rows and dtype of the tables; [tables.NAME] of one of them
     [train]    batches, passes, dense optimizer, early stopping
     [logging]  TensorBoard, MLflow
-    [output]   where the model and its checkpoints go
+    [output]   directory of the model and its checkpoints
 
 Every section is a struct below, every key a member with its description: docs/ctr.md lists them, as a test checks.
 An unknown key is an error that names the nearest known one.
@@ -51,7 +51,7 @@ _OF_DATA = ("make", "fields", "item", "dense")  # parameters of models that foll
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What is read, and which of its fields the model takes."""
+    """The data, and the fields that the model uses."""
 
     train: Annotated[list[str], Meta(description="Files, patterns or URLs of the training data.")]
     format: Annotated[
@@ -85,7 +85,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class TableSettings(Struct, frozen=True, kw_only=True):
-    """How a table is made; what is not given is as `[tables]` has it."""
+    """The settings of a table; default: those of `[tables]`."""
 
     optimizer: Annotated[Spec | None, Meta(description="Update rule: its name and settings.")] = None
     init: Annotated[Spec | None, Meta(description="Initial rows: Zeros, Constant, Uniform or Normal.")] = None
@@ -97,7 +97,7 @@ class TableSettings(Struct, frozen=True, kw_only=True):
 
 
 class Tables(TableSettings, frozen=True, kw_only=True):
-    """How tables are made."""
+    """The settings of the tables."""
 
     linear_optimizer: Annotated[Spec | None, Meta(description="Update rule of the linear weights, if different.")] = (
         None
@@ -106,7 +106,7 @@ class Tables(TableSettings, frozen=True, kw_only=True):
 
 
 class Train(Struct, frozen=True, kw_only=True):
-    """How the model is trained."""
+    """The settings of the training."""
 
     batch_size: Annotated[int, Meta(ge=1, description="Examples per batch.")] = 4096
     epochs: Annotated[int, Meta(ge=1, description="Maximum number of passes over the data.")] = 1
@@ -126,7 +126,7 @@ class Train(Struct, frozen=True, kw_only=True):
 
 
 class Logging(Struct, frozen=True, kw_only=True):
-    """Where numbers go while it trains."""
+    """The writers of metrics during the training."""
 
     log_every: Annotated[int, Meta(ge=1, description="Batches between two log entries.")] = 100
     tensorboard: Annotated[
@@ -139,7 +139,7 @@ class Logging(Struct, frozen=True, kw_only=True):
 
 
 class Output(Struct, frozen=True, kw_only=True):
-    """Where the model goes."""
+    """The output directory of the model."""
 
     dir: Annotated[str | None, Meta(description="Directory or URL of the model and its checkpoints.")] = None
     checkpoint_every: Annotated[
@@ -159,7 +159,7 @@ class Config(Struct, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> Fields:
-        """The fields that the model takes."""
+        """The fields that the model uses."""
         data = self.data
         names = data.fields or self._usual_fields()
         form = "csv" if data.format == "tsv" else data.format
@@ -192,7 +192,7 @@ class Config(Struct, frozen=True, kw_only=True):
         return names
 
     def schema(self) -> dict[str, Any]:
-        """Return the options of the function that makes the reader, besides files and batch size."""
+        """Return the options of the function that makes the reader, except files and batch size."""
         data = self.data
         options: dict[str, Any] = {}
         for name in ("label", "weight", "positive", "columns", "na_values", "categorical", "numeric"):
@@ -235,14 +235,14 @@ def read(path: str | os.PathLike[str], more: Mapping[tuple[str, str], Any] | Non
     path : path
         A TOML file.
     more : mapping of (section, key) to value, optional
-        What takes the place of the file's.
+        Replace those of the file.
 
     Raises
     ------
     ValueError
-        It is no TOML, a key is unknown, missing or of another type; the message names file, section and key.
+        The file is not TOML, or a key is unknown, missing or of another type; the message names file, section and key.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     try:
         raw = tomllib.loads(local_path(path).read_text(encoding="utf-8"))
@@ -280,7 +280,7 @@ def parse(raw: Mapping[str, Any], more: Mapping[tuple[str, str], Any] | None = N
     return config
 
 
-_TABLES = ("linear", "embedding")  # that models make
+_TABLES = ("linear", "embedding")  # names of tables that models make
 
 
 def _keys(kind: type[Struct]) -> list[str]:
@@ -294,7 +294,7 @@ def _table(value: object, what: str) -> Mapping[str, Any]:
 
 
 def _known(given: Iterable[str], known: Sequence[str], where: str, what: str = "key") -> None:
-    """Raise ValueError if something is given that is not known, and name the nearest that is."""
+    """Raise ValueError for an unknown name; the message has the nearest known one."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
@@ -312,7 +312,7 @@ def _converted(value: Any, kind: Any, where: str = "") -> Any:
 
 
 def _model(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the settings of a model against what its class takes."""
+    """Check the settings of a model against the parameters of its class."""
     if "name" not in given:
         raise ValueError(f"[model] has no name: it is one of {', '.join(MODELS)}")
     name = given["name"]
@@ -351,12 +351,12 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     Notes
     -----
     Dense parameters are drawn from a generator of the configuration's seed; torch's own generator continues from there,
-    so that dropout can be repeated too.
+    so that dropout is repeatable too.
 
     Raises
     ------
     ValueError
-        The model does not take what the data has: a history, dense columns.
+        The model does not support a history or dense columns, which the data has.
     """
     made_by = config.made_by() if isinstance(config, Config) else dict(config)
     settings = dict(made_by["model"])
@@ -390,22 +390,22 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     module = kind(make, len(fields), **settings)
     dense = list(module.parameters())
     optimizer_class, how = _dense(made_by["optimizer"])
-    stale = made_by.get("staleness", 0)  # which models of before had not
+    stale = made_by.get("staleness", 0)  # missing in older models
     return ClickModel(module, fields, store, optimizer_class(dense, **how), made_by=made_by, staleness=stale)
 
 
 def load(
     directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> ClickModel:
-    """Read a click model that was trained by a configuration; it predicts, bit for bit, as the one that was saved.
+    """Read a click model that was trained by a configuration; it predicts, bit for bit, as the saved one.
 
     Parameters
     ----------
     directory : path or URL
     store : Store, optional
-        Where the tables go; without one into a new local store, closed by the model's `close`.
+        The store of the tables; default: a new local store, closed by the model's `close`.
     storage_options : mapping, optional
-        Of the file system that a URL is opened by: see `shoal.Store.save`.
+        Options of the file system of a URL: see `shoal.Store.save`.
 
     Returns
     -------
@@ -447,7 +447,7 @@ def exported(description: Mapping[str, Any], tower: bytes, store: Store) -> Clic
     Parameters
     ----------
     description : mapping
-        As `shoal.models.files.for_export` has it.
+        As `shoal.models.files.for_export` returns it.
     tower : bytes
         The dense part.
     store : Store
@@ -502,7 +502,7 @@ _EXPIRIES = _kinds_of(Expiry, lifecycle)
 
 
 def _named(spec: Spec, where: str, kinds: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Find what a spec names, and its settings, which are checked to be known."""
+    """Find the class that a spec names, and its settings, whose names are checked."""
     settings = dict(spec)
     name = settings.pop("name", None)
     if name is None:

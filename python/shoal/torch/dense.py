@@ -1,12 +1,11 @@
-"""Dense parameters on the servers: those of a torch module, all of them one array of a store.
+"""Dense parameters on the servers: all parameters of a torch module as one array of a store.
 
     parameters of the module, in their order --concatenated--> `shoal.DenseTable` --blocks--> servers
 
     pull   array -> module        the servers' values are copied into the parameters
     push   module -> array        the gradients, zero for a missing one: one step of the table's optimizer
 
-A worker keeps no state of the optimizer: it is kept with the blocks on the servers, is saved by ``store.save`` and
-moves with them.
+A worker has no state of the optimizer: it is stored with the blocks on the servers, and ``store.save`` saves it.
 
 Invariants
     D1  An array that is new to the store starts at the module's own values, those of the first worker.
@@ -33,7 +32,7 @@ from shoal.table.future import Future
 __all__ = ["DenseParameters"]
 
 _SGD = SGD()
-_PAUSE = 0.02  # seconds between two looks at whether the first worker has set the numbers
+_PAUSE = 0.02  # seconds between two checks whether the first worker has set the array
 
 
 class DenseParameters:
@@ -43,36 +42,35 @@ class DenseParameters:
     ----------
     store : Store
     module : torch.nn.Module
-        Its parameters that require a gradient, as they are now, each once; float32, any device.
+        Its parameters that currently require a gradient are used, each once; float32, any device.
     optimizer : Optimizer
-        The rule that a push applies, in place of an optimizer of torch.
+        The rule that a push applies, instead of an optimizer of torch.
     name : str
         Unique among the store's tables; the same on all workers.
     block : int
         Numbers in a block, 1 to 4096: see :meth:`shoal.Store.dense`.
     timeout : float
-        Seconds to wait for the first worker's numbers.
+        Seconds to wait until the first worker has set the array.
 
     Raises
     ------
     ValueError
         There is no such parameter, one is not float32, or the store has another array of that name.
     DeadlineExceededError
-        The first worker did not set the numbers in time.
+        The first worker did not set the array in time.
 
     Notes
     -----
-    A new array begins with the module's numbers in the worker of rank 0; one that the store has already, from a
-    checkpoint or an earlier job, stays. Either way the module of every worker has the array's numbers afterwards, so
-    the workers need not draw the same.
+    A new array has the initial values of the module of rank 0; one that exists in the store, from a checkpoint or an
+    earlier job, is unchanged. In both cases the module of every worker has the array's values afterwards, so the
+    workers may draw different initial values.
 
-    **Scaling.** Servers do not know what a loss was divided by. A worker whose loss is the mean over its batch pushes
-    the mean gradient; under ``BSP(reduce="mean")`` the step is that of the mean over workers, which for batches of one
-    size is the mean over all examples, as DDP has it; under ``BSP()`` it is that of the sum.
+    **Scaling.** Servers do not know how a loss was averaged. A worker whose loss is the mean over its batch pushes the
+    mean gradient; under ``BSP(reduce="mean")`` the step is that of the mean over workers, which for batches of equal
+    size is the mean over all examples, as in DDP; under ``BSP()`` it is that of the sum.
 
-    A parameter without a gradient counts as one whose gradient is zero. A block whose gradient is all zeros keeps every
-    bit, momentum included; one whose gradient is not finite stays whole; ``clip_norm`` acts on each block
-    (:meth:`shoal.DenseTable.push`).
+    A missing gradient counts as zero. A block whose gradient is all zeros keeps every bit, including its momentum; one
+    whose gradient is not finite is unchanged; ``clip_norm`` acts on each block (:meth:`shoal.DenseTable.push`).
 
     The constructor blocks for one round trip to each server, as `pull` does.
 
@@ -135,7 +133,7 @@ class DenseParameters:
 
     @property
     def size(self) -> int:
-        """Numbers in all parameters together."""
+        """Total number of values of all parameters."""
         return sum(parameter.numel() for parameter in self._parameters.values())
 
     @property
@@ -144,7 +142,7 @@ class DenseParameters:
         return self._table
 
     def pull(self) -> None:
-        """Copy what the servers have into the module.
+        """Copy the values of the servers into the module.
 
         Raises
         ------
@@ -167,7 +165,7 @@ class DenseParameters:
         -------
         Future
             ``wait()`` returns once the push is applied. It need not be waited for: the store's next ``tick`` or
-            ``flush`` raises what went wrong.
+            ``flush`` raises its error.
 
         Raises
         ------
@@ -191,14 +189,14 @@ class DenseParameters:
         return self._table.push(grads)
 
     def assign(self) -> None:
-        """Set what the servers have to the module's numbers; the optimizer's state stays.
+        """Set the values of the servers to those of the module; the optimizer's state is unchanged.
 
         For one worker, between clocks, with a barrier before and after.
 
         Raises
         ------
         ValueError
-            A number is not finite. Nothing was set.
+            A value is not finite. Nothing was set.
         """
         array: npt.NDArray[np.float32] = np.empty(self.size, np.float32)
         for _, parameter, its in self._cut(torch.from_numpy(array)):
@@ -206,7 +204,7 @@ class DenseParameters:
         self._table.assign(array)
 
     def _cut(self, array: torch.Tensor) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
-        """Give each parameter its part of the array, in its shape."""
+        """Yield each parameter's part of the array, in its shape."""
         begin = 0
         for name, parameter in self._parameters.items():
             end = begin + parameter.numel()

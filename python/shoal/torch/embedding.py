@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 class Embedding(SparseModule):
-    """Rows of a table by key: what ``nn.Embedding`` is to a weight.
+    """Rows of a table by key; the counterpart of ``nn.Embedding``.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ class Embedding(SparseModule):
     -----
     All 64-bit keys are legal; an unseen one reads its initial row, and its row is made by the push. Backward sums the
     gradients of each key in order of occurrence, in float64 rounded once, and pushes the sums as one step of the
-    table's optimizer, in training mode only. A failed push is raised by the next forward or by ``store.flush()``. The
-    output is float32, under autocast too, as that of ``nn.Embedding``. docs/torch.md says more.
+    table's optimizer, in training mode only. The next forward or ``store.flush()`` raises the error of a failed push.
+    The output is float32, also under autocast, as that of ``nn.Embedding``. docs/torch.md has the details.
 
     Examples
     --------
@@ -48,7 +48,7 @@ class Embedding(SparseModule):
         Parameters
         ----------
         keys : int64 or uint64 tensor of any shape
-            int64 is taken bit for bit. Duplicates are fine.
+            The bits of int64 are used unchanged. Duplicates are allowed.
 
         Returns
         -------
@@ -65,7 +65,7 @@ class Embedding(SparseModule):
 
         Notes
         -----
-        Blocks until the rows are there.
+        Blocks until the rows have arrived.
         """
         if torch.compiler.is_compiling():
             return ops.embed(self, keys)
@@ -76,7 +76,7 @@ class Embedding(SparseModule):
         return self.begin_lookup(keys_of(keys)), tuple(keys.shape)
 
     def finish(self, lookup: PendingLookup, shape: Shape) -> Tensor:
-        """Wait for the rows and give each key its own: the second half of forward."""
+        """Wait for the rows and expand them to one for each key: the second half of forward."""
         if self.pushes:
             rows: Tensor = _Rows.apply(self.anchor, self, lookup, shape)  # type: ignore[no-untyped-call]
             return rows
@@ -95,7 +95,7 @@ class Embedding(SparseModule):
 
 
 class _Rows(torch.autograd.Function):
-    """`Embedding.expand`, and the push behind it."""
+    """`Embedding.expand`, with the push as its backward."""
 
     @staticmethod
     def forward(ctx, anchor: Tensor, module: Embedding, lookup: PendingLookup, shape: Shape) -> Tensor:  # type: ignore[no-untyped-def]

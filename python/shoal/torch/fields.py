@@ -7,13 +7,13 @@
               dense    [[0.5], [2.0]]
               history  keys [3, 9], offsets [0, 2, 2]                        jagged
 
-A reader leaves out empty cells. Here each fixed field has a key for a missing value, so that a model can learn a row
-for it; a missing dense column is 0, a missing history empty. A numeric column may be a fixed field too: its one key is
-in ``keys``, its number in ``values``, by which the row of that key is multiplied.
+A reader omits empty cells. Here each fixed field has a key for a missing value, so that a model can learn a row for it;
+a missing dense column is 0, a missing history empty. A numeric column may be a fixed field too: its one key is in
+``keys``, and its number in ``values``, the factor of the row of that key.
 
 Invariants
     I1  Every example has one key for each fixed field. More than one feature of a fixed field is an error.
-    I2  Features of fields that were not asked for are ignored.
+    I2  Features of other fields are ignored.
 
 Threads: descriptions are immutable; `inputs` is a pure function, safe from any thread.
 """
@@ -34,23 +34,23 @@ from torch import Tensor
 from shoal.data import Batch, hash_strings
 from shoal.data.readers import field_number
 
-# The text whose key, in each field, stands for a cell that holds nothing. No text file has a column with such a cell.
+# The text whose key, in each field, stands for an empty cell. No cell of a text file can have this text.
 MISSING = "\0missing"
 
 
 class Inputs(NamedTuple):
-    """A batch of examples, as `shoal.torch.models` take it.
+    """A batch of examples, the input of `shoal.torch.models`.
 
     Attributes
     ----------
     keys : int64[n, fields]
         One key for each field, the 64 bits of the reader's uint64.
     values : float32[n, fields] or None
-        What the row of each key is multiplied by; None: 1.
+        The factor of the row of each key; None: 1.
     history : (int64[nnz], int64[n + 1]) or None
-        Jagged: the keys of what came before, and where those of each example begin and end.
+        Jagged: the keys of earlier events, and the offsets of those of each example.
     dense : float32[n, d] or None
-        Columns that are numbers and have no rows.
+        Numeric columns, which have no rows.
     """
 
     keys: Tensor
@@ -61,7 +61,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """Which fields of a reader's features a model takes, and as what.
+    """The fields of a reader's features that a model uses, and their roles.
 
     Parameters
     ----------
@@ -71,17 +71,17 @@ class Fields:
     form : str
         Name of the reader's format.
     dense : sequence of str
-        Numeric columns that models take as numbers.
+        Numeric columns that models use as numbers.
     log : bool
-        Whether dense columns become ``sign(x) ln(1 + |x|)``, as counts want it.
+        Whether dense columns become ``sign(x) ln(1 + |x|)``, which suits counts.
     history : str or None
-        The field of which an example may have any number of features. For their rows to be those of the item, the
-        reader has to hash them in the item's field: ``lists={"clicked": "ad"}`` of `shoal.read_csv` and
-        `shoal.read_parquet`; libffm's keys are as they are written.
+        The field of which an example may have any number of features. To share the rows of the item, the reader must
+        hash them in the item's field: ``lists={"clicked": "ad"}`` of `shoal.read_csv` and `shoal.read_parquet`;
+        libffm's keys are used as they are written.
     item : str or None
-        The fixed field that the history is about; needed with ``history``.
+        The fixed field of the items in the history; required with ``history``.
     group : str or None
-        The field whose key is the group of an example (GAUC); it may be one of the others or none of them.
+        The field whose key is the group of an example (GAUC); it may also have another role, or none.
 
     Raises
     ------
@@ -135,12 +135,12 @@ class Fields:
 
     @property
     def item_index(self) -> int | None:
-        """Which of the fixed fields is the item, from 0; None without a history."""
+        """Index of the item among the fixed fields, from 0; None without a history."""
         return None if self.item is None else list(self.names).index(self.item)
 
     @property
     def missing(self) -> npt.NDArray[np.uint64]:
-        """The key of each fixed field that stands for nothing: that of the text NUL "missing" there."""
+        """The key of each fixed field that stands for a missing value: that of the text NUL "missing" there."""
         return self._numbers.missing.copy()
 
     def inputs(self, batch: Batch) -> Inputs:
@@ -153,7 +153,7 @@ class Fields:
         Raises
         ------
         ValueError
-            It does not read one of the columns. The message names the nearest one.
+            The reader does not read one of the columns. The message names the nearest one.
         """
         if "categorical" not in schema:  # all columns, or a format without columns: checked on the data
             return
@@ -197,7 +197,7 @@ class Fields:
 
 
 class _FieldNumbers:
-    """The fields as numbers, and where a feature of each goes."""
+    """The fields as numbers, and the target of the features of each."""
 
     def __init__(self, fields: Fields) -> None:
         def number(name: str) -> int:
@@ -226,13 +226,13 @@ def inputs(batch: Batch, fields: int | Fields) -> Inputs:
     ----------
     batch : Batch
     fields : Fields or int
-        Which features go where, by the fields of the batch (`shoal.Reader.with_fields`). A number: every
-        example has so many features, and the i-th one is that of field i.
+        The roles of the batch's fields (`shoal.Reader.with_fields`). A number: every example has this many features,
+        and the i-th one is that of field i.
 
     Returns
     -------
     Inputs
-        ``values`` is None where all are 1.
+        ``values`` is None if all are 1.
 
     Raises
     ------

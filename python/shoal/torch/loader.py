@@ -3,14 +3,14 @@
     reader --shard--> worker 0 of 2: batch, prepare(batch)   --> DataLoader --> batches in turn, one of each worker
            --shard--> worker 1 of 2: batch, prepare(batch)   -->
 
-A shoal reader parses in a thread of its own and needs no processes to keep up with one trainer; processes pay off
-where ``prepare`` is slow Python code. Batches come in the same order in every run with as many workers: of each worker
-in turn, those whose shard has ended left out.
+A shoal reader parses in a thread of its own and needs no processes to keep up with one trainer; processes are useful if
+``prepare`` is slow Python code. With the same number of workers, batches have the same order in every run: one of each
+worker in turn, without the workers whose split has ended.
 
 Invariants
     L1  The splits of all workers of all jobs' ranks hold each example once.
-    L2  A state names, for each worker, the cursor behind the last batch of it that the consumer was given, not of those
-        that wait; and the split that is next. Resuming from it gives the batches that would have followed, in order.
+    L2  A state has, for each worker, the cursor after its last batch that the consumer has received, without those that
+        wait; and the next split. A loader that resumes from it returns the batches that would have followed, in order.
 
 Threads: a pass belongs to one thread at a time. Processes: workers that were forked have copies of the parent's stores,
 which they must not use (`shoal.WrongProcessError`) and do not disturb.
@@ -41,15 +41,15 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
     reader : Reader
         The whole data, not a split of it.
     prepare : callable, optional
-        Makes of a `shoal.Batch` what is given, in the worker; tensors come back through shared memory, arrays through a
-        pipe. With the start methods "spawn" and "forkserver" it must be picklable: a function of a module.
+        Makes an item of a `shoal.Batch`, in the worker; tensors return through shared memory, arrays through a pipe.
+        With the start methods "spawn" and "forkserver" it must be picklable: a function of a module.
     rank, workers : int
-        Which of the job's workers this process is, of how many: each reads its own split of the data.
+        Rank of this process among the job's workers, and their number: each reads its own split of the data.
 
     Notes
     -----
-    Items are whole batches: give the DataLoader ``batch_size=None``. The reader says how many examples are in each.
-    A pass begins at the beginning; to resume within one use `BatchLoader`.
+    Items are whole batches: pass ``batch_size=None`` to the DataLoader. The reader determines their size.
+    A pass begins at the first batch; to resume within one use `BatchLoader`.
 
     Examples
     --------
@@ -74,20 +74,20 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
             yield value
 
     def split(self, number: int, count: int) -> Reader:
-        """Return the reader of one of the ``count`` processes that this worker of the job has."""
+        """Return the reader of one of the ``count`` processes of this worker of the job."""
         splits = self._workers * count
         if splits > 1 and self._reader.resumed:
             raise ValueError(f"{self._reader!r} starts from a position: {splits} reading processes need the whole data")
         return self._reader if splits == 1 else self._reader.split(self._rank * count + number, splits)
 
     def pass_over(self, reader: Reader) -> Iterator[tuple[Any, Cursor]]:
-        """Give what was made of each batch, and the cursor behind it."""
+        """Yield the item of each batch, and the cursor after it."""
         for batch in reader:
             yield (batch if self._prepare is None else self._prepare(batch)), reader.cursor
 
 
 class _SplitDataset(torch.utils.data.IterableDataset[Any]):
-    """What the workers of a `BatchLoader` iterate: splits from the positions where they stood."""
+    """The dataset of the workers of a `BatchLoader`: splits, from their last positions."""
 
     def __init__(self, dataset: BatchDataset, positions: list[dict[str, Any]], first: int) -> None:
         self._dataset = dataset
@@ -97,7 +97,7 @@ class _SplitDataset(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[Any, int, Cursor | None]]:
         info = torch.utils.data.get_worker_info()
         count = len(self._positions)
-        # A DataLoader begins with its worker 0, which therefore has the split whose turn it is.
+        # A DataLoader begins with its worker 0, which therefore has the next split.
         number = (self._first + (0 if info is None else info.id)) % count
         split = self._dataset.split(number, count).resume(self._positions[number])
         try:
@@ -106,7 +106,7 @@ class _SplitDataset(torch.utils.data.IterableDataset[Any]):
         except Exception as error:
             if info is None:
                 raise
-            yield _portable(error), number, None  # a worker that raised would take seconds to end
+            yield _portable(error), number, None  # a worker that raises would need seconds to end
 
 
 def _portable(error: Exception) -> Exception:
@@ -130,22 +130,21 @@ class BatchLoader:
     prepare : callable, optional
         As for `BatchDataset`.
     num_workers : int
-        Processes; 0: all is done in this one.
+        Number of processes; 0: all work is done in this one.
     rank, workers : int
-        Which of the job's workers this process is, of how many.
+        Rank of this process among the job's workers, and their number.
     prefetch : int
         Batches that each process prepares ahead.
     start_method : {"fork", "spawn", "forkserver"}, optional
         How the processes are started; default: Python's.
     timeout : float
-        Seconds to wait for a batch of a process; 0: as long as the data take. A process that dies is detected in any
-        case.
+        Seconds to wait for a batch of a process; 0: no limit. A process that dies is detected in any case.
 
     Notes
     -----
-    A pass that was left early, by ``break`` or an exception, is over: its processes end with its iterator. What a
-    process raises is raised in its place here, with the process's traceback as a note. The first
-    pass after `load_state_dict` resumes where the state was taken, later ones begin at the beginning.
+    A pass that was left early, by ``break`` or an exception, cannot be continued: its processes end with its iterator.
+    An exception of a process is raised here in place of its batch, with the process's traceback as a note. The first
+    pass after `load_state_dict` resumes at the saved state, later ones begin at the first batch.
 
     Examples
     --------
@@ -208,13 +207,13 @@ class BatchLoader:
             yield value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the pass that began last: behind the last batch returned.
+        """Return the position of the pass that began last: after the last batch returned.
 
         Returns
         -------
         dict
             Plain values: ``positions``, that of each process's split as from :meth:`shoal.Reader.position`, and
-            ``turn``, the split that is next.
+            ``turn``, the next split.
         """
         positions = [
             self._dataset.split(number, self._num_splits).position(cursor)
@@ -223,7 +222,7 @@ class BatchLoader:
         return {"positions": positions, "turn": self._next_split}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass resume where another one was.
+        """Make the next pass resume at a saved state.
 
         Parameters
         ----------
@@ -233,7 +232,7 @@ class BatchLoader:
         Raises
         ------
         ValueError
-            It is of another number of processes, or of other data. Nothing was changed.
+            It belongs to another number of processes, or to other data. Nothing was changed.
         """
         positions, turn = list(state["positions"]), int(state["turn"])
         if len(positions) != self._num_splits or not 0 <= turn < self._num_splits:
@@ -243,7 +242,7 @@ class BatchLoader:
             )
         for number, position in enumerate(positions):
             split = self._dataset.split(number, self._num_splits)
-            split.resume(position)  # refuses what does not fit
+            split.resume(position)  # raises an error for another reader's position
             if position["shard"] != split.position()["shard"]:
                 raise ValueError(
                     f"the state is of split {position['shard']}, this loader reads {split.position()['shard']}: pass "

@@ -29,16 +29,16 @@ __all__ = ["LogWriter", "MLflow", "MetricsLogger", "TensorBoard"]
 
 
 class LogWriter(Protocol):
-    """What receives the metrics of a fit."""
+    """The interface of writers of metrics."""
 
     def settings(self, settings: Mapping[str, Any]) -> None:
-        """Note what a fit is made by: names and plain values."""
+        """Write the settings of a fit: names and plain values."""
 
     def numbers(self, examples: int, numbers: Mapping[str, float]) -> None:
         """Write metrics, all finite, after ``examples`` examples."""
 
     def close(self) -> None:
-        """Write all that is left."""
+        """Write all pending metrics."""
 
 
 def _own(directory: Path, name: str, *, resume: bool) -> Path:
@@ -63,7 +63,7 @@ def _numbered(found: str, name: str) -> bool:
 
 
 class TensorBoard:
-    """Writes event files that TensorBoard shows, each run into a directory of its own: NAME-1, NAME-2, ...
+    """Writes event files for TensorBoard, each run into a directory of its own: NAME-1, NAME-2, ...
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class TensorBoard:
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]))
 
     def numbers(self, examples: int, numbers: Mapping[str, float]) -> None:
-        """Write a scalar each."""
+        """Write a scalar for each metric."""
         for name, number in numbers.items():
             self._writer.add_scalar(name, number, examples)
 
@@ -114,14 +114,14 @@ class MLflow:
     Parameters
     ----------
     uri : str
-        Of the tracking server or its database; or a folder, which gets a database of its own: ``mlflow.db``.
+        Of the tracking server or its database; or a folder, in which a database ``mlflow.db`` is created.
     experiment : str
-        Made if it is not there.
+        Created if it does not exist.
 
     Raises
     ------
     ImportError
-        mlflow is not installed (extra ``mlflow``), or what it takes for that kind of URI.
+        mlflow (extra ``mlflow``), or a dependency for that kind of URI, is not installed.
     ValueError
         mlflow refuses the URI.
     """
@@ -148,12 +148,12 @@ class MLflow:
             raise ImportError(f"mlflow = {uri!r} takes {error.name}: pip install 'shoal[mlflow]'") from error
 
     def settings(self, settings: Mapping[str, Any]) -> None:
-        """Write a parameter each."""
+        """Write a parameter for each setting."""
         for name, value in settings.items():
             self._client.log_param(self._run, name, value)
 
     def numbers(self, examples: int, numbers: Mapping[str, float]) -> None:
-        """Write a metric each."""
+        """Write the metrics."""
         for name, number in numbers.items():
             self._client.log_metric(self._run, name, number, step=examples)
 
@@ -163,10 +163,10 @@ class MLflow:
 
 
 def _store_of(uri: str) -> tuple[str, str | None]:
-    """Return the URI of MLflow's store, and where artifacts go if that is not the store's to say.
+    """Return the URI of MLflow's store, and the directory of artifacts if the store does not define it.
 
-    A folder gets a database: the files that MLflow kept in folders before are refused by its current versions. A folder
-    that has such files stays what it is.
+    A folder gets a database: current versions of MLflow refuse the files that earlier ones kept in folders. A folder
+    that has such files is used as it is.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) or uri == "databricks":
         return uri, None
@@ -185,7 +185,7 @@ class MetricsLogger:
     model : ClickModel
     writers : sequence of LogWriter
     every : int
-        Batches between two numbers.
+        Batches between two points.
     """
 
     def __init__(self, model: Predictor, writers: Sequence[LogWriter], every: int) -> None:
@@ -230,10 +230,10 @@ class MetricsLogger:
         self._examples, self._time = self._model.examples, time.perf_counter()
 
     def interrupted(self, fit_state: FitState) -> None:
-        """Do nothing: what is written stays."""
+        """Do nothing: written metrics stay."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
-        """Name none."""
+        """Return None: there is no folder."""
         return None
 
     def _write(self, numbers: Mapping[str, float]) -> None:

@@ -5,11 +5,11 @@
     shoal::pool        keys, offsets, values, ...  --> pooled, lookup
     shoal::pool_push   gradient, values, lookup    --> gradients of the anchor and of the values
 
-An op takes tensors and numbers: a module is named by its number, a forward that backward continues by its *lookup*, a
-tensor of one number whose memory keeps alive what was left for backward. The gradient of the anchor, which has no
-elements, is what keeps a push in the backward graph.
+The arguments of an op are tensors and numbers. A module is identified by its number, a forward by its *lookup*: a
+tensor of one number whose memory keeps alive the state that the forward left for backward. The gradient of the anchor,
+which has no elements, keeps a push in the backward graph.
 
-Without the compiler modules do not come here: an op costs about 60 us more than a Function.
+Without the compiler modules do not use these ops: an op costs about 60 us more than a Function.
 
 Threads: as `shoal.torch.sparse`.
 """
@@ -62,7 +62,7 @@ _saved: WeakValueDictionary[int, _SavedForBackward] = WeakValueDictionary()
 
 
 def register(module: Module) -> int:
-    """Give a module the number that ops know it by, for as long as it lives."""
+    """Return the number that identifies a module in ops, while the module exists."""
     number = next(_numbers)
     _modules[number] = module
     return number
@@ -100,7 +100,7 @@ def _empty() -> Tensor:
 
 
 def embed(module: Module, keys: Tensor) -> Tensor:
-    """Call an `Embedding` where the compiler looks on."""
+    """Call an `Embedding` under the compiler."""
     pushes = module.pushes
     anchor = module.anchor if pushes else module.anchor.detach()
     rows: Tensor = _embed(keys, anchor, module.number, module.dim, pushes)[0]
@@ -147,7 +147,7 @@ _embed.register_autograd(_embed_backward, setup_context=_embed_context)
 
 
 def pool(module: BagModule, keys: Tensor, offsets: Tensor | None, values: Tensor | None) -> Tensor:
-    """Call an `EmbeddingBag` where the compiler looks on."""
+    """Call an `EmbeddingBag` under the compiler."""
     pushes = module.pushes
     anchor = module.anchor if pushes else module.anchor.detach()
     last = module.include_last_offset

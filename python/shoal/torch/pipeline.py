@@ -7,23 +7,22 @@
     s = 2    begin 0 1 2 | body 0 | begin 3 | body 1 | begin 4 | body 2 | begin 5 | ...
              batch 3 is pulled between the pushes of batch 0 and those of batch 1
 
-All that reads or changes rows happens in the training thread, in the order above, for any speed of the others: so
-with one worker or under BSP a run has the same bits every time.
+Only the training thread reads or changes rows, in the order above, at any speed of the others: so with one worker or
+under BSP runs are repeatable bit for bit.
 
 Invariants
     P1  With staleness 0 no pull is begun here: forward pulls, as in a loop without a pipeline, and finds its keys
         sorted.
-    P2  With staleness s the pull of batch i is begun behind the pushes of batch i - 1 - s, and before those of batch
-        i - s. In a local store it is done then; on a cluster the servers are asked, at clock i - s if each body is a
+    P2  With staleness s the pull of batch i is begun after the pushes of batch i - 1 - s, and before those of batch
+        i - s. In a local store it is done then; on a cluster the request is sent then, at clock i - s if each body is a
         clock.
-    P3  A batch is given before the error that came behind it. What a pull raises is raised in the body that uses it, or
-        in its place.
+    P3  A batch is returned before the error that followed it. The error of a pull is raised in the body that uses its
+        rows, or in place of the body.
     P4  However a pass ends, its threads end with it, and no module keeps a lookup of it.
 
-Threads: a pass belongs to the thread that iterates. The reading thread has the batches' iterator and ``prepare`` to
-itself, the sorting thread the functions that return keys; where there are no modules, there is none. It does not sort
-with the store's threads, which forward would find busy, and has a lower priority: its work is needed only a batch
-later.
+Threads: a pass belongs to the thread that iterates. Only the reading thread uses the batches' iterator and ``prepare``,
+only the sorting thread the functions that return keys; without modules there is no sorting thread. It does not sort
+with the store's threads, which forward needs, and has a lower priority: its result is needed one batch later.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ IssuedLookups: TypeAlias = dict[PendingLookup, SparseModule]
 
 @dataclass(slots=True)
 class _Item:
-    """A batch on its way."""
+    """A batch in the pipeline."""
 
     value: Any
     place: Any
@@ -83,20 +82,22 @@ class Pipeline:
         For each embedding that is to be prepared, a function that returns the keys of a batch (as ``prepare`` made it)
         that forward will call it with: a tensor, or one for each call. None: only read and prepare ahead.
     staleness : int
-        How many batches' pushes a pull may miss. 0: none, the bits are those of the loop without a pipeline. s: batch i
-        computes with rows that have the pushes of this worker up to batch i - 1 - s, and none of later ones.
+        Number of batches whose pushes a pull may miss. 0: none, the bits are those of the loop without a pipeline. s:
+        batch i computes with rows that have the pushes of this worker up to batch i - 1 - s, and none of later ones.
     prepare : callable, optional
-        Makes of each batch what is given, in the reading thread: tensors, for one.
+        Makes an item of each batch, in the reading thread, such as tensors.
     ahead : int
-        Batches that may wait sorted, besides the ``staleness`` whose rows are under way; one more waits to be sorted.
+        Sorted batches that may wait, in addition to the ``staleness`` ones whose pulls are pending; one more waits to
+        be sorted.
     store : Store, optional
-        Ticked behind each body. Its workers begin and end each pass together, however many batches each has.
+        Ticked after each body. Its workers begin and end each pass together, with any number of batches each.
     group : torch.distributed.ProcessGroup, optional
-        Whose processes make every step together, as those of DDP do: a pass ends for all with the shortest.
+        Its processes make every step together, as those of DDP: a pass ends for all with the shortest.
     name : str
-        Of what the workers of ``store`` agree by, a small table; one for each pipeline that runs at a time.
+        Name of a small table by which the workers of ``store`` coordinate; different for pipelines that run at the same
+        time.
     rows_ahead : sequence of sequences of tensor
-        `rows_ahead` of the loop that the first pass continues, behind the same batch.
+        `rows_ahead` of the loop that the first pass continues, after the same batch.
 
     Raises
     ------
@@ -109,20 +110,21 @@ class Pipeline:
     -----
     **On a cluster** with ``store`` a body is a clock: batch i is pulled at clock i - s. Under ``BSP()`` it sees all
     pushes of all workers up to batch i - 1 - s and none of later ones, and the bits do not depend on time or servers.
-    Under ``SSP(t)`` it sees at least those up to batch i - 1 - s - t: the two add up. Under ``ASP()`` others' have no
-    bound. A worker's own pushes are seen, as in any loop, because servers take its calls in order; one that had to be
-    sent again may come late under SSP and ASP, and ``store.flush()`` at the end of the body makes sure.
+    Under ``SSP(t)`` it sees at least those up to batch i - 1 - s - t: the two add up. Under ``ASP()`` there is no bound
+    for the pushes of others. A worker's own pushes are seen, as in any loop, because servers process its calls in
+    order; under SSP and ASP one that had to be sent again may arrive late, which ``store.flush()`` at the end of the
+    body prevents.
 
-    **Ticks.** The tick behind the last body is made when the next batch is asked for. After a ``break`` out of a body
-    none is made for it: call ``store.tick()`` if its pushes are to count. A worker that has ended ticks on until all
-    have, unless it has a ``group``, or is in a loop over ``store.splits``; one that ends early, by ``break`` or an
-    error, is not waited for in the end of a pass, but its clock is until it ticks or leaves.
+    **Ticks.** The tick after the last body is made when the next batch is requested. After a ``break`` out of a body
+    none is made for it: call ``store.tick()`` to apply its pushes. A worker that has ended continues to tick until all
+    have, unless it has a ``group``, or is in a loop over ``store.splits``. The others do not wait at the end of a pass
+    for one that ends early, by ``break`` or an error, but they wait for its clock until it ticks or leaves.
 
-    **Errors** of reading, of ``prepare`` and of telling keys come behind all batches before them; an error of a pull
-    comes in the body that uses its rows. A pass that is left, by ``break``, an error or Ctrl-C, ends its threads, which
-    are waited for 5 seconds at most.
+    **Errors** of reading, of ``prepare`` and of the functions that return keys are raised after all earlier batches; an
+    error of a pull is raised in the body that uses its rows. A pass that is left, by ``break``, an error or Ctrl-C,
+    ends its threads, and waits for them for 5 seconds at most.
 
-    Waits for data as long as they take; for servers, no longer than the store's deadline; for the group, than its own.
+    Waits for data without a limit; for servers, no longer than the store's deadline; for the group, than its own.
 
     Examples
     --------
@@ -166,16 +168,16 @@ class Pipeline:
         self._place: Any = None
         self._warned = False
         self._rows_ahead = deque(rows_ahead)
-        self._waiting: deque[_Item] = deque()  # begun, where there is a staleness; of the pass under way
+        self._waiting: deque[_Item] = deque()  # of the current pass: batches whose pulls are begun, with a staleness
 
     def position(self) -> dict[str, Any] | None:
-        """Return the position of the loop: behind the last batch it got, however far reading is ahead of it.
+        """Return the position of the loop: after the last batch it received, without those read ahead.
 
         Returns
         -------
         dict or None
-            What :meth:`shoal.Reader.position`, or the state of a `BatchLoader`, was at that batch; None if no batch was
-            given, or ``batches`` is neither.
+            :meth:`shoal.Reader.position`, or the state of a `BatchLoader`, at that batch; None if no batch was
+            returned, or ``batches`` is neither.
         """
         if self._place is None or not isinstance(self._batches, Reader):
             place: dict[str, Any] | None = self._place
@@ -183,17 +185,17 @@ class Pipeline:
         return self._batches.position(self._place)
 
     def rows_ahead(self) -> list[list[Tensor]]:
-        """Return the rows pulled for batches to come: without them a resumed loop would pull newer ones.
+        """Return the rows pulled for later batches: without them a resumed loop would pull newer ones.
 
         Returns
         -------
         list of list of float32 tensor
-            For each batch behind the one that was given last whose pulls are begun, ``staleness`` of them or fewer at
-            the end, the rows of the unique keys of each lookup. Copies.
+            For each batch after the last returned one whose pulls are begun (``staleness`` of them, fewer at the end),
+            the rows of the unique keys of each lookup. Copies.
 
         Notes
         -----
-        Waits for the pulls that are under way. For the thread that iterates.
+        Waits for the pending pulls. For the thread that iterates.
         """
         begun = itertools.takewhile(lambda item: item.error is None, self._waiting)
         return [[torch.from_numpy(lookup.wait().copy()) for _, lookup in item.lookups] for item in begun]
@@ -221,7 +223,7 @@ class Pipeline:
             self._waiting = deque()
 
     def _bodies(self, reading: Iterator[_Item], issued: IssuedLookups) -> Iterator[Any]:
-        """Give each batch; what is done between two bodies is done here, in the order of P2."""
+        """Yield each batch; the work between two bodies is done here, in the order of P2."""
         waiting = self._waiting = deque()
         failed: Exception | None = None
         ended = False
@@ -273,12 +275,12 @@ class Pipeline:
                 )
 
     def _ready(self, issued: IssuedLookups) -> Generator[_Item, None, None]:
-        """Get batches ready: in a thread that sorts, behind one that reads."""
+        """Prepare batches: in a thread that sorts, after one that reads."""
         if not self._modules:
             yield from self._read()
             return
         with contextlib.closing(prefetch(self._read(), 1, _THREADS)) as reading:
-            _give_way()  # now, for the reading thread would have it of this one
+            _give_way()  # after the reading thread was started, which would inherit the priority
             sorter = _core.ThreadPool(1)
             for item in reading:
                 for module, keys_of in self._modules.items():
@@ -302,7 +304,7 @@ class Pipeline:
                 close()
 
     def _cursor(self) -> Any:
-        """Return the cursor or state behind the batch that was read last."""
+        """Return the cursor or state after the batch that was read last."""
         if isinstance(self._batches, Reader):
             return self._batches.cursor
         return self._batches.state_dict() if isinstance(self._batches, BatchLoader) else None
@@ -319,7 +321,7 @@ def _set_rows(item: _Item, rows: Sequence[Tensor]) -> None:
 
 def _give_way() -> None:
     """Lower the priority of this thread: its work is needed only for the next batch."""
-    if sys.platform == "linux":  # elsewhere a number of this kind is a process's
+    if sys.platform == "linux":  # on other systems this priority is that of the process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 

@@ -1,4 +1,4 @@
-"""What all modules over a table have in common: lookups, pushes, accumulated gradients, and the state of a module.
+"""The base of all modules over a table: lookups, pushes, accumulated gradients, and the state of a module.
 
     forward    keys --> PendingLookup: sorted once, pull begun --> rows of the unique keys --> the module's output
     backward   gradient --> summed per unique key of the same lookup --> push, or, under `accumulate`, kept
@@ -42,16 +42,16 @@ Rows: TypeAlias = npt.NDArray[np.float32]
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1  # of what state_dict says
+_VERSION = 1  # of the state in state_dict
 _SEED = 0  # of digests
-_FREE_ROWS = 2  # that a module keeps: for the rows of a forward, and for the sums of a backward
+_FREE_ROWS = 2  # buffers that a module keeps: for the rows of a forward, and for the sums of a backward
 
-# The batch that a store's threads, or a pipeline's, sorted last: the engine's, which does not keep the threads alive.
+# The batch that a store's or a pipeline's threads sorted last: the engine's object, which does not keep them alive.
 _last: WeakKeyDictionary[_core.ThreadPool, _core.KeyBatch] = WeakKeyDictionary()
 
 
 def keys_of(keys: Tensor | object) -> Keys:
-    """View the keys of a tensor as uint64[n], in memory order; a copy only where the tensor is not contiguous."""
+    """View the keys of a tensor as uint64[n], in memory order; copied only if the tensor is not contiguous."""
     if not isinstance(keys, Tensor) or keys.dtype not in (torch.int64, torch.uint64):
         got, remedy = str(getattr(keys, "dtype", "")), "keys.long()"
         if not isinstance(keys, Tensor):
@@ -65,7 +65,7 @@ def keys_of(keys: Tensor | object) -> Keys:
 
 
 def floats_of(tensor: Tensor) -> Rows:
-    """View a tensor as float32, contiguous; a copy only where it is not."""
+    """View a tensor as contiguous float32; copied only if it is not."""
     given = tensor.detach()
     if given.dtype != torch.float32:
         given = given.float()
@@ -84,13 +84,13 @@ def _sorted(table: Table, keys: Keys, workers: _core.ThreadPool | None = None) -
 
 
 class PendingLookup:
-    """The keys of one forward, sorted, the pull of their rows, and, in a local store, where these are."""
+    """The sorted keys of one forward, the pull of their rows, and, in a local store, their locations."""
 
     __slots__ = ("_pending", "_rows", "batch", "digest", "locations")
 
     def __init__(self, batch: KeyBatch, shard: Shard) -> None:
         self.batch = batch
-        self.digest = b""  # of the keys as given, where a forward is to find it
+        self.digest = b""  # of the keys as passed, if a forward is to find the lookup
         self.locations = shard.make_locations(batch.native)
         self._rows: Rows | None = None
         self._pending: Waitable | None = None
@@ -101,14 +101,14 @@ class PendingLookup:
         return self._rows is not None
 
     def begin(self, table: Table, new_buffer: Callable[[int], Rows]) -> None:
-        """Begin the pull, unless that was done; ``new_buffer(n)`` returns a buffer of n rows."""
+        """Begin the pull, unless it was begun; ``new_buffer(n)`` returns a buffer of n rows."""
         if self._rows is None:
             rows = new_buffer(len(self.batch))
             self._pending = table.shard.pull(self.batch.native, rows, self.locations)
             self._rows = rows
 
     def set_rows(self, table: Table, rows: Rows, new_buffer: Callable[[int], Rows]) -> None:
-        """Set the rows of the unique keys, in place of pulling them."""
+        """Set the rows of the unique keys, instead of pulling them."""
         if rows.shape != (len(self.batch), table.dim):
             raise ValueError(
                 f"rows {rows.shape} were pulled ahead from table {table.name!r} for {len(self.batch)} keys: the data "
@@ -126,14 +126,14 @@ class PendingLookup:
         return self._rows
 
     def rows(self) -> Rows:
-        """Wait for the rows of the unique keys, in hash order. They are given once: a lookup does not keep them."""
+        """Wait for the rows of the unique keys, in hash order. They are returned once: a lookup does not keep them."""
         rows = self.wait()
         self._rows = None
         return rows
 
 
 class SparseModule(nn.Module):
-    """A module whose rows are those of a table: what `Embedding` and `EmbeddingBag` share.
+    """A module whose rows are those of a table: the base of `Embedding` and `EmbeddingBag`.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class SparseModule(nn.Module):
         if not isinstance(table, Table):
             raise TypeError(f"an embedding needs a table, made by store.table(name, dim=...), got {table!r}")
         self._table = table
-        # There is no weight that outputs could depend on: this stands for the rows, so that backward comes here.
+        # There is no weight that outputs could depend on: this tensor stands for the rows, so that backward is called.
         self.anchor = torch.zeros(0, requires_grad=True)
         self.number = ops.register(self)
         self._lock = threading.Lock()  # guards _lookups
@@ -160,7 +160,7 @@ class SparseModule(nn.Module):
 
     @property
     def table(self) -> Table:
-        """Where the rows are."""
+        """The table of the rows."""
         return self._table
 
     @property
@@ -171,14 +171,14 @@ class SparseModule(nn.Module):
     # ---- ahead of forward ----------------------------------------------------------------------------------------
 
     def sort_ahead(self, keys: Tensor, *, workers: _core.ThreadPool | None = None) -> PendingLookup:
-        """Sort the keys of a forward that is to come, and in a local store find their rows. Nothing is pulled.
+        """Sort the keys of a later forward, and in a local store find their rows. Nothing is pulled.
 
         Parameters
         ----------
         keys : int64 or uint64 tensor of any shape
-            The first forward with the same keys in the same order uses what was done for them.
+            The first forward with the same keys in the same order uses the result.
         workers : optional
-            The threads that sort, where the store's own have other things to do.
+            The threads that sort; default: the store's own.
 
         Returns
         -------
@@ -198,13 +198,13 @@ class SparseModule(nn.Module):
         return self._put(lookup)
 
     def prefetch(self, keys: Tensor) -> PendingLookup:
-        """Begin to pull the rows of a forward that is to come.
+        """Begin to pull the rows of a later forward.
 
         Parameters
         ----------
         keys : int64 or uint64 tensor of any shape
-            The first forward with the same keys in the same order uses the rows as they are now: it sees the pushes
-            that were begun before this call. `sort_ahead` may have been called for them.
+            The first forward with the same keys in the same order uses the present rows: it sees the pushes that were
+            begun before this call. `sort_ahead` may have been called for these keys.
 
         Returns
         -------
@@ -213,8 +213,8 @@ class SparseModule(nn.Module):
 
         Notes
         -----
-        In a local store the rows are there when this returns; on a cluster the servers are asked. An error of the pull
-        is raised by the forward that uses it. Safe from any thread.
+        In a local store the rows have been read when this returns; on a cluster the request has been sent. An error of
+        the pull is raised by the forward that uses it. Safe from any thread.
         """
         given = keys_of(keys)
         lookup = self._find(given, with_rows=False)
@@ -223,17 +223,17 @@ class SparseModule(nn.Module):
         return self._put(lookup)
 
     def drop_prefetched(self, *lookups: PendingLookup) -> int:
-        """Forget what `sort_ahead` and `prefetch` have prepared and no forward has used.
+        """Drop lookups of `sort_ahead` and `prefetch` that no forward has used.
 
         Parameters
         ----------
         *lookups : PendingLookup
-            What is meant; default: all.
+            The lookups to drop; default: all.
 
         Returns
         -------
         int
-            How many were there.
+            Number of dropped lookups.
         """
         with self._lock:
             before = len(self._lookups)
@@ -267,7 +267,7 @@ class SparseModule(nn.Module):
         return self.training and torch.is_grad_enabled()
 
     def begin_lookup(self, keys: Keys) -> PendingLookup:
-        """Begin a forward: raise what went wrong with earlier pushes, and begin a pull that others answer."""
+        """Begin a forward: raise errors of earlier pushes, and begin a pull from servers."""
         self._raise_failed()
         borrowed_pool.borrow()
         lookup = self._find(keys)
@@ -285,7 +285,7 @@ class SparseModule(nn.Module):
                 self.return_buffer(grads)
 
     def push_per_key(self, lookup: PendingLookup, grad: Tensor) -> None:
-        """End a backward that has a gradient for each key as given."""
+        """End a backward that has a gradient for each key as passed."""
         grads = floats_of(grad)
         if self._kept is None and lookup.locations is not None:
             self._pushes.append(
@@ -304,7 +304,7 @@ class SparseModule(nn.Module):
         except IndexError:
             buffer = np.empty(0, np.float32)
         if buffer.size < size:
-            buffer = np.empty(size + size // 4, np.float32)  # batches vary: not for every longest one so far
+            buffer = np.empty(size + size // 4, np.float32)  # batches vary: a longer one need not allocate again
         return buffer[:size].reshape(rows, self.dim)
 
     def return_buffer(self, rows: Rows) -> None:
@@ -326,7 +326,7 @@ class SparseModule(nn.Module):
         self._kept = []
 
     def stop_accumulating(self, *, push: bool) -> None:
-        """Push what was kept, as one step, or drop it."""
+        """Push the kept gradients as one step, or drop them."""
         kept, self._kept = self._kept, None
         if not kept or not push:
             return
@@ -342,7 +342,7 @@ class SparseModule(nn.Module):
             counts = np.bincount(all_keys.inverse, seen, len(all_keys)).astype(np.uint32)
         self._pushes.append(table.push_unique(all_keys, grads, counts=counts, copy=False))
 
-    # ---- what it is ----------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the table and its number of rows for ``state_dict()``; ``store.save`` saves the rows themselves."""
@@ -353,12 +353,12 @@ class SparseModule(nn.Module):
         return {"version": _VERSION, "table": self._table.name, "rows": rows}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Check that ``load_state_dict`` was given the state of a module over a table of this name.
+        """Check that the state passed to ``load_state_dict`` is that of a module over a table of this name.
 
         Raises
         ------
         ValueError
-            It is another table's, or of a later version.
+            It belongs to another table, or to a later version.
         """
         if state.get("version") != _VERSION:
             raise ValueError(
@@ -399,7 +399,7 @@ def accumulate(*modules: nn.Module) -> Iterator[None]:
     Parameters
     ----------
     *modules : nn.Module
-        Models or embeddings: all embeddings inside are meant.
+        Models or embeddings; of a model, all embeddings inside.
 
     Raises
     ------
@@ -409,7 +409,7 @@ def accumulate(*modules: nn.Module) -> Iterator[None]:
     Notes
     -----
     The push is made at the end of the block. If the block raises, nothing is pushed. As in torch, gradients are added
-    and not averaged: divide the losses by the number of calls where a mean is meant.
+    and not averaged: for a mean, divide the losses by the number of calls.
 
     Examples
     --------
@@ -436,17 +436,17 @@ def accumulate(*modules: nn.Module) -> Iterator[None]:
 
 
 def pull_together(requests: Iterable[tuple[Any, ...]]) -> list[Tensor]:
-    """Call several modules, all of whose pulls are begun before any is waited for: one round trip for all.
+    """Call several modules in one round trip: all pulls are begun before one is waited for.
 
     Parameters
     ----------
     requests : iterable of tuple
-        A module each and what it is called with: ``(embedding, keys)``, ``(bag, keys, offsets)``, ``(bag, batch)``.
+        Modules and their arguments: ``(embedding, keys)``, ``(bag, keys, offsets)``, ``(bag, batch)``.
 
     Returns
     -------
     list of float32 tensors
-        What the modules return.
+        The outputs of the modules.
 
     Examples
     --------
@@ -457,7 +457,7 @@ def pull_together(requests: Iterable[tuple[Any, ...]]) -> list[Tensor]:
     [(2, 1), (2, 2, 16)]
     """
     calls = list(requests)
-    if torch.compiler.is_compiling():  # the compiler sees tensors only: each module asks for itself
+    if torch.compiler.is_compiling():  # the compiler sees only tensors: each module makes its own request
         return [module(*given) for module, *given in calls]
     begun = [module.begin(*given) for module, *given in calls]
     return [module.finish(*one) for (module, *_), one in zip(calls, begun, strict=True)]

@@ -21,7 +21,7 @@ _NORMAL = Normal(0.01)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRule:
-    """How a table is made; what is None is as `tables` has it for all.
+    """The settings of a table; None: as `tables` has it for all.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class TableRule:
     admit : Admission or None
         Which keys get a row.
     expire : tuple of Expiry or None
-        Which rows go; empty: none does.
+        Which rows are dropped; empty: none.
     """
 
     optimizer: Optimizer | None = None
@@ -62,27 +62,27 @@ def tables(
     optimizer : Optimizer
         The update rule of the tables.
     init : Init
-        Where rows start. Those of dim 1, the weights of first order, start at 0.
+        Initial values of rows. Those of dim 1, the weights of first order, start at 0.
     dtype : {"float32", "float16", "bfloat16"}
         How rows are stored; those of dim 1 in float32.
     linear_optimizer : Optimizer, optional
-        The update rule of tables of dim 1, if another.
+        The update rule of tables of dim 1; default: ``optimizer``.
     admit : Admission, optional
         Which keys get a row; see `shoal.Store.table`.
     expire : Expiry or iterable of Expiry, optional
         Which rows a sweep drops; see `shoal.Store.table`.
     rules : mapping of str to TableRule, optional
-        What is different for a table: by its name, as the model has it ("linear", "embedding", of one field
-        "embedding-3"), or by the name without the number.
+        Settings that differ for a table: by its name in the model ("linear", "embedding", of one field "embedding-3"),
+        or by the name without the number.
     prefix : str
-        In front of the tables' names in the store: two models in one store need two.
+        Prefix of the tables' names in the store: two models in one store need different ones.
     seed : int
         Of the tables: of the rounding of accumulators and of 16-bit rows.
 
     Returns
     -------
     callable
-        ``make(name, dim)``, an `Embedding` over the table ``prefix + name``, which is made if it is not there.
+        ``make(name, dim)``, an `Embedding` over the table ``prefix + name``, which is created if it does not exist.
 
     Examples
     --------

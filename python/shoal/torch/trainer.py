@@ -4,7 +4,7 @@
                                        |  backward pushes rows' gradients, the optimizer steps the tower  |
 
 A directory holds a model, and while it is trained its checkpoint: tables, dense parameters, their optimizer, torch's
-random numbers, and where in the data the fit stands (`FitState`). It is replaced atomically (files.py of shoal.models),
+random numbers, and the position of the fit in the data (`FitState`). It is replaced atomically (shoal/models/files.py),
 so a process may be killed at any moment and the fit resumed, with bit-identical results.
 
 The loss is the mean over a batch's examples of weight times log-loss, as in torch, and so are the gradients of tables.
@@ -12,7 +12,7 @@ The loss is the mean over a batch's examples of weight times log-loss, as in tor
 Invariants
     I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
     I2  Predicting pushes nothing and creates no rows.
-    I3  The files that a directory's model.json names are of one moment between two batches.
+    I3  The files that a directory's model.json names belong to one moment between two batches.
 
 Threads: one thread trains. Another one prepares batches ahead.
 """
@@ -65,23 +65,23 @@ class ClickModel(SavedPredictor):
     Parameters
     ----------
     module : nn.Module
-        Takes `Inputs`, returns logits float32[n]. Its sparse parts are modules of `shoal.torch`.
+        Computes logits float32[n] from `Inputs`. Its sparse parts are modules of `shoal.torch`.
     fields : Fields or int
-        What of a batch it takes; see `inputs`.
+        The features of a batch that it uses; see `inputs`.
     store : Store
         Of its tables.
     optimizer : torch.optim.Optimizer, optional
-        Of its dense parameters; Adam with a learning rate of 0.001 if not given.
+        Of its dense parameters; default: Adam with a learning rate of 0.001.
     made_by : mapping, optional
-        What the module was made by, as JSON: kept with the model.
+        The settings that made the module, as JSON: saved with the model.
     staleness : int
-        Batches of a fit whose pushes the rows of a batch may miss: they are pulled so far ahead (`Pipeline`).
+        Number of batches whose pushes the rows of a batch may miss, since they are pulled ahead (`Pipeline`).
 
     Raises
     ------
     ValueError
-        A sparse part's table is of another store, the store has more than one worker, or there is a staleness and the
-        module's lookups are not known before it is called: those of DIN, and of modules that are none of
+        A sparse part's table belongs to another store, the store has more than one worker, or ``staleness`` is above 0
+        and the module's lookups are not known before it is called, as for DIN and for modules that are not from
         `shoal.torch.models`.
     """
 
@@ -124,10 +124,10 @@ class ClickModel(SavedPredictor):
                 "it is called: leave it out"
             )
 
-    # ---- what it is --------------------------------------------------------------------------------------------------
+    # ---- properties --------------------------------------------------------------------------------------------------
 
     def own_store(self) -> None:
-        """Let `close` close the store."""
+        """Make `close` also close the store."""
         self._owns_store = True
 
     def __repr__(self) -> str:
@@ -150,13 +150,13 @@ class ClickModel(SavedPredictor):
 
     @property
     def dense_parameters(self) -> int:
-        """Numbers in the module's dense parameters."""
+        """Number of values of the module's dense parameters."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     # ---- learning and predicting -------------------------------------------------------------------------------------
 
     def prepare(self, batch: Batch) -> Inputs:
-        """Arrange a batch as the module takes it."""
+        """Return a batch as `Inputs` of the module."""
         return inputs(batch, self.fields)
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Inputs]]:
@@ -174,7 +174,7 @@ class ClickModel(SavedPredictor):
             yield from ready
 
     def _ahead(self) -> dict[nn.Module, Callable[[tuple[Batch, Inputs]], torch.Tensor]]:
-        """Return the keys that the tables of one of our models look up; DIN looks up others as well."""
+        """Return the keys that a model of `shoal.torch.models` looks up; DIN looks up others as well."""
         if isinstance(self.module, DIN):
             return {}
         lookups = [lookup for lookup in self.module.modules() if isinstance(lookup, Lookup)]
@@ -191,7 +191,7 @@ class ClickModel(SavedPredictor):
             return 0.0
         self.module.train()
         logits = self.module(prepared)
-        # What is wrong with a label or a weight is said here, before anything has changed.
+        # An invalid label or weight raises an error here, before any change.
         loss = seen.update(batch.labels, logits.detach().double().numpy(), batch.weights)
         self._calibration = None
         if self._optimizer is not None:
@@ -229,7 +229,7 @@ class ClickModel(SavedPredictor):
             )
 
     def check_fitted(self) -> None:
-        """Raise ValueError if there is nothing to predict with."""
+        """Raise ValueError if the model has not learned from any data."""
         if self.examples == 0:
             raise ValueError("this model is not trained yet: call train, or load one")
 
@@ -246,17 +246,17 @@ class ClickModel(SavedPredictor):
         self.fields.check_columns(data.schema)
         return data.with_fields()
 
-    # ---- keeping -----------------------------------------------------------------------------------------------------
+    # ---- saving and restoring ----------------------------------------------------------------------------------------
 
     def save_weights(self, folder: StorageDir) -> None:
-        """Write tables and tower into a folder that is not there, without waiting for the disk."""
+        """Write tables and tower into a new folder, without waiting for the disk."""
         self._store.flush()
         self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
         with folder.create(_TOWER, durable=False) as file:
             file.write(self._tower())
 
     def restore_weights(self, folder: StorageDir) -> None:
-        """Take what `save_weights` wrote."""
+        """Restore the weights that `save_weights` wrote."""
         self._store.load(folder)
         self._take_tower(_tower_in(folder.read(_TOWER)), whole=False)
 
@@ -274,7 +274,7 @@ class ClickModel(SavedPredictor):
         return file.getvalue()
 
     def _take_tower(self, state: Mapping[str, Any], *, whole: bool) -> None:
-        """Take dense parameters; ``whole``: their optimizer, torch's random numbers and rows pulled ahead too."""
+        """Set dense parameters; ``whole``: also their optimizer, torch's random numbers and rows pulled ahead."""
         self.module.load_state_dict(state["module"])
         if whole:
             self._rows_ahead = state.get("ahead", _FRESH)["rows"]
@@ -290,18 +290,18 @@ class ClickModel(SavedPredictor):
         fit_state: FitState | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Path | str:
-        """Write the model; a save that is cut off leaves what was there before.
+        """Write the model; an interrupted save leaves the earlier model unchanged.
 
         Parameters
         ----------
         directory : path or URL
             Made if it does not exist. A URL such as ``"s3://bucket/model"`` needs fsspec (extra: fsspec).
         overwrite : bool
-            Whether to replace a model that is there.
+            Whether to replace an existing model.
         fit_state : FitState, optional
-            Of a fit that is not over: `restore` returns it again.
+            Of an unfinished fit; `restore` returns it.
         storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `shoal.Store.save`.
+            Options of the file system of a URL: see `shoal.Store.save`.
 
         Returns
         -------
@@ -311,11 +311,11 @@ class ClickModel(SavedPredictor):
         Raises
         ------
         ValueError
-            There is a model and ``overwrite`` is False, there is something else, or the module has no table.
+            There is a model and ``overwrite`` is False, there are other files, or the module has no table.
         SaveConflictError
-            Another process has written there since this save began. That one stays.
+            Another process has written there since this save began. Its files stay.
         StorageError
-            A file cannot be written: the message names it. What was there before stays.
+            A file cannot be written: the message names it. The earlier model stays.
         """
         if not self._tables:
             raise ValueError("this module has no table of a store, and shoal saves tables: save it with torch.save")
@@ -328,7 +328,7 @@ class ClickModel(SavedPredictor):
     def restore(
         self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
     ) -> FitState | None:
-        """Take a model that `save` wrote: rows, dense parameters, the record.
+        """Replace this model by one that `save` wrote: rows, dense parameters, the record.
 
         Parameters
         ----------
@@ -336,12 +336,12 @@ class ClickModel(SavedPredictor):
         resume : bool
             Whether to restore the dense parameters' optimizer and torch's random numbers too.
         storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `shoal.Store.save`.
+            Options of the file system of a URL: see `shoal.Store.save`.
 
         Returns
         -------
         FitState or None
-            Where its fit stands; None: it is over.
+            The state of its fit; None: it has finished.
 
         Raises
         ------
@@ -364,7 +364,7 @@ class ClickModel(SavedPredictor):
         return described.fit_state
 
     def take_exported(self, description: Mapping[str, Any], tower: bytes) -> None:
-        """Take the dense parameters and the record of an exported model, whose rows are in the tables already."""
+        """Set the dense parameters and the record of an exported model, whose rows are in the tables already."""
         self._take_tower(_tower_in(tower), whole=False)
         self._calibration = read_calibration(description["calibration"], "the export")
         self._record = Record(History(), description["examples"], description["format"], description["schema"])
@@ -417,20 +417,20 @@ def train(
         As `shoal.models.Model.fit`. ``seed`` is that of the shuffle and of the choice of negatives: initial values are
         drawn when the module is made.
     directory : path or URL, optional
-        Where checkpoints go, and the model in the end.
+        Directory of the checkpoints, and of the model at the end.
     checkpoint_every : int, optional
-        Batches between two checkpoints, besides one after each pass.
+        Batches between two checkpoints, in addition to one after each pass.
     resume : bool or "appended"
         Resume the fit whose checkpoint is in ``directory``; without one a fit begins. "appended" allows that files
         have grown and that files were added at the end of the list.
     writers : sequence of LogWriter
         Receive settings and metrics; closed by the caller.
     log_every : int
-        Batches between two numbers of the progressive metrics.
+        Batches between two points of the progressive metrics.
     staleness : int
         As `ClickModel`.
     storage_options : mapping, optional
-        Of the file system that a URL is opened by: see `shoal.Store.save`.
+        Options of the file system of a URL: see `shoal.Store.save`.
 
     Returns
     -------
@@ -439,9 +439,9 @@ def train(
     Raises
     ------
     KeyboardInterrupt
-        Ctrl-C or SIGTERM, at the end of the batch at hand; with ``directory`` a checkpoint was written, to be resumed.
+        Ctrl-C or SIGTERM, at the end of the current batch; with ``directory`` a checkpoint was written, to be resumed.
     ValueError
-        A setting makes no sense, a malformed line, or a batch that does not fit the fields.
+        A setting is invalid, a line is malformed, or a batch does not fit the fields.
     """
     model = ClickModel(module, fields, store, optimizer, staleness=staleness)
     fit(

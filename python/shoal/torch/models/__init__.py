@@ -1,7 +1,7 @@
-"""Click models: each a module that turns `Inputs` into logits, short, and citing its paper.
+"""Click models: modules that compute logits from `Inputs`. Each cites its paper.
 
     LR            logistic regression            a weight for each key
-    FM            factorization machine          and a vector, all pairs interact
+    FM            factorization machine          weights and vectors, all pairs interact
     WideAndDeep   Wide & Deep                    weights and a tower over the vectors
     DeepFM        DeepFM                         FM and a tower that share the vectors
     DCNV2         DCN-V2                         cross layers of full or low rank
@@ -11,8 +11,8 @@
 
     model = DeepFM(make, fields, dim=16, hidden=(400, 400, 400));   logits = model(inputs)
 
-Sparse parts come from ``make`` (layers.py), so a model does not know where its rows live. Dense parts start at torch's
-own initial values, drawn from torch's generator: `torch.manual_seed` before making a model fixes them.
+``make`` creates the sparse parts (layers.py), so a model does not depend on where its rows are. Dense parts start at
+torch's own initial values, drawn from torch's generator: `torch.manual_seed` before making a model fixes them.
 
 Threads: as torch's modules.
 """

@@ -24,7 +24,7 @@ class Attention(nn.Module):
     ----------
     dim : int
     width : int
-        Numbers that come out for each field, a multiple of ``heads``.
+        Numbers of output for each field, a multiple of ``heads``.
     heads : int
     """
 
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self.residual = nn.Linear(dim, width, bias=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Let each field look at all."""
+        """Compute the attention of each field to all fields."""
         query, key, value = (
             layer(rows).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
@@ -64,7 +64,7 @@ class AutoInt(nn.Module):
     dense : int
         Dense columns, which enter the tower.
     layers, heads, width : int
-        Interacting layers, heads of each, and numbers that come out for each field.
+        Interacting layers, heads of each, and numbers of output for each field.
     dropout : float
     """
 

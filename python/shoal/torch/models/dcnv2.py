@@ -45,7 +45,7 @@ class Cross(nn.Module):
 
 
 class DCNV2(nn.Module):
-    """Cross layers and a tower over the keys' vectors, one behind the other or side by side.
+    """Cross layers and a tower over the keys' vectors, stacked or in parallel.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class DCNV2(nn.Module):
     rank : int or None
         Rank of their matrices; None: full.
     structure : {"stacked", "parallel"}
-        Whether the tower takes what comes out of the cross layers, or what goes in.
+        Whether the input of the tower is the output of the cross layers, or their input.
     dropout : float
     """
 

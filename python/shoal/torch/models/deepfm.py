@@ -14,7 +14,7 @@ from shoal.torch.models.layers import Linear, Lookup, Maker, flat, look_up, pair
 
 
 class DeepFM(nn.Module):
-    """The sum of three logits: first order, all pairs, and a tower over the same vectors side by side.
+    """The sum of three logits: first order, all pairs, and a tower over the same vectors, concatenated.
 
     Parameters
     ----------

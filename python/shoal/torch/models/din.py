@@ -1,4 +1,4 @@
-"""DIN: how much each item of a user's history matters depends on the item at hand.
+"""DIN: attention over a user's history, whose weights depend on the candidate item.
 
 G. Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018.
 """
@@ -17,8 +17,8 @@ from shoal.torch.models.layers import Lookup, Maker, flat, pull, tower
 class Interest(nn.Module):
     """The sum of a history's vectors, each times a weight that it has for the item: float32[n, dim].
 
-    The weight is what a small tower makes of (h, i, h - i, h * i), h being a vector of the history and i the item's. It
-    is not normalised over the history (section 4.3), so that many hits mean strong interest.
+    The weight is the output of a small tower for (h, i, h - i, h * i), h being a vector of the history and i the
+    item's. It is not normalized over the history (section 4.3), so that many similar items mean strong interest.
 
     Parameters
     ----------
@@ -40,10 +40,10 @@ class Interest(nn.Module):
 
 
 class DIN(nn.Module):
-    """A tower over the fields' vectors and the interest that the history shows in the item.
+    """A tower over the fields' vectors and the interest in the item that the history implies.
 
     The history's keys have their rows in the item's table: the reader hashes them in the item's field
-    (`shoal.torch.Fields`). Where an example has no history, its interest is 0.
+    (`shoal.torch.Fields`). If an example has no history, its interest is 0.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class DIN(nn.Module):
         Makes the table ``embedding`` of dim ``dim``.
     fields : int
     item : int
-        Which of the fields is the item, from 0.
+        Index of the item's field, from 0.
     dim : int
     hidden : sequence of int
         Widths of the tower's layers.

@@ -23,7 +23,7 @@ def dots(vectors: Tensor) -> Tensor:
 
 
 class DLRM(nn.Module):
-    """The pairs' products of the keys' vectors and of what the bottom tower makes of the dense columns.
+    """Dot products of all pairs of vectors: those of the keys, and the bottom tower's output for the dense columns.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class DLRM(nn.Module):
     dense : int
         Dense columns; without any there is no bottom tower.
     bottom : sequence of int
-        Widths of the bottom tower's layers, to which a last one of ``dim`` is added.
+        Widths of the bottom tower's layers; a last one of width ``dim`` is appended.
     dropout : float
     """
 

@@ -1,7 +1,7 @@
-"""What the models are put together from: looked-up rows, towers, first-order terms, interactions of second order.
+"""The building blocks of models: looked-up rows, towers, first-order terms, interactions of second order.
 
-A *maker* turns a name and a dim into a module that maps keys int64[...] to rows float32[..., dim]. Models know of
-their sparse parts no more than that, so the same model runs on a store's tables (`shoal.torch.tables`) and on
+A *maker* creates, for a name and a dim, a module that maps keys int64[...] to rows float32[..., dim]. Models use their
+sparse parts only by this interface, so the same model runs on a store's tables (`shoal.torch.tables`) and on
 ``torch.nn.Embedding``.
 
     shared       one table NAME for all fields: keys carry their field already, as readers hash (field, token)
@@ -25,13 +25,13 @@ Maker = Callable[[str, int], nn.Module]
 
 
 class Lookup(nn.Module):
-    """Rows of fixed fields, out of one table or of one for each field.
+    """Rows of fixed fields, from one table or from one for each field.
 
     Parameters
     ----------
     make : Maker
     name : str
-        Of the table; with ``per_field`` a number is put behind it.
+        Of the table; with ``per_field`` a number is appended.
     fields : int
     dim : int
     per_field : bool
@@ -49,7 +49,7 @@ class Lookup(nn.Module):
         return [(table, keys[:, i]) for i, table in enumerate(self.tables)]
 
     def answered(self, rows: Sequence[Tensor]) -> Tensor:
-        """Put what was asked for together: float32[n, fields, dim]."""
+        """Combine the rows of the requests: float32[n, fields, dim]."""
         return rows[0] if len(self.tables) == 1 else torch.stack(list(rows), dim=1)
 
     def table_of(self, field: int) -> nn.Module:
@@ -60,8 +60,8 @@ class Lookup(nn.Module):
 def pull(asked: Sequence[tuple[nn.Module, Tensor]]) -> list[Tensor]:
     """Look up keys of several tables: float32[..., dim] of each request's keys int64[...].
 
-    A table that is asked more than once is called once, so that backward sums all its gradients into one step. Pulls
-    from a store's tables are all under way before one is waited for.
+    A table with several requests is called once, so that backward sums all its gradients into one step. All pulls from
+    a store's tables are begun before one is waited for.
     """
     of: dict[nn.Module, list[int]] = {}
     for number, (table, _) in enumerate(asked):
@@ -101,7 +101,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, weights: Tensor) -> Tensor:
-        """Add up."""
+        """Sum the weights and add the bias."""
         return self.bias + weights.sum(dim=(1, 2))
 
 
@@ -114,7 +114,7 @@ def pairs(rows: Tensor) -> Tensor:
 
 
 def tower(width: int, hidden: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
-    """Make fully connected layers with ReLU behind each, from ``width`` numbers to ``hidden[-1]``."""
+    """Make fully connected layers, each followed by ReLU, from ``width`` numbers to ``hidden[-1]``."""
     if not hidden:
         raise ValueError("hidden is empty: pass the width of one layer or more")
     layers: list[nn.Module] = []
@@ -126,6 +126,6 @@ def tower(width: int, hidden: Sequence[int], *, dropout: float = 0.0) -> nn.Sequ
 
 
 def flat(rows: Tensor, dense: Tensor | None) -> Tensor:
-    """Put the rows of each example side by side, dense columns behind them: float32[n, fields * dim + d]."""
+    """Concatenate the rows of each example, then its dense columns: float32[n, fields * dim + d]."""
     wide = rows.flatten(start_dim=1)
     return wide if dense is None else torch.cat([wide, dense], dim=1)

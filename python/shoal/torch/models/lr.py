@@ -1,4 +1,4 @@
-"""Logistic regression over the fields' keys, the model that all others have to beat.
+"""Logistic regression over the fields' keys, the baseline of all other models.
 
 H. B. McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013.
 """

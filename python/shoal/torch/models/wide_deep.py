@@ -14,9 +14,9 @@ from shoal.torch.models.layers import Linear, Lookup, Maker, flat, look_up, towe
 
 
 class WideAndDeep(nn.Module):
-    """The sum of two logits: of a weight for each key, and of a tower over the keys' vectors side by side.
+    """The sum of two logits: of a weight for each key, and of a tower over the keys' vectors, concatenated.
 
-    The paper's wide part has products of some fields; here they are whatever fields the reader makes.
+    The paper's wide part has products of some fields; here the reader makes such fields.
 
     Parameters
     ----------
