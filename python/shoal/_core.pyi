@@ -1,4 +1,4 @@
-# The engine. Private: use the functions and classes of shoal, which check and explain what they take.
+# The engine. Private: use the functions and classes of shoal, which check their arguments.
 
 import enum
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-// DataLoop against a libzmq of our own, in memory, which can refuse anything: the real one is met in tests/test_loop.py.
+// DataLoop with a fake libzmq in memory, whose functions can fail; tests/test_loop.py uses the real one.
 
 #include "server/data_loop.h"
 

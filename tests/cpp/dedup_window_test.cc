@@ -1,4 +1,4 @@
-// Windows, clocks, histograms and pushes that wait: the parts of a Service that know no table.
+// Windows, clocks, histograms and pending pushes: the parts of a Service that do not use tables.
 
 #include "server/dedup_window.h"
 

@@ -1,4 +1,4 @@
-// Exported sections against a plain map: lookups, layers, reading back, differences.
+// Exported sections compared with a plain map: lookups, layers, reading back, differences.
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-// The factorization machine's kernel against its equations, written out over all pairs.
+// The factorization machine's kernel compared with its equations, written out over all pairs.
 
 #include "kernel/fm.h"
 

@@ -1,4 +1,4 @@
-// Interactions against the rule, written out plainly.
+// Interactions compared with a plain implementation of the rule.
 
 #include "kernel/interactions.h"
 

@@ -1,4 +1,4 @@
-// KeyBatch and SummedBatch against std::map, which sorts, dedupes and keeps positions in the obvious way.
+// KeyBatch and SummedBatch compared with a std::map that sorts, dedupes and keeps positions.
 
 #include "batch/key_batch.h"
 

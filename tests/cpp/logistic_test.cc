@@ -1,4 +1,4 @@
-// The logistic kernel against the equations, written out plainly.
+// The logistic kernel compared with a plain implementation of the equations.
 
 #include "kernel/logistic.h"
 

@@ -1,4 +1,4 @@
-// merge against a map that adds the lists up one after the other.
+// merge compared with a map to which the lists are added one after another.
 
 #include "batch/merge.h"
 

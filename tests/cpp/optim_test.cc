@@ -1,4 +1,4 @@
-// Rules against plain float64, vector bodies against single rows, and sums that must not stall.
+// Rules compared with plain float64, vectorized loops with single rows, and sums that must not stall.
 
 #include <algorithm>
 #include <array>

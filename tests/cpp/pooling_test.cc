@@ -1,4 +1,4 @@
-// The pooling of bags against its definition, written out entry by entry.
+// The pooling of bags compared with its definition, entry by entry.
 
 #include "kernel/pooling.h"
 

@@ -1,4 +1,4 @@
-// Probe against one look-up at a time, over several tables that change while it is under way.
+// Probe compared with single lookups, in several tables that change during it.
 
 #include <algorithm>
 #include <cstddef>

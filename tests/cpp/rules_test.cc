@@ -1,4 +1,4 @@
-// Each rule against its equations in float64, written for one row; clipping and initial rows, too.
+// Each rule compared with its equations in float64, for one row; clipping and initial rows.
 
 #include <algorithm>
 #include <array>

@@ -149,7 +149,7 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
     service.start_job(kJob, Mode::kAsp, 0, false);
     service.admit(0, 1, 0);
     Peer1 peer{service};
-    Peer1 nobody{service, wire::kAnonymous, 0};
+    Peer1 anonymous{service, wire::kAnonymous, 0};
     std::map<std::uint64_t, float> weights;
     std::map<std::uint64_t, std::set<std::uint64_t>> seen;  // slot -> sequences
     std::uint64_t newest = 1;
@@ -211,7 +211,7 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
     for (const auto& [hash, weight] : weights) {
       keys.push_back(hash);
     }
-    const auto back = nobody.pull(keys);
+    const auto back = anonymous.pull(keys);
     CHECK_EQ(back.values.size(), 2 * keys.size());
     for (std::size_t r = 0; r < keys.size(); ++r) {
       CHECK_EQ(back.values[2 * r], weights[keys[r]]);
@@ -449,9 +449,9 @@ TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
     if (service.metrics().failed_steps != 0) {
       ++stopped;
       CHECK_EQ(service.metrics().applied, 0);
-      Peer1 nobody{service, wire::kAnonymous, 0};
+      Peer1 anonymous{service, wire::kAnonymous, 0};
       // Any message tries again; this one reads first.
-      const auto some = nobody.pull(work.hashes);
+      const auto some = anonymous.pull(work.hashes);
       halfway += std::ranges::count(some.values, -2.0F) != 0 ? 1 : 0;
     }
     const auto all = one.pull(work.hashes, 1);
@@ -494,8 +494,8 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
         ReplyQueue out(buffers);
         service.released(out);
       }
-      Peer1 nobody{service, wire::kAnonymous, 0};
-      last = nobody.pull(hashes).values;
+      Peer1 anonymous{service, wire::kAnonymous, 0};
+      last = anonymous.pull(hashes).values;
       ended.store(true);
     } else {
       std::uint32_t round = 0;
@@ -519,7 +519,7 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
   CHECK_EQ(std::ranges::count(last, -static_cast<float>(kClocks)), std::ssize(last));
 }
 
-// A thread fills the rows of one load after the other while pushes go on; some are given up halfway, of some the worker is
+// A thread fills the rows of one load after another during pushes; some loads are cancelled, and the workers of some are
 // dismissed.
 TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is_given_up) {
   constexpr std::size_t kSlots = 16;
@@ -608,7 +608,7 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
   CHECK(whole + given_up <= kLoads);
 }
 
-// A thread takes one save after the other while pushes go on, the table gets the rows of a load, and workers are dismissed.
+// A thread takes one save after another during pushes, the loading of the table, and the dismissal of workers.
 TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it) {
   constexpr std::size_t kSlots = 16;
   Service service(Slots(kSlots), 0, kSlots);

@@ -1,4 +1,4 @@
-// SlotTable against a map, with verify() after every step.
+// SlotTable compared with a map, with verify() after every step.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Snapshot: whatever happens to a shard while its slots are taken, they are those of the moment, bit for bit.
+// Snapshot: the slots are those at the time of the snapshot, bit for bit, for any changes while they are taken.
 
 #include <algorithm>
 #include <atomic>

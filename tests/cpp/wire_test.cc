@@ -1,4 +1,4 @@
-// The wire format: every op there and back, every way to be wrong.
+// The wire format: round trips of every op, and every fault.
 
 #include "wire/wire.h"
 
@@ -401,7 +401,7 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
 TEST(a_header_that_tells_of_another_length_or_checksum_is_refused_though_its_own_holds) {
   Sent push = {{.op = Op::kPush, .dtype = Dtype::kFloat32, .dim = 1, .sequence = 77, .count = 1},
                {bytes_of_all<std::uint64_t>({3}), bytes_of_all<float>({1})}};
-  const auto told = [&](std::size_t at, const std::string& part) {
+  const auto check_message = [&](std::size_t at, const std::string& part) {
     std::vector<Bytes> frames = push.frames();
     frames[0][at] ^= std::byte{1};
     const std::uint32_t crc = crc32c(std::span(frames[0]).first(offsetof(Header, header_crc)));
@@ -411,8 +411,8 @@ TEST(a_header_that_tells_of_another_length_or_checksum_is_refused_though_its_own
     CHECK(fault.status == Status::kBadRequest);
     CHECK(fault.message().find(part) != std::string_view::npos);
   };
-  told(offsetof(Header, payload_bytes), "the header states 13 payload bytes, got 12");
-  told(offsetof(Header, payload_crc), "the payload's crc32c is");
+  check_message(offsetof(Header, payload_bytes), "the header states 13 payload bytes, got 12");
+  check_message(offsetof(Header, payload_crc), "the payload's crc32c is");
   // A row too many, though all else is consistent.
   push.header.count = 2;
   check_refused(push, "the hashes of a push of 2 need 16 bytes, got 8");
