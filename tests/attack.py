@@ -1,13 +1,13 @@
-"""Attack every port of a cluster on this machine, and see that it serves on.
+"""Attack every port of a cluster on this machine, and check that it continues to serve.
 
     python tests/attack.py tcp://127.0.0.1:5570 --seconds 60
     python tests/attack.py tcp://127.0.0.1:5570 --seconds 60 --curve keys      # with keys: also as one who has them
 
-It is a stranger and a member by turns: speaks HTTP, TLS and other protocols, random bytes, every greeting of ZeroMQ
-followed by rubbish, announces huge frames, holds hundreds of silent connections, sends byte by byte, and sends control
-and data messages that are changed, repeated, out of place or out of bounds. It speaks to the loopback interface only,
-and asks for no file. At the end it prints how often it did what; ``store.scheduler_metrics()`` and
-``store.server_metrics()`` say what was refused.
+It acts alternately as a process outside the cluster and as a member: sends HTTP, TLS and other protocols, random bytes,
+every greeting of ZeroMQ followed by random bytes, announces huge frames, holds hundreds of silent connections, sends
+byte by byte, and sends control and data messages that are changed, repeated, out of order or out of bounds. It connects
+to the loopback interface only, and requests no file. At the end it prints the number of attacks of each kind;
+``store.scheduler_metrics()`` and ``store.server_metrics()`` have the numbers of refusals.
 
 Threads: an Attack may be run by several, each with a seed of its own.
 """
@@ -34,7 +34,7 @@ from shoal.cluster.protocol.address import is_loopback, split
 from shoal.cluster.protocol.curve import Keys
 from shoal.table.spec import TableRecord
 
-PATIENCE = 2.0  # seconds for a target to say anything
+PATIENCE = 2.0  # seconds for a target to answer
 HELD = 300  # silent connections
 
 BROWSER = (
@@ -62,7 +62,7 @@ def ready(kind: bytes = b"DEALER", identity: bytes = b"") -> bytes:
 
 
 class Attack:
-    """What a stranger or a member can do to a cluster, at random.
+    """Random attacks on a cluster, by a process outside it or by a member.
 
     Parameters
     ----------
@@ -73,11 +73,11 @@ class Attack:
     keys : Keys, optional
         Of the cluster.
     let_in : bool
-        Whether to use them; else to come without keys, or with others.
+        Whether to use them; otherwise connect without keys, or with others.
     form : TableRecord, optional
         A table's description to begin from.
     insider : bytes, optional
-        By which the scheduler knows a worker of the running job: to ask in its name.
+        Sender of a worker of the running job, for requests in its name.
     seed : int
     """
 
@@ -214,7 +214,7 @@ class Attack:
 
     @contextlib.contextmanager
     def half_open(self, count: int = HELD) -> Iterator[int]:
-        """Hold connections that say nothing, or stop in mid-greeting."""
+        """Hold connections that send nothing, or stop within the greeting."""
         with contextlib.ExitStack() as held:
             opened = 0
             for k in range(count):
@@ -292,7 +292,7 @@ class Attack:
         sock.send_multipart(frames)
 
     def changed_requests(self) -> None:
-        """A stranger's."""
+        """Messages of a process outside the cluster."""
         with self.dealer(self.scheduler, "scheduler") as sock:
             for k in range(40):
                 sender = self.rng.choice([b"s" * 16, b"", b"s" * 17, self.rng.randbytes(16)])
@@ -300,11 +300,11 @@ class Attack:
                 self.say(sock, ["ask", sender, number, self.rng.choice(self.bodies())])
                 self.say(sock, ["heartbeat", sender, number])
                 self.say(sock, ["done", sender, number, number, "fault", [], None])
-            for frames in self.recorded:  # what was said before, once more
+            for frames in self.recorded:  # repeat recorded messages
                 sock.send_multipart(frames)
 
     def a_member_s_requests(self) -> None:
-        """Those of a peer that is welcome, and asks for what it should not."""
+        """Messages of an accepted peer with invalid requests."""
         sender = self.insider if self.insider and self.rng.random() < 0.5 else self.rng.randbytes(16)
         begin = self.rng.randrange(2, 1 << 40)
         role = self.rng.choice(["worker", "worker", "server", "launcher"])
@@ -350,7 +350,7 @@ class Attack:
 
 
 def endpoints_of(scheduler: str, keys: Keys | None) -> list[str]:
-    """Ask the scheduler where the data ports are."""
+    """Ask the scheduler for the addresses of the data ports."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
         sock.setsockopt(zmq.LINGER, 0)
         if keys is not None:
@@ -393,7 +393,7 @@ def attack(
     ]
     try:
         with attacks[0].half_open() as held, ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda one: one.run(seconds), attacks))  # raises what one of them could not do
+            list(pool.map(lambda one: one.run(seconds), attacks))  # raises the error of any of them
     finally:
         for one in attacks:
             one.close()

@@ -71,7 +71,7 @@ class FakeServer:
         self.die()
 
     def die(self) -> None:
-        """End without a word."""
+        """End without leaving the cluster."""
         self._stop.set()
         self.link.close()
         self._thread.join(TIMEOUT)
@@ -80,7 +80,7 @@ class FakeServer:
 
 
 class Wire:
-    """A connection to an address that can be cut without either side being told."""
+    """A connection to an address that can be cut without notifying either side."""
 
     def __init__(self, address: str) -> None:
         host, port = address.removeprefix("tcp://").split(":")
@@ -107,21 +107,21 @@ class Wire:
                     target.sendall(data)
 
     def cut(self) -> None:
-        """Carry nothing any more."""
+        """Stop forwarding."""
         self._cut.set()
 
     def mend(self) -> None:
-        """Carry again."""
+        """Forward again."""
         self._cut.clear()
 
     def break_off(self) -> None:
-        """End all connections; new ones are carried."""
+        """End all connections; new ones are forwarded."""
         for opened in self._sockets:
             with contextlib.suppress(OSError):
                 opened.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it: whoever connects is refused."""
+        """Close it: further connections are refused."""
         with contextlib.suppress(OSError):  # it was ended before
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -53,7 +53,7 @@ class Server:
             self.error = error
 
     def close(self) -> None:
-        """End without a word."""
+        """End without leaving the cluster."""
         self._stop.set()
         self._thread.join(TIMEOUT)
         self._link.close()
@@ -67,7 +67,7 @@ class Server:
 
 
 def described(spec: shoal.TableSpec) -> dict[str, Any]:
-    """A table as the engine takes it."""
+    """A table in the form of the engine."""
     return {
         "dim": spec.dim,
         "dtype": spec.dtype,
@@ -84,7 +84,7 @@ def described(spec: shoal.TableSpec) -> dict[str, Any]:
 
 @dataclass
 class Cluster:
-    """What runs."""
+    """The running scheduler and servers."""
 
     scheduler: Scheduler
     servers: list[Server]

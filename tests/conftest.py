@@ -1,4 +1,4 @@
-"""What more than one test file needs."""
+"""Fixtures and settings of several test files."""
 
 import gc
 import os
@@ -47,7 +47,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture(scope="session")
 def golden() -> Path:
-    """The folder of files that are read for ever."""
+    """The folder of files that every later version must read."""
     return Path(__file__).parent / "golden"
 
 

@@ -1,4 +1,4 @@
-"""Fits that are cut off, within this process."""
+"""Fits that are interrupted within this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PowerFailed(Exception):
 
 @contextmanager
 def power_fails_behind(batches: int) -> Iterator[None]:
-    """End a fit that keeps checkpoints, behind so many batches; the ``with`` makes sure that it did."""
+    """End a fit that writes checkpoints after this many batches; the ``with`` checks that it ended."""
     left = [batches]
     really = FitCheckpointer.batch_done
 

@@ -1,4 +1,4 @@
-"""Work in forked children, with a deadline: what waits for a lock that was held at the fork would wait for ever."""
+"""Work in forked children, with a deadline: a child that needs a lock held at the fork would wait forever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEADLINE = 30.0
 
 @contextlib.contextmanager
 def expecting_forks():
-    """Python 3.12 warns of every fork beside threads; here that is the point."""
+    """Ignore the warning of Python 3.12 about forks in a process with threads, which these tests need."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
         yield

@@ -1,4 +1,4 @@
-"""An object store for tests, connections to it that can be cut, disks that are full, users who may do nothing."""
+"""An object store for tests, connections to it that can be cut, full disks, and users without permissions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def cut_connection(endpoint: str) -> Iterator[Wire]:
 
 @contextlib.contextmanager
 def after_writes(count: int, what: Callable[[], None]) -> Iterator[None]:
-    """Let something happen at one of the writes to files."""
+    """Run a function at one of the writes to files."""
     left = [count]
     real = FileWriter.write
 
@@ -106,7 +106,7 @@ def full_disk(folder: Path, room: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def somebody_else() -> Iterator[None]:
-    """Be a user who owns nothing, where this process may."""
+    """Become a user without permissions, if this process may."""
     if os.geteuid() != 0:
         yield
         return

@@ -50,7 +50,7 @@ def preloaded(modules: Sequence[str]) -> Iterator[None]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen()
-    lifeline, end = socket.socketpair()  # its end is closed when this process ends, however it does
+    lifeline, end = socket.socketpair()  # closed when this process ends, in any way
     server = os.fork()
     if server == 0:  # not within the try below: the folder is the parent's
         end.close()

@@ -1,11 +1,11 @@
-"""Check that folders and modules depend downward only, and that dangerous things live in one place.
+"""Check that folders and modules depend downward only, and that restricted functions are used in one place.
 
-Also that modules do not import each other in a circle, and that source files are of a readable length.
+Also that modules do not import each other in a circle, and that source files are not too long.
 
     python tools/check_layers.py [ROOT]
 
 One table for C++ includes (folders of ``csrc``) and Python imports (modules of ``python/shoal``): each name lists what
-it may use besides itself. A name that is not in the table is an error too: a new room gets its place on purpose.
+it may use in addition to itself. A name that is not in the table is an error too: new rooms are added explicitly.
 Prints one line per violation, ``file:line: what``, and ends with code 1 if there is any.
 """
 
@@ -80,7 +80,7 @@ for _uses in PYTHON:
     if "table" in PYTHON[_uses].split():
         PYTHON[_uses] += " table.spec"
 
-# C++ headers beside _reader.pyx belong to the reader and may use these folders.
+# C++ headers next to _reader.pyx belong to the reader and may use these folders.
 READER_HEADERS = "base"
 
 # Heavy or optional: imported inside the function that needs them, never by `import shoal`.
@@ -98,7 +98,7 @@ LAZY = {
     "zmq",
 }
 
-# Modules that are there for an optional library, which they import at once; no other module may import them.
+# Modules for an optional library, which they import at their top; no other module may import them.
 FOR_ITS_OWN = {
     "sklearn": {"scipy", "sklearn"},
     "cluster.protocol": {"zmq"},
@@ -110,19 +110,19 @@ FOR_ITS_OWN = {
     "serve": {"prometheus_client", "starlette", "uvicorn"},
 }
 
-# What only one place may do, as it looks in C++.
+# C++ patterns that only one place may contain.
 ONLY_IN = [
     (re.compile(r"\bmmap\s*\("), "mmap", {"base/memory.cc"}),
     (re.compile(r"\bstd::j?thread\b(?!::)|\bstd::async\b|\bpthread_create\b"), "a thread start", {"base/threads.cc"}),
     (re.compile(r"\bgetenv\b"), "reading the environment", set()),
 ]
 
-# Of a source file, unless its top has a line "Over 600 lines: " with the reason.
+# Greatest length of a source file, unless its top has a line "Over 600 lines: " with the reason.
 MOST_LINES = 600
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
 CYTHON_EXTERN = re.compile(r'^\s*cdef\s+extern\s+from\s+"([^"]+)"')
-# Strings are matched first, so that a // inside one is no comment.
+# Strings are matched first, so that a // inside one is not a comment.
 COMMENT_OR_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
@@ -132,7 +132,7 @@ def without_comments(text: str) -> str:
 
 
 def may_use(table: dict[str, str], user: str, used: str) -> bool:
-    """Tell whether ``user`` may depend on ``used``; both are names of the table."""
+    """Return whether ``user`` may depend on ``used``; both are names of the table."""
     return user == used or used in table[user].split()
 
 
@@ -200,7 +200,7 @@ def shoal_imports(path: Path, package: Path, tree: ast.AST) -> Iterator[tuple[in
 
 
 def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what runs when the module is imported: nothing in functions or under ``if TYPE_CHECKING``."""
+    """Yield the nodes that run when the module is imported: none in functions or under ``if TYPE_CHECKING``."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -237,7 +237,7 @@ def check_python(root: Path) -> Iterator[str]:
 
 
 def module_imports(package: Path) -> dict[str, set[str]]:
-    """Return what each module of shoal imports of the others: anywhere in it, and for type checkers too."""
+    """Return the modules of shoal that each module imports: anywhere in it, including for type checkers."""
     files = {}
     for path in package.rglob("*.py"):
         parts = path.relative_to(package).with_suffix("").parts
@@ -262,7 +262,7 @@ def module_imports(package: Path) -> dict[str, set[str]]:
 
 
 def check_circles(root: Path) -> Iterator[str]:
-    """Yield the modules of shoal that import each other, directly or by way of others."""
+    """Yield the modules of shoal that import each other, directly or through others."""
     imports = module_imports(root / "python" / "shoal")
     reached: dict[str, set[str]] = {name: set() for name in imports}
     for name in imports:
@@ -280,7 +280,7 @@ def check_circles(root: Path) -> Iterator[str]:
 
 
 def check_lengths(root: Path) -> Iterator[str]:
-    """Yield the source files that are too long and do not say why."""
+    """Yield the source files that are too long without a reason."""
     for path in sorted(path for top in ("csrc", "python") for path in (root / top).rglob("*")):
         if path.suffix in {".h", ".cc", ".py", ".pyx", ".pxi"}:
             lines = path.read_text().splitlines()

@@ -1,9 +1,9 @@
-"""Slow, obvious float64 twins of everything the engine computes fast.
+"""Slow, simple float64 references for all computations of the engine.
 
 Nothing here imports shoal: a test builds the same run twice, once on each side, and compares.
 
 optimizers  one class per update rule, straight from its paper
-others      the rules of other systems that look like ours and are not
+others      rules of other systems that resemble those of shoal and differ
 checkpoint  the checkpoint format, read slowly from its document
 table       a table as a dict: dedupe, initial rows, zero and non-finite gradients
 hashing     mix and unmix on Python's integers; keys that meet in one slot or one place

@@ -1,6 +1,6 @@
-"""The checkpoint format as docs/checkpoint-format.md has it: a slow reader, and a seal for forged manifests.
+"""The checkpoint format of docs/checkpoint-format.md: a slow reader, and checksums for forged manifests.
 
-Shares no code with the package: what it reads, the document says.
+Shares no code with the package: it follows the document alone.
 """
 
 from __future__ import annotations

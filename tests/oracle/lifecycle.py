@@ -17,7 +17,7 @@ MASK = 2**64 - 1
 
 @dataclass
 class Marks:
-    """What is known of a row's sightings."""
+    """The record of a row's occurrences."""
 
     count: int
     clock: int
@@ -70,7 +70,7 @@ class LivingTable(DictTable):
         return float(np.sqrt(np.sum(np.asarray(self.rule.weights(self.rows[key]), np.float32).astype(np.float64) ** 2)))
 
     def rank(self, rule: shoal.lifecycle.Expiry, key: int) -> tuple[float, int]:
-        """The lower, the sooner it goes."""
+        """Rows with lower values are dropped first."""
         first = self.marks[key].count if rule.keep == "frequent" else self.marks[key].clock
         return first, mix(key)
 

@@ -1,4 +1,4 @@
-"""Rules of other systems that share a name with ours and differ: so that the difference is a test, not a rumour."""
+"""Rules of other systems that have the name of a rule of shoal and differ, so that tests show the difference."""
 
 from __future__ import annotations
 

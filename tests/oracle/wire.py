@@ -1,4 +1,4 @@
-"""The wire format once more, slowly and from its document: docs/wire-format.md."""
+"""A slow second implementation of the wire format, from its document: docs/wire-format.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ANSWERS = {
 
 
 class Wrong(Exception):
-    """What a receiver has to refuse."""
+    """A message that a receiver must refuse."""
 
 
 def crc32c(data: bytes, crc: int = 0) -> int:
