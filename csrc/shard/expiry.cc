@@ -1,11 +1,11 @@
-// The expiry rules of a Shard: what sweeps drop, and which rows go where there are too many; and its memory budget.
+// Expiry and eviction of a Shard's rows, and its memory budget.
 //
-// Under a budget, what a call may need is found out and made room for before it changes anything:
-//   1  every slot of the batch: how many of its keys have no row, and whether the slot may take memory for them, or has as
-//      many rows that the batch does not ask for, and a rule by which they go. If not: MemoryBudgetExceededError
-//   2  every slot: rows are evicted, or memory is taken and noted
-//   3  the call finds room wherever it looks for it
-// Keys that admission will refuse are reckoned as rows: some rows are evicted a little early.
+// Under a budget, a call makes room for everything that it may need before it changes anything:
+//   1  for every slot of the batch: count the keys without a row, and check that the slot may allocate memory for them, or
+//      has as many rows outside the batch and a rule by which to evict them; else throw MemoryBudgetExceededError
+//   2  for every slot: evict rows, or allocate memory and record it
+//   3  the call then never runs out of room
+// Keys that admission will refuse are counted as rows: some rows are evicted slightly early.
 
 #include <algorithm>
 #include <atomic>
@@ -32,7 +32,7 @@ std::uint64_t units(double impressions) noexcept {
   return static_cast<std::uint64_t>(std::min(impressions * kImpression, 0x1p62));
 }
 
-// Of ages and counts; see Shard::sweep.
+// The class of an age or count; see Shard::sweep.
 std::size_t class_of(std::uint32_t number) noexcept {
   return static_cast<std::size_t>(std::bit_width(number));
 }
@@ -41,7 +41,7 @@ std::size_t class_of(double number) noexcept {
   return number > 0 ? static_cast<std::size_t>(std::clamp(32 + std::ilogb(number), 0, 63)) : 0;
 }
 
-// A row as the rules see it.
+// The properties of a row that rules use.
 struct Seen {
   std::uint64_t hash;
   const std::byte* row;
@@ -50,7 +50,7 @@ struct Seen {
 
 }  // namespace
 
-// Looks at rows by one list of rules at one moment.
+// Applies one list of rules to rows, at one clock.
 class Shard::ExpiryEvaluator {
  public:
   ExpiryEvaluator(const Shard& shard, std::span<const Expiry> rules, std::uint32_t now)
@@ -63,7 +63,7 @@ class Shard::ExpiryEvaluator {
     }
   }
 
-  // see(row) for all rows of a slot that somebody has locked.
+  // Calls see(row) for all rows of a slot. The slot is locked.
   template <class See>
   void each_row(SlotTable& table, const See& see) const {
     if (!needs_norms_) {
@@ -125,7 +125,7 @@ class Shard::ExpiryEvaluator {
     return class_of(age_at(now_, metadata_.clock(seen.row)));
   }
 
-  // Whether a rule that looks at single rows drops this one.
+  // True if a rule on single rows removes this one.
   bool drops(const Expiry& rule, const Seen& seen) const noexcept {
     switch (rule.kind) {
       case Kind::kTimeToLive:
@@ -140,7 +140,7 @@ class Shard::ExpiryEvaluator {
     return false;
   }
 
-  // Rows of lower rank go first.
+  // Rows of lower rank are evicted first.
   std::uint64_t rank(const Expiry& rule, const Seen& seen) const noexcept {
     switch (rule.kind) {
       case Kind::kDecayedScore:
@@ -204,7 +204,7 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
                               std::vector<std::uint64_t>& dropped) {
     SlotState& slot = *tables_[s];
     if (!dry_run) {
-      wait_for_save(dropped.size());  // of the slot before
+      wait_for_save(dropped.size());  // of the previous slot
     }
     const std::unique_lock lock(slot.lock);
     const auto bytes = [&] { return bytes_of(slot); };
@@ -307,7 +307,7 @@ void Shard::enforce_max_rows(const SlotSlices& batch, std::uint32_t now) {
         try {
           evicted.fetch_add(evict(*tables_[s], evaluator, table.size() - (share - share / 8), {}));
         } catch (const std::bad_alloc&) {
-          // No room to choose in. The push is done: rows go when the next one comes.
+          // No memory for the selection. The push is done; rows are evicted by the next one.
         }
       }
     }
@@ -401,7 +401,7 @@ void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
           return;
         }
         const std::unique_lock lock(slot.lock);
-        // However it ends, what the slot takes then is noted.
+        // Records the slot's bytes even if an exception is thrown.
         struct Noted {
           Shard& shard;
           std::size_t slot;
@@ -415,7 +415,7 @@ void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
           slot.table.reserve(slot.table.size() + plan.missing);
         }
         if (how.asks) {
-          // Keys that wait may have a quarter of what the slot has, and what is left.
+          // Waiting keys may use at most a quarter of the slot's share, and at most what remains.
           const std::size_t rest = allowed(s) - (bytes_of(slot) - slot.filter->bytes());
           slot.filter->make_room(plan.missing, std::min(rest, budget_->share() / 4));
         }

@@ -1,4 +1,4 @@
-// How a Shard makes rows: the initial row of a key, admission, and room in a slot's table before rows are inserted.
+// Creation of a Shard's rows: the initial row of a key, admission, and room in a slot's table before inserts.
 
 #include <algorithm>
 #include <array>
@@ -27,7 +27,7 @@ void Shard::fill_initial_row(std::uint64_t hash, std::byte* row) const noexcept 
                     .step = 0};
   spec_.init.fill(hash, rows_.dim(), block.columns[0]);
   std::visit([&](const auto& rule) { rule.start(block); }, spec_.optimizer.rule());
-  fill_noise({&hash, 1}, rows_.dim(), step_noise(spec_.seed, 0), noise.data());  // step 0: no push has it
+  fill_noise({&hash, 1}, rows_.dim(), step_noise(spec_.seed, 0), noise.data());  // no push has step 0
   const std::uint32_t take = 1;
   PrefetchCursor none;
   rows_.scatter(block, {&take, 1}, {&row, 1}, none);
@@ -78,7 +78,7 @@ std::size_t Shard::admit(SlotState& slot, const SlotSlices& batch, std::span<std
     slot.filter->make_room(missing);
   }
   const std::size_t end = batch.offsets[index_of(slots_.of(hashes[0])) + 1];
-  if (context.at != &slot) {  // nothing about one slot depends on another, which a thread may have or not
+  if (context.at != &slot) {  // slots are independent of each other
     context.at = &slot;
     context.asked = 0;
     context.admitted = 0;
@@ -89,8 +89,8 @@ std::size_t Shard::admit(SlotState& slot, const SlotSlices& batch, std::span<std
       continue;
     }
     if (!slot.table.has_room(1)) {
-      // Before the key is asked about, for memory may run out. As many as will be admitted if all goes on as so far:
-      // ascending hashes must not be poured into a table that grows in small steps.
+      // Before ask(), because memory may run out. Makes room for as many as will be admitted at the present rate:
+      // ascending hashes must not be inserted into a table that grows in small steps.
       slot.table.make_room(1 +
                            (end - first - r) * context.admitted / std::max<std::size_t>(context.asked, 1));
     }
@@ -130,7 +130,7 @@ std::size_t Shard::create(Probe& run, const SlotSlices& batch, std::size_t first
     slot.fills |= missing > size / kFewMissing;
   }
   if (created != 0 || context.asks) {
-    run.resolve();  // the new ones, or room for them, may have moved others
+    run.resolve();  // inserts or growth may have moved rows
   }
   return created;
 }

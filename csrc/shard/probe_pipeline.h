@@ -1,19 +1,18 @@
-// ProbePipeline: one thread's way through its part of a batch, slot after slot, several runs of rows under way.
+// ProbePipeline: one thread's pass over its part of a batch, slot by slot, with several runs of rows in flight
+// (software pipelining of the steps of table/probe.h).
 //
-//   run n + 1   its slots are locked, its hashes' lines worked out
-//   run n       looks at its lines, which were asked for a step before, and asks for those of run n + 1
-//   run n - 1   follows the few that its lines did not settle
-//   run n - 1   its rows are used, and more lines of run n + 1 asked for; wide rows, which stand in another place again, a
-//               step later: while those of run n - 2 are used, those of run n - 1 are asked for, one for one. (All of a run's
-//               rows at once, as it is settled, were 192 lines of which the machine keeps two dozen under way: a pull of rows
-//               of 128 bytes took an eighth longer.)
+//   run n + 1   prepare: its slots are locked, its hashes' home lines computed
+//   run n       probe: reads its lines, which were prefetched one step earlier, and prefetches those of run n + 1
+//   run n - 1   resolve: finishes the remaining searches
+//   run n - 1   its rows are used, while more lines of run n + 1 are prefetched; wide rows, which lie elsewhere, one step
+//               later: while those of run n - 2 are used, those of run n - 1 are prefetched one by one, because the
+//               processor keeps only about two dozen lines in flight
 //
-// So memory always has something to do, and nobody waits for it: with one run at a time, and a run ending with its slot,
-// a batch of 65,536 keys went at two thirds of the speed.
+// Several runs overlap the cache misses of one with the work on another, also where a run ends with its slot.
 //
-// Locks. A slot is locked when its first hash is loaded and released when the run with its last one has been used: some
-// neighbouring slots at a time, in ascending order. Where all slots have one lock the caller holds it already, and the ProbePipeline
-// is one of NoLock: a call of a thousand keys comes by as many slots, and locking each took a fifth of it.
+// Locks. A slot is locked when its first hash is loaded and released when the run with its last one has been used: a
+// few adjacent slots at a time, in ascending order. If all slots share one lock, the caller holds it already and Lock
+// is NoLock.
 
 #pragma once
 
@@ -37,20 +36,20 @@
 
 namespace shoal {
 
-// A slot's table and its lock, which may be that of all slots.
+// A slot's table and its lock, its own or the one of all slots.
 struct alignas(kCacheLine) SlotState {
   SlotState(const Layout& layout, Slot slot, Chunks& chunks, std::shared_mutex* of_all)
       : lock(of_all != nullptr ? *of_all : own), table(layout, slot, chunks) {}
-  // What a batch needs that changes no more than rows is in the first line, and where wide rows stand in the second.
+  // The first cache line holds what a batch needs that only updates rows, the second the addresses of wide rows.
   std::shared_mutex& lock;
-  bool fills = false;    // whether many of the rows that the last batch changed were not there
-  bool watched = false;  // whether somebody wants to know what changes, before it does (shard/snapshot.h)
+  bool fills = false;    // many rows of the last batch were missing
+  bool watched = false;  // changes must be logged first (shard/snapshot.h)
   SlotTable table;
-  std::unique_ptr<AdmissionFilter> filter;  // null where the table admits all keys
-  std::unique_ptr<PreImageLog> pre_images;  // while the slot is to be saved as it was
-  std::size_t kept = 0;                     // bytes of what was kept for that, when rows changed last
-  // What has changed since a save, and since an export, that is the base of deltas: null where there is none. While the
-  // next one of them is under way, what had changed at its moment stands apart. Admission filters are saved, and not exported.
+  std::unique_ptr<AdmissionFilter> filter;  // null if the table admits all keys
+  std::unique_ptr<PreImageLog> pre_images;  // non-null until a save takes the slot
+  std::size_t kept = 0;                     // bytes of pre_images at the last change
+  // Changes since the save and the export that are the bases of deltas; null if there is none. While the next one is
+  // in progress, `then` holds the changes before its moment. Admission filters are saved, not exported.
   struct Since {
     std::unique_ptr<DirtyRanges> now;
     std::unique_ptr<DirtyRanges> then;
@@ -67,22 +66,23 @@ struct alignas(kCacheLine) SlotState {
   alignas(kCacheLine) std::shared_mutex own;
 };
 
-// For slots that are locked already.
+// For slots that the caller has locked.
 struct NoLock {
   NoLock() = default;
   explicit NoLock(std::shared_mutex& /*of_slot*/) noexcept {}
 };
 
-// Lock is std::shared_lock or std::unique_lock of a slot's mutex, or NoLock. A Worker is called in the order of the batch:
-//   enter(slot, hashes)      a slot is locked, and nothing of it has been looked at; it may insert
-//   use(run, first, ahead)   the rows of a run that begins at `first`, null where there are none; it may insert, and
-//                            asks for lines of `ahead` now and then, and for a row of it with each row where rows are wide
-//   touched                  how many bytes of each row it uses, from the front
+// Lock is std::shared_lock or std::unique_lock of a slot's mutex, or NoLock. A Worker is called in the order of the
+// batch:
+//   enter(slot, hashes)      the slot is locked and not yet probed; may insert
+//   use(run, first, ahead)   the rows of a run that begins at `first`, null if absent; may insert. Prefetches lines of
+//                            `ahead` now and then, and with wide rows one row of it per row used
+//   touched                  number of bytes that it uses of each row, from the front
 template <class Lock>
 class ProbePipeline {
  public:
-  // Slot s has the hashes [offsets[s], offsets[s + 1]). At most `most` rows a run. Rows that `known` knows are not searched,
-  // and those that are found are noted in `noted`.
+  // Slot s has the hashes [offsets[s], offsets[s + 1]). A run has at most `most` rows. Rows in `known` are not
+  // searched; found rows are recorded in `noted`.
   ProbePipeline(std::span<const std::unique_ptr<SlotState>> slots, const Layout& layout,
                 std::span<const std::uint64_t> hashes, std::span<const std::uint64_t> offsets,
                 std::size_t most, const RowLocations* known = nullptr, RowLocations* noted = nullptr)
@@ -96,7 +96,7 @@ class ProbePipeline {
         lag_(layout.narrow ? 1 : 2),
         runs_{Run(layout), Run(layout), Run(layout), Run(layout)} {}
 
-  // Walks the slots [first, end).
+  // Processes the slots [first, end).
   template <class Worker>
   void walk(std::size_t first, std::size_t end, Worker& worker) {
     slot_ = first;
@@ -104,7 +104,7 @@ class ProbePipeline {
     end_ = offsets_[end];
     load(run(0), worker);
     run(0).probe.home_lines().drain();
-    // The last runs are empty: they push the others out.
+    // The last runs are empty: they flush the pipeline.
     for (std::size_t n = 0; n < lag_ || run(n - lag_).probe.size() != 0; ++n) {
       load(run(n + 1), worker);
       PrefetchCursor ahead = run(n + 1).probe.home_lines();
@@ -117,7 +117,7 @@ class ProbePipeline {
       }
       if (n >= lag_) {
         Run& ready = run(n - lag_);
-        ready.probe.resolve();  // again: the run before may have moved its rows
+        ready.probe.resolve();  // again: the previous run may have moved its rows
         if (noted_ != nullptr) {
           note(ready);
         }
@@ -131,7 +131,7 @@ class ProbePipeline {
   }
 
  private:
-  // A few runs' locks, held at a time, stay below the 64 that TSan knows.
+  // The locks of a few runs, held at a time, stay below TSan's limit of 64.
   static constexpr std::size_t kMaxSlots = std::is_same_v<Lock, NoLock> ? Probe::kMaxTables : 12;
 
   struct Run {
@@ -161,7 +161,7 @@ class ProbePipeline {
         worker.enter(slot, hashes_.subspan(next_, last - next_));
         knows_ = known_ != nullptr;
       }
-      // Once unknown, a slot stays so: its first runs may be noted before the last is loaded.
+      // A slot that is unknown stays so: its first runs may be recorded before its last is loaded.
       knows_ = knows_ && known_->knows(slot_, slot.table);
       const std::size_t count = std::min(room, last - next_);
       if (knows_) {
@@ -186,7 +186,7 @@ class ProbePipeline {
     }
   }
 
-  // A slot's lock and what a search needs of its table would miss the cache one after the other.
+  // Prefetches a slot's lock and its table's header, which would otherwise miss the cache one after the other.
   void prefetch_header(std::size_t slot) const noexcept {
     const SlotState& state = *slots_[std::min(slot, slots_.size() - 1)];
     const auto* const header = reinterpret_cast<const std::byte*>(&state);
@@ -208,10 +208,10 @@ class ProbePipeline {
   std::size_t most_;
   std::size_t lag_;
   std::size_t slot_ = 0;
-  bool knows_ = false;    // where the rows of that slot are
+  bool knows_ = false;    // whether known_ has the rows of that slot
   std::size_t next_ = 0;  // of the hashes
   std::size_t end_ = 0;
-  Lock lock_;  // of the slot that has begun and not ended
+  Lock lock_;  // of a slot that continues in the next run
   std::array<Run, 4> runs_;
 };
 

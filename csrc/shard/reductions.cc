@@ -62,14 +62,14 @@ double norm_of(std::span<const float> row) noexcept {
   return std::sqrt(squares);
 }
 
-constexpr std::size_t kMinCounted = 4096;  // more than this are worth being cut down to k
+constexpr std::size_t kMinCounted = 4096;  // above this number, candidates are reduced to k
 
 struct Candidate {
   double norm;
   std::uint64_t hash;
 };
 
-// A total order: every key is there once.
+// A total order: every key occurs once.
 bool before(const Candidate& a, const Candidate& b) noexcept {
   return a.norm != b.norm ? a.norm > b.norm : unmix(a.hash) < unmix(b.hash);
 }
@@ -81,7 +81,7 @@ void keep_best(std::vector<Candidate>& all, std::size_t k) {
   }
 }
 
-// A row's answer to a question is added to its slot's: a number for each weight for sum, one for the others.
+// Adds a row's result to its slot's: a number per weight for sum, one number otherwise.
 void answer(const Call& call, std::span<const float> row, double* to) noexcept {
   if (call.function == Function::kSum) {
     for (std::size_t e = 0; e < row.size(); ++e) {
@@ -98,8 +98,8 @@ void answer(const Call& call, std::span<const float> row, double* to) noexcept {
   }
 }
 
-// ask(part, slot, hash, weights) for every row, by `parts` threads; each takes neighbouring slots in ascending order, and
-// a slot's rows in hash order.
+// Calls ask(part, slot, hash, weights) for every row in `parts` threads; each processes adjacent slots in ascending
+// order, and a slot's rows in hash order.
 template <class Ask>
 void each_row(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts, const Ask& ask) {
   const Partition partition{end - first, parts};
@@ -183,7 +183,7 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
   const Call call = checked(shard, function, parameters);
   SHOAL_CHECK(first <= end && end <= shard.slots().count(), "there are no such slots");
   if (changes(function)) {
-    std::vector<double> answers(end - first);  // before anything changes: memory may be out
+    std::vector<double> answers(end - first);  // before anything changes: may throw std::bad_alloc
     const auto moved = shard.transform_weights(first, end, [&call](std::span<float> weights) {
       call.function == Function::kDecay ? decay(weights, call.parameter)
                                         : shrink_all(weights, call.parameter);

@@ -1,26 +1,26 @@
-// Functions: questions about all rows of a table and changes to all of them, answered where the rows are.
+// Reductions: functions over all rows of a table, and changes to all of them, computed where the rows are stored.
 //
-// Idea. A function looks at one slot at a time, in hash order, in float64, and answers some numbers for it. Who asked puts
-// the answers of all slots together in slot order. So the bits depend on the rows and the slots alone: not on threads, nor
-// on how many servers share the slots.
+// Algorithm. A function processes one slot at a time, in hash order, in float64, and returns some numbers for it. The
+// caller combines the results of all slots in slot order, so the bits depend on the rows and the number of slots
+// alone: not on threads, nor on how many servers share the slots.
 //
-//   function   parameters         answer for each slot
-//   sum        -                  a number for each weight of a row: its sum over the rows
+//   function   parameters         result for each slot
+//   sum        -                  per weight of a row: the sum over the rows
 //   norm       order: 1, 2, inf   sum of |w|, sum of w^2, greatest |w|
-//   count      above              how many rows have a Euclidean norm above it
+//   count      above              number of rows with a Euclidean norm above it
 //   topk       k                  see below
-//   decay      factor in (0, 1]   w = factor * w, rounded once; how many rows that changed
-//   shrink     l1                 w = sgn(w) * max(|w| - l1, 0), rounded once; how many rows that changed
+//   decay      factor in (0, 1]   w = factor * w, rounded once; number of rows changed
+//   shrink     l1                 w = sgn(w) * max(|w| - l1, 0), rounded once; number of rows changed
 //   digest     -                  four numbers of 32 bits: the low and high halves of the two sums of Shard::digest
 //
-// topk answers for all its slots at once: pairs (norm, the hash's 64 bits), the largest norm first, of equal ones the
-// smaller key, k at most. Order is total, so answers are merged by merging these lists.
+// topk returns one result for all its slots: at most k pairs (norm, the hash's 64 bits), the largest norm first, then
+// the smaller key. The order is total, so results are combined by merging these lists.
 //
-// Rules that derive their weights (FTRL, GroupFTRL) keep n, and move z to where the new weight is read; a weight that is
-// 0 stays 0 with all its evidence, and one that becomes 0 keeps as much evidence as a 0 can have.
-// Of rows that are pairs (Proximal) only the weight is looked at, and no function changes them.
+// Rules that derive their weights (FTRL, GroupFTRL) keep n, and move z so that the new weight is read; a weight of 0
+// stays 0 and keeps its z, and one that becomes 0 keeps the z of greatest magnitude that gives 0. For rows that are pairs
+// (Proximal) only the weight is read, and no function changes them.
 //
-// Threads: as the Shard's. The Shard's pool shares the slots; a slot is seen as it is at one moment.
+// Threads: as the Shard's. The Shard's pool divides the slots; each slot is read as of one moment.
 
 #pragma once
 
@@ -45,11 +45,11 @@ enum class Function : std::uint32_t {
 
 inline constexpr std::size_t kMaxTopK = std::size_t{1} << 20U;
 
-// Whether it changes rows: a repeated request must not be answered by a repeated call.
+// True if the function changes rows: a repeated request must not repeat the call.
 bool changes(Function function) noexcept;
 
-// The answer of the slots [first, end), one behind the other. An unknown function, or parameters that are not its own:
-// std::invalid_argument, nothing changed.
+// The results of the slots [first, end), concatenated. Throws std::invalid_argument, with nothing changed, for an
+// unknown function or wrong parameters.
 std::vector<double> reduce(Shard& shard, Function function, std::span<const double> parameters,
                            std::size_t first, std::size_t end);
 

@@ -1,15 +1,17 @@
-// RowLocations: where the rows of one batch stand in one shard, from the walk that last read them.
+// RowLocations: the addresses of a batch's rows in one shard, as found by the last pass over it (a lookup cache
+// validated by version numbers).
 //
-// Idea. A search reads a line of the index, and for wide rows only then knows which lines the row is. Whoever walks the same
-// batch again, as a push does behind its pull, goes to the rows straight away, and whoever sorts a batch ahead can
-// have its rows found ahead. Rows move only when a slot's table changes its version, and come without that (table/slot_table.h):
-// a slot whose version has changed, or where rows were missing and some have come, is searched anew, the others are not.
+// A search reads a line of the index, and only then knows the lines of a wide row. A second pass over the same batch,
+// such as a push after its pull, goes to the rows directly, and a caller that prepares batches ahead of time can find
+// their rows early. Rows move only when a slot's table changes its version (table/slot_table.h); rows can appear
+// without that. Slots whose version has changed, or that had missing rows and have grown, are searched again; the
+// others are not.
 //
-//   rows[i]       the row of hash i, null where there was none
-//   versions[s]   1 + the version of slot s when rows[offsets[s]], ... were noted; 0: they were not
-//   sizes[s]      the rows that it had then, if one of these was missing; else kAny
+//   rows[i]       the row of hash i, null if absent
+//   versions[s]   1 + the version of slot s when rows[offsets[s]], ... were recorded; 0: not recorded
+//   sizes[s]      the number of rows of the slot at that time if one of these was missing; else kAny
 //
-// Threads: as many write as walk the batch's parts, for each slot one; else one thread, or handed on.
+// Threads: during a pass, one thread per slot writes; otherwise one thread at a time.
 
 #pragma once
 
@@ -25,14 +27,14 @@ namespace shoal {
 
 class RowLocations {
  public:
-  // Of a batch's hashes, which must outlive it and stay as they are.
+  // `hashes` must outlive this object and stay unchanged.
   explicit RowLocations(std::span<const std::uint64_t> hashes) noexcept : hashes_(hashes) {}
 
   bool is_of(std::span<const std::uint64_t> hashes) const noexcept {
     return hashes.data() == hashes_.data() && hashes.size() == hashes_.size();
   }
 
-  // What is known is forgotten unless it is of this shard.
+  // Clears the contents unless they belong to this shard.
   void reset_for(std::uint64_t shard, std::size_t slots) {
     if (shard_ != shard) {
       rows_.resize(hashes_.size());

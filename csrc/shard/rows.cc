@@ -12,8 +12,7 @@ namespace shoal {
 
 namespace {
 
-constexpr std::uint32_t kWeightColumn =
-    7;  // keeps the noise of a weight's rounding apart from the accumulators'
+constexpr std::uint32_t kWeightColumn = 7;  // a noise stream of its own for the weights
 
 }  // namespace
 
@@ -51,11 +50,11 @@ std::size_t Rows::width(std::size_t k) const noexcept {
 
 namespace {
 
-// Rows of one float32 a column, without a loop over the columns.
+// Copies rows of one float32 per column, without a loop over the columns.
 template <std::size_t kNumbers>
 void gather_narrow(std::span<std::byte* const> rows, const std::array<float*, Rows::kMaxNumbers>& numbers,
                    PrefetchCursor& ahead) noexcept {
-  const std::array<float*, Rows::kMaxNumbers> to = numbers;  // a copy, which what is written cannot change
+  const std::array<float*, Rows::kMaxNumbers> to = numbers;  // a copy: the stores below cannot alias it
   PrefetchCursor cursor = ahead;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (r % 2 == 0) {

@@ -1,9 +1,11 @@
-// Rows: between a row as a table keeps it (table/layout.h) and the columns of a Block (optim/block.h).
+// Rows: conversion between a row as a table stores it (table/layout.h) and the columns of a Block (optim/block.h).
 //
 //   row   [ column 0: dim weights of the storage dtype, padded to 4 bytes | columns 1..: dim float32 | row state: float32
-//         | marks: 4 bytes each (policy/lifecycle.h) ]
+//         | row metadata: 4 bytes each (policy/lifecycle.h) ]
 //
-// Column 0 has 16-bit numbers only where it is w: FTRL's z is an accumulator and stays float32.
+// Column 0 has 16-bit numbers only if it is w: FTRL's z is an accumulator and stays float32.
+//
+// Threads: immutable.
 
 #pragma once
 
@@ -35,24 +37,24 @@ class Rows {
 
   const RowMetadata& metadata() const noexcept { return metadata_; }
 
-  // All that a row holds, as a section of a checkpoint does: the columns, then the row state, then the marks.
+  // Number of stored columns, in the order of a checkpoint section: the columns, the row state, the row metadata.
   std::size_t stored() const noexcept { return columns_ + (has_row_state_ ? 1U : 0U) + metadata_.columns(); }
-  // Where number k of these starts in a row (the row state is number columns()), and its bytes without padding.
+  // Offset of stored column k in a row (the row state is number columns()), and its bytes without padding.
   std::size_t offset(std::size_t k) const noexcept;
   std::size_t width(std::size_t k) const noexcept;
 
-  // block.rows rows into the block's columns and back. `take` says which rows are written. Weights of 16 bits are
-  // rounded with the block's noise. Lines of `ahead` are asked for on the way.
+  // Copies block.rows rows into the block's columns and back. `take` flags the rows to write. 16-bit weights are
+  // rounded with the block's noise. Prefetches lines of `ahead` meanwhile.
   void gather(std::span<std::byte* const> rows, const Block& block, PrefetchCursor& ahead) const noexcept;
   void scatter(const Block& block, std::span<const std::uint32_t> take, std::span<std::byte* const> rows,
                PrefetchCursor& ahead) const noexcept;
 
-  // Only column 0, as float32, of rows that hold weights.
+  // Reads column 0 as float32, from rows that hold weights.
   void read_weights(std::span<std::byte* const> rows, float* weights, PrefetchCursor& ahead) const noexcept;
 
  private:
   void widen(const std::byte* from, float* to) const noexcept;
-  // Where a row's numbers go at dim 1: columns, then the row state.
+  // The destinations of a row's numbers at dim 1: columns, then the row state.
   std::array<float*, kMaxNumbers> numbers(const Block& block) const noexcept;
 
   std::size_t dim_;

@@ -1,4 +1,4 @@
-// Rows of a slot as columns, in and out: what checkpoints and loads are made of (docs/checkpoint-format.md), and their digest.
+// Reading and writing the rows of a slot as columns, for checkpoints (docs/checkpoint-format.md), and their digest.
 
 #include <algorithm>
 #include <array>
@@ -61,7 +61,7 @@ std::size_t Shard::write_section(std::span<const SlotTable::Entry> entries,
 }
 
 std::vector<std::uint64_t> Shard::hashes_of(std::size_t rows, std::span<const std::byte> section) const {
-  // A count that is too large for the bytes must not be multiplied first.
+  // Checked first: the product of a count that is too large could overflow.
   SHOAL_CHECK(
       rows <= section.size() / sizeof(std::uint64_t) && section.size() == section_offsets(rows).back(),
       "a section of " + std::to_string(section.size()) + " bytes does not hold " + std::to_string(rows) +
@@ -120,7 +120,7 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
   const auto offsets = section_offsets(rows);
   const auto writing = enter();
   const auto budget_lock = lock_budget();
-  const auto row_of = [&](std::size_t bound) {  // the first of that slot, or of one behind it
+  const auto row_of = [&](std::size_t bound) {  // the first row of that slot or a later one
     return static_cast<std::size_t>(
         std::ranges::partition_point(hashes,
                                      [&](std::uint64_t hash) { return index_of(slots_.of(hash)) < bound; }) -
@@ -182,7 +182,7 @@ void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> byte
   const auto writing = enter();
   SHOAL_CHECK(!saving_.active.load(), "this table is being saved: restore into one of its own");
   const auto budget_lock = lock_budget();
-  // The slots that share hashes with it: of a finer cut some, of a coarser one the one that it lies in.
+  // The slots that overlap it: several if `cut` is coarser, the one that contains it if `cut` is finer.
   const std::size_t first = (std::size_t{index_of(slot)} << slots_.bits()) >> cut.bits();
   const std::size_t end =
       std::max(first + 1, ((std::size_t{index_of(slot)} + 1) << slots_.bits()) >> cut.bits());
@@ -201,7 +201,7 @@ void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
   check_process();
   SHOAL_CHECK(rows.size() == cut.count(), "reserve takes one number of rows a slot");
   if (cut.bits() < slots_.bits()) {
-    return;  // which of its finer slots a coarse slot's rows belong to is only known from their hashes
+    return;  // rows of a coarser slot can only be assigned by their hashes
   }
   const auto writing = enter();
   const auto budget_lock = lock_budget();
@@ -237,7 +237,7 @@ std::array<std::uint64_t, 2> Shard::digest(Slot slot) const {
   tables_[index_of(slot)]->table.each_row([&](std::uint64_t hash, const std::byte* row) {
     std::uint64_t first = mix(hash);
     std::uint64_t second = mix(~hash);
-    for (std::size_t k = 0; k < rows_.stored(); ++k) {  // column by column: what pads a row is nobody's
+    for (std::size_t k = 0; k < rows_.stored(); ++k) {  // column by column: padding is not hashed
       for (std::size_t at = 0; at < rows_.width(k); at += sizeof(std::uint32_t)) {
         std::uint32_t word = 0;
         std::memcpy(&word, row + rows_.offset(k) + at, std::min(sizeof word, rows_.width(k) - at));

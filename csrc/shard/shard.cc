@@ -70,7 +70,7 @@ Shard::Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks, 
 }
 
 Shard::~Shard() {
-  if (stamp_ == process_stamp()) {  // else the parent may have the turn
+  if (stamp_ == process_stamp()) {  // in a child the parent may hold the budget lock
     leave_budget();
   }
 }
@@ -122,7 +122,7 @@ void Shard::split(const SlotSlices& batch, const Work& work) const {
   const std::size_t parts =
       parts_for(batch.hashes.size(), kMinKeys, pool_.threads() == 1 ? 1 : 4 * pool_.threads());
   const Partition partition{batch.hashes.size(), parts};
-  const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or behind it
+  const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or after it
     return part == parts
                ? slots_.count()
                : static_cast<std::size_t>(
@@ -233,7 +233,7 @@ void Shard::change(const SlotSlices& batch, const InsertContext& how, const Know
       std::span<std::byte* const> rows = run.rows();
       std::array<std::byte*, Probe::kMax> filled;
       if (context.asks) {
-        // Keys that wait get a row that is forgotten: so a step has no gaps.
+        // Waiting keys get a row that is discarded, so that a step has no gaps.
         std::ranges::copy(rows, filled.begin());
         for (std::size_t r = 0; r < rows.size(); ++r) {
           if (rows[r] == nullptr) {
@@ -264,8 +264,8 @@ void Shard::change(const SlotSlices& batch, const InsertContext& how, const Know
   refused_.fetch_add(refused.load(), std::memory_order_relaxed);
   const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
   if (std::bit_width(before) != std::bit_width(before + created.load())) {
-    // Slots that outgrow the heap leave it full of holes. Twice is enough: given back too, what batches are worked on in
-    // comes back as fresh pages.
+    // Slots that outgrow the heap leave it fragmented, so it is trimmed then. Twice is enough: trimming also returns
+    // the working memory of batches, which comes back as fresh pages.
     const std::size_t slot_bytes =
         (before + created.load()) * (sizeof(std::uint64_t) + rows_.bytes()) / slots_.count();
     if (slot_bytes >= Region::kMapped / 2 && slot_bytes < 2 * Region::kMapped) {
@@ -365,7 +365,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
   std::visit(
       [&](const auto& given_rule) {
         const auto rule = slowed(given_rule, part);
-        // Both return how many rows were not finite.
+        // Both return the number of rows that were not finite.
         const auto step_in_place = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
                                        PrefetchCursor& ahead) -> std::size_t {
           if constexpr (requires(const InPlace& given) { rule.step(given); }) {

@@ -58,7 +58,7 @@ void Shard::before_change_of_all(SlotState& slot) noexcept {
 }
 
 bool Shard::fits_save(std::size_t rows) const noexcept {
-  // Of a change that concerns all slots, the part in those that are marked; half of the room is enough for any.
+  // For a change of all slots, counts the part in marked slots; half of the room suffices for any.
   const std::size_t piece = rows_.bytes() + 2 * sizeof(std::uint64_t);
   const std::size_t needed = rows * piece / slots_.count() * saving_.left.load();
   return !is_saving() ||
@@ -101,7 +101,7 @@ void Shard::track(std::string base) {
 struct Snapshot::Copy {
   explicit Copy(const Shard& shard) : rows(shard.layout_, Slot{0}), filter(shard.admission_) {}
 
-  // Instead of all rows: those of the ranges.
+  // Copies the rows in the ranges instead of all rows.
   void pick(const SlotTable& table, const DirtyRanges& ranges, std::size_t row_bytes) {
     hashes.clear();
     bytes.clear();
@@ -137,7 +137,7 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
   const std::size_t slots = shard.slots_.count();
   SHOAL_CHECK(kind != Kind::kDelta || !shard.base(purpose).empty(),
               "nobody knows what has changed: save all rows first, and have changes tracked");
-  std::vector<std::unique_ptr<PreImageLog>> logs(slots);  // all memory first
+  std::vector<std::unique_ptr<PreImageLog>> logs(slots);  // allocate everything first
   std::vector<std::unique_ptr<DirtyRanges>> changed(slots);
   for (std::size_t s = 0; s < slots && kind != Kind::kPlain; ++s) {
     changed[s] = std::make_unique<DirtyRanges>(shard.slots_);
@@ -252,7 +252,7 @@ Snapshot::Taken Snapshot::unmark(Slot number) {
   while (taken.pre_images == nullptr) {
     copy->rows.make_image_room(
         bytes);  // fresh pages take longer than what is copied there: not under the lock
-    // Of the readers' kind: rows may be read meanwhile. What is unmarked here only those look at who have all of the lock.
+    // A shared lock: rows may be read meanwhile. What is unmarked here is only read under the exclusive lock.
     const std::shared_lock lock(slot.lock);
     SHOAL_CHECK(open_ && slot.pre_images != nullptr,
                 "slot " + std::to_string(index_of(number)) + " of the snapshot was taken already");

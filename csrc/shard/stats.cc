@@ -1,4 +1,4 @@
-// What a Shard reports of itself: sizes, counters, and whether its invariants hold.
+// A Shard's statistics and the check of its invariants.
 
 #include <algorithm>
 #include <string>

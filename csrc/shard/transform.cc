@@ -1,4 +1,4 @@
-// Whole slots of a Shard: their rows read in hash order, and all weights transformed in place.
+// Operations on whole slots of a Shard: reading rows in hash order, and transforming all weights in place.
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@ namespace shoal {
 
 namespace {
 
-constexpr std::uint64_t kTransformSeed = 0x7765696768ULL;  // keeps its rounding apart from that of pushes
+constexpr std::uint64_t kTransformSeed = 0x7765696768ULL;  // separates its rounding noise from that of pushes
 
 }  // namespace
 
@@ -31,7 +31,7 @@ void Shard::read_entries(std::span<const SlotTable::Entry> entries, std::vector<
   std::vector<std::byte*> rows(entries.size());
   for (std::size_t i = 0; i < entries.size(); ++i) {
     hashes[i] = entries[i].hash;
-    rows[i] = const_cast<std::byte*>(entries[i].row);  // gathered from, not written
+    rows[i] = const_cast<std::byte*>(entries[i].row);  // read only
   }
   weights_of(rows, weights.data());
 }

@@ -1,8 +1,8 @@
-// Workspace: the buffers that one thread needs to step a run of rows, and the plain loops over them. Internal to shard/.
+// Workspace: the buffers with which one thread updates a run of rows, and simple loops over them. Internal to shard/.
 //
-//   block()           gradients, columns and row state of a run, and the noise of its rounding
-//   mark_moving       which rows have a gradient element that is not zero
-//   mark_finite       which rows have finite elements only
+//   block()           gradients, columns and row state of a run, and the noise for rounding
+//   mark_moving       flags rows with a non-zero gradient element
+//   mark_finite       flags rows whose elements are all finite
 //   fill_noise        the noise of each element, from the step and the row's hash (base/noise.h)
 //
 // Threads: one owner.
@@ -35,7 +35,7 @@ SHOAL_INLINE std::uint32_t is_nonzero(float x) noexcept {
   return static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x) & kMagnitude) != 0);
 }
 
-// moves[r]: some element of row r is not zero.
+// Sets moves[r] if some element of row r is not zero.
 SHOAL_CLONES inline void mark_moving(const float* x, std::size_t rows, std::size_t dim,
                                      std::uint32_t* moves) noexcept {
   if (dim == 1) {
@@ -53,7 +53,7 @@ SHOAL_CLONES inline void mark_moving(const float* x, std::size_t rows, std::size
   }
 }
 
-// finite[r] stays 1 where all elements of row r are finite.
+// Clears finite[r] unless all elements of row r are finite.
 SHOAL_CLONES inline void mark_finite(const float* x, std::size_t rows, std::size_t dim,
                                      std::uint32_t* finite) noexcept {
   if (dim == 1) {
@@ -62,7 +62,7 @@ SHOAL_CLONES inline void mark_finite(const float* x, std::size_t rows, std::size
     }
     return;
   }
-  // Nearly always all are, and one flat loop sees that in a fraction of the time that row by row takes.
+  // Nearly always all rows are finite; one flat loop establishes that much faster than a loop per row.
   std::uint32_t all = 1;
   for (std::size_t i = 0; i < rows * dim; ++i) {
     all &= is_finite(x[i]);
@@ -105,7 +105,7 @@ struct Shard::Workspace {
         flags(new std::uint32_t[2 * most]),
         fresh(new std::byte[most * rows.bytes()]) {}
 
-  // A block of `count` rows; all its arrays are free to be written.
+  // A block of `count` rows with writable arrays.
   Block block(std::size_t count, std::size_t dim) noexcept {
     float* const at = floats.get();
     return {.rows = count,
