@@ -1,4 +1,4 @@
-"""Stores of every kind, for tests of what all of them promise."""
+"""Stores of every kind, for tests of their common contract."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def joined(address: str, workers: int, **how: Any) -> Iterator[list[shoal.Store]
 
 
 def together(address: str, workers: int, work: Callable[[shoal.Store], Any], **how: Any) -> list[Any]:
-    """Let all workers of a job do the same, each in a thread: what they return, by rank."""
+    """Run a function as all workers of a job, each in a thread; return the results by rank."""
     with joined(address, workers, **how) as stores, ThreadPoolExecutor(workers) as pool:
         return list(pool.map(work, stores))

@@ -1,4 +1,4 @@
-"""A job of DDP workers beside tables on servers, each with its share of every batch; run by `test_torch_ddp.py`.
+"""A job of DDP workers with tables on servers, each with its share of every batch; run by `test_torch_ddp.py`.
 
 python torch_halves.py FILE        as worker of `shoal launch`; worker 0 writes what was learned
 """
@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "torch_ddp.py"
 
 
 def batches(rank: int, workers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Give a worker's share of every batch: keys int64[n, 3], some in common, and labels."""
+    """Yield a worker's share of every batch: keys int64[n, 3], some in common, and labels."""
     random = np.random.default_rng(8)
     keys = random.integers(-30, 30, size=(STEPS, BATCH, 3))
     labels = random.random((STEPS, BATCH)) < 0.4
@@ -36,12 +36,12 @@ def learn(store: shoal.Store, staleness: int) -> list[np.ndarray]:
     clock = store.clock
     table = store.table(f"deep-{staleness}", dim=4, optimizer=shoal.SGD(lr=0.5), init=shoal.Uniform(0.5, seed=3))
     deep = shoal.torch.Embedding(table)
-    torch.manual_seed(store.rank)  # DDP sends round what worker 0 drew
+    torch.manual_seed(store.rank)  # DDP broadcasts the values of worker 0
     tower = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(deep, tower))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     mine = batches(store.rank, store.num_workers)
-    # The second worker has a batch more, which nobody is to see.
+    # The second worker has one batch more, which must not be used.
     mine += mine[:1] * store.rank
     steps = 0
     for keys, labels in shoal.torch.Pipeline(
@@ -56,7 +56,7 @@ def learn(store: shoal.Store, staleness: int) -> list[np.ndarray]:
 
 
 def main() -> None:
-    """Be a worker."""
+    """Run as a worker."""
     with shoal.connect(consistency=shoal.BSP(reduce="mean")) as store:
         runpy.run_path(str(EXAMPLE))["join"](store)
         learned = [array for staleness in STALENESSES for array in learn(store, staleness)]

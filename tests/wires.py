@@ -33,7 +33,7 @@ class Wire:
         self._thread.start()
 
     def cut(self) -> None:
-        """End all connections; new ones are carried."""
+        """End all connections; new ones are forwarded."""
         self._cut_all = True
 
     def _run(self) -> None:
@@ -81,7 +81,7 @@ class Wire:
                         end(next(iter(pairs)))
 
     def close(self) -> None:
-        """End it: whoever connects is refused."""
+        """Close it: further connections are refused."""
         self._stop.set()
         self._thread.join(TIMEOUT)
 

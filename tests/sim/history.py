@@ -1,10 +1,10 @@
-"""What happened in a simulated cluster, and what of it was allowed.
+"""The history of a simulated cluster, and the checkers of its consistency.
 
 The counting workload makes rows readable. Each worker adds small whole amounts to a column of its own, and the same to
-a second one; SGD with a rate of 2^-3 from zeros keeps the sums exact. So a row that is pulled says how much of every
-worker's pushes it has seen, and whether it was torn.
+a second one; SGD with a rate of 2^-3 from zeros keeps the sums exact. So a pulled row shows how many of every worker's
+pushes it has seen, and whether it was torn.
 
-A pull *must* have seen some pushes and *may* have seen others; each checker returns sentences, none where all is well.
+A pull *must* have seen some pushes and *may* have seen others; each checker returns the violations as sentences.
 Events are numbered in the order in which they happened, across all workers: the network is one thread.
 """
 
@@ -149,7 +149,7 @@ def who(event):
 
 
 def check_bounds(history, rows=None):
-    """A pull sees what its consistency promises, nothing that it excludes, and is answered no earlier than that."""
+    """A pull sees what its consistency promises, nothing that it excludes, and is not answered earlier."""
     columns = history.by_column()
     for pull, _, key, rank, seen in history.seen():
         pushes = columns[rank, key]
@@ -201,7 +201,7 @@ def check_torn(history, rows=None):
 
 
 def check_exactly_once(history, rows=None):
-    """In the end each push is there once: those of workers that died, where nobody was told, at most once.
+    """At the end each push was applied once; unacknowledged ones of workers that died, at most once.
 
     ``rows`` are key -> row, from the endpoints themselves.
     """
@@ -223,7 +223,7 @@ def check_exactly_once(history, rows=None):
 
 
 def ends_of(life):
-    """Return the clocks at which a life may have ended: one, but for ticks of the dead that nobody acknowledged."""
+    """Return the clocks at which a life may have ended: one, except for unacknowledged ticks of dead workers."""
     known = life.start
     while known in life.ticks and (life.died is None or life.ticks[known].good):
         known += 1
@@ -241,7 +241,7 @@ def check_atomic(history, rows):
     ]
 
     def wrong(ends):
-        """Say what does not fit to lives that ended at these clocks."""
+        """Return the violations, if the lives ended at these clocks."""
         ticked = defaultdict(int)
         for life, end in ends.items():
             for clock in range(life.start, end):
@@ -273,7 +273,7 @@ def check_steps(history, rows=None):
 
 
 def check_progress(history, rows=None):
-    """Everybody gets to the end."""
+    """Every worker finishes."""
     for stuck in history.stuck:
         yield f"{stuck} did not get on"
     for error in history.errors:

@@ -1,6 +1,6 @@
-"""What an endpoint must do, in as few lines as it can be said: the twin of ``_core.Service``, with the same face.
+"""The reference of an endpoint in few lines: the twin of ``_core.Service``, with the same interface.
 
-It remembers every sequence for ever instead of a window, and looks at everything whenever something happens.
+It remembers every sequence forever instead of a window, and checks its whole state at each event.
 """
 
 from collections import Counter, defaultdict
@@ -51,7 +51,7 @@ class Service:
         self.members = {}
         self.latest = {}  # rank -> incarnation that was dismissed last
         self.applied = 0
-        self.greatest = 0  # clock that anybody has reached
+        self.greatest = 0  # greatest clock that a worker has reached
         self.cap = None
         self.pending = []
         self.ticked = defaultdict(dict)  # clock -> rank -> tables
@@ -314,7 +314,7 @@ class Service:
         member.clock += 1
         self.greatest = max(self.greatest, member.clock)
 
-    # --- what a slot takes along when it moves: the model's alone ---
+    # --- moving slots with their state: only in the model ---
 
     def give(self, other, first, end, epoch):
         """Move slots [first, end), the last or first ones here, to a neighbour."""

@@ -9,7 +9,7 @@ __all__ = ["CALM", "ROUGH", "Network", "Weather"]
 
 @dataclass(frozen=True, kw_only=True)
 class Weather:
-    """How bad it is. Probabilities are per message; times in seconds."""
+    """The faults of a network. Probabilities are per message; times in seconds."""
 
     base: float = 0.0002  # least delay of a message
     jitter: float = 0.002  # mean of what is added: much more than base means disorder
@@ -40,7 +40,7 @@ class Network:
         self._last = {}  # link -> when its last message arrives
 
     def at(self, time, what, *arguments):
-        """Plan something."""
+        """Plan an event."""
         self._planned += 1
         heappush(self._events, (max(time, self.now), self._planned, what, arguments))
 
@@ -72,7 +72,7 @@ class Network:
     def send(self, link, frames, deliver, *, back, checked=True):
         """Carry a message: ``deliver(peer, frames)`` for each copy that arrives on the connection it left by.
 
-        What is not ``checked`` by who receives it is not damaged.
+        A message that its receiver does not check (``checked``) is not damaged.
         """
         weather, chance = self.weather, self.random.random
         if weather.reconnects and chance() < weather.reconnects:
@@ -83,7 +83,7 @@ class Network:
             delays.append(self.delay() + self.delay())
         peer = self.peer(link)
         if chance() < weather.ghosts:
-            # Somebody kept a copy: it arrives whatever happened to the connection since.
+            # A delayed copy: it arrives even if the connection has ended since.
             self.after(self.random.expovariate(1.0) * weather.ghost_delay, deliver, peer, frames)
         for delay in delays:
             time = self.now + delay

@@ -1,6 +1,6 @@
 """Planted bugs, in an endpoint and in the client: each must be found by the checkers that it names.
 
-They are what one could get wrong here; some were. A checker that finds none of them is worth nothing.
+They are likely mistakes; some were made. A checker that finds none of them is useless.
 """
 
 from collections import Counter

@@ -63,7 +63,7 @@ class Plan:
     clocks: int = 5
     weather: Weather = CALM
     deaths: int = 0  # of worker 0, which returns each time
-    zombies: bool = False  # who is dismissed was only slow, and goes on
+    zombies: bool = False  # a dismissed worker was only slow, and continues
     moves: int = 0  # of slots between neighbours: the model's endpoints alone can
     filters: Filters | None = None  # _core's endpoints alone know them
 

@@ -1,7 +1,7 @@
 """The whole cluster in memory: the real scheduler's membership, endpoints and requests, on one bad network.
 
-Servers join, workers join and are given their ranks, everybody sends heartbeats; who is silent is declared dead and
-dismissed, who comes anew is held for and admitted. Here are only the loops around the machines that decide all this.
+Servers join, workers join and receive their ranks, all send heartbeats; a silent process is declared dead and
+dismissed, a new one is admitted under a hold of the clock. This file has only the loops around these state machines.
 """
 
 import random
@@ -15,7 +15,7 @@ HEARTBEAT = 0.05
 
 
 class Process:
-    """What a link does: asks until it is answered, and shows that it is alive."""
+    """A scheduler's client: repeats its requests until they are answered, and sends heartbeats."""
 
     def __init__(self, world, role, about):
         self.world = world
@@ -144,7 +144,7 @@ class WorkerProcess(Process):
             self.client.go()
 
     def die(self):
-        """Crash: whatever it had sent is still on its way."""
+        """Crash: messages that it had sent still arrive."""
         self.alive = False
         if self.client is not None:
             self.world.history.died(self.client)
@@ -152,7 +152,7 @@ class WorkerProcess(Process):
             self.client.finished = True
 
     def freeze(self):
-        """Be silent for long enough to be taken for dead, while its requests go on."""
+        """Be silent for long enough to be declared dead, while its requests continue."""
         self.alive = False
         self.client.on_end = None
         self.world.history.died(self.client)
@@ -161,7 +161,7 @@ class WorkerProcess(Process):
 
 
 class Whole(Cluster):
-    """As ``Cluster``; whoever lives or dies is the membership's to find out."""
+    """As ``Cluster``; the membership determines which processes are alive."""
 
     def form(self, service, endpoints, mean):
         self.processes = {}
@@ -238,7 +238,7 @@ class Whole(Cluster):
             planned = len(self.worker_processes) == self.workers + self.replaced
             if not planned or not self.clients or any(one.alive and one.client for one in self.worker_processes):
                 quiet_since[0] = self.network.now
-            self.over = self.network.now - quiet_since[0] > 3.0  # who waits for a job that is over waits in vain
+            self.over = self.network.now - quiet_since[0] > 3.0  # waiting for a finished job does not end
             return self.over
 
         return super().run(until or done)

@@ -136,7 +136,7 @@ def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Pro
 
         @property
         def _idle(self) -> bool:
-            """Whether no request is under way: none has begun, or its headers are not complete."""
+            """Whether there is no current request: none has begun, or its headers are not complete."""
             return self.cycle is None or self.cycle.response_complete
 
         def _expect(self) -> None:

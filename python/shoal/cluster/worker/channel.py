@@ -62,7 +62,7 @@ _UNAWAITED_OPS = frozenset({_core.Op.PUSH, _core.Op.TICK})  # calls that the cal
 
 
 class CallFuture:
-    """A call under way: :class:`shoal.table.future.Waitable`."""
+    """A submitted call: :class:`shoal.table.future.Waitable`."""
 
     __slots__ = ("call", "channel")
 
@@ -345,7 +345,7 @@ class Channel:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the sockets. Calls under way fail."""
+        """Close the sockets. Pending calls fail."""
         if os.getpid() != self._pid:
             return
         with self._lock:

@@ -1,7 +1,7 @@
 """A save by the servers: they write their slots in parallel, then the worker that saves writes the manifest.
 
     worker                                       each endpoint
-    SAVE_BEGIN, at its clock    ------------->   snapshots the tables; pushes go on
+    SAVE_BEGIN, at its clock    ------------->   snapshots the tables; pushes continue
     a file with random bytes, and its name   ->  reads the file, checks that it may write there: "ready"
     "go", once all are ready       ---------->   writes its slot files, reports the place of each slot: "done"
     the manifest, once all are done
