@@ -81,7 +81,7 @@ class ModelTrainer:
         self._begin = time.perf_counter() - at.seconds
 
     def fit_state(self, data: FitState, *, between: bool = False) -> FitState:
-        """Return the state of the fit: ``data`` has the position in the pass; ``between``: the fit is between two passes."""
+        """Return the state of the fit: ``data`` has the position in the pass; ``between``: between two passes."""
         best = replace(
             data,
             windows=self.model.record.curve.windows,
