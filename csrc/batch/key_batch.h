@@ -23,7 +23,6 @@
 //
 // Cost. A few linear passes for any keys; hot keys cost as much as distinct ones. 20 bytes per input key are allocated for the
 // results, and at most 20 more as scratch.
-// and at most 20 more are worked in.
 
 #pragma once
 

@@ -70,8 +70,7 @@ void Shard::wait_for_slots(std::size_t rows) {
   if (fits()) {
     return;
   }
-  const bool waits =
-      of_all_ == nullptr;  // whoever has one lock for all slots must not keep it: it waits outside
+  const bool waits = of_all_ == nullptr;  // a holder of the one lock must not wait here
   std::unique_lock lock(saving_.mutex);
   if (!(waits && saving_.taken.wait_for(lock, Snapshot::kPatience, fits)) &&
       saving_.kept.load() > Snapshot::kHopeless * saving_.most.load()) {

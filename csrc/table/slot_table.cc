@@ -283,9 +283,9 @@ std::size_t SlotTable::bytes_with(std::size_t more, bool exactly) const noexcept
 }
 
 std::size_t SlotTable::size_class_above(std::size_t rows) const noexcept {
-  const double rung = static_cast<double>(rows) < kLarge ? kSmallGrowth : kGrowth;
-  const double rungs = std::ceil(std::log(static_cast<double>(rows) / kLarge) / std::log(rung) - phase_);
-  return static_cast<std::size_t>(kLarge * std::pow(rung, rungs + phase_)) + 1;
+  const double ratio = static_cast<double>(rows) < kLarge ? kSmallGrowth : kGrowth;
+  const double exponent = std::ceil(std::log(static_cast<double>(rows) / kLarge) / std::log(ratio) - phase_);
+  return static_cast<std::size_t>(kLarge * std::pow(ratio, exponent + phase_)) + 1;
 }
 
 void SlotTable::make_room(std::size_t more) {
