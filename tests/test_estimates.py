@@ -139,7 +139,7 @@ def test_the_command_tells_memory_servers_checkpoint_and_time(tmp_path):
     asked = ["--keys", "2e9", "--dim", 16, "--optimizer", "adagrad", "--memory", "24GiB", "--rates", rates]
     told = cli(*asked)
     assert told.returncode == 0, told.stderr
-    assert "2,000,000,000 keys, 16 weights in float32 under Adagrad: 128 bytes a row" in told.stdout
+    assert "2,000,000,000 keys, 16 weights in float32 under Adagrad: 128 bytes per row" in told.stdout
     assert f"{plan.table_bytes / 1e9:,.1f} GB in {plan.servers} servers of 24.0 GiB" in told.stdout
     assert f"checkpoint  {plan.checkpoint_bytes / 1e9:,.1f} GB" in told.stdout
     assert "to see every key once" in told.stdout
@@ -166,10 +166,10 @@ def test_the_command_measures_and_its_rates_can_be_used_again(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--keys", "many"], "'many' is no number"),
-        (["--keys", "1.5"], "no whole number"),
+        (["--keys", "many"], "'many' is not a number"),
+        (["--keys", "1.5"], "is not a whole number"),
         (["--keys", "0", "--no-measure"], "keys must be a whole number of at least 1"),
-        (["--keys", "9", "--optimizer", "magic"], "no optimizer 'magic': adagrad, adam, adamw, ftrl"),
+        (["--keys", "9", "--optimizer", "magic"], "unknown optimizer 'magic'; choose from adagrad, adam, adamw, ftrl"),
         (["--keys", "9", "--rates", "nowhere.json"], "nowhere.json"),
         (["--keys", "9", "--memory", "1", "--no-measure"], "choose more slots, or larger servers"),
     ],
@@ -186,4 +186,4 @@ def test_a_file_without_rates_is_named(tmp_path):
     file.write_text("{}")
     done = cli("--keys", 9, "--rates", file)
     assert done.returncode == 2
-    assert f"{file} has no rates of an estimate" in done.stderr
+    assert f"{file} has no rates" in done.stderr
