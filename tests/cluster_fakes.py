@@ -15,7 +15,7 @@ from shoal.cluster.protocol.messages import Order
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
 
-TIMEOUT = 60.0  # of what is expected to happen at once; a machine may be busy
+TIMEOUT = 120.0  # of what is expected to happen at once; a machine may be busy
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 
 
 @contextlib.contextmanager

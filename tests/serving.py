@@ -43,7 +43,7 @@ def running(directory, **how):
 
         thread = threading.Thread(target=run)
         thread.start()
-        assert started.wait(20)
+        assert started.wait(120)
         try:
             yield port[0], served
         finally:
@@ -52,7 +52,7 @@ def running(directory, **how):
 
 
 def ask(port, method, path, body=None, headers=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         connection.request(method, path, body, headers or {})
         response = connection.getresponse()

@@ -28,7 +28,6 @@ def bench(directory, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_ten_million_keys_are_created_trained_on_saved_and_loaded_within_their_memory(tmp_path):
     done = bench(tmp_path, "--keys", "1e7")
     assert done.returncode == 0, done.stderr

@@ -30,9 +30,7 @@ SLOTS = 16
 SPEC = shoal.TableSpec(name="t", dim=2, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
 ME = WorkerIdentity(0, 1, 77)
 WORKERS = _core.ThreadPool(1)
-TIMEOUT = 60.0
-
-pytestmark = pytest.mark.timeout(120)
+TIMEOUT = 120.0
 
 
 class Peer:

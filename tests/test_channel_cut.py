@@ -25,10 +25,8 @@ from wires import Faults, Wire
 SLOTS = 16
 ME = WorkerIdentity(0, 1, 77)
 SPEC = shoal.TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 WORKERS = _core.ThreadPool(1)
-
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")

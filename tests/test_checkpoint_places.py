@@ -22,7 +22,7 @@ from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
 from stores import opened
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 KEYS = np.append(np.arange(3000, dtype=np.uint64), np.array([2**63, 2**64 - 1], np.uint64))
 WAITING = np.arange(5000, 6000, dtype=np.uint64)
@@ -204,7 +204,7 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(where: Where,
     real = type(where.place).publish
 
     def publish(place: Any, *arguments: Any, **how: Any) -> None:
-        both.wait(60)
+        both.wait(120)
         real(place, *arguments, **how)
 
     def save(value: float) -> str:

@@ -37,7 +37,7 @@ class Held:
 
         def append(writer, data):
             self.came.set()
-            assert self.go.wait(60)
+            assert self.go.wait(120)
             return real(writer, data)
 
         monkeypatch.setattr(transaction.DataFileWriter, "append", append)
@@ -69,7 +69,7 @@ def test_changes_go_on_while_a_save_waits_for_the_disk_and_are_not_in_it(held, t
     with shoal.local(slots=16, threads=2) as store:
         tables = [filled(store, name) for name in ("t", "u")]
         save = store.save(tmp_path / "c", wait=False)
-        assert held.came.wait(60)
+        assert held.came.wait(120)
         for table in tables:
             table.push(KEYS, ONES * 2).wait()
             table.assign(np.arange(10**6, 10**6 + 9000, dtype=np.uint64), np.ones(9000, np.float32))
@@ -79,7 +79,7 @@ def test_changes_go_on_while_a_save_waits_for_the_disk_and_are_not_in_it(held, t
         with pytest.raises(shoal.DeadlineExceededError, match="the save was not done after"):
             save.wait(0.01)
         held.go.set()
-        save.wait(60)
+        save.wait(120)
         assert save.done
         assert [table.shard.verify() for table in tables] == ["", ""]
     assert [value(tmp_path / "c", name) for name in ("t", "u")] == [1, 1]
@@ -94,11 +94,11 @@ def test_a_load_does_not_wait_for_a_save_and_what_is_saved_are_the_rows_of_befor
         held.go.clear()
         held.came.clear()
         save = store.save(tmp_path / "fives", wait=False)
-        assert held.came.wait(60)
+        assert held.came.wait(120)
         store.load(tmp_path / "ones")
         assert table.pull(KEYS).max() == 1
         held.go.set()
-        save.wait(60)
+        save.wait(120)
     assert value(tmp_path / "fives") == 5
 
 
@@ -106,7 +106,7 @@ def test_saves_come_one_after_the_other_each_of_its_own_moment(held, tmp_path):
     with shoal.local(slots=16) as store:
         table = filled(store)
         first = store.save(tmp_path / "1", wait=False)
-        assert held.came.wait(60)
+        assert held.came.wait(120)
         table.assign(KEYS, ONES * 2)
         second = threading.Thread(target=lambda: store.save(tmp_path / "2"))
         second.start()
@@ -114,7 +114,7 @@ def test_saves_come_one_after_the_other_each_of_its_own_moment(held, tmp_path):
         assert second.is_alive()  # its moment comes when the first is done
         table.assign(KEYS, ONES * 3)
         held.go.set()
-        second.join(60)
+        second.join(120)
         assert first.done
         table.assign(KEYS, ONES * 4)
     assert (value(tmp_path / "1"), value(tmp_path / "2")) == (1, 3)
@@ -126,7 +126,7 @@ def test_a_background_save_that_fails_is_told_to_who_waits_or_else_by_close(tmp_
     table = filled(store)
     heard = store.save(tmp_path / "file", wait=False)
     with pytest.raises(OSError):  # noqa: PT011 - which one depends on the system
-        heard.wait(60)
+        heard.wait(120)
     table.push(KEYS, ONES).wait()  # nothing is held any more
     store.save(tmp_path / "fine")
     store.save(tmp_path / "file", wait=False)
@@ -140,13 +140,13 @@ def test_a_store_that_is_closed_waits_for_its_saves(held, tmp_path):
     store = shoal.local(slots=16)
     filled(store)
     store.save(tmp_path / "c", wait=False)
-    assert held.came.wait(60)
+    assert held.came.wait(120)
     closing = threading.Thread(target=store.close)
     closing.start()
     closing.join(0.1)
     assert closing.is_alive()
     held.go.set()
-    closing.join(60)
+    closing.join(120)
     assert value(tmp_path / "c") == 1
 
 

@@ -26,7 +26,7 @@ def frequent_switches():
 
 def run(*works):
     with ThreadPoolExecutor(len(works)) as pool:
-        return [future.result(timeout=100) for future in [pool.submit(work) for work in works]]
+        return [future.result(timeout=120) for future in [pool.submit(work) for work in works]]
 
 
 def filled(store, value, names=NAMES):
@@ -129,7 +129,7 @@ def test_a_push_under_way_is_done_before_the_load_and_one_that_comes_later_is_ma
         finally:
             old.resume_writers()
         for future in (first, loading, second):
-            future.result(30)
+            future.result(120)
         assert table.pull(key)[0, 0] == 93
         assert table.step == 1
 

@@ -135,7 +135,7 @@ def test_completion_knows_all_commands_and_options(shell, capsys):
         assert word in script
     if shell == "bash" and shutil.which("bash"):
         asked = f'{script}\nCOMP_WORDS=(shoal train lr --check); COMP_CWORD=3; _shtab_shoal; echo "${{COMPREPLY[@]}}"'
-        found = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60)
+        found = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=120)
         assert found.stdout.split() == ["--checkpoint-every"], found.stderr
 
 
@@ -604,7 +604,7 @@ def test_ctrl_c_and_sigterm_leave_a_model_that_loads_and_a_status_of_their_own(l
         if number == signal.SIGTERM:  # as `timeout` does: once to the process, once to its group
             time.sleep(0.01)
             process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
@@ -702,7 +702,9 @@ for thread in threads:
 for thread in threads:
     thread.join()
 """
-    done = subprocess.run([sys.executable, "-u", "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
     lines = done.stdout.splitlines()
     assert len(lines) == 4000
     assert set(lines) == {f"[{rank}] loss {rank}.5" for rank in range(4)}

@@ -182,7 +182,7 @@ def test_an_extra_that_is_missing_is_named_with_how_to_install_it(missing):
         [sys.executable, "-c", code, *EXTRAS[missing], "--quiet"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 2

@@ -18,8 +18,6 @@ SURROGATE = "bad\ud800"
 KEYS = np.arange(5, dtype=np.uint64)
 ONES = np.ones((5, 2), np.float32)
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Three:
     """Data in three parts."""
@@ -88,7 +86,7 @@ def test_a_store_whose_calls_have_failed_for_good_can_be_dropped_too(running):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)"])
 def test_a_process_that_ends_without_closing_its_store_has_left(running, end):
-    program = f"import shoal; store = shoal.connect({running.address!r}, timeout=60); store.table('x', dim=1); {end}"
+    program = f"import shoal; store = shoal.connect({running.address!r}, timeout=120); store.table('x', dim=1); {end}"
     done = subprocess.run([sys.executable, "-c", program], timeout=TIMEOUT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (3 if end else 0, "")
     assert running.scheduler.membership.workers == {}

@@ -38,8 +38,6 @@ from shoal.storage.open import open_dir
 from stores import joined
 from test_cluster_saves import KEYS, SLOTS, chain, clocks, pieces_of, tables_of
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def chains(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:

@@ -81,7 +81,6 @@ def run(name, **how):
         )
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", ["ftrl of dim 1", "sgd of dim 3"])
 def test_a_clusters_table_is_a_dict_of_rows(name):
     run(name)

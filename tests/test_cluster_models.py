@@ -22,8 +22,6 @@ from shoal.models import BIAS_KEY
 from shoal.tools import demo
 from stores import together
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def batches():
@@ -380,7 +378,7 @@ def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
             subprocess.Popen([*command, "--cluster", made.address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
             for _ in range(2)
         ]
-        told = [json.loads(worker.communicate(timeout=100)[0]) for worker in workers]
+        told = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0]
     assert sorted(one["worker"] for one in told) == [0, 1]
     assert sum(one["examples"] for one in told) == 2000
@@ -417,7 +415,7 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
             subprocess.Popen([*command, "--cluster", made.address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
             for _ in range(2)
         ]
-        told = [json.loads(worker.communicate(timeout=100)[0]) for worker in workers]
+        told = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0]
     assert alone["solved"]["converged"]
     for one in told:

@@ -10,11 +10,11 @@ import shoal
 from shoal.cluster.launch import local_cluster
 from shoal.errors import NotConnectedError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 KEYS = np.arange(500, dtype=np.uint64)
 ONES = np.ones((500, 1), np.float32)
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 def until(what):

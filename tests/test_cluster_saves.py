@@ -34,8 +34,6 @@ KEYS = np.append(np.arange(3000, dtype=np.uint64), np.array([2**63, 2**64 - 1], 
 RULES = {"admit": shoal.AfterBloom(2, capacity=2000), "expire": shoal.TimeToLive(5)}
 SLOTS = 32
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def tables_of(store: shoal.Store) -> list[shoal.Table]:
     return [

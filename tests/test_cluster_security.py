@@ -19,8 +19,6 @@ from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.cluster.server.server import Server
 from shoal.errors import NotConnectedError
 
-pytestmark = pytest.mark.timeout(120)
-
 KEYS = np.arange(1000, dtype=np.uint64)
 
 
@@ -71,7 +69,7 @@ def test_the_commands_refuse_it_too(capsys):
     with subprocess.Popen(role, stdout=subprocess.PIPE, text=True) as process:
         assert "scheduler at tcp://0.0.0.0:" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
 
 
 def test_a_cluster_with_keys_serves_those_who_have_them_and_nobody_else(folder, tmp_path):
@@ -106,7 +104,7 @@ def test_a_program_that_is_launched_with_keys_finds_them(folder, tmp_path):
         [sys.executable, "-m", "shoal", "launch", "--curve", os.path.relpath(folder), program],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=120,
     )
     assert done.returncode == 0, done
     assert f"[[-2.]] {folder}" in done.stdout

@@ -13,7 +13,7 @@ import pytest
 import shoal
 from shoal.cluster.launch.local_cluster import running
 
-LONG = 60.0
+LONG = 120.0
 EXAMPLES = 600
 
 

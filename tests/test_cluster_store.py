@@ -22,8 +22,6 @@ KEYS = np.array([7, 3, 0, 2**64 - 1, 5], np.uint64)
 ONES = np.ones(5, np.float32)
 SGD = {"optimizer": shoal.SGD(lr=1.0)}
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def made():
@@ -571,7 +569,7 @@ SCRIPT = """
 import sys
 import numpy as np, shoal
 assert "zmq" not in sys.modules, "import shoal needs no ZeroMQ"
-store = shoal.connect(sys.argv[1], consistency=shoal.ASP(), timeout=60)
+store = shoal.connect(sys.argv[1], consistency=shoal.ASP(), timeout=120)
 table = store.table("t")
 table.push(np.arange(1000, dtype=np.uint64), np.ones(1000, np.float32))
 print("ends")
@@ -580,7 +578,7 @@ print("ends")
 
 def test_a_process_that_forgets_its_store_ends_quietly(made):
     command = [sys.executable, "-W", "error", "-c", SCRIPT, made.address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
 
 

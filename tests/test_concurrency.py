@@ -29,11 +29,11 @@ def together(*works):
     barrier = threading.Barrier(len(works))
 
     def begin(work):
-        barrier.wait(30)
+        barrier.wait(120)
         return work()
 
     with ThreadPoolExecutor(len(works)) as pool:
-        return [future.result(timeout=100) for future in [pool.submit(begin, work) for work in works]]
+        return [future.result(timeout=120) for future in [pool.submit(begin, work) for work in works]]
 
 
 def sgd(store, dim=4, name="t"):
@@ -93,7 +93,7 @@ def test_no_row_is_ever_seen_half_written(dim):
 
         def push():
             grads = np.ones((64, dim), np.float32)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while min(pulls) < 50 and time.monotonic() < deadline:
                 table.push(keys, grads)
             done.set()

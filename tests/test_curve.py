@@ -12,8 +12,6 @@ from shoal import cli
 from shoal.cluster.protocol import curve
 from shoal.cluster.protocol.curve import Guard, Keys, make_keys
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def folder(tmp_path):

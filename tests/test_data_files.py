@@ -126,7 +126,7 @@ import shoal
 print(sum(batch.keys.sum() for batch in shoal.read_libsvm("-", batch_size=100)))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], input=numbered(0, 1000), capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", script], input=numbered(0, 1000), capture_output=True, timeout=120, check=True
     )
     assert int(done.stdout) == 499_500
 

@@ -423,7 +423,7 @@ def test_a_producer_without_items_can_be_ended():
             yielded.set()
 
     ahead = prefetch(nothing(), 3, "shoal reader of a test")
-    assert yielded.wait(60)
+    assert yielded.wait(120)
     ahead.close()
     assert reading_threads() == []
 
@@ -439,7 +439,7 @@ def test_only_items_count_as_waiting():
             yield i
 
     ahead = prefetch(mostly_nothing(), 2, "shoal reader of a test")
-    assert third.wait(60)
+    assert third.wait(120)
     assert list(ahead) == [0, 1, 2]
     ahead.close()
 
@@ -501,7 +501,7 @@ def run(script: str, path: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "ignore", "-c", script, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

@@ -29,7 +29,7 @@ def run(script, *arguments):
         [sys.executable, "-W", "error", ROOT / "examples" / script, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -179,14 +179,13 @@ def launched(script, *arguments, servers, workers):
         [sys.executable, "-W", "error", "-m", "shoal", *map(str, command)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines())
 
 
-@pytest.mark.timeout(200)
 def test_logistic_regression_on_a_cluster_has_the_bits_of_a_local_store():
     planted = demo.PlantedModel(seed=1)
     demo.write_log(Path("train.tsv"), planted, 20_000, 0)
@@ -200,7 +199,6 @@ def test_logistic_regression_on_a_cluster_has_the_bits_of_a_local_store():
             assert len(found.table) == len(local.table)
 
 
-@pytest.mark.timeout(200)
 def test_the_small_cnn_of_two_workers_has_the_losses_of_plain_sgd():
     lines = launched("digits_cnn.py", "--epochs", 2, servers=1, workers=2)
     losses = np.array([float(line.rsplit(maxsplit=1)[1]) for line in lines]).reshape(2, 2)  # workers, epochs
@@ -210,7 +208,6 @@ def test_the_small_cnn_of_two_workers_has_the_losses_of_plain_sgd():
     np.testing.assert_allclose(sizes @ losses / sizes.sum(), expected, rtol=2e-5)
 
 
-@pytest.mark.timeout(200)
 def test_a_click_model_with_its_tower_on_the_servers_is_learned_by_two_workers():
     pytest.importorskip("torch", reason="torch is an extra")
     lines = launched("torch_dense.py", "--optimizer", "adagrad", servers=1, workers=2)

@@ -336,12 +336,12 @@ def test_a_delta_is_of_one_moment_and_the_next_has_what_was_pushed_meanwhile(hel
         held.go.clear()
         one = threading.Thread(target=store.export, args=(tmp_path / "1",), kwargs={"since": tmp_path / "0"})
         one.start()
-        assert held.came.wait(60)
+        assert held.came.wait(120)
         table.assign(KEYS[100:300], np.full(200, 3, np.float32))
         table.erase(KEYS[:10])
         table.assign(np.arange(5000, 5010, dtype=np.uint64), np.ones(10, np.float32))
         held.go.set()
-        one.join(60)
+        one.join(120)
         looked()
         assert store.export(tmp_path / "2", since=tmp_path / "1").tables["t"].rows == 220
         assert looked() < 1000
@@ -487,7 +487,7 @@ def test_an_export_that_is_watched_follows_what_is_published(tmp_path):
             assert isinstance(failed[0], shoal.CorruptionError)
             assert export.version == 1
             store.export(tmp_path / "2", since=tmp_path / "1")
-            assert swapped.wait(20)
+            assert swapped.wait(120)
             assert export.version == 2
         with pytest.raises(ValueError, match="seconds"):
             shoal.open_export(tmp_path).watch(0)

@@ -24,7 +24,6 @@ from shoal.storage.local import LocalDir
 from shoal.storage.object_store import RemoteDir
 from shoal.storage.open import open_dir
 
-pytestmark = pytest.mark.timeout(120)
 KEYS = np.arange(500, dtype=np.uint64)
 
 
@@ -158,7 +157,7 @@ def test_an_export_that_is_watched_on_s3_follows_what_is_published(there: There)
             export.watch(0.05, on_swap=lambda version: swapped.set())
             table.assign(KEYS, np.full((500, 2), 2, np.float32))
             there.export(store, "2", "1")
-            assert swapped.wait(60)
+            assert swapped.wait(120)
             assert value(export) == 2
 
 
@@ -214,7 +213,7 @@ def test_of_two_exports_that_race_one_is_told_and_the_other_is_whole(
     real = place.publish
 
     def publish(self: StorageDir, name: str, data: bytes, **more: Any) -> None:
-        both.wait(60)
+        both.wait(120)
         real(self, name, data, **more)
 
     monkeypatch.setattr(place, "publish", publish)

@@ -9,8 +9,6 @@ import shoal
 from cluster_standin import cluster
 from stores import together
 
-pytestmark = pytest.mark.timeout(300)
-
 KEYS = np.arange(600, dtype=np.uint64)
 
 

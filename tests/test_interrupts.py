@@ -103,5 +103,5 @@ def test_a_program_that_does_not_catch_it_ends_silently_with_143():
             print("whole")
             raise interrupted()
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (143, "whole\n", "")

@@ -32,8 +32,6 @@ CLOCKS = 16
 FEW = np.arange(100, dtype=np.uint64)
 SWEEPS = {5, 11}  # clocks that begin with one
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def tables(store: shoal.Store) -> list[shoal.Table]:
     return [

@@ -33,7 +33,7 @@ from shoal.storage.object_store import RemoteDir
 from shoal.storage.open import open_dir
 from stores import opened
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -228,7 +228,7 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(
         return ""
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
-        at_the_model(patch, lambda put: (both.wait(60), put()))  # type: ignore[arg-type,return-value]
+        at_the_model(patch, lambda put: (both.wait(120), put()))  # type: ignore[arg-type,return-value]
         answers = list(pool.map(race, (0, 1)))
     assert answers.count("") == 1
     (text,) = set(answers) - {""}

@@ -235,7 +235,6 @@ def test_the_solver_that_goes_to_the_optimum_refuses_to_normalize(tmp_path, caps
     assert "--normalized does not apply to --solver dbpg" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(120)
 def test_the_workers_of_a_cluster_learn_one_table_of_scales_and_one_has_the_bits_of_a_local_store():
     rng = np.random.default_rng(9)
 
@@ -265,7 +264,6 @@ def test_the_workers_of_a_cluster_learn_one_table_of_scales_and_one_has_the_bits
     np.testing.assert_allclose(np.frombuffer(found[1, 2][0][0][1], np.float32), sums.ravel(), rtol=1e-5)
 
 
-@pytest.mark.timeout(120)
 def test_filters_that_round_are_kept_from_the_scales_or_refused():
     rounding = shoal.Filters(gradients="bfloat16")
     with cluster(1, 1) as made, shoal.connect(made.address, workers=1, threads=1, filters=rounding) as store:

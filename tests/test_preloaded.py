@@ -13,7 +13,7 @@ from pathlib import Path
 from preloaded import preloaded
 
 def shell(text, **more):
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, **more)
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=120, **more)
     return done.returncode, done.stdout, done.stderr
 
 def started():
@@ -30,9 +30,9 @@ with preloaded(["shoal.cli"]):
     assert status == 0 and "1 distinct" in Path("out").read_text(), (status, out, err)
     ended, killed = started(), started()
     ended.terminate()
-    assert ended.wait(timeout=60) == 0  # the scheduler ends regularly
+    assert ended.wait(timeout=120) == 0  # the scheduler ends regularly
     killed.kill()
-    killed.communicate(timeout=60)  # the other end of its output is closed: the command is gone
+    killed.communicate(timeout=120)  # the other end of its output is closed: the command is gone
 """
 
 

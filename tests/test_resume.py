@@ -16,7 +16,6 @@ from shoal.base.interrupts import terminable
 from shoal.cli import main
 from shoal.models import Model, files
 from shoal.models.fit_checkpoints import FitCheckpointer
-from stores import TIMEOUT
 
 BATCH = 50
 
@@ -352,7 +351,6 @@ def test_on_the_command_line_too(log: Path, tmp_path: Path, capsys: Any, argumen
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.timeout(2 * TIMEOUT)
 def test_of_several_workers_none_keeps_a_checkpoint_of_the_fit(log: Path, tmp_path: Path) -> None:
     from cluster_standin import cluster
     from stores import together

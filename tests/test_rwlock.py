@@ -12,7 +12,7 @@ import pytest
 from shoal.table.rwlock import RwLock
 
 SOON = 0.05  # long enough for a thread to get as far as it can
-DEADLINE = 30.0
+DEADLINE = 120.0
 
 
 @pytest.fixture

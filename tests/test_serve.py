@@ -23,8 +23,6 @@ from serving import ask, exported, instances, predict, running, sparse_data, tra
 from shoal.serve import Limits, ServedModel  # noqa: E402
 from shoal.serve.bodies import ARROW  # noqa: E402
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("kind", [shoal.LogisticRegression, shoal.FactorizationMachine])
 def test_answers_are_the_models_own_to_the_bit(tmp_path, kind):
@@ -145,7 +143,7 @@ def test_no_request_fails_while_versions_come(tmp_path):
 
         def load():
             body = json.dumps({"instances": instances(batch)})
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
             try:
                 while not stop.is_set():
                     connection.request("POST", "/predict", body)
@@ -279,7 +277,7 @@ def bad_port(tmp_path_factory):
 
 
 def test_a_body_without_a_length_is_bounded_too(bad_port):
-    connection = http.client.HTTPConnection("127.0.0.1", bad_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", bad_port, timeout=120)
     connection.request(
         "POST",
         "/predict",

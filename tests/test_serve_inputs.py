@@ -22,8 +22,6 @@ from shoal.serve.bodies import ARROW, JSON, TEXT, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
 from shoal.serve.limits import Account, Budget, Limits, RequestError  # noqa: E402
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Asked:
     """A model and what it takes, without a server."""

@@ -28,8 +28,6 @@ NAME = "".join(number.to_bytes(8, "little").hex() for number in BASE)
 PLAIN, BASED, DELTA = (kind << 32 for kind in range(3))
 HASHES = np.array([5, 1 << 63], np.uint64)
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def served(mode: str = "bsp", workers: int = 2) -> _core.Service:
     service = _core.Service(16, 0, 16)
@@ -137,7 +135,7 @@ def test_words_go_to_and_fro_until_the_end() -> None:
     waiting = threading.Thread(target=lambda: save.wait_request(2, 50.0))
     waiting.start()
     assert one(deliver(service, end(1, sequence=2))).status == Status.OK
-    waiting.join(20)
+    waiting.join(120)
     assert not waiting.is_alive()
     assert told(service, tell(1)) == (0, b"")
     assert one(deliver(service, end(1, sequence=2))).status == Status.OK  # sent again
@@ -253,7 +251,7 @@ def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytes
     asked(service, begin(PLAIN, sequence=1))
     task = task_of("nowhere", b"", patience=0.05)
     told(service, tell(1, msgspec.msgpack.encode(task)))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while len(asked(service, begin(PLAIN, sequence=2, rank=1))[1]) != 4:  # busy, while it is waited for
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -272,7 +270,7 @@ def test_an_endpoint_that_cannot_read_what_the_worker_says_lets_go(
         service = served("asp")
         working = TaskRunner(service)
         asked(service, begin(PLAIN, sequence=1))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while first is not None and b"failed" not in told(service, tell(1, first))[1]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -304,7 +302,7 @@ def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
     spec = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
     form = TableRecord.of(spec)
     task = task_of(str(tmp_path), b"seen", tables=[form], kinds=["plain"], patience=30.0, go=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (words := told(service, tell(2, msgspec.msgpack.encode(task)))[1]) or b"failed" not in words:
         assert time.monotonic() < deadline
         time.sleep(0.01)

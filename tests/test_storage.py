@@ -22,7 +22,6 @@ from shoal.storage.base import StorageDir
 from shoal.storage.checksummed_json import encode_checksummed
 from shoal.storage.open import open_dir
 
-pytestmark = pytest.mark.timeout(120)
 PART = 6 << 20  # S3 takes no smaller parts than 5 MiB, but the last
 
 

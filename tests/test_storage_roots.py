@@ -16,7 +16,7 @@ from shoal.errors import StorageError
 from shoal.storage.local import LocalDir
 from shoal.storage.roots import StorageRoots
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 KEYS = np.arange(100, dtype=np.uint64)
 
 

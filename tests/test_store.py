@@ -157,7 +157,7 @@ iterator = table.items()
 next(iterator)
 print("done")
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
@@ -210,7 +210,7 @@ with shoal.local(threads=1, slots=int(sys.argv[4])) as store:
 )
 def test_the_process_grows_by_what_stats_tell_and_shrinks_again(dim, rows, optimizer, row_bytes, slots):
     command = [sys.executable, "-c", MEMORY, str(dim), str(rows), optimizer, str(slots)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     grown, told, left = map(int, done.stdout.split())
     assert grown < 1.1 * told + 2**22

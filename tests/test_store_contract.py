@@ -21,8 +21,6 @@ KINDS = ("local", "launched", "connected")
 KEYS = np.array([7, 3, 7, 0, 2**64 - 1], np.uint64)
 NAN = np.full((1, 2), np.nan, np.float32)
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def grads():
     return np.array([[1, 2], [3, 4], [3, 4], [4, 5], [5, 6]], np.float32)

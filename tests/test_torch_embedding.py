@@ -28,8 +28,6 @@ from forks import in_child
 torch = pytest.importorskip("torch", reason="shoal.torch needs it: requirements/torch.txt says how to get it")
 from torch.nn import functional as F  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
-
 UNIQUE = np.array([7, 3, 0, 2**64 - 1, 2**63, 11, 12, 13], np.uint64)
 DIM = 5
 MODES = ("sum", "mean", "max")

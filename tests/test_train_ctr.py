@@ -688,7 +688,6 @@ def until_it_stands(out: Path | StorageDir, process: subprocess.Popen, examples:
     pytest.fail("no checkpoint came")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("where", ["local", "s3"])
 def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, request, where):
     out, more = open_dir(tmp_path / "killed"), {}
@@ -724,7 +723,6 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, req
         assert dense_of(loaded) == got[0][1]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_keep_a_checkpoint_and_end_with_130_and_143(clicks, tmp_path, number, status):
     out = tmp_path / "interrupted"
@@ -846,7 +844,6 @@ def test_what_mlflow_refuses_is_one_line(clicks, tmp_path, monkeypatch, capsys):
 # ---- on a cluster ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_path, staleness):
     raw = configured(clicks, train={"staleness": staleness}, tables={"expire": TWO_RULES})

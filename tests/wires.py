@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 
 # (connection, whether to the port, bytes carried so far that way, data) -> what arrives, and whether it is cut then.
 Change = Callable[[int, bool, int, bytes], tuple[bytes, bool]]
