@@ -406,5 +406,5 @@ def test_every_command_takes_a_model_on_s3(log: Path, bucket: str, capsys: Any) 
     for one in grid["grid"]:
         assert run(capsys, "evaluate", one["model"], "--data", data)["examples"] == 600
     for command in (["evaluate", "--data", data], ["report"], ["inspect"]):
-        assert main([*command, f"{bucket}/nothing"]) == 2
+        assert main([command[0], f"{bucket}/nothing", *command[1:]]) == 2
         assert f"{bucket}/nothing: there is no such" in capsys.readouterr().err

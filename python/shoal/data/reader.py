@@ -194,7 +194,7 @@ class Reader(ABC):
 
         Examples
         --------
-        >>> [split.path for split in read_libsvm(["a.txt", "b.txt"]).cut(1 << 26)]  # doctest: +SKIP
+        >>> [split.path for split in read_libsvm(["a.txt", "b.txt"]).splits(1 << 26)]  # doctest: +SKIP
         ['a.txt', 'b.txt']
         """
         if operator.index(split_bytes) < 1:
