@@ -236,7 +236,7 @@ def test_compacting_gives_the_bytes_of_a_full_save(chain, tmp_path, capsys):
 def test_inspect_tells_of_what_a_delta_is(chain, tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "2")]) == 0
     told = capsys.readouterr().out
-    assert "what has changed since ../1" in told
+    assert "the changes since ../1" in told
     assert "rows of 4,001" in told
 
 

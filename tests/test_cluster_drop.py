@@ -110,9 +110,9 @@ def test_a_process_that_ends_without_closing_its_store_has_left(running, end):
         ({"filters": {SURROGATE: shoal.Filters()}}, "surrogates"),
         ({"filters": {5: shoal.Filters()}}, "5"),
         ({"address": 5}, "an address is a str"),
-        ({"address": "tcp://h\ud800st:1"}, "no address"),
-        ({"address": "tcp://h\0st:1"}, "no address"),
-        ({"address": "tcp://é.example:1"}, "no address"),
+        ({"address": "tcp://h\ud800st:1"}, "not an address"),
+        ({"address": "tcp://h\0st:1"}, "not an address"),
+        ({"address": "tcp://é.example:1"}, "not an address"),
     ],
 )
 def test_arguments_that_no_store_can_take_are_refused_before_anything_is_sent(arguments, match):

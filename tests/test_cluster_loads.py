@@ -291,7 +291,7 @@ def test_a_server_that_does_not_see_the_checkpoint_is_named_before_anything_is_c
         assert type(zero) is StorageError
         for text in ("server", f"worker 0 has found in {folder / '2'}", "that all machines share", str(tmp_path)):
             assert text in str(zero)
-        assert ("whose digest is" if elsewhere == "another" else "is missing") in str(zero)
+        assert ("with digest" if elsewhere == "another" else "is missing") in str(zero)
         assert "was not loaded: table 'wide' has" in str(one)
         assert "see the error of worker 0" in str(one)
         assert read == []

@@ -341,7 +341,7 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
             clock = store.joined_at
             assert clock >= 2  # the other one goes on
             with shoal.LogisticRegression(store=store) as model:
-                with pytest.raises(shoal.ShoalError, match=rf"worker 1 took .* clock {clock}: .* store.splits"):
+                with pytest.raises(shoal.ShoalError, match=rf"worker 1 replaced .* clock {clock}: .* store.splits"):
                     model.fit(batches, progress=False)
                 for split in store.splits(reader):
                     model.fit(split, progress=False)
@@ -435,20 +435,23 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--filter", "zeros"], "--filter is for a cluster"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "holes"], "'holes' is no filter: pass key-caching, zeros,"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "zeros=1"], "'zeros=1' is no filter"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "gradients"], "'gradients' is no filter"),
+        (["--filter", "zeros"], "--filter requires --cluster"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "holes"], "'holes' is not a filter: pass key-caching, zeros,"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "zeros=1"], "'zeros=1' is not a filter"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "gradients"], "'gradients' is not a filter"),
         (["--cluster", "tcp://127.0.0.1:1", "--filter", "gradients=int8"], "int8"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "threshold=much"], "threshold=much is no number"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "threshold=much"], "threshold=much is not a number"),
         (["--cluster", "tcp://127.0.0.1:1", "--filter", "zeros", "--filter", "zeros"], "names zeros twice"),
-        (["--passes", "3"], "--passes is for --solver dbpg"),
-        (["--solver", "dbpg", "--grid", "l1=0,1"], "--grid is for the online solver"),
-        (["--solver", "dbpg", "--alpha", "0.2"], "--alpha is for the online solver"),
-        (["--solver", "dbpg", "--epochs", "2"], "pass --passes and --tolerance in place of --epochs"),
+        (["--passes", "3"], "--passes requires --solver dbpg"),
+        (["--solver", "dbpg", "--grid", "l1=0,1"], "--grid does not apply to --solver dbpg"),
+        (["--solver", "dbpg", "--alpha", "0.2"], "--alpha does not apply to --solver dbpg"),
+        (
+            ["--solver", "dbpg", "--epochs", "2"],
+            "--epochs does not apply to --solver dbpg: pass --passes and --tolerance",
+        ),
         (["--solver", "dbpg", "--delay", "16"], "delay is 16"),
-        (["--consistency", "asp"], "--consistency is for a cluster"),
-        (["--workers", "2"], "--workers is for a cluster"),
+        (["--consistency", "asp"], "--consistency requires --cluster"),
+        (["--workers", "2"], "--workers requires --cluster"),
         (["--cluster", "tcp://127.0.0.1:1", "--consistency", "ssp"], "none of bsp, ssp:N"),
         (["--cluster", "tcp://127.0.0.1:1", "--grid", "l1=0,1"], "leave out --cluster"),
     ],

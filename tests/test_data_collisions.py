@@ -155,7 +155,7 @@ def test_the_command_tells_it(tmp_path, capsys):
     data = ["--data", str(tmp_path / "day.tsv"), "--format", "criteo"]
     assert cli.main(["audit", *data, "--bits", "10,30"]) == 0
     out = capsys.readouterr().out
-    assert "no two share a key" in out
+    assert "no two features share a key" in out
     assert [line.split()[0] for line in out.splitlines()[3:]] == ["10", "30"]
     assert cli.main(["audit", *data, "--json", "--examples", "1000"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -142,7 +142,7 @@ def test_the_command_tells_memory_servers_checkpoint_and_time(tmp_path):
     assert "2,000,000,000 keys, 16 weights in float32 under Adagrad: 128 bytes per row" in told.stdout
     assert f"{plan.table_bytes / 1e9:,.1f} GB in {plan.servers} servers of 24.0 GiB" in told.stdout
     assert f"checkpoint  {plan.checkpoint_bytes / 1e9:,.1f} GB" in told.stdout
-    assert "to see every key once" in told.stdout
+    assert "to insert every key" in told.stdout
     facts = json.loads(cli(*asked, "--json", "--examples", "1e9").stdout)
     assert facts["servers"] == plan.servers
     assert facts["table_bytes"] == plan.table_bytes

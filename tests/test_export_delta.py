@@ -358,7 +358,7 @@ def test_a_delta_that_does_not_fit_is_refused_and_writes_nothing(tmp_path):
     with shoal.local(slots=4) as store:
         store.table("t", dim=2).assign(KEYS[:9], np.ones((9, 2), np.float32))
         store.export(tmp_path / "a", dtype="int8")
-        with pytest.raises(ValueError, match="directory of its own"):
+        with pytest.raises(ValueError, match="needs another directory"):
             store.export(tmp_path / "a", since=tmp_path / "a")
         with pytest.raises(ValueError, match="described by"):
             store.export(tmp_path / "b", since=tmp_path / "a", dtype="float32")

@@ -286,8 +286,8 @@ def test_the_description_of_an_accumulator_stays_readable():
     ("change", "what"),
     [
         ({"examples": 3}, "examples is 3, but 2 are counted"),
-        ({"kind": "other"}, "no shoal metrics of version 1"),
-        ({"version": 2}, "no shoal metrics of version 1"),
+        ({"kind": "other"}, "not a shoal metrics of version 1"),
+        ({"version": 2}, "not a shoal metrics of version 1"),
         ({"bits": 40}, "bits is 40"),
         ({"bits": "4"}, "bits is '4'"),
         ({"examples": -1}, "examples is -1"),
@@ -318,7 +318,7 @@ def test_a_wrong_description_is_refused(change, what):
 
 
 def test_a_description_is_a_dict():
-    with pytest.raises(ValueError, match="no shoal metrics"):
+    with pytest.raises(ValueError, match="not a shoal metrics"):
         Accumulator.from_dict([1, 2])
 
 

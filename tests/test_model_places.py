@@ -322,7 +322,7 @@ def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
     assert held(there) == sorted([*best, "checkpoint", "model.json"])
     assert run(url, storage_options=how, resume=True) == expected
     assert held(there) == ["checkpoint", "model.json"]
-    with pytest.raises(ValueError, match=f"the fit in {url} is over"):
+    with pytest.raises(ValueError, match=f"the fit in {url} has finished"):
         run(url, storage_options=how, resume=True)
     with pytest.raises(ValueError, match=f"{url} holds a model already"):
         run(url, storage_options=how)

@@ -551,7 +551,7 @@ def test_a_data_loader_with_processes_is_read_ahead(reader):
 def test_what_does_not_fit_is_refused():
     with shoal.local(threads=1) as store:
         module = Embedding(store.table("t"))
-        with pytest.raises(TypeError, match="a Linear pulls nothing"):
+        with pytest.raises(TypeError, match="a Linear pulls no rows"):
             Pipeline([], {torch.nn.Linear(1, 1): keys_of})
         for how in ({"staleness": -1}, {"ahead": 0}):
             with pytest.raises(ValueError, match="pass 0 or more, and 1 or more"):

@@ -326,7 +326,7 @@ def test_resume_begins_where_there_is_nothing_and_refuses_what_is_over_or_other(
             fit(click, reader(clicks), None, plan, progress=False, checkpointer=checkpointer)
         fit(click, reader(clicks), None, plan, progress=False, checkpointer=checkpointer, resume=True)
         assert click.examples == 1000
-        with pytest.raises(ValueError, match="is over"):
+        with pytest.raises(ValueError, match="has finished"):
             fit(click, reader(clicks), None, plan, progress=False, checkpointer=checkpointer, resume=True)
         with pytest.raises(ValueError, match="pass directory="):
             fit(click, reader(clicks), None, plan, progress=False, resume=True)
