@@ -89,7 +89,7 @@ install: $(STAMPS)/install
 
 demo: $(STAMPS)/install
 	$(say) 'training; the results go to build/demo'
-	@$(BIN)/shoal demo $(if $(DATA),--data '$(DATA)' --format '$(or $(FORMAT),$(error DATA needs FORMAT=libsvm or FORMAT=criteo))') --out build/demo
+	@$(BIN)/shoal demo $(if $(DATA),--data '$(DATA)' --format '$(or $(FORMAT),$(error DATA needs FORMAT=libsvm or FORMAT=criteo))') --output build/demo
 
 # ---- tests ----
 
