@@ -13,7 +13,8 @@ CheckpointSession::CheckpointSession(const Name& name, std::span<const TableRequ
   tables_.reserve(tables.size());
   summaries_.reserve(tables.size() * kSummaryWords);
   for (const TableRequest& table : tables) {
-    tables_.push_back(std::make_unique<Table>(table.shard));
+    // Not make_unique: clang < 16 cannot initialize an aggregate from parentheses. reserve() above keeps this from leaking.
+    tables_.emplace_back(new Table{.shard = table.shard});
     if (!table.kind) {
       summaries_.resize(summaries_.size() + kSummaryWords);
       continue;
