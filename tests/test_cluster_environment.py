@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cluster.launch.environment import (
+from shoal.cluster.protocol.environment import (
     ProcessIdentity,
     find_group,
     find_scheduler,

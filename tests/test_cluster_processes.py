@@ -157,6 +157,13 @@ def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(
     assert set(psutil.Process().children()) == before
 
 
+def test_a_launch_whose_store_cannot_be_made_leaves_no_process():
+    before = set(psutil.Process().children())
+    with pytest.raises(TypeError, match="filters"):
+        shoal.launch(servers=1, timeout=LONG, filters=3)
+    assert set(psutil.Process().children()) == before
+
+
 def test_roles_that_are_not_ready_in_time_are_all_named():
     with (
         pytest.raises(

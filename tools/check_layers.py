@@ -58,7 +58,7 @@ PYTHON = {
     "cluster.scheduler": "errors base cluster.protocol",
     "cluster.launch": "errors consistency base storage store cluster.protocol cluster.worker cluster.server "
     "cluster.scheduler",
-    "cluster": "errors consistency cluster.worker cluster.launch",
+    "cluster": "",
     "tools": "",
     "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
     "tools.sizing": "_core errors optim base table store",

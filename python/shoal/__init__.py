@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from shoal import serve as serve
     from shoal import sklearn as sklearn
     from shoal import torch as torch
-    from shoal.cluster.api import connect, launch
+    from shoal.cluster.launch.local_cluster import launch
+    from shoal.cluster.worker.connect import connect
     from shoal.cluster.worker.filters import Filters
     from shoal.consistency import ASP, BSP, SSP
     from shoal.data import (
@@ -178,7 +179,8 @@ __all__ = [
 
 # Where each name is. Its module is imported when the name is first used: `import shoal` loads none of them.
 _NAMES_OF = {
-    "shoal.cluster.api": "connect launch",
+    "shoal.cluster.launch.local_cluster": "launch",
+    "shoal.cluster.worker.connect": "connect",
     "shoal.cluster.worker.filters": "Filters",
     "shoal.consistency": "ASP BSP SSP",
     "shoal.data": "Batch FeatureNames Reader hash_strings read_arrow read_criteo read_csv read_libffm read_libsvm "

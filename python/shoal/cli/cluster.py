@@ -190,7 +190,7 @@ def _keys_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_scheduler(arguments: argparse.Namespace) -> Answer:
     """Run the scheduler."""
-    from shoal.cluster.launch.environment import PORT, volcano
+    from shoal.cluster.protocol.environment import PORT, volcano
     from shoal.cluster.scheduler.scheduler import Scheduler
 
     job = volcano(os.environ)
@@ -222,7 +222,7 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
 
 def run_server(arguments: argparse.Namespace) -> Answer:
     """Run a server."""
-    from shoal.cluster.launch.environment import find_scheduler, volcano
+    from shoal.cluster.protocol.environment import find_scheduler, volcano
     from shoal.cluster.server.server import Server
 
     address = arguments.connect or find_scheduler(os.environ)
@@ -258,9 +258,9 @@ def run_server(arguments: argparse.Namespace) -> Answer:
 def run_launch(arguments: argparse.Namespace) -> Answer:
     """Run a program on a new cluster."""
     from shoal.cluster.launch.child import ProcessFailedError, exit_status
-    from shoal.cluster.launch.environment import find_group, find_keys
     from shoal.cluster.launch.local_cluster import running
     from shoal.cluster.launch.workers import run_member, run_workers
+    from shoal.cluster.protocol.environment import find_group, find_keys
 
     program = [arguments.program, *arguments.arguments]
     group = find_group(os.environ)
@@ -314,8 +314,8 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
 
 
 def _keys(directory: str | None, role: str) -> Keys | None:
-    from shoal.cluster.launch.environment import find_keys
     from shoal.cluster.protocol.curve import Keys
+    from shoal.cluster.protocol.environment import find_keys
 
     directory = directory or find_keys(os.environ)
     return None if directory is None else Keys.load(directory, role)

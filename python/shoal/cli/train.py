@@ -184,7 +184,7 @@ def open_store(arguments: argparse.Namespace) -> Store:
         if given:
             raise ValueError(f"--{given[0]} requires --cluster")
         return local(threads=arguments.threads, slots=arguments.slots)
-    from shoal.cluster.api import connect
+    from shoal.cluster.worker.connect import connect
     from shoal.consistency import BSP
 
     wanted = [pair for pairs in arguments.filter or () for pair in pairs]

@@ -24,7 +24,7 @@ import msgspec
 
 from shoal.base.interrupts import held_back
 from shoal.cluster.launch.child import ChildProcess, ProcessFailedError, end_all
-from shoal.cluster.launch.environment import find_keys
+from shoal.cluster.protocol.environment import find_keys
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError
 from shoal.storage.roots import CREDENTIALS, StorageRoots
@@ -200,7 +200,49 @@ def launch(
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ClusterStore:
-    """Start a cluster of one worker, this process; see :func:`shoal.launch`."""
+    """Start a cluster on this machine, with this process as its one worker.
+
+    Parameters
+    ----------
+    servers : int
+        Number of server processes.
+    consistency : Consistency
+    threads : int, optional
+        Threads that sort and sum this worker's batches; default: the cores that this process may use.
+    server_threads : int
+        Threads of each server.
+    memory : int, optional
+        Bytes that the rows of all servers together may use, an equal share for each slot; default: no limit. If they
+        would use more, the expiry rules drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
+    slots : int
+        Number of slots of the hash space: a power of two from 2 to 16384.
+    timeout : float
+        Seconds for all processes to join, and the deadline of the store's calls.
+    filters : Filters, or one for each table's name, optional
+        As in :func:`shoal.connect`, to measure their cost.
+    storage_roots : sequence of path or URL, optional
+        Where the servers may read and write the files of ``save`` and ``load``; default: below the current directory,
+        since any process that can connect to a port of this machine can request it (``docs/security.md``), or anywhere
+        if the environment names the directory of keys. A save or load elsewhere raises `StorageError`.
+    storage_options : mapping, optional
+        Options of the file system that opens URLs among them, such as ``{"endpoint_url": ...}``.
+
+    Returns
+    -------
+    ClusterStore
+        A context manager: the processes end with it. They also end when this process ends, in any way.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import shoal
+    >>> with shoal.launch(servers=2) as store:
+    ...     table = store.table("user", dim=2, optimizer=shoal.SGD(lr=1.0))
+    ...     table.push(np.array([7], np.uint64), np.ones((1, 2), np.float32)).wait()
+    ...     store.tick()
+    ...     table.pull(np.array([7], np.uint64)).tolist()
+    [[-1.0, -1.0]]
+    """
     cluster = LocalCluster()
     curve = find_keys(os.environ)
     try:
@@ -217,9 +259,9 @@ def launch(
     except BaseException:
         cluster.stop()
         raise
-    from shoal.cluster.worker import cluster_store
+    from shoal.cluster.worker.cluster_store import ClusterStore
 
-    return cluster_store.connect(
+    return ClusterStore(
         cluster.address,
         consistency=consistency,
         workers=1,

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import Terminated, at_boundaries, held_back
 from shoal.cluster.launch.child import ChildProcess, end_all, exit_status
-from shoal.cluster.launch.environment import PORT, ProcessIdentity
 from shoal.cluster.launch.local_cluster import PATIENCE_SECONDS, LocalCluster, slot_memory
 from shoal.cluster.protocol.address import is_loopback, join_address, split
+from shoal.cluster.protocol.environment import PORT, ProcessIdentity
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys

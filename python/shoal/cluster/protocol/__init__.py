@@ -1,1 +1,1 @@
-"""What all processes of a cluster share: messages, addresses, keys, the slot map, the scheduler's clients."""
+"""What all processes of a cluster share: messages, addresses, keys, the environment, the slot map, the connections."""

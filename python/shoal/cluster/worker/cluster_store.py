@@ -62,7 +62,7 @@ from shoal.cluster.worker.remote_load import RemoteLoadTarget
 from shoal.cluster.worker.remote_shard import NO_DELTAS, RemoteShard, UnsynchronizedSnapshot
 from shoal.cluster.worker.requests import Requests
 from shoal.cluster.worker.save import ServerSnapshotSet
-from shoal.consistency import BSP, Consistency
+from shoal.consistency import Consistency
 from shoal.errors import DeadlineExceededError, ShoalError
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
@@ -71,7 +71,7 @@ from shoal.store.description import check_same
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
-__all__ = ["ClusterStore", "connect"]
+__all__ = ["ClusterStore"]
 
 _log = logging.getLogger("shoal.cluster")
 
@@ -82,39 +82,11 @@ _MIN_LOAD_ROWS_PER_SECOND = 1e5  # a slower load has failed
 _MAX_SOCKETS = 1 << 14  # three for each endpoint: its connection, and both ends of its monitor
 
 
-def connect(
-    address: str,
-    *,
-    consistency: Consistency | None = None,
-    workers: int | None = None,
-    rank: int | None = None,
-    timeout: float = 60.0,
-    threads: int | None = None,
-    curve: str | os.PathLike[str] | None = None,
-    filters: Filters | Mapping[str, Filters] | None = None,
-    shared_storage: bool = True,
-    on_close: Callable[[], None] | None = None,
-) -> ClusterStore:
-    """Join a cluster as a worker; see :func:`shoal.cluster.connect`.
+class ClusterStore(Store):
+    """All tables of a cluster, as one of its workers sees them. Made by :func:`shoal.connect` and :func:`shoal.launch`.
 
     ``on_close`` is called once, when the store is closed and has left, or when it could not be made.
     """
-    return ClusterStore(
-        address,
-        consistency=BSP() if consistency is None else consistency,
-        workers=workers,
-        rank=rank,
-        timeout=timeout,
-        threads=threads,
-        curve=curve,
-        filters=filters,
-        shared_storage=shared_storage,
-        on_close=on_close,
-    )
-
-
-class ClusterStore(Store):
-    """All tables of a cluster, as one of its workers sees them. Made by :func:`shoal.connect`."""
 
     def __init__(
         self,
@@ -127,20 +99,20 @@ class ClusterStore(Store):
         threads: int | None,
         curve: str | os.PathLike[str] | None,
         filters: Filters | Mapping[str, Filters] | None,
-        shared_storage: bool,
-        on_close: Callable[[], None] | None,
+        shared_storage: bool = True,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self._filters = dict(filters) if isinstance(filters, Mapping) else filters
         self._filtered: dict[str, Filter] = {}
         self._shared_storage = shared_storage
-        for table in self._filters if isinstance(self._filters, dict) else [""]:
-            choose(self._filters, table)  # raises a TypeError for another type
-            if not isinstance(table, str):
-                raise TypeError(f"filters are given for each table's name, got {table!r}")
-            table.encode()  # raises a ValueError for a name that no table can have
         with contextlib.ExitStack() as undo:  # run when the store is closed, last to first
             if on_close is not None:
                 undo.callback(on_close)
+            for table in self._filters if isinstance(self._filters, dict) else [""]:
+                choose(self._filters, table)  # raises a TypeError for another type
+                if not isinstance(table, str):
+                    raise TypeError(f"filters are given for each table's name, got {table!r}")
+                table.encode()  # raises a ValueError for a name that no table can have
             self._connect(address, undo, consistency, workers, rank, timeout, threads, curve)
             self._closing = undo.pop_all()
         # Neither the threads nor their callbacks hold the store: dropping it without closing it leaves the cluster too.

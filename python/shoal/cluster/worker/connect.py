@@ -1,18 +1,19 @@
-"""``shoal.connect`` and ``shoal.launch``. What they need, ZeroMQ included, is imported when they are called."""
+"""``shoal.connect``: its defaults come from the environment of the process.
+
+Threads: any.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
+from shoal.cluster.protocol.environment import find_keys, find_scheduler, find_worker
+from shoal.cluster.worker.cluster_store import ClusterStore
+from shoal.cluster.worker.filters import Filters
 from shoal.consistency import BSP, Consistency
 
-if TYPE_CHECKING:
-    from shoal.cluster.worker.cluster_store import ClusterStore
-    from shoal.cluster.worker.filters import Filters
-
-__all__ = ["connect", "launch"]
+__all__ = ["connect"]
 
 _BSP = BSP()
 
@@ -78,9 +79,6 @@ def connect(
     -----
     Blocks. The store is safe from any thread; a forked child makes its own connection.
     """
-    from shoal.cluster.launch.environment import find_keys, find_scheduler, find_worker
-    from shoal.cluster.worker import cluster_store
-
     address = address or find_scheduler(os.environ)
     if address is None:
         raise ValueError(
@@ -90,7 +88,7 @@ def connect(
     if process is not None and workers in (None, process.size):
         workers = process.size
         rank = process.rank if rank is None else rank
-    return cluster_store.connect(
+    return ClusterStore(
         address,
         consistency=consistency,
         workers=workers,
@@ -100,76 +98,4 @@ def connect(
         curve=curve or find_keys(os.environ),
         filters=filters,
         shared_storage=shared_storage,
-    )
-
-
-def launch(
-    servers: int = 1,
-    *,
-    consistency: Consistency = _BSP,
-    threads: int | None = None,
-    server_threads: int = 1,
-    memory: int | None = None,
-    slots: int = 1024,
-    timeout: float = 60.0,
-    filters: Filters | Mapping[str, Filters] | None = None,
-    storage_roots: Sequence[str | os.PathLike[str]] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> ClusterStore:
-    """Start a cluster on this machine, with this process as its one worker.
-
-    Parameters
-    ----------
-    servers : int
-        Number of server processes.
-    consistency : Consistency
-    threads : int, optional
-        Threads that sort and sum this worker's batches; default: the cores that this process may use.
-    server_threads : int
-        Threads of each server.
-    memory : int, optional
-        Bytes that the rows of all servers together may use, an equal share for each slot; default: no limit. If they
-        would use more, the expiry rules drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
-    slots : int
-        Number of slots of the hash space: a power of two from 2 to 16384.
-    timeout : float
-        Seconds for all processes to join, and the deadline of the store's calls.
-    filters : Filters, or one for each table's name, optional
-        As in :func:`connect`, to measure their cost.
-    storage_roots : sequence of path or URL, optional
-        Where the servers may read and write the files of ``save`` and ``load``; default: below the current directory,
-        since any process that can connect to a port of this machine can request it (``docs/security.md``), or anywhere
-        if the environment names the directory of keys. A save or load elsewhere raises `StorageError`.
-    storage_options : mapping, optional
-        Options of the file system that opens URLs among them, such as ``{"endpoint_url": ...}``.
-
-    Returns
-    -------
-    ClusterStore
-        A context manager: the processes end with it. They also end when this process ends, in any way.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import shoal
-    >>> with shoal.launch(servers=2) as store:
-    ...     table = store.table("user", dim=2, optimizer=shoal.SGD(lr=1.0))
-    ...     table.push(np.array([7], np.uint64), np.ones((1, 2), np.float32)).wait()
-    ...     store.tick()
-    ...     table.pull(np.array([7], np.uint64)).tolist()
-    [[-1.0, -1.0]]
-    """
-    from shoal.cluster.launch.local_cluster import launch as start
-
-    return start(
-        servers,
-        consistency=consistency,
-        threads=threads,
-        server_threads=server_threads,
-        memory=memory,
-        slots=slots,
-        timeout=timeout,
-        filters=filters,
-        storage_roots=storage_roots,
-        storage_options=storage_options,
     )
