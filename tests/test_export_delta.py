@@ -360,7 +360,7 @@ def test_a_delta_that_does_not_fit_is_refused_and_writes_nothing(tmp_path):
         store.export(tmp_path / "a", dtype="int8")
         with pytest.raises(ValueError, match="needs another directory"):
             store.export(tmp_path / "a", since=tmp_path / "a")
-        with pytest.raises(ValueError, match="described by"):
+        with pytest.raises(ValueError, match="has dtype 'int8', now it has dtype 'float32'"):
             store.export(tmp_path / "b", since=tmp_path / "a", dtype="float32")
         with pytest.raises(FileNotFoundError, match="there is no such export"):
             store.export(tmp_path / "b", since=tmp_path / "nowhere")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -304,7 +305,7 @@ class World:
 
 
 def renamed(form: TableRecord, name: str) -> TableRecord:
-    return TableRecord(name, *(getattr(form, field) for field in form.__struct_fields__[1:]))
+    return msgspec.structs.replace(form, name=name)
 
 
 @given(
@@ -838,7 +839,7 @@ def test_strangers_and_requests_out_of_place_are_refused_and_change_nothing():
     ask(Hello("worker", "w"))
     assert ask(Barrier("b"), number=2)[0][1].body.kind == "protocol"
     assert isinstance(ask(GetMap(), number=3)[0][1].body, GetMapReply)
-    bad = TableRecord("t", 1, "float32", 0, "SGD", {"lr": -1.0}, "Zeros", 0.0, 0)
+    bad = msgspec.structs.replace(FORM, params={"lr": -1.0}, optimizer="SGD")
     worker = world.start_worker()
     world.go(1.0)
     worker.ask(CreateTable(bad))

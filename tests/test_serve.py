@@ -22,6 +22,7 @@ pa = pytest.importorskip("pyarrow")
 from serving import ask, exported, instances, predict, running, sparse_data, trained  # noqa: E402
 from shoal.serve import Limits, ServedModel  # noqa: E402
 from shoal.serve.bodies import ARROW  # noqa: E402
+from shoal.serve.store import ExportStore  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", [shoal.LogisticRegression, shoal.FactorizationMachine])
@@ -304,3 +305,49 @@ def test_nothing_is_pushed_into_an_export(tmp_path):
             model.tables[0].push(np.array([1], np.uint64), np.ones(1, np.float32))
         with pytest.raises(ValueError, match="read-only"):
             model.store.tick()
+
+
+def test_a_table_of_an_export_answers_reads_by_key_and_refuses_the_rest(tmp_path):
+    keys = np.arange(1, 40, dtype=np.uint64)
+    with shoal.local(slots=8) as store:
+        table = store.table("t", dim=3, optimizer=shoal.SGD(1.0), init=shoal.Uniform(0.5, seed=2))
+        table.push(keys, np.ones((len(keys), 3), np.float32)).wait()
+        store.export(tmp_path)
+        want = table.pull(keys[::-1])
+    with shoal.open_export(tmp_path) as export, ExportStore(export.now) as store:
+        table = store.exported("t")
+        np.testing.assert_array_equal(table.pull(keys[::-1]), want)
+        assert len(table) == len(keys)
+        assert table.step == 0
+        assert table.contains(np.array([1, 40, 1], np.uint64)).tolist() == [True, False, True]
+        assert sorted(key for some, _ in table.items() for key in some.tolist()) == keys.tolist()
+        refused = [
+            lambda: table.push(keys, np.ones((len(keys), 3), np.float32)),
+            lambda: table.push_pull(keys, np.ones((len(keys), 3), np.float32)),
+            lambda: table.push_unique(table.key_batch(keys), np.ones((len(keys), 3), np.float32)),
+            lambda: table.push_per_key(table.key_batch(keys), np.ones((len(keys), 3), np.float32)),
+            lambda: table.assign(keys, np.ones((len(keys), 3), np.float32)),
+            lambda: table.erase(keys),
+            lambda: table.state(keys),
+            lambda: table.sum(),
+            lambda: table.digest(),
+            lambda: table.decay(0.5),
+            lambda: table.stats(),
+            lambda: table.forecast(shoal.MinNorm(0.1)),
+            lambda: table.shard,
+        ]
+        for call in refused:
+            with pytest.raises(ValueError, match="table 't' is of an export, which is read-only"):
+                call()
+        np.testing.assert_array_equal(table.pull(keys[::-1]), want)
+
+
+def test_a_model_whose_table_differs_from_the_exported_one_is_refused(tmp_path):
+    with shoal.local(slots=8) as store:
+        store.table("t", dim=3, init=shoal.Uniform(0.5, seed=2))
+        store.export(tmp_path)
+    with shoal.open_export(tmp_path) as export, ExportStore(export.now) as store:
+        with pytest.raises(ValueError, match="is exported with dim 3, and the model takes dim 2"):
+            store.table("t", dim=2, init=shoal.Uniform(0.5, seed=2))
+        with pytest.raises(ValueError, match="exported with init_seed 2, and the model takes init_seed 1"):
+            store.table("t", dim=3, init=shoal.Uniform(0.5, seed=1))

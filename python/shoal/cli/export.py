@@ -79,7 +79,7 @@ def export(arguments: argparse.Namespace) -> Answer:
         if described is not None and described.normalized:
             _keep_exact(scales_name(described.table), names, chosen, dtypes)
         tables = [store.tables[name] for name in names]
-        table_sources = [TableSource(table.spec, len(table), table.shard.read_slot) for table in tables]
+        table_sources = [TableSource(table.spec, len(table), table.reader.read_slot) for table in tables]
         written = write_export(
             target,
             UnsynchronizedTables(table_sources, store.slots),

@@ -12,9 +12,7 @@ from shoal.export.cache import Cache
 from shoal.export.layers import Layers, read_layers
 from shoal.export.read import newest
 from shoal.export.write import Exported, TableSource, UnsynchronizedTables, write_export
-from shoal.optim import SGD, make_init
 from shoal.storage.open import open_dir
-from shoal.table.spec import TableSpec
 
 __all__ = ["compact_export"]
 
@@ -60,18 +58,10 @@ def compact_export(
 def _source(name: str, layers: Layers) -> TableSource:
     """Return a source of a table's rows, merged from all layers."""
     forms = layers.forms_of(name)
-    spec = TableSpec(
-        name=name,
-        dim=forms[-1].dim,
-        optimizer=SGD(),
-        init=make_init(forms[-1].init, forms[-1].init_parameter, forms[-1].init_seed),
-        dtype="float32",
-        seed=0,
-    )
     rows = [table.rows + table.dropped for table in forms]
     squares = sum(count * table.rms_error**2 for count, table in zip(rows, forms, strict=True))
     return TableSource(
-        spec,
+        forms[-1].spec(),
         sum(table.rows for table in forms),
         layers.natives[name].read_slot,
         max(table.largest_error for table in forms),

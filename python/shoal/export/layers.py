@@ -165,7 +165,7 @@ class Layers:
                         f"table {table.name!r} of {one.storage_dir} has another description than that of its base"
                     )
                 self.tables[table.name] = table
-                native = self.natives.setdefault(table.name, table.native(self.slots))
+                native = self.natives.setdefault(table.name, manifests.make_reader(table, self.slots))
                 native.add_layer()
                 for k, file in enumerate(files):
                     try:

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.errors import CorruptionError, ShoalError, StorageError
-from shoal.optim import make_init
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.checksummed_json import decode_checksummed
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import DataFile
+from shoal.table.spec import RowRecord
 
 __all__ = [
     "DTYPES",
@@ -27,6 +27,7 @@ __all__ = [
     "TableEntry",
     "digest_of",
     "is_export",
+    "make_reader",
     "next_number",
     "numbers",
     "read",
@@ -65,29 +66,15 @@ class Extra(msgspec.Struct, frozen=True):
     crc32c: int
 
 
-class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
+class TableEntry(RowRecord, frozen=True, kw_only=True):
     """A table's description and the locations of its rows."""
 
-    name: str
-    dim: int
-    dtype: str
-    init: str
-    init_parameter: float
-    init_seed: int
     rows: int
     dropped: int
     largest_error: float
     rms_error: float
     files: list[DataFile]
     sections: list[Section]
-
-    def native(self, slots: int) -> _core.ExportReader:
-        """Make the engine's table, still without layers."""
-        return _core.ExportReader(self.dtype, self.dim, self.init, self.init_parameter, self.init_seed, slots)
-
-    def description(self) -> tuple[Any, ...]:
-        """Return the properties that all layers of one table must share."""
-        return (self.dim, self.dtype, self.init, self.init_parameter, self.init_seed)
 
     def sections_of(self, file: int) -> npt.NDArray[np.uint64]:
         """Return the sections of a file in the engine's format."""
@@ -97,6 +84,11 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
             if s.file == file
         ]
         return np.array(words, np.uint64).reshape(-1, 8)
+
+
+def make_reader(form: RowRecord, slots: int) -> _core.ExportReader:
+    """Make the engine's table, still without layers."""
+    return _core.ExportReader(form.dtype, form.dim, form.init, form.init_parameter, form.init_seed, slots)
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -239,8 +231,8 @@ def _check(manifest: Manifest) -> None:
         if Path(extra.name).name != extra.name:
             raise ValueError(f"{extra.name!r} is not a file name")
     for table in manifest.tables:
-        table.native(manifest.slots)
-        make_init(table.init, table.init_parameter, table.init_seed)
+        make_reader(table, manifest.slots)
+        table.spec()
         for file in table.files:
             if Path(file.name).name != file.name or not file.name.endswith(FILES):
                 raise ValueError(f"table {table.name!r} has a file {file.name!r}, which is not the name of a data file")

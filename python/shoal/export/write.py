@@ -20,7 +20,7 @@ from shoal.export.layers import Layers, read_layers
 from shoal.export.manifest import Base, Extra, Manifest, Section, TableEntry
 from shoal.storage.base import StorageDir
 from shoal.storage.transaction import DataFileWriter, ManifestTransaction, check_replaceable, map_in_order
-from shoal.table.spec import TableSpec
+from shoal.table.spec import RowRecord, TableRecord, TableSpec
 
 __all__ = [
     "ExportTables",
@@ -182,7 +182,7 @@ def write_export(
                     DataFileWriter(storage_dir, f"{new.stem}-{k}", manifests.FILES, manifests.HEADER),
                     table,
                     tables.slots,
-                    _dtype(table.spec, dtype, base),
+                    _described(table.spec, dtype, base),
                     base,
                     threads,
                     bar,
@@ -273,22 +273,25 @@ def _check_request(
         known = base.tables.get(spec.name)
         if known is None:
             continue
-        now = (spec.dim, _dtype(spec, dtype, base), type(spec.init).__name__, spec.init.parameter, spec.init.init_seed)
-        if known.description() != now:
+        there, now = known.description(), _described(spec, dtype, base)
+        if there != now:
+            fields = there.differing(now)
             raise ValueError(
-                f"table {spec.name!r} of {since} is described by {known.description()}, now it is {now}: write a "
+                f"table {spec.name!r} of {since} has {there.values(fields)}, now it has {now.values(fields)}: write a "
                 "full export, without since="
             )
     storage_dir.path_to(since)  # raises if there is no relative path
 
 
-def _dtype(spec: TableSpec, dtype: str | Mapping[str, str] | None, base: Layers | None) -> str:
+def _described(spec: TableSpec, dtype: str | Mapping[str, str] | None, base: Layers | None) -> RowRecord:
+    """Return the description of an exported table."""
+    form = TableRecord.of(spec)
     if isinstance(dtype, str):
-        return dtype
+        return form.description(dtype)
     if dtype is not None and spec.name in dtype:
-        return dtype[spec.name]
+        return form.description(dtype[spec.name])
     known = None if base is None else base.tables.get(spec.name)
-    return "float32" if known is None else known.dtype
+    return form.description("float32" if known is None else known.dtype)
 
 
 def _base_of(storage_dir: StorageDir, since: StorageDir, base: Layers) -> Base:
@@ -328,15 +331,13 @@ def _write_table(
     writer: DataFileWriter,
     table: TableSource,
     slots: int,
-    dtype: str,
+    form: RowRecord,
     base: Layers | None,
     threads: int,
     bar: Any,
 ) -> TableEntry:
-    spec = table.spec
-    init = (type(spec.init).__name__, spec.init.parameter, spec.init.init_seed)
-    packer = _core.ExportReader(dtype, spec.dim, *init, slots)
-    under = None if base is None else base.natives.get(spec.name)
+    packer = manifests.make_reader(form, slots)
+    under = None if base is None else base.natives.get(form.name)
 
     def make(some: range) -> list[tuple[int, int, _Packed, int]]:
         made = []
@@ -357,7 +358,7 @@ def _write_table(
                     dropped += left_out
                     largest = max(largest, errors[0])
                     squares += errors[1]
-                    weights += (rows + left_out) * spec.dim
+                    weights += (rows + left_out) * form.dim
                     if rows:
                         file, offset = writer.append(data)
                         sections.append(
@@ -367,12 +368,7 @@ def _write_table(
     finally:
         writer.close()
     return TableEntry(
-        name=spec.name,
-        dim=spec.dim,
-        dtype=dtype,
-        init=init[0],
-        init_parameter=init[1],
-        init_seed=init[2],
+        **msgspec.structs.asdict(form),
         rows=sum(section.rows for section in sections),
         dropped=dropped,
         largest_error=table.largest_error + largest,

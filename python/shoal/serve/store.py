@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core, checkpoint
 from shoal.export.read import ExportTable, ExportVersion
-from shoal.optim import SGD, make_init
 from shoal.store.local import SingleProcessStore
 from shoal.table.arrays import Rows
 from shoal.table.future import Waitable
-from shoal.table.shard import pull_and_expand
-from shoal.table.spec import TableSpec
+from shoal.table.shard import ShardReader, pull_and_expand
+from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.table import Table
 
 __all__ = ["ExportStore"]
@@ -25,7 +24,7 @@ def _refuse() -> NoReturn:
 
 
 class _ExportShard:
-    """The rows of an exported table, with the interface of a shard."""
+    """The rows of an exported table: a :class:`~shoal.table.shard.ShardReader`."""
 
     def __init__(self, table: ExportTable) -> None:
         self._table = table
@@ -37,23 +36,28 @@ class _ExportShard:
     def __len__(self) -> int:
         return self._table.rows_written
 
-    def make_locations(self, batch: _core.KeyBatch) -> None:
+    def make_locations(self, batch: _core.KeyBatch, /) -> None:
         return None
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, locations: None = None) -> None:
+    def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> None:
         self._table.native.pull(batch.hashes, rows, self._table.workers, hashed=True)
 
-    def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, locations: None = None) -> Waitable:
+    def pull_per_key(
+        self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
+    ) -> Waitable:
         return pull_and_expand(self.pull, batch, rows, self._table.workers)
 
-    def contains(self, batch: _core.KeyBatch) -> npt.NDArray[np.uint8]:
+    def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
         return self._table.contains(_core.unmix(batch.hashes)).view(np.uint8)
 
-    def read_slot(self, slot: int) -> tuple[npt.NDArray[np.uint64], Rows]:
+    def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         return self._table.native.read_slot(slot)
 
-    def __getattr__(self, name: str) -> Any:
-        _refuse()
+    def as_shard(self) -> NoReturn:
+        raise ValueError(
+            f"table {self._table.name!r} is of an export, which is read-only and answers nothing but reads by key: "
+            "train in a store, and export it again"
+        )
 
 
 class ExportStore(SingleProcessStore):
@@ -65,18 +69,18 @@ class ExportStore(SingleProcessStore):
 
     def exported(self, name: str) -> Table:
         """Return the table of the export with this name."""
-        form = self._version.table(name).form
-        init = make_init(form.init, form.init_parameter, form.init_seed)
-        return self.table(name, dim=form.dim, optimizer=SGD(), init=init)
+        spec = self._version.table(name).form.spec()
+        return self.table(name, dim=spec.dim, optimizer=spec.optimizer, init=spec.init)
 
-    def _make_shard(self, spec: TableSpec) -> Any:
+    def _make_shard(self, spec: TableSpec) -> ShardReader:
         table = self._version.table(spec.name)
-        form = table.form
-        asked = (spec.dim, type(spec.init).__name__, spec.init.parameter, spec.init.init_seed)
-        if asked != (form.dim, form.init, form.init_parameter, form.init_seed):
+        there = table.form.description()
+        wanted = TableRecord.of(spec).description(there.dtype)
+        if wanted != there:
+            fields = there.differing(wanted)
             raise ValueError(
-                f"table {spec.name!r} is exported with dim {form.dim} and {form.init}({form.init_parameter}), and the "
-                f"model takes dim {spec.dim} and {spec.init}"
+                f"table {spec.name!r} is exported with {there.values(fields)}, and the model takes "
+                f"{wanted.values(fields)}"
             )
         return _ExportShard(table)
 

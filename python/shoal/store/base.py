@@ -31,7 +31,7 @@ from shoal.table.dense import BLOCK, DenseTable, shape_of
 from shoal.table.future import BackgroundTask
 from shoal.table.key_batch import KeyBatch
 from shoal.table.rwlock import RwLock
-from shoal.table.shard import Shard
+from shoal.table.shard import ShardReader
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
@@ -225,8 +225,8 @@ class Store(StoreFiles):
         """Yield the numbers of the splits that are assigned to this worker."""
 
     @abstractmethod
-    def _make_shard(self, spec: TableSpec) -> Shard:
-        """Make the shard of a new table, or find the servers' one."""
+    def _make_shard(self, spec: TableSpec) -> ShardReader:
+        """Make the shard of a new table, or find the servers' or an export's one."""
 
     @abstractmethod
     def _end(self, *, failed: bool) -> None:
@@ -335,9 +335,9 @@ class Store(StoreFiles):
         check_same(known.spec, spec)
         return known
 
-    def _add(self, spec: TableSpec, shard: Shard) -> Table:
+    def _add(self, spec: TableSpec, reader: ShardReader) -> Table:
         table = self._tables[spec.name] = Table(
-            spec, shard, self._slots, self._workers, self._rwlock, lambda: self.clock
+            spec, reader, self._slots, self._workers, self._rwlock, lambda: self.clock
         )
         return table
 

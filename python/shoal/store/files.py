@@ -74,7 +74,7 @@ class StoreFiles(ABC):
     @contextmanager
     def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[ExportTables]:
         """Open tables for an export, which reads them slot by slot."""
-        sources = [TableSource(table.spec, len(table.shard), table.shard.read_slot) for table in tables]
+        sources = [TableSource(table.spec, len(table), table.reader.read_slot) for table in tables]
         yield UnsynchronizedTables(sources, self._slots)
 
     @abstractmethod

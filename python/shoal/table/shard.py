@@ -14,7 +14,7 @@ from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Future, Waitable
 from shoal.table.spec import TableRecord, TableSpec
 
-__all__ = ["LocalShard", "PendingPush", "Shard", "Snapshot", "pull_and_expand"]
+__all__ = ["LocalShard", "PendingPush", "Shard", "ShardReader", "Snapshot", "pull_and_expand"]
 
 
 class PendingPush(Waitable, Protocol):
@@ -24,11 +24,11 @@ class PendingPush(Waitable, Protocol):
         """Read the row of each input key, as it is after this push."""
 
 
-class Shard(Protocol):
-    """The rows of one table, in the engine of this process or on servers.
+class ShardReader(Protocol):
+    """The rows of one table, read by key: a `Shard`, or a table of an export.
 
-    The engine's ``_core.Shard`` has completed a call when it returns. A remote one may return a
-    :class:`~shoal.table.future.WaitableRequest` from ``pull`` and ``push``, which keeps a reference to the arrays.
+    A remote shard may return a :class:`~shoal.table.future.WaitableRequest` from ``pull``, which keeps a reference to
+    the arrays.
     """
 
     @property
@@ -37,15 +37,8 @@ class Shard(Protocol):
 
     def __len__(self) -> int: ...
 
-    @property
-    def retains_arrays(self) -> bool:
-        """Whether a push keeps a reference to its arrays until it is done."""
-
     def make_locations(self, batch: _core.KeyBatch, /) -> _core.RowLocations | None:
         """Make room for the positions of a batch's rows, which a pull finds and a push reuses; None: not supported."""
-
-    def locate(self, batch: _core.KeyBatch, locations: _core.RowLocations, /) -> None:
-        """Find the positions of a batch's rows without reading them."""
 
     def pull(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
@@ -56,6 +49,36 @@ class Shard(Protocol):
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
     ) -> Waitable | None:
         """Read the row of each input key. None: the call is complete."""
+
+    def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
+        """Return which keys have a row."""
+
+    def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
+        """Read hashes and weights of a slot."""
+
+    def as_shard(self) -> "Shard":
+        """Return the shard, for everything but reading by key.
+
+        Raises
+        ------
+        ValueError
+            The rows are read-only.
+        """
+
+
+class Shard(ShardReader, Protocol):
+    """The rows of one table, in the engine of this process or on servers.
+
+    The engine's ``_core.Shard`` has completed a call when it returns. A remote one may return a
+    :class:`~shoal.table.future.WaitableRequest` from ``pull`` and ``push``, which keeps a reference to the arrays.
+    """
+
+    @property
+    def retains_arrays(self) -> bool:
+        """Whether a push keeps a reference to its arrays until it is done."""
+
+    def locate(self, batch: _core.KeyBatch, locations: _core.RowLocations, /) -> None:
+        """Find the positions of a batch's rows without reading them."""
 
     def push(
         self,
@@ -89,9 +112,6 @@ class Shard(Protocol):
     def erase(self, batch: _core.KeyBatch, /) -> int:
         """Remove rows; return how many were removed."""
 
-    def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
-        """Return which keys have a row."""
-
     def columns(self) -> list[str]:
         """Names of the stored columns."""
 
@@ -106,9 +126,6 @@ class Shard(Protocol):
 
     def marks_clock(self, store_clock: int, /) -> int:
         """Return the clock that row metadata refer to; 0 if they cannot be read."""
-
-    def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
-        """Read hashes and weights of a slot."""
 
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows (reductions.py), in slot order."""
@@ -170,6 +187,10 @@ class LocalShard(_core.Shard):
     def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, budget: _core.Budget | None = None) -> Self:
         """Make an empty shard of a table, with a memory budget or without one."""
         return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget)
+
+    def as_shard(self) -> Self:
+        """Return itself."""
+        return self
 
     @property
     def retains_arrays(self) -> bool:

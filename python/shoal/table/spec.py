@@ -2,14 +2,16 @@
 
     TableSpec      optimizer, initializer and rules as objects; what the rest of the package works with
     TableRecord    the same in plain values: its fields are those of checkpoint manifests and of messages to servers
+    RowRecord      the part of it that reading rows needs: its fields are those of manifests of exports
 
-Both have the same fields in the same order. `TableRecord.native` returns the arguments of the engine.
+A `TableRecord` has the fields of a `TableSpec` in the same order, and is a `RowRecord`. `TableRecord.native` returns
+the arguments of the engine.
 
 Threads: immutable.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -20,9 +22,9 @@ from shoal.lifecycle import (
     make_admission,
     make_expiry,
 )
-from shoal.optim import Init, Optimizer, make_init, make_optimizer
+from shoal.optim import SGD, Init, Optimizer, make_init, make_optimizer
 
-__all__ = ["DTYPES", "TableRecord", "TableSpec"]
+__all__ = ["DTYPES", "RowRecord", "TableRecord", "TableSpec"]
 
 DTYPES = ("float32", "float16", "bfloat16")
 _WIDEST = 4096
@@ -98,21 +100,75 @@ class TableSpec:
         return self.admit is not None or any(rule.needs_counts for rule in self.expire)
 
 
-class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+# The order of the fields is that of the bytes in files and messages: positional fields come first, then those of
+# classes with kw_only=True, base classes before derived ones.
+
+
+class _WeightRecord(msgspec.Struct, frozen=True):
+    name: str
+    dim: int
+    dtype: str
+
+
+class RowRecord(_WeightRecord, frozen=True, kw_only=True):
+    """The part of a table's description that determines how its rows are read, also those that are not stored.
+
+    ``dtype`` is that of the stored weights, which an export may change.
+    """
+
+    init: str
+    init_parameter: float
+    init_seed: int
+
+    def description(self, dtype: str | None = None) -> "RowRecord":
+        """Return these fields alone, with another ``dtype`` if one is given."""
+        return RowRecord(
+            name=self.name,
+            dim=self.dim,
+            dtype=self.dtype if dtype is None else dtype,
+            init=self.init,
+            init_parameter=self.init_parameter,
+            init_seed=self.init_seed,
+        )
+
+    def differing(self, other: Self) -> list[str]:
+        """Return the names of the fields that differ from those of ``other``."""
+        return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
+
+    def values(self, fields: list[str]) -> str:
+        """Return the values of some fields, for a message."""
+        return ", ".join(f"{name} {getattr(self, name)!r}" for name in fields)
+
+    def spec(self) -> TableSpec:
+        """Return the description of a table of float32 weights with such rows, which is only read.
+
+        Raises
+        ------
+        ValueError, TypeError
+            This version does not support the description.
+        """
+        return TableSpec(
+            name=self.name,
+            dim=self.dim,
+            optimizer=SGD(),
+            init=make_init(self.init, self.init_parameter, self.init_seed),
+            dtype="float32",
+            seed=0,
+        )
+
+
+class _UpdateRecord(RowRecord, frozen=True):
+    seed: int
+    optimizer: str
+    params: dict[str, float]
+
+
+class TableRecord(_UpdateRecord, frozen=True, kw_only=True, omit_defaults=True):
     """A table's description in plain values, as it is written into a manifest and sent to servers.
 
     Fields that have their default are omitted.
     """
 
-    name: str
-    dim: int
-    dtype: str
-    seed: int
-    optimizer: str
-    params: dict[str, float]
-    init: str
-    init_parameter: float
-    init_seed: int
     admit: RuleRecord | None = None
     expire: tuple[RuleRecord, ...] = ()
 

@@ -25,7 +25,7 @@ from shoal.table.arrays import Counts, Keys, Rows, as_counts, as_keys, as_out, a
 from shoal.table.future import Future, Waitable, no_op
 from shoal.table.key_batch import KeyBatch
 from shoal.table.rwlock import RwLock
-from shoal.table.shard import Shard, pull_and_expand
+from shoal.table.shard import Shard, ShardReader, pull_and_expand
 from shoal.table.spec import TableSpec
 from shoal.table.stats import TableStats
 
@@ -54,7 +54,7 @@ class Table:
     def __init__(
         self,
         spec: TableSpec,
-        shard: Shard,
+        reader: ShardReader,
         slots: int,
         workers: _core.ThreadPool,
         rwlock: RwLock,
@@ -62,7 +62,7 @@ class Table:
     ) -> None:
         self._spec = spec
         self._clock = clock
-        self._shard: Shard | None = shard
+        self._reader: ShardReader | None = reader
         self._slots = slots
         self._workers = workers
         self._rwlock = rwlock
@@ -120,11 +120,11 @@ class Table:
     @property
     def step(self) -> int:
         """Number of pushes so far."""
-        return self.shard.step
+        return self.reader.step
 
     @property
-    def shard(self) -> Shard:
-        """The rows: the engine's object, or a client of the servers. A load may replace it.
+    def reader(self) -> ShardReader:
+        """The rows, for reading by key: the engine's object, or a client of the servers. A load may replace it.
 
         Raises
         ------
@@ -133,11 +133,24 @@ class Table:
         WrongProcessError
             The store was made before a fork, by the parent.
         """
-        shard = self._shard
-        if shard is None:
+        reader = self._reader
+        if reader is None:
             raise ClosedError(f"table {self.name!r} belongs to a store that was closed: make a new store")
         self._rwlock.check_process()
-        return shard
+        return reader
+
+    @property
+    def shard(self) -> Shard:
+        """The rows, for reading and updating.
+
+        Raises
+        ------
+        ValueError
+            The table is of an export, which is read-only.
+        ClosedError, WrongProcessError
+            As for :attr:`reader`.
+        """
+        return self.reader.as_shard()
 
     @property
     def workers(self) -> _core.ThreadPool:
@@ -149,12 +162,12 @@ class Table:
         return KeyBatch(keys, self._slots, self._workers if workers is None else workers)
 
     def _check_usable(self) -> None:
-        """Raise before any work if the store was closed."""
+        """Raise before any work if the store was closed or is read-only."""
         _ = self.shard
 
     def replace_shard(self, shard: Shard | None) -> None:
         """Replace the rows: done by a load, under the exclusive lock, and by `close`."""
-        self._shard = shard
+        self._reader = shard
 
     def _batch(self, keys: Keys) -> KeyBatch:
         return KeyBatch(keys, self._slots, self._workers)
@@ -197,17 +210,17 @@ class Table:
         Future
             ``wait()`` returns float32[n, dim].
         """
-        shard = self.shard
+        reader = self.reader
         batch = self._batch(keys)
         rows = as_out(out, (batch.input_size, self.dim), self.name)
-        return Future(self._pull_into(shard, batch, rows), lambda: rows)
+        return Future(self._pull_into(reader, batch, rows), lambda: rows)
 
-    def _pull_into(self, shard: Shard, batch: KeyBatch, rows: Rows) -> Waitable | None:
+    def _pull_into(self, reader: ShardReader, batch: KeyBatch, rows: Rows) -> Waitable | None:
         # One pass needs no buffer of unique rows, but its writes are scattered: it is faster for wide rows
         # with few duplicates.
         if self.dim >= _ONE_PASS_DIM and 4 * len(batch) >= 3 * batch.input_size:
-            return shard.pull_per_key(batch.native, rows)
-        return pull_and_expand(shard.pull, batch.native, rows, self._workers)
+            return reader.pull_per_key(batch.native, rows)
+        return pull_and_expand(reader.pull, batch.native, rows, self._workers)
 
     def push(self, keys: Keys, grads: Rows) -> Future[None]:
         """Apply one optimizer step to the rows of ``keys``, creating missing rows.
@@ -301,7 +314,7 @@ class Table:
         float32[m, dim]
         """
         rows = as_out(out, (len(batch), self.dim), self.name)
-        return Future(self.shard.pull(batch.native, rows), lambda: rows).wait()
+        return Future(self.reader.pull(batch.native, rows), lambda: rows).wait()
 
     def push_unique(
         self,
@@ -423,9 +436,9 @@ class Table:
         -------
         bool[n]
         """
-        shard = self.shard
+        reader = self.reader
         batch = self._batch(keys)
-        return shard.contains(batch.native).view(np.bool_)[batch.inverse]
+        return reader.contains(batch.native).view(np.bool_)[batch.inverse]
 
     def state(self, keys: Keys) -> dict[str, Rows]:
         """Read weights and optimizer state as they are stored.
@@ -460,11 +473,11 @@ class Table:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        shard = self.shard
+        reader = self.reader
         waiting: list[tuple[npt.NDArray[np.uint64], Rows]] = []
         count = 0
         for slot in range(self._slots):
-            hashes, rows = shard.read_slot(slot)
+            hashes, rows = reader.read_slot(slot)
             for start in range(0, len(hashes), batch_size):
                 piece = (_core.unmix(hashes[start : start + batch_size]), rows[start : start + batch_size])
                 if count + len(piece[0]) > batch_size:
@@ -625,7 +638,7 @@ class Table:
 
     def __len__(self) -> int:
         """Count the rows."""
-        return len(self.shard)
+        return len(self.reader)
 
     def stats(self) -> TableStats:
         """Read the table's statistics."""

@@ -86,7 +86,7 @@ class Embedding(SparseModule):
         """Write the row of each key, without autograd."""
         out = torch.empty((*shape, self.dim))
         if not lookup.begun:
-            self._table.shard.pull_per_key(lookup.batch.native, out.numpy(), lookup.locations)
+            self._table.reader.pull_per_key(lookup.batch.native, out.numpy(), lookup.locations)
         else:
             rows = lookup.rows()
             lookup.batch.native.expand(rows, self.dim, out.numpy(), self._table.workers)

@@ -31,7 +31,7 @@ from shoal.base.plural import counted
 from shoal.errors import ShoalError
 from shoal.table.future import Future, Waitable
 from shoal.table.key_batch import KeyBatch
-from shoal.table.shard import Shard
+from shoal.table.shard import ShardReader
 from shoal.table.table import Table
 from shoal.torch import borrowed_pool, ops
 
@@ -88,10 +88,10 @@ class PendingLookup:
 
     __slots__ = ("_pending", "_rows", "batch", "digest", "locations")
 
-    def __init__(self, batch: KeyBatch, shard: Shard) -> None:
+    def __init__(self, batch: KeyBatch, reader: ShardReader) -> None:
         self.batch = batch
         self.digest = b""  # of the keys as passed, if a forward is to find the lookup
-        self.locations = shard.make_locations(batch.native)
+        self.locations = reader.make_locations(batch.native)
         self._rows: Rows | None = None
         self._pending: Waitable | None = None
 
@@ -104,7 +104,7 @@ class PendingLookup:
         """Begin the pull, unless it was begun; ``new_buffer(n)`` returns a buffer of n rows."""
         if self._rows is None:
             rows = new_buffer(len(self.batch))
-            self._pending = table.shard.pull(self.batch.native, rows, self.locations)
+            self._pending = table.reader.pull(self.batch.native, rows, self.locations)
             self._rows = rows
 
     def set_rows(self, table: Table, rows: Rows, new_buffer: Callable[[int], Rows]) -> None:
@@ -192,9 +192,8 @@ class SparseModule(nn.Module):
         given = keys_of(keys)
         lookup = self._new_lookup(given, workers)
         lookup.digest = _core.digest(given, _SEED)
-        shard = self._table.shard
         if lookup.locations is not None:
-            shard.locate(lookup.batch.native, lookup.locations)
+            self._table.shard.locate(lookup.batch.native, lookup.locations)
         return self._put(lookup)
 
     def prefetch(self, keys: Tensor) -> PendingLookup:
@@ -251,8 +250,8 @@ class SparseModule(nn.Module):
         return self._new_lookup(keys)
 
     def _new_lookup(self, keys: Keys, workers: _core.ThreadPool | None = None) -> PendingLookup:
-        shard = self._table.shard  # raises before any work if the store was closed
-        return PendingLookup(_sorted(self._table, keys, workers), shard)
+        reader = self._table.reader  # raises before any work if the store was closed
+        return PendingLookup(_sorted(self._table, keys, workers), reader)
 
     def _put(self, lookup: PendingLookup) -> PendingLookup:
         with self._lock:

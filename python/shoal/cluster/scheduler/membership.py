@@ -856,10 +856,9 @@ class Membership:
         except (ValueError, TypeError, OverflowError) as error:
             return str(error)
         # Servers do not check fields that have no effect on their table.
-        for name in form.__struct_fields__:
-            if getattr(again, name) != getattr(form, name):
-                wrong, right = getattr(form, name), getattr(again, name)
-                return f"table {form.name[:80]!r} is described with {name} = {wrong!r:.80} instead of {right!r:.80}"
+        for name in form.differing(again):
+            wrong, right = getattr(form, name), getattr(again, name)
+            return f"table {form.name[:80]!r} is described with {name} = {wrong!r:.80} instead of {right!r:.80}"
         if len(form.name) > _MAX_NAME_LENGTH:
             return f"a table's name has {_MAX_NAME_LENGTH} characters at most, got {len(form.name)}"
         if self._tables_bytes + form_bytes(form) > _MAX_TABLES_BYTES:

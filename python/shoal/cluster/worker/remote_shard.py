@@ -6,7 +6,7 @@ Threads: any number of callers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn, cast
+from typing import NoReturn, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -139,6 +139,10 @@ class RemoteShard:
         self._pattern = pattern = LocalShard.of(spec, 2, workers)
         nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
         self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
+
+    def as_shard(self) -> Self:
+        """Return itself."""
+        return self
 
     @property
     def retains_arrays(self) -> bool:
