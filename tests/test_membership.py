@@ -864,6 +864,7 @@ def test_a_table_that_a_server_refuses_is_dropped_by_all_and_all_that_wait_for_i
     assert first.tables == second.tables == {}
     world.refusals = 0.0
     number = two.ask(CreateTable(renamed(FORM, "smaller")))
+    world.go(1.0)
     again = one.ask(CreateTable(FORM))
     world.go(3.0)
     assert two.replies[number] == TableReply(0, renamed(FORM, "smaller"))

@@ -6,13 +6,28 @@ Threads: one.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import structs
+
 from shoal.cluster.protocol.messages import JobConsistency, Join, Order, ReplyBody
+from shoal.cluster.scheduler.inputs import JobState, PassState, PeerState
 from shoal.cluster.scheduler.splits import SplitTracker
 
-__all__ = ["AddressProbe", "DataPass", "FormingJob", "Job", "LauncherPeer", "Peer", "ServerPeer", "WorkerPeer"]
+__all__ = [
+    "AddressProbe",
+    "DataPass",
+    "FormingJob",
+    "Job",
+    "LauncherPeer",
+    "Peer",
+    "ServerPeer",
+    "WorkerPeer",
+    "restore_job",
+    "restore_peer",
+]
 
 
 class AddressProbe(NamedTuple):
@@ -44,6 +59,21 @@ class Peer:
     def __str__(self) -> str:
         return f"{self.role} {self.rank} ({self.about})" if self.rank >= 0 else f"a {self.role} ({self.about})"
 
+    def save(self) -> PeerState:
+        """Return the state, without the connection."""
+        return PeerState(
+            sender=self.sender,
+            role=self.role,
+            about=self.about,
+            host=self.host,
+            rank=self.rank,
+            inside=self.inside,
+            replies=dict(self.replies),
+            latest=self.latest,
+            open=sorted(self.open),
+            waiting=dict(self.waiting),
+        )
+
 
 @dataclass(slots=True, eq=False)
 class ServerPeer(Peer):
@@ -55,6 +85,11 @@ class ServerPeer(Peer):
     order: Order | None = None  # not acknowledged
     resend_at: float = 0.0
 
+    def save(self) -> PeerState:
+        """As :meth:`Peer.save`."""
+        own = {"join": self.join, "addresses": self.addresses, "orders": self.orders, "order": self.order}
+        return structs.replace(Peer.save(self), **own)
+
 
 @dataclass(slots=True, eq=False)
 class WorkerPeer(Peer):
@@ -64,10 +99,25 @@ class WorkerPeer(Peer):
     join: int = 0
     wants: Join = field(default_factory=Join)
 
+    def save(self) -> PeerState:
+        """As :meth:`Peer.save`."""
+        return structs.replace(Peer.save(self), join=self.join, incarnation=self.incarnation, wants=self.wants)
+
 
 @dataclass(slots=True, eq=False)
 class LauncherPeer(Peer):
     """The launcher of a worker's program."""
+
+
+def restore_peer(state: PeerState, now: float, seen: int) -> Peer:
+    """Return a peer in a saved state; it was heard just now, and has no route."""
+    common = (state.sender, state.role, state.about, state.host, b"", now, seen, state.rank, state.inside)
+    kept = (dict(state.replies), state.latest, frozenset(state.open), dict(state.waiting))
+    if state.role == "server":
+        return ServerPeer(*common, *kept, state.addresses, state.join, state.orders, state.order)
+    if state.role == "worker":
+        return WorkerPeer(*common, *kept, state.incarnation, state.join, state.wants)
+    return LauncherPeer(*common, *kept)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +128,10 @@ class DataPass:
     digest: str
     clocks: dict[int, int] = field(default_factory=dict)  # of the workers that have reached its end, by rank
     end: int | None = None
+
+    def save(self) -> PassState:
+        """Return the state."""
+        return PassState(splits=self.splits.save(), digest=self.digest, clocks=dict(self.clocks), end=self.end)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +157,41 @@ class Job:
             self.passes_end = max(self.passes_end, one.end or 0)
             del self.passes[self.first_pass]
             self.first_pass += 1
+
+    def save(self) -> JobState:
+        """Return the state."""
+        return JobState(
+            number=self.number,
+            consistency=self.consistency,
+            size=self.size,
+            members={rank: member.sender for rank, member in self.members.items()},
+            dead=sorted(self.dead),
+            barriers={name: dict(came) for name, came in self.barriers.items()},
+            passes={number: one.save() for number, one in self.passes.items()},
+            first_pass=self.first_pass,
+            passes_end=self.passes_end,
+            reached=dict(self.reached),
+            clock=self.clock,
+        )
+
+
+def restore_job(state: JobState, workers: Mapping[bytes, WorkerPeer]) -> Job:
+    """Return a job in a saved state, of these workers by sender."""
+    job = Job(
+        state.number,
+        state.consistency,
+        state.size,
+        {rank: workers[sender] for rank, sender in state.members.items()},
+        set(state.dead),
+        {name: dict(came) for name, came in state.barriers.items()},
+        first_pass=state.first_pass,
+        passes_end=state.passes_end,
+        clock=state.clock,
+    )
+    for number, one in state.passes.items():
+        job.passes[number] = DataPass(SplitTracker.restore(one.splits), one.digest, dict(one.clocks), one.end)
+    job.reached.update(state.reached)
+    return job
 
 
 class FormingJob:

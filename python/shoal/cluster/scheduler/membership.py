@@ -3,6 +3,10 @@
 Its input is messages and the time, its output is messages. So thousands of schedules of joins, deaths, repetitions and
 losses can be tested in a second.
 
+The state changes by the inputs of inputs.py alone. Each is passed to `record` before it has any effect; `replay`
+applies recorded ones again, without clock or network, and ends in the same state. So a scheduler that stores its inputs
+can be started again.
+
     forming    servers join, in any order; their ranks are 0..S-1
     map        the last server has joined: the slots are divided evenly among all endpoints, in the order of the ranks
     job        W workers have joined; those that asked for no rank get the remaining ones. All servers start the job,
@@ -26,6 +30,8 @@ Invariants (tests/test_membership.py tests them on random schedules):
       reply says so.
   I7  Silence counts only while the scheduler was running: one that was itself stopped declares no peer dead.
   I8  What is kept for a peer is bounded, and the work to answer each of its requests as well.
+  I9  A membership that replays the inputs of another one, from its beginning or from a state that it saved, has the
+      same state and repeats the same replies and orders.
 
 Over 600 lines: the handlers of one state machine share its state and invariants. What it keeps of each peer and job is
 in members.py, the assignment of splits in splits.py.
@@ -38,7 +44,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from shoal.base.plural import counted
 from shoal.cluster.protocol.address import complete, split
@@ -93,6 +99,20 @@ from shoal.cluster.protocol.messages import (
     form_bytes,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap, cut_evenly
+from shoal.cluster.scheduler.inputs import (
+    Asked,
+    Bound,
+    Died,
+    Ended,
+    EventsSeen,
+    Input,
+    MembershipState,
+    MembersSilent,
+    Obeyed,
+    Probed,
+    Restarted,
+    Settings,
+)
 from shoal.cluster.scheduler.members import (
     AddressProbe,
     DataPass,
@@ -102,6 +122,8 @@ from shoal.cluster.scheduler.members import (
     Peer,
     ServerPeer,
     WorkerPeer,
+    restore_job,
+    restore_peer,
 )
 from shoal.cluster.scheduler.splits import SplitTracker
 
@@ -120,12 +142,10 @@ _RESEND_SECONDS = 1.0  # until an order is sent again
 
 _TOO_MANY = f"more than {MAX_OPEN_REQUESTS} replies are not confirmed: a request names those that its sender awaits"
 
+_KINDS: dict[str, type[Peer]] = {"server": ServerPeer, "worker": WorkerPeer, "launcher": LauncherPeer}
+
 Outgoing: TypeAlias = list[tuple[bytes, Message]]
 Operation: TypeAlias = Generator[OrderBody, list[OrderReply], None]
-
-
-class _ServerLostError(Exception):
-    pass
 
 
 class Membership:
@@ -141,12 +161,16 @@ class Membership:
         Number of slots of the hash space.
     heartbeat : float
         Seconds between heartbeats. A peer is dead after 5 without one.
+    grace : float
+        Seconds that the other processes continue while the scheduler is silent.
     rng : random.Random
-        Makes the numbers of the cluster and of jobs.
+        Makes the seed of the numbers of the cluster and of jobs.
     now : float
         The time, in seconds from any origin; it never decreases.
     counts : callable
         Returns how often something was refused, by reason; part of the metrics that workers request.
+    record : callable
+        Called with each input before it has an effect.
 
     Attributes
     ----------
@@ -161,9 +185,11 @@ class Membership:
         workers: int = 1,
         slots: int = 1024,
         heartbeat: float = 2.0,
+        grace: float = 60.0,
         rng: random.Random,
         now: float,
         counts: Callable[[], dict[str, int]] = dict,
+        record: Callable[[Input], None] = lambda _: None,
     ) -> None:
         if servers < 1 or workers < 1:
             raise ValueError(f"a cluster needs a server and a worker at least, got {servers} and {workers}")
@@ -173,18 +199,27 @@ class Membership:
             raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots}")
         if heartbeat <= 0:
             raise ValueError(f"heartbeat must be a number of seconds above 0, got {heartbeat}")
+        if grace <= 0:
+            raise ValueError(f"grace must be a number of seconds above 0, got {grace}")
+        self.settings = Settings(servers=servers, workers=workers, slots=slots, heartbeat=heartbeat, grace=grace)
         self._num_servers = servers
         self._num_workers = workers
         self._slots = slots
         self._heartbeat = heartbeat
         self._dead_after = DEAD_AFTER * heartbeat
-        self._rng = rng
+        self._record = record
+        self._seed = rng.randbytes(16)
+        self._drawn = 0
         self._now = now
-        self.cluster = f"{rng.getrandbits(64):016x}"
+        self.generation = 0
+        self.address = ""
+        self.ended = False
+        self.cluster = f"{self._draw(64):016x}"
         self.probes: deque[AddressProbe] = deque()
         self.notes: deque[str] = deque()  # events for the log; the caller removes them
         self.refused: deque[tuple[str, str]] = deque()
         self._counts = counts
+        self._reported_counts: dict[str, int] = {}
         self._peers: dict[bytes, Peer] = {}
         self._former: OrderedDict[bytes, ReplyBody] = OrderedDict()
         self._servers: dict[int, ServerPeer] = {}
@@ -205,6 +240,7 @@ class Membership:
         self._admitting: WorkerPeer | None = None
         self._queue: dict[bytes, WorkerPeer] = {}  # workers, by sender, that wait for the end of the job or for a rank
         self._vacant = False  # whether one of them may get a place
+        self._members_silent = False  # whether a member of the job may be dead
         self._operations: deque[Operation] = deque()
         self._operation: Operation | None = None
         self._results: dict[int, OrderReply] = {}
@@ -243,8 +279,9 @@ class Membership:
                 self._out.append((route, Events(seen, tuple(self._events[seen - self._events_dropped :]))))
         elif isinstance(message, OrderReply):
             peer = self._known(message.sender, route)
-            if isinstance(peer, ServerPeer):
-                self._done(peer, message)
+            if isinstance(peer, ServerPeer) and peer.order is not None and peer.order.number == message.number:
+                counts = self._counts() if isinstance(peer.order.body, ReportMetrics) else {}
+                self._accept(Obeyed(self._now, message, counts))
         return self._flush()
 
     def probed(self, probe: AddressProbe, fault: tuple[str, str] | None, now: float) -> Outgoing:
@@ -252,20 +289,7 @@ class Membership:
         self._advance(now)
         server = self._peers.get(probe.sender)
         if isinstance(server, ServerPeer) and not server.inside and probe.number in server.waiting:
-            if fault is None:
-                server.inside = True
-                server.waiting[server.join] = "other servers"
-                self._form()
-            else:
-                address, what = fault
-                text = (
-                    f"{server} cannot be reached at {address} ({what}): pass --advertise HOST, a name or address of "
-                    "its machine that the scheduler and all workers can reach"
-                )
-                self._servers.pop(server.rank, None)
-                self.refused.append(("unreachable", text))
-                self._reply(server, server.join, ErrorReply("input", text))
-                server.rank = -1
+            self._accept(Probed(self._now, probe.sender, probe.number, fault))
         return self._flush()
 
     def on_time(self, now: float) -> Outgoing:
@@ -277,22 +301,198 @@ class Membership:
         for peer in list(self._peers.values()):
             silent = now - peer.last_heard
             if silent > self._dead_after and peer.sender in self._peers:
-                self._remove(peer, f"it has been silent for {silent:.1f} s")
-        all_events = self._events_dropped + len(self._events)
-        seen = min((peer.seen for peer in self._peers.values()), default=all_events)
-        del self._events[: seen - self._events_dropped]
-        self._events_dropped = seen
+                self._accept(Died(self._now, peer.sender, f"it has been silent for {silent:.1f} s"))
+        if self._events:
+            all_events = self._events_dropped + len(self._events)
+            seen = min((peer.seen for peer in self._peers.values()), default=all_events)
+            if seen > self._events_dropped:
+                self._accept(EventsSeen(self._now, seen))
+        members_silent = self._job is not None and any(
+            self._now - member.last_heard > _MAY_BE_DEAD_AFTER * self._heartbeat
+            for member in self._job.members.values()
+        )
+        if members_silent != self._members_silent:
+            self._accept(MembersSilent(self._now, members_silent))
         for server in self._servers.values():
             if server.order is not None and server.resend_at <= now:
                 self._send_order(server)
-        self._vacant = bool(self._queue)
+        return self._flush()
+
+    def bound(self, address: str, now: float) -> Outgoing:
+        """Keep the address that the scheduler listens at."""
+        self._advance(now)
+        if address != self.address:
+            self._accept(Bound(self._now, address))
+        return self._flush()
+
+    def restarted(self, now: float) -> Outgoing:
+        """Begin another generation of the scheduler, which knows no connection yet: nobody was silent meanwhile."""
+        self._now = max(now, self._now)
+        self._accept(Restarted(self._now, self.generation + 1))
         return self._flush()
 
     def stop(self, now: float) -> Outgoing:
         """End the cluster: send the event to all peers."""
         self._advance(now)
-        self._publish(SchedulerStopped())
+        self._accept(Ended(self._now))
         return self._flush()
+
+    # --- recorded inputs --------------------------------------------------------------------------------------
+
+    def replay(self, entry: Input) -> None:
+        """Apply a recorded input again. Nothing is sent or logged."""
+        try:
+            self._now = max(entry.now, self._now)
+            self._apply(entry, b"")
+        finally:
+            self._out.clear()
+            self.notes.clear()
+            self.refused.clear()
+
+    def _accept(self, entry: Input, route: bytes = b"") -> None:
+        self._record(entry)
+        self._apply(entry, route)
+
+    def _apply(self, entry: Input, route: bytes) -> None:
+        """Change the state by an input; all that it depends on is the state and the input."""
+        if isinstance(entry, Asked):
+            self._apply_request(entry, route)
+        elif isinstance(entry, Obeyed):
+            server = self._peers[entry.done.sender]
+            assert isinstance(server, ServerPeer)
+            self._reported_counts = entry.counts
+            self._done(server, entry.done)
+        elif isinstance(entry, Probed):
+            self._apply_probe(entry)
+        elif isinstance(entry, Died):
+            self._remove(self._peers[entry.sender], entry.why)
+        elif isinstance(entry, MembersSilent):
+            self._members_silent = entry.silent
+            self._vacant = not entry.silent
+        elif isinstance(entry, EventsSeen):
+            del self._events[: entry.events - self._events_dropped]
+            self._events_dropped = entry.events
+            for peer in self._peers.values():
+                peer.seen = max(peer.seen, entry.events)
+        elif isinstance(entry, Bound):
+            self.address = entry.address
+        elif isinstance(entry, Restarted):
+            self.generation = entry.generation
+            self._forget_connections()
+        else:
+            self.ended = True
+            self._publish(SchedulerStopped())
+        if self._vacant:
+            self._vacant = False
+            self._seat()
+
+    def _apply_probe(self, entry: Probed) -> None:
+        server = self._peers[entry.sender]
+        assert isinstance(server, ServerPeer)
+        if entry.fault is None:
+            server.inside = True
+            server.waiting[server.join] = "other servers"
+            self._form()
+            return
+        address, what = entry.fault
+        text = (
+            f"{server} cannot be reached at {address} ({what}): pass --advertise HOST, a name or address of "
+            "its machine that the scheduler and all workers can reach"
+        )
+        self._servers.pop(server.rank, None)
+        self.refused.append(("unreachable", text))
+        self._reply(server, server.join, ErrorReply("input", text))
+        server.rank = -1
+
+    def _forget_connections(self) -> None:
+        """Forget the routes of all peers, and probe again the servers whose probes were under way."""
+        for peer in self._peers.values():
+            peer.route, peer.last_heard = b"", self._now
+        self.probes.clear()
+        for server in self._servers.values():
+            if not server.inside:
+                self.probes.append(AddressProbe(server.sender, server.join, server.addresses))
+
+    # --- the state as a record --------------------------------------------------------------------------------
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no operation is in progress: only then can the state be saved."""
+        return self._operation is None and not self._operations
+
+    def save(self) -> MembershipState:
+        """Return the whole state."""
+        if not self.at_rest:
+            raise RuntimeError("an operation is in progress: save the state when there is none")
+        return MembershipState(
+            settings=self.settings,
+            cluster=self.cluster,
+            seed=self._seed,
+            drawn=self._drawn,
+            now=self._now,
+            generation=self.generation,
+            address=self.address,
+            ended=self.ended,
+            peers=[peer.save() for peer in self._peers.values()],
+            former=list(self._former.items()),
+            servers=[server.sender for server in self._servers.values()],
+            map=self._map,
+            broken=self._broken,
+            events=list(self._events),
+            events_dropped=self._events_dropped,
+            tables=list(self._tables.values()),
+            launchers_done=self._launchers_done,
+            failed=self._failed,
+            status=self._status,
+            incarnations=dict(self._incarnations),
+            clocks_before=self._clocks_before,
+            job=None if self._job is None else self._job.save(),
+            forming=list(self._forming.workers),
+            queue=list(self._queue),
+            silent=self._members_silent,
+        )
+
+    @classmethod
+    def restore(
+        cls,
+        state: MembershipState,
+        *,
+        counts: Callable[[], dict[str, int]] = dict,
+        record: Callable[[Input], None] = lambda _: None,
+    ) -> Self:
+        """Return a membership in this state. Peers have no routes until they are heard again."""
+        its = state.settings
+        made = cls(
+            servers=its.servers,
+            workers=its.workers,
+            slots=its.slots,
+            heartbeat=its.heartbeat,
+            grace=its.grace,
+            rng=random.Random(0),
+            now=state.now,
+            counts=counts,
+            record=record,
+        )
+        made.cluster, made._seed, made._drawn = state.cluster, state.seed, state.drawn
+        made.generation, made.address, made.ended = state.generation, state.address, state.ended
+        made._events, made._events_dropped = list(state.events), state.events_dropped
+        made._peers = {peer.sender: restore_peer(peer, state.now, state.events_dropped) for peer in state.peers}
+        made._former = OrderedDict(state.former)
+        for server in map(made._peers.__getitem__, state.servers):
+            assert isinstance(server, ServerPeer)
+            made._servers[server.rank] = server
+        made._map, made._broken = state.map, state.broken
+        made._tables = {table.form.name: table for table in state.tables}
+        made._tables_bytes = sum(form_bytes(table.form) for table in state.tables)
+        made._launchers_done, made._failed, made._status = state.launchers_done, state.failed, state.status
+        made._incarnations, made._clocks_before = dict(state.incarnations), state.clocks_before
+        made._members_silent = state.silent
+        workers = {sender: peer for sender, peer in made._peers.items() if isinstance(peer, WorkerPeer)}
+        made._job = None if state.job is None else restore_job(state.job, workers)
+        for sender in state.forming:
+            made._forming.add(workers[sender])
+        made._queue = {sender: workers[sender] for sender in state.queue}
+        return made
 
     # --- properties -----------------------------------------------------------------------------------------
 
@@ -327,6 +527,11 @@ class Membership:
         return self._status
 
     @property
+    def now(self) -> float:
+        """The time of the last call; of the last input after :meth:`replay`."""
+        return self._now
+
+    @property
     def heartbeat(self) -> float:
         """Seconds between heartbeats."""
         return self._heartbeat
@@ -347,8 +552,10 @@ class Membership:
     def _known(self, sender: bytes, route: bytes) -> Peer | None:
         peer = self._peers.get(sender)
         if peer is not None:
-            peer.route = route
+            lost, peer.route = not peer.route, route
             peer.last_heard = self._now
+            if lost and isinstance(peer, ServerPeer) and peer.order is not None:
+                self._send_order(peer)
         return peer
 
     def _unknown_sender(self, sender: bytes, host: str) -> ReplyBody:
@@ -369,56 +576,78 @@ class Membership:
     def _ask(self, route: bytes, host: str, ask: Request) -> None:
         peer = self._known(ask.sender, route)
         if peer is None:
-            if isinstance(ask.body, Hello) and ask.sender not in self._former:
+            is_hello = isinstance(ask.body, Hello) and ask.sender not in self._former
+            if is_hello and isinstance(ask.body, Hello) and ask.body.role in _KINDS:
                 if len(self._peers) >= _MAX_PEERS:
-                    self._out.append(
-                        (
-                            route,
-                            Reply(ask.number, PendingReply(f"{len(self._peers)} processes are connected, the maximum")),
-                        )
-                    )
-                    return
-                peer = self._welcome(route, host, ask.sender, ask.body)
-            if peer is None:
-                wrong = ErrorReply(
-                    "protocol", f"a peer that is not a server, worker or launcher sent {type(ask.body).__name__}"
-                )
-                answer = wrong if isinstance(ask.body, Hello) else self._unknown_sender(ask.sender, host)
-                self._out.append((route, Reply(ask.number, answer)))
+                    full = PendingReply(f"{len(self._peers)} processes are connected, the maximum")
+                    self._out.append((route, Reply(ask.number, full)))
+                else:
+                    self._accept(Asked(self._now, host, ask), route)
                 return
-        self._settle(peer, ask)
-        if ask.number in peer.replies:
-            self._out.append((route, Reply(ask.number, peer.replies[ask.number])))
-        elif ask.number in peer.waiting:
-            self._out.append((route, Reply(ask.number, PendingReply(self._why(peer, ask.number)))))
-        elif ask.number > peer.latest or ask.number in peer.open:
-            if len(peer.replies) >= MAX_OPEN_REQUESTS:  # no process of shoal does this
-                self._out.append((route, Reply(ask.number, ErrorReply("protocol", _TOO_MANY))))
-            else:
-                self._execute(peer, ask.number, ask.body)
+            wrong = ErrorReply(
+                "protocol", f"a peer that is not a server, worker or launcher sent {type(ask.body).__name__}"
+            )
+            answer = wrong if isinstance(ask.body, Hello) else self._unknown_sender(ask.sender, host)
+            self._out.append((route, Reply(ask.number, answer)))
+        elif self._settles(peer, ask) or self._is_new(peer, ask):
+            self._accept(Asked(self._now, "", ask), route)
+        else:
+            self._repeat(peer, ask.number)
+
+    def _apply_request(self, entry: Asked, route: bytes) -> None:
+        ask = entry.request
+        peer = self._peers.get(ask.sender)
+        if peer is None:
+            assert isinstance(ask.body, Hello)
+            peer = self._welcome(route, entry.host, ask.sender, ask.body)
+        is_new = self._is_new(peer, ask)
+        if self._settles(peer, ask):
+            self._settle(peer, ask)
+        if not is_new:
+            self._repeat(peer, ask.number)
+        elif len(peer.replies) >= MAX_OPEN_REQUESTS:  # no process of shoal does this
+            self._out.append((peer.route, Reply(ask.number, ErrorReply("protocol", _TOO_MANY))))
+        else:
+            self._execute(peer, ask.number, ask.body)
+
+    def _repeat(self, peer: Peer, number: int) -> None:
+        """Repeat the reply to a request; one that is no longer waited for has none."""
+        if number in peer.replies:
+            self._out.append((peer.route, Reply(number, peer.replies[number])))
+        elif number in peer.waiting:
+            self._out.append((peer.route, Reply(number, PendingReply(self._why(peer, number)))))
+
+    @staticmethod
+    def _is_new(peer: Peer, ask: Request) -> bool:
+        """Whether a request is to be executed."""
+        settled = (ask.latest, frozenset(ask.open)) if Membership._settles(peer, ask) else (peer.latest, peer.open)
+        answered = ask.number in peer.replies or ask.number in peer.waiting
+        return not answered and (ask.number > settled[0] or ask.number in settled[1])
+
+    @staticmethod
+    def _settles(peer: Peer, ask: Request) -> bool:
+        """Whether a request confirms replies that no earlier one confirmed. Messages may arrive out of order."""
+        return (ask.latest, -len(ask.open)) > (peer.latest, -len(peer.open))
 
     @staticmethod
     def _settle(peer: Peer, ask: Request) -> None:
-        """Remove the replies that a peer has received or no longer waits for. Messages may arrive out of order."""
-        if (ask.latest, -len(ask.open)) > (peer.latest, -len(peer.open)):
-            peer.latest, peer.open = ask.latest, frozenset(ask.open)
-            for number in [number for number in peer.replies if number <= peer.latest and number not in peer.open]:
-                del peer.replies[number]
+        """Remove the replies that a peer has received or no longer waits for."""
+        peer.latest, peer.open = ask.latest, frozenset(ask.open)
+        for number in [number for number in peer.replies if number <= peer.latest and number not in peer.open]:
+            del peer.replies[number]
 
-    def _welcome(self, route: bytes, host: str, sender: bytes, hello: Hello) -> Peer | None:
-        kinds: dict[str, type[Peer]] = {"server": ServerPeer, "worker": WorkerPeer, "launcher": LauncherPeer}
-        if hello.role not in kinds:
-            return None
+    def _welcome(self, route: bytes, host: str, sender: bytes, hello: Hello) -> Peer:
         # It is printed in logs and on terminals.
         about = "".join(letter if letter.isprintable() else "?" for letter in hello.about)
         seen = self._events_dropped + len(self._events)
-        peer = kinds[hello.role](sender, hello.role, about, host, route, self._now, seen)
+        peer = _KINDS[hello.role](sender, hello.role, about, host, route, self._now, seen)
         self._peers[sender] = peer
         return peer
 
     def _execute(self, peer: Peer, number: int, body: RequestBody) -> None:
         if isinstance(body, Hello):
-            welcome = HelloReply(self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, peer.seen)
+            seen = self._events_dropped + len(self._events)
+            welcome = HelloReply(self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, seen)
             self._reply(peer, number, welcome)
         elif isinstance(body, Leave):
             self._leave(peer, number, body.status)
@@ -577,8 +806,7 @@ class Membership:
 
     def _done(self, server: ServerPeer, done: OrderReply) -> None:
         order = server.order
-        if order is None or done.number != order.number:
-            return  # a repetition
+        assert order is not None
         server.order = None
         fault = done.fault
         if done.refused is not None and not isinstance(order.body, AddTable | StartJob):
@@ -619,13 +847,8 @@ class Membership:
     def _seat(self) -> None:
         """Assign places to waiting workers, in the order of their arrival."""
         line, self._queue = self._queue, {}
-        # Perhaps all members have died, and the waiting workers begin a new job.
-        silent = self._job is not None and any(
-            self._now - member.last_heard > _MAY_BE_DEAD_AFTER * self._heartbeat
-            for member in self._job.members.values()
-        )
         for worker in line.values():
-            fault = self._place_in_job(worker, silent) if self._job is not None else self._place_in_forming(worker)
+            fault = self._place_in_job(worker) if self._job is not None else self._place_in_forming(worker)
             if fault:
                 self._reply(worker, worker.join, ErrorReply("input", fault))
                 worker.join = 0
@@ -633,11 +856,12 @@ class Membership:
                 self._queue[worker.sender] = worker
         self._start_if_complete()
 
-    def _place_in_job(self, worker: WorkerPeer, silent: bool) -> str | None:
+    def _place_in_job(self, worker: WorkerPeer) -> str | None:
         """Admit a worker: returns an empty string, the reason for a refusal, or None if it has to wait."""
         job = self._job
         assert job is not None
-        if self._admitting is not None or not job.dead or not job.members or silent:
+        # If members are silent, perhaps all have died, and the waiting workers begin a new job.
+        if self._admitting is not None or not job.dead or not job.members or self._members_silent:
             return None
         rank = min(job.dead) if worker.wants.rank is None else worker.wants.rank
         if rank not in job.dead:
@@ -696,10 +920,15 @@ class Membership:
             worker.rank = rank
             worker.incarnation = self._raise_incarnation(rank)
             worker.waiting[worker.join] = "the servers to start the job"
-        number = self._rng.getrandbits(32) or 1
+        number = self._draw(32) or 1
         self._job = Job(number, first.wants.rules, len(members), members)
         self.notes.append(f"a job of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
         self._begin(self._start(self._job, list(members.values())))
+
+    def _draw(self, bits: int) -> int:
+        """Draw a number that depends on the seed and on how many were drawn before."""
+        self._drawn += 1
+        return random.Random(self._seed + self._drawn.to_bytes(8, "little")).getrandbits(bits)
 
     def _raise_incarnation(self, rank: int) -> int:
         self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
@@ -918,7 +1147,7 @@ class Membership:
             figures = (one for done in results for one in done.figures)
             pairs = zip(self._map.endpoints, figures, strict=False)
             endpoints = tuple(EndpointMetrics(where.server, where.address, one) for where, one in pairs)
-            self._reply(worker, number, MetricsReply(endpoints, self._counts()))
+            self._reply(worker, number, MetricsReply(endpoints, self._reported_counts))
 
     # --- splits of the data -----------------------------------------------------------------------------------
 
@@ -965,8 +1194,5 @@ class Membership:
         self._out += [(peer.route, Events(first, (event,))) for peer in self._peers.values()]
 
     def _flush(self) -> Outgoing:
-        if self._vacant:
-            self._vacant = False
-            self._seat()
         out, self._out = self._out, []
-        return out
+        return [(route, message) for route, message in out if route]

@@ -20,7 +20,9 @@ Threads: one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from typing import Self
+
+from shoal.cluster.scheduler.inputs import SplitState
 
 __all__ = ["SplitTracker"]
 
@@ -42,7 +44,7 @@ class SplitTracker:
         self.count = count
         self._untouched = 0  # this split and later ones were never assigned
         self._back: deque[int] = deque()  # splits that are free again
-        self._taken: dict[int, dict[Hashable, float]] = {}  # split: its workers, and since when
+        self._taken: dict[int, dict[bytes, float]] = {}  # split: its workers, and since when
         self._twice: set[int] = set()
         self._finished = 0
         self._seconds = 0.0  # of all finished splits
@@ -57,12 +59,12 @@ class SplitTracker:
         """Number of finished splits."""
         return self._finished
 
-    def take(self, worker: Hashable, now: float, *, reissue: float = 0.0) -> int | None:
+    def take(self, worker: bytes, now: float, *, reissue: float = 0.0) -> int | None:
         """Assign a split.
 
         Parameters
         ----------
-        worker : hashable
+        worker : bytes
         now : float
             Seconds.
         reissue : float
@@ -84,7 +86,7 @@ class SplitTracker:
             self._taken.setdefault(split, {})[worker] = now
         return split
 
-    def _slow(self, worker: Hashable, now: float, reissue: float) -> int | None:
+    def _slow(self, worker: bytes, now: float, reissue: float) -> int | None:
         if reissue <= 0 or self._finished < _MIN_FINISHED:
             return None
         limit = reissue * self._seconds / self._finished
@@ -99,7 +101,7 @@ class SplitTracker:
         self._twice.add(split)
         return split
 
-    def finish(self, worker: Hashable, split: int, now: float) -> bool:
+    def finish(self, worker: bytes, split: int, now: float) -> bool:
         """Mark a split as finished by a worker; returns whether the worker had it and no other was first."""
         since = self._taken.get(split, {}).get(worker)
         if since is None:
@@ -109,7 +111,7 @@ class SplitTracker:
         self._seconds += now - since
         return True
 
-    def release(self, worker: Hashable) -> list[int]:
+    def release(self, worker: bytes) -> list[int]:
         """Free the splits of a worker; returns those that are free again, which are assigned first."""
         back = []
         for split, since in list(self._taken.items()):
@@ -119,3 +121,25 @@ class SplitTracker:
                 back.append(split)
         self._back.extendleft(sorted(back, reverse=True))
         return sorted(back)
+
+    def save(self) -> SplitState:
+        """Return the state."""
+        return SplitState(
+            count=self.count,
+            untouched=self._untouched,
+            back=list(self._back),
+            taken=[(split, list(since.items())) for split, since in self._taken.items()],
+            twice=sorted(self._twice),
+            finished=self._finished,
+            seconds=self._seconds,
+        )
+
+    @classmethod
+    def restore(cls, state: SplitState) -> Self:
+        """Return a tracker in a saved state."""
+        made = cls(state.count)
+        made._untouched, made._finished, made._seconds = state.untouched, state.finished, state.seconds
+        made._back.extend(state.back)
+        made._taken = {split: dict(since) for split, since in state.taken}
+        made._twice = set(state.twice)
+        return made

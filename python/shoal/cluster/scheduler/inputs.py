@@ -1,0 +1,228 @@
+"""The inputs of the scheduler's state machine, and its whole state, as records that can be stored.
+
+:class:`.Membership` changes by the inputs of this module alone: two memberships with the same state that receive the
+same inputs have the same state afterwards, and send the same messages (state machine replication). What it decides from
+the time, such as that a peer is dead, is therefore an input too. Heartbeats, routes and the times of the last messages
+are no inputs: they are known again a moment after a restart.
+
+Threads: records are immutable.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from shoal.cluster.protocol.messages import (
+    Event,
+    JobConsistency,
+    Join,
+    Order,
+    OrderReply,
+    ReplyBody,
+    Request,
+    TableReply,
+)
+from shoal.cluster.protocol.slot_map import ClusterMap
+
+__all__ = [
+    "Asked",
+    "Bound",
+    "Died",
+    "Ended",
+    "EventsSeen",
+    "Input",
+    "JobState",
+    "MembersSilent",
+    "MembershipState",
+    "Obeyed",
+    "PassState",
+    "PeerState",
+    "Probed",
+    "Restarted",
+    "Settings",
+    "SplitState",
+]
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+class Asked(_Record, frozen=True, tag="asked"):
+    """A request that is new, or that confirms replies. ``host`` is the address of its connection's other end."""
+
+    now: float
+    host: str
+    request: Request
+
+
+class Obeyed(_Record, frozen=True, tag="obeyed"):
+    """A server has executed its order. ``counts`` are the scheduler's own metrics, if the order was to report them."""
+
+    now: float
+    done: OrderReply
+    counts: dict[str, int] = {}
+
+
+class Probed(_Record, frozen=True, tag="probed"):
+    """The addresses of a server were probed, for its request of this number: the one that failed, and why."""
+
+    now: float
+    sender: bytes
+    number: int
+    fault: tuple[str, str] | None
+
+
+class Died(_Record, frozen=True, tag="died"):
+    """A peer is declared dead."""
+
+    now: float
+    sender: bytes
+    why: str
+
+
+class MembersSilent(_Record, frozen=True, tag="silent"):
+    """Whether some worker of the job may be dead: it has missed heartbeats."""
+
+    now: float
+    silent: bool
+
+
+class EventsSeen(_Record, frozen=True, tag="seen"):
+    """All peers have received this many events."""
+
+    now: float
+    events: int
+
+
+class Bound(_Record, frozen=True, tag="bound"):
+    """The scheduler listens at this address."""
+
+    now: float
+    address: str
+
+
+class Restarted(_Record, frozen=True, tag="restarted"):
+    """The scheduler was started again. Each start has its own generation, which rises."""
+
+    now: float
+    generation: int
+
+
+class Ended(_Record, frozen=True, tag="ended"):
+    """The scheduler was asked to end, and the cluster with it."""
+
+    now: float
+
+
+Input: TypeAlias = Asked | Obeyed | Probed | Died | MembersSilent | EventsSeen | Bound | Restarted | Ended
+
+
+# --- the state --------------------------------------------------------------------------------------------------------
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Settings(_State, frozen=True):
+    """What a cluster is started with; the same as long as it exists."""
+
+    servers: Annotated[int, msgspec.Meta(ge=1)]
+    workers: Annotated[int, msgspec.Meta(ge=1)]
+    slots: Annotated[int, msgspec.Meta(ge=2)]
+    heartbeat: Annotated[float, msgspec.Meta(gt=0)]
+    grace: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class PeerState(_State, frozen=True):
+    """A peer; fields that its role does not have keep their defaults."""
+
+    sender: bytes
+    role: str
+    about: str
+    host: str
+    rank: int
+    inside: bool
+    replies: dict[int, ReplyBody]
+    latest: int
+    open: list[int]
+    waiting: dict[int, str]
+    join: int = 0
+    addresses: tuple[str, ...] = ()
+    orders: int = 0
+    order: Order | None = None
+    incarnation: int = 0
+    wants: Join = Join()
+
+
+class SplitState(_State, frozen=True):
+    """The splits of a pass. ``taken`` has, for each split in work, its workers and since when."""
+
+    count: int
+    untouched: int
+    back: list[int]
+    taken: list[tuple[int, list[tuple[bytes, float]]]]
+    twice: list[int]
+    finished: int
+    seconds: float
+
+
+class PassState(_State, frozen=True):
+    """A pass over the data."""
+
+    splits: SplitState
+    digest: str
+    clocks: dict[int, int]
+    end: int | None
+
+
+class JobState(_State, frozen=True):
+    """A job. Its members are named by their senders."""
+
+    number: int
+    consistency: JobConsistency
+    size: int
+    members: dict[int, bytes]
+    dead: list[int]
+    barriers: dict[str, dict[int, int]]
+    passes: dict[int, PassState]
+    first_pass: int
+    passes_end: int
+    reached: dict[int, int]
+    clock: int
+
+
+class MembershipState(_State, frozen=True):
+    """The state of a membership between two operations. Peers are named by their senders."""
+
+    settings: Settings
+    cluster: str
+    seed: bytes
+    drawn: int
+    now: float
+    generation: int
+    address: str
+    ended: bool
+    peers: list[PeerState]
+    former: list[tuple[bytes, ReplyBody]]
+    servers: list[bytes]
+    map: ClusterMap | None
+    broken: str
+    events: list[Event]
+    events_dropped: int
+    tables: list[TableReply]
+    launchers_done: int
+    failed: str
+    status: int
+    incarnations: dict[int, int]
+    clocks_before: int
+    job: JobState | None
+    forming: list[bytes]
+    queue: list[bytes]
+    silent: bool
