@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
@@ -16,11 +18,12 @@ from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
 
 TIMEOUT = 120.0  # of what is expected to happen at once; a machine may be busy
+HEARTBEAT = 20.0  # seconds: no process is declared dead while a test runs, except by `declare_dead`
 
 
 @contextlib.contextmanager
 def scheduler(
-    servers: int, *, heartbeat: float = 0.5, bind: str = "tcp://127.0.0.1:*", **settings: object
+    servers: int, *, heartbeat: float = HEARTBEAT, bind: str = "tcp://127.0.0.1:*", **settings: object
 ) -> Iterator[Scheduler]:
     """Run a scheduler in a thread."""
     with Scheduler(bind, servers=servers, heartbeat=heartbeat, **settings) as made:
@@ -32,6 +35,22 @@ def scheduler(
             made.stop()
             thread.join(TIMEOUT)
             assert not thread.is_alive()
+
+
+def declare_dead(scheduler: Scheduler, role: str, rank: int) -> None:
+    """Have the scheduler declare a silent server or worker dead at once, instead of after five heartbeats.
+
+    The living ones keep long heartbeats, which a busy machine does not delay for so long. Returns when it is done.
+    """
+    membership = scheduler.membership
+    members = membership._servers if role == "server" else membership._job.members
+    peer = members[rank]
+    deadline = time.monotonic() + TIMEOUT
+    while peer.sender in membership._peers:
+        assert time.monotonic() < deadline, f"{role} {rank} is not silent"
+        peer.last_heard = -math.inf  # again, since a message that it had sent may have arrived
+        scheduler._wake()
+        time.sleep(0.01)
 
 
 class FakeServer:
@@ -86,6 +105,7 @@ class Wire:
         host, port = address.removeprefix("tcp://").split(":")
         self._target = (host, int(port))
         self._cut = threading.Event()
+        self.dropped = 0  # bytes
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -103,7 +123,9 @@ class Wire:
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if not self._cut.is_set():
+                if self._cut.is_set():
+                    self.dropped += len(data)
+                else:
                     target.sendall(data)
 
     def cut(self) -> None:

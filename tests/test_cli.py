@@ -597,9 +597,11 @@ def test_ctrl_c_and_sigterm_leave_a_model_that_loads_and_a_status_of_their_own(l
     )
     try:
         assert process.stderr is not None
-        while "examples" not in process.stderr.read(64):  # the bar is there: it learns
-            pass
-        time.sleep(0.3)
+        shown = ""
+        while shown.count("2.00k examples") < 5:
+            some = process.stderr.read(64)
+            assert some, shown
+            shown += some  # by the bar: whole passes
         process.send_signal(number)
         if number == signal.SIGTERM:  # as `timeout` does: once to the process, once to its group
             time.sleep(0.01)

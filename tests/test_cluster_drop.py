@@ -41,7 +41,7 @@ def meet_for_ever(store):
 
 @pytest.fixture(scope="module")
 def running():
-    with cluster(1, heartbeat=20.0) as made:  # nobody is taken for dead while a test runs
+    with cluster(1) as made:
         yield made
 
 

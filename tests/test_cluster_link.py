@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 import shoal
-from cluster_fakes import TIMEOUT, FakeServer, Wire, scheduler
+from cluster_fakes import HEARTBEAT, TIMEOUT, FakeServer, Wire, declare_dead, scheduler
 from shoal.cluster.protocol import connection as connections
 from shoal.cluster.protocol.address import complete, split, try_out
 from shoal.cluster.protocol.curve import Keys, make_keys
@@ -86,8 +86,10 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
 
 def test_who_misses_others_at_the_deadline_is_told_which_ones():
     with scheduler(2) as cluster, FakeServer(cluster.address), SchedulerClient(cluster.address, "worker") as link:
+        until(lambda: any(server.inside for server in cluster.membership._servers.values()))
+        link.hello(timeout=TIMEOUT)
         with pytest.raises(DeadlineExceededError, match="1 of 2 servers have joined"):
-            link.join(timeout=1.5, consistency=shoal.BSP())
+            link.join(timeout=3.0, consistency=shoal.BSP())
         with FakeServer(cluster.address) as other:
             assert other.joined.wait(TIMEOUT)
 
@@ -102,7 +104,7 @@ def until(what):
 def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_holds(caplog):
     faults = []
     with contextlib.ExitStack() as ends:
-        with scheduler(1) as cluster:
+        with scheduler(1, heartbeat=1.0) as cluster:
             address = cluster.address
             server = ends.enter_context(FakeServer(address))
             link = ends.enter_context(SchedulerClient(address, "worker", on_fault=faults.append))
@@ -144,7 +146,7 @@ def test_a_stopped_scheduler_tells_everybody():
 
 def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
     with (
-        scheduler(1, heartbeat=0.1) as cluster,
+        scheduler(1) as cluster,
         FakeServer(cluster.address) as server,
         SchedulerClient(cluster.address, "worker") as one,
         SchedulerClient(cluster.address, "worker") as two,
@@ -154,6 +156,7 @@ def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
         assert sorted(join.result().rank for join in joins) == [0, 1]
         waiting = pool.submit(one.call, Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
         server.die()
+        declare_dead(cluster, "server", 0)
         with pytest.raises(ServerLostError, match=r"server 0 at tcp://127\.0\.0\.1:\d+ .* is lost .* silent for"):
             waiting.result()
         with pytest.raises(ServerLostError):
@@ -243,11 +246,12 @@ def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_
             hello = pool.submit(link.hello, timeout=TIMEOUT)
             assert router.poll(TIMEOUT * 1000)
             route = router.recv_multipart()[0]
-            welcome = HelloReply("c", "h", 16, 0.1, 0.5, 0)
+            welcome = HelloReply("c", "h", 16, HEARTBEAT, 5 * HEARTBEAT, 0)
             router.send_multipart([route, *encode(Reply(1, welcome))])
             assert hello.result() == welcome
             for frames in ([b"GET /"], [*encode(welcome)[:1], b"\xff"], [b"SHOALCTL\x09\0", b"", b"no version 9 here"]):
                 router.send_multipart([route, *frames])
+            until(lambda: link._refusal)
             with pytest.raises(DeadlineExceededError, match="the other side refuses: no version 9 here"):
                 link.call(GetMap(), GetMapReply, timeout=0.4, doing="asking for the map of slots")
             link.check()
@@ -256,12 +260,14 @@ def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_
 def test_a_flood_of_messages_does_not_hide_that_a_worker_is_dead(monkeypatch):
     receive = Scheduler._receive
     monkeypatch.setattr(Scheduler, "_receive", lambda self: receive(self) and False)  # there are always more
-    with scheduler(1, heartbeat=0.1) as cluster, FakeServer(cluster.address):
+    with scheduler(1) as cluster, FakeServer(cluster.address):
         link = SchedulerClient(cluster.address, "worker", about="a worker\n\x1b[31mthat paints")
         link.join(timeout=TIMEOUT, consistency=shoal.BSP())
         assert "(a worker??[31mthat paints)" in str(cluster.membership._job.members[0])
         link.close()
-        until(lambda: not cluster.membership.workers)
+        cluster.membership._heartbeat = 0.1  # how often it looks
+        declare_dead(cluster, "worker", 0)
+        assert not cluster.membership.workers
 
 
 def test_a_peer_of_another_version_is_told_so():
@@ -301,7 +307,7 @@ def test_a_connection_that_breaks_is_made_anew_and_nobody_is_taken_for_another()
             assert table == TableReply(0, FORM)
         wire.cut()
         waiting = pool.submit(link.call, Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
-        time.sleep(0.1)
+        until(lambda: wire.dropped)
         wire.break_off()
         wire.mend()
         waiting.result()
@@ -368,7 +374,7 @@ def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_conn
     of = {role: {"keys": Keys.load(tmp_path / "keys", role)} if secured else {} for role in ("scheduler", "worker")}
     faults = Faults(random.Random(0), ["cut", "flip", "drop"], [500, 3000], most=15)
     with (
-        scheduler(1, heartbeat=20.0, **of["scheduler"]) as cluster,
+        scheduler(1, **of["scheduler"]) as cluster,
         contextlib.closing(Changing(int(cluster.address.rsplit(":")[-1]), faults)) as wire,
         SchedulerClient(wire.address, "worker", **of["worker"]) as link,
     ):

@@ -16,11 +16,11 @@ import pytest
 from tqdm import tqdm
 
 import shoal
-from cluster_fakes import TIMEOUT
+from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
 from places import BUCKET, object_store, options
+from server_processes import server_processes
 from shoal import checkpoint
-from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol import tasks
 from shoal.cluster.server import load_task
 from shoal.cluster.server import tasks as runner
@@ -78,11 +78,13 @@ def one_cluster(workers: int = 1, **how: Any) -> Iterator[tuple[Cluster, list[An
 
 
 def fails_at_the_second(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Have server 1 read all of it, and then fail."""
+    """Have server 1 fail when both have read all of it: a server that still reads keeps its rows a little longer."""
     fill = load_task.restore_tables
+    both = threading.Barrier(2)
 
     def some(histories: Any, rows: Any, *given: Any) -> Any:
         counts = fill(histories, rows, *given)
+        both.wait(TIMEOUT)
         if rows[0]._session.first_slot:
             raise error
         return counts
@@ -403,7 +405,7 @@ def test_a_server_that_makes_no_progress_is_named(chains: Any, held: Any, monkey
 
 def test_a_load_whose_worker_dies_is_given_up_and_others_are_told(chains: Any, held: Any) -> None:
     begun, may = held
-    with cluster(2, slots=SLOTS, heartbeat=0.1) as made, contextlib.ExitStack() as stack:
+    with cluster(2, slots=SLOTS) as made, contextlib.ExitStack() as stack:
         zero, one = stack.enter_context(joined(made.address, 2, consistency=shoal.ASP()))
         for store in (zero, one):
             clocks(store, 0, 1)
@@ -411,6 +413,7 @@ def test_a_load_whose_worker_dies_is_given_up_and_others_are_told(chains: Any, h
             loads = [pool.submit(store.load, chains(SLOTS) / "2") for store in (zero, one)]
             assert begun.wait(TIMEOUT)
             zero._link.close()  # as if its process had gone
+            declare_dead(made.scheduler, "worker", 0)
             with pytest.raises(ShoalError, match="was not loaded"):
                 loads[1].result(TIMEOUT)
             with pytest.raises(ShoalError):
@@ -433,7 +436,7 @@ def test_a_server_that_is_killed_or_hangs_fails_the_load_in_every_worker(how: si
         alone.table("t", dim=16).assign(keys, np.ones((len(keys), 16), np.float32))
         alone.save(tmp_path)
     with (
-        local_cluster.running(2, heartbeat=0.2, timeout=TIMEOUT, storage_roots=[tmp_path]) as made,
+        server_processes(2, storage_roots=[tmp_path]) as made,
         joined(made.address, 2, consistency=shoal.ASP()) as stores,
         ThreadPoolExecutor(2) as pool,
     ):
@@ -448,6 +451,7 @@ def test_a_server_that_is_killed_or_hangs_fails_the_load_in_every_worker(how: si
         loads = [pool.submit(load, store) for store in stores]
         loaded.wait(TIMEOUT)
         made.servers[1].process.send_signal(how)
+        declare_dead(made.scheduler, "server", 1)
         try:
             for one in loads:
                 with pytest.raises(ServerLostError, match="server 1 at"):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import shoal
-from cluster_fakes import TIMEOUT
+from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from shoal import _core, cli
 from shoal.models import BIAS_KEY
@@ -303,12 +303,13 @@ def test_nobody_waits_for_a_worker_that_was_lost(batches):
             if store.rank == 1:
                 store.barrier()
                 store._link.close()  # not a word more
+                declare_dead(made.scheduler, "worker", 1)
                 return 0
             store.barrier()
             model.fit(batches[store.rank :: 3], progress=False)
             return model.examples
 
-    with cluster(1, 1, heartbeat=0.1) as made:
+    with cluster(1, 1) as made:
         found = together_until_each_is_done(made.address, 3, learn)
     assert found[0] > 0
 
@@ -334,6 +335,7 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
     def die_and_come_again(address):
         store = shoal.connect(address, workers=2, rank=1, threads=1, timeout=TIMEOUT)
         store._link.close()  # not a word more
+        declare_dead(made.scheduler, "worker", 1)
         assert gone.wait(TIMEOUT)
         with contextlib.suppress(shoal.ShoalError):
             store.close()
@@ -347,7 +349,7 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
                     model.fit(split, progress=False)
                 return model.examples
 
-    with cluster(1, 1, heartbeat=0.1) as made, ThreadPoolExecutor(2) as pool:
+    with cluster(1, 1) as made, ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(work, made.address) for work in (stay, die_and_come_again)]
         assert sum(end.result(TIMEOUT) for end in ends) == 300
 

@@ -14,12 +14,14 @@ import textwrap
 import threading
 import time
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
 
 import shoal
-from cluster_fakes import Wire
+from cluster_fakes import Wire, declare_dead
+from server_processes import server_processes
 from shoal import _core
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -37,8 +39,8 @@ pytestmark = [
 
 @contextlib.contextmanager
 def running(servers, **settings):
-    with local_cluster.running(servers, heartbeat=0.3, timeout=LONG, **settings) as cluster:
-        pids = [child.process.pid for child in [cluster.scheduler, *cluster.servers]]
+    with server_processes(servers, **settings) as cluster:
+        pids = [child.process.pid for child in cluster.servers]
         yield cluster
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
@@ -477,6 +479,7 @@ def test_a_killed_worker_is_dismissed_and_another_takes_its_place_at_the_clock_o
         table.push(KEYS, ONES).wait()
         store.tick()
         victim.kill()
+        declare_dead(cluster.scheduler, "worker", 1)
         assert table.pull(KEYS).sum() == begin - 500.0  # the push of the dead one's clock, never ticked, is dropped
         for _ in range(3):
             store.tick()
@@ -505,8 +508,9 @@ def test_a_worker_that_was_stopped_too_long_is_fenced_when_it_goes_on(cluster):
     with script(VICTIM, cluster.address) as victim, connect(cluster, workers=2, rank=0) as store:
         assert victim.stdout.readline() == "pushed 0\n"
         victim.send_signal(signal.SIGSTOP)
+        declare_dead(cluster.scheduler, "worker", 1)
         store.tick()
-        table_of(store).pull(KEYS)  # waits until the other is dismissed
+        table_of(store).pull(KEYS)  # of which the other has not ended the clock
         victim.send_signal(signal.SIGCONT)
         assert victim.stdout.readline() == "FencedError\n"
         assert victim.wait(LONG) == 7
@@ -516,13 +520,15 @@ def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_wh
     wire = Wire(cluster.address)
     with connect_both(cluster, wire) as (store, cut_off):
         wire.cut()
+        declare_dead(cluster.scheduler, "worker", 1)
         store.tick()
         table_of(store).pull(KEYS)
+        cut_off._link._welcome = msgspec.structs.replace(cut_off._link.welcome, heartbeat=0.1, dead_after=0.5)
         with pytest.raises(NotConnectedError, match="has been silent for"):
             cut_off.barrier(timeout=2.0)
         wire.mend()
         with pytest.raises(FencedError, match="was declared dead"):
-            until(lambda: cut_off._link.check(), 20)
+            until(lambda: cut_off._link.check())
     wire.close()
 
 
@@ -537,6 +543,7 @@ def test_a_clock_whose_tick_reached_one_server_counts_on_both_when_its_worker_di
         dying.tick()
         until(lambda: [figures["clocks"][1] for figures in store.server_metrics()] == [1, 0])
         wire.cut()
+        declare_dead(cluster.scheduler, "worker", 1)
         dying.channel.fail(ShoalError("it is dead"))
         store.tick()
         np.testing.assert_array_equal(table.pull(KEYS), begin - 1.0)
@@ -593,6 +600,8 @@ def test_a_lost_server_is_named_within_the_deadline(number, servers):
         table = table_of(store)
         table.push(KEYS, ONES).wait()
         cluster.servers[last].process.send_signal(number)
+        if number != signal.SIGTERM:  # after which it says that it leaves
+            declare_dead(cluster.scheduler, "server", last)
         with pytest.raises(ServerLostError, match=rf"server {last} at tcp://127.0.0.1:\d+ .*is lost .* its rows"):
             until(lambda: table.pull(KEYS) is None, LONG)
         with pytest.raises(ServerLostError, match=f"server {last} at"):
@@ -603,21 +612,22 @@ def test_a_lost_server_is_named_within_the_deadline(number, servers):
 def test_a_dead_scheduler_ends_the_servers_after_their_grace_and_calls_that_need_it_fail():
     command = [sys.executable, "-m", "shoal"]
     with subprocess.Popen(
-        [*command, "scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "0.3", "--quiet"],
+        [*command, "scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "0.5", "--quiet"],
         stdout=subprocess.PIPE,
         text=True,
     ) as scheduler:
         where = scheduler.stdout.readline().split()[2].rstrip(",")
         with (
             subprocess.Popen(
-                [*command, "server", "--connect", where, "--grace", "1", "--quiet"],
+                [*command, "server", "--connect", where, "--grace", "3", "--quiet"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             ) as server,
-            shoal.connect(where, timeout=3.0) as store,
+            shoal.connect(where, timeout=LONG) as store,
         ):
             scheduler.kill()
+            store._timeout = 3.0
             with pytest.raises(NotConnectedError, match="silent for"):
                 table_of(store)
             errors = server.communicate(timeout=LONG)[1]

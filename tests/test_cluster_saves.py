@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ import pytest
 
 import cluster_standin
 import shoal
-from cluster_fakes import TIMEOUT, Wire, scheduler
+from cluster_fakes import TIMEOUT, Wire, declare_dead, scheduler
 from cluster_standin import cluster
 from places import BUCKET, object_store, options
+from server_processes import server_processes
 from shoal import checkpoint
-from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol import tasks
 from shoal.cluster.server import save_task
 from shoal.cluster.server import tasks as runner
@@ -84,6 +84,13 @@ def same(folder: Path, other: Path) -> None:
     one, two = pieces_of(folder), pieces_of(other)
     assert one.keys() == two.keys()
     assert [key for key in one if one[key] != two[key]] == []
+
+
+def until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -383,17 +390,15 @@ def test_what_a_dead_worker_held_is_waited_for_until_the_servers_know_it_is_dead
 
 def test_a_worker_that_dies_is_not_waited_for(held: Any, tmp_path: Path) -> None:
     begun, may = held
-    with cluster(2, slots=16, heartbeat=0.1) as made, contextlib.ExitStack() as stack:
+    with cluster(2, slots=16) as made, contextlib.ExitStack() as stack:
         one, two = stack.enter_context(joined(made.address, 2, consistency=shoal.ASP()))
         for store in (one, two):
             tables_of(store)
         handle = one.save(tmp_path / "one", wait=False)
         assert begun.wait(TIMEOUT)
         one._link.close()  # as if its process had gone
-        deadline = time.monotonic() + TIMEOUT
-        while 0 not in two.lost_workers:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        declare_dead(made.scheduler, "worker", 0)
+        until(lambda: 0 in two.lost_workers)
         may.set()
         two.save(tmp_path / "two")
         with pytest.raises(shoal.ShoalError):
@@ -428,7 +433,7 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
         may.set()
         store.save(tmp_path)
         before = leftovers(tmp_path)
-        store._timeout = store.channel._timeout = 1.0
+        store._timeout = store.channel._timeout = 3.0
         may.clear()
         begun.clear()
         handle = store.save(tmp_path, wait=False)
@@ -438,11 +443,19 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
             handle.wait()
         wires[1].mend()
         store._timeout = store.channel._timeout = TIMEOUT
-        may.set()
         same(tmp_path, alone / "0")
-        store.save(tmp_path / "again")
+
+        def saves_begun() -> int:
+            (service,) = made.servers[1].services
+            return service.metrics()["requests"]["save begin"]
+
+        earlier = saves_begun()
+        again = store.save(tmp_path / "again", wait=False)
+        until(lambda: saves_begun() > earlier)  # which ends the save that it was not told to give up
+        may.set()
+        again.wait()
         same(tmp_path / "again", alone / "0")
-        assert leftovers(tmp_path) == before
+        until(lambda: leftovers(tmp_path) == before)
     for wire in wires:
         wire.close()
 
@@ -454,7 +467,7 @@ def test_a_server_that_is_killed_fails_the_save_by_name(tmp_path: Path) -> None:
     keys = np.arange(100_000, dtype=np.uint64)
     ones = np.ones((len(keys), 16), np.float32)
     with (
-        local_cluster.running(2, heartbeat=0.2, timeout=TIMEOUT, storage_roots=[tmp_path]) as made,
+        server_processes(2, storage_roots=[tmp_path]) as made,
         shoal.connect(made.address, consistency=shoal.ASP(), timeout=TIMEOUT) as store,
     ):
         table = store.table("t", dim=16, optimizer=shoal.SGD(lr=1.0))
@@ -464,6 +477,7 @@ def test_a_server_that_is_killed_fails_the_save_by_name(tmp_path: Path) -> None:
         table.push(keys, ones).wait()
         handle = store.save(tmp_path, wait=False)
         made.servers[1].process.kill()
+        declare_dead(made.scheduler, "server", 1)
         with pytest.raises(shoal.errors.ServerLostError, match="server 1 at"):
             handle.wait()
         assert (tmp_path / "manifest.json").read_bytes() == before

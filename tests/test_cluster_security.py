@@ -78,9 +78,9 @@ def test_a_cluster_with_keys_serves_those_who_have_them_and_nobody_else(folder, 
         (tmp_path / "others" / f"{role}.key").write_bytes((folder / f"{role}.key").read_bytes())
     with local_cluster.running(1, threads=2, curve=str(folder)) as cluster:
         with pytest.raises(NotConnectedError, match=r"does it require keys \(curve=\)\?"):
-            shoal.connect(cluster.address, timeout=1.0)
+            shoal.connect(cluster.address, timeout=3.0)
         with pytest.raises(NotConnectedError, match=r"does it have the same keys\?"):
-            shoal.connect(cluster.address, timeout=1.0, curve=tmp_path / "others")
+            shoal.connect(cluster.address, timeout=3.0, curve=tmp_path / "others")
         with shoal.connect(cluster.address, curve=folder) as store:
             table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
             table.push(KEYS, np.ones((len(KEYS), 4), np.float32)).wait()
@@ -116,6 +116,6 @@ def test_a_launched_store_uses_the_keys_of_the_environment(folder, monkeypatch):
         monkeypatch.delenv("SHOAL_CURVE")
         address = re.search(r"tcp://[^']+", repr(store))[0]
         with pytest.raises(NotConnectedError, match="require keys"):
-            shoal.connect(address, timeout=0.5)
+            shoal.connect(address, timeout=3.0)
         table = store.table("t", dim=1, optimizer=shoal.SGD(lr=1.0))
         assert (table.pull(KEYS) == 0).all()

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.cluster.launch.local_cluster import running
+from cluster_fakes import declare_dead
+from server_processes import server_processes
 
 LONG = 120.0
 EXAMPLES = 600
@@ -19,7 +20,7 @@ EXAMPLES = 600
 
 @pytest.fixture(scope="module")
 def cluster():
-    with running(2, workers=2, heartbeat=0.3, timeout=LONG) as made:
+    with server_processes(2, workers=2) as made:
         yield made
 
 
@@ -101,6 +102,7 @@ def test_the_split_of_a_worker_that_dies_goes_to_another_so_that_no_example_is_l
             once_more = [int(word) for word in victim.stdout.readline().split()]
         finally:
             victim.kill()
+        declare_dead(cluster.scheduler, "worker", 1)
         survivor.result()
     expected = np.full(EXAMPLES, -1.0)
     expected[once_more] -= 1.0  # it had trained on them, and ticked; its split began anew

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shoal
-from cluster_fakes import TIMEOUT
+from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from forks import in_child
 from shoal import _core
@@ -273,7 +273,7 @@ def test_nobody_there_and_somebody_missing_are_told_apart(made):
     with joined(made.address, 1):
         pass  # so all servers are there
     with pytest.raises(shoal.DeadlineExceededError, match="1 of 2 workers"):
-        shoal.connect(made.address, workers=2, timeout=1.0)
+        shoal.connect(made.address, workers=2, timeout=3.0)
     with pytest.raises(shoal.NotConnectedError, match="no scheduler answers"):
         shoal.connect("tcp://127.0.0.1:9", timeout=0.3)
 
@@ -300,8 +300,8 @@ def test_what_connect_cannot_use_is_refused(made, how, kind, words):
 
 @pytest.fixture
 def team():
-    """Two workers of a job in which a silence of half a second is death, and how to get another in."""
-    with cluster(2, 1, heartbeat=0.1, slots=16) as made, contextlib.ExitStack() as stack:
+    """Two workers of a job, how the second dies without a word, and how to get another in."""
+    with cluster(2, 1, slots=16) as made, contextlib.ExitStack() as stack:
 
         def connect(rank):
             return shoal.connect(made.address, workers=2, rank=rank, threads=1, timeout=TIMEOUT)
@@ -310,11 +310,16 @@ def team():
             stores = list(pool.map(connect, range(2)))
         for store in stores:
             stack.callback(store._close, failed=True)
-        yield (*stores, lambda rank: stack.enter_context(connect(rank)))
+
+        def die():
+            stores[1]._link.close()
+            declare_dead(made.scheduler, "worker", 1)
+
+        yield (*stores, die, lambda rank: stack.enter_context(connect(rank)))
 
 
 def test_a_worker_that_died_holds_nobody_back_and_another_takes_its_place(team):
-    one, two, connect = team
+    one, two, die, connect = team
     tables = [store.table("t", **SGD) for store in (one, two)]
     for _ in range(3):
         for store, table in zip((one, two), tables, strict=True):
@@ -325,7 +330,7 @@ def test_a_worker_that_died_holds_nobody_back_and_another_takes_its_place(team):
     tables[0].push(KEYS, ONES)
     one.tick()
     waiting = tables[0].pull_async(KEYS)
-    two._link.close()  # without a word
+    die()
     assert np.all(waiting.wait() == -7)  # what it had not ended is dropped
     new = connect(1)
     assert (new.rank, new.clock) == (1, 4)
@@ -343,10 +348,10 @@ def test_a_worker_that_died_holds_nobody_back_and_another_takes_its_place(team):
 
 
 def test_a_worker_that_was_taken_for_dead_changes_nothing_any_more(team):
-    one, two, connect = team
+    one, two, die, connect = team
     table, zombie = one.table("t", **SGD), two.table("t", **SGD)
-    two._link.close()
-    connect(1)  # once it is taken for dead
+    die()
+    connect(1)
     with pytest.raises(shoal.FencedError, match="worker 1"):
         zombie.push(KEYS, ONES).wait()
     with pytest.raises(shoal.FencedError):
@@ -472,12 +477,13 @@ def test_a_model_trains_saves_and_loads(made, tmp_path):
 
 
 def test_a_server_that_is_gone_is_told_by_every_call_and_at_once(made):
-    with cluster(2, 1, heartbeat=0.1) as made, contextlib.ExitStack() as stack:
+    with cluster(2, 1) as made, contextlib.ExitStack() as stack:
         (store,) = stack.enter_context(joined(made.address, 1, consistency=shoal.ASP()))
         table = store.table("t", **SGD)
         keys = np.arange(1000, dtype=np.uint64)
         table.push(keys, np.ones(1000, np.float32)).wait()
         made.servers[1].close()
+        declare_dead(made.scheduler, "server", 1)
         calls = (
             lambda: table.pull(keys),
             lambda: table.push(keys, np.ones(1000, np.float32)).wait(),
@@ -492,8 +498,9 @@ def test_a_server_that_is_gone_is_told_by_every_call_and_at_once(made):
 def test_the_scheduler_that_is_gone_is_told_when_something_is_asked_of_it(made):
     with joined(made.address, 1):
         pass  # so all servers are there
-    with joined(made.address, 1, consistency=shoal.ASP(), timeout=1.0) as (store,):
+    with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         table = store.table("t", **SGD)
+        store._timeout = store.channel._timeout = 1.0
         made.scheduler.stop()
 
         def barriers():

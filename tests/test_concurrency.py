@@ -193,24 +193,21 @@ def test_a_push_gets_its_turn_between_pulls_that_never_stop():
         keys = np.arange(20_000, dtype=np.uint64)
         table.push(keys, np.ones((20_000, 8), np.float32)).wait()
         stop = threading.Event()
+        deadline = time.monotonic() + 300
 
         def pull():
             while not stop.is_set():
+                assert time.monotonic() < deadline, "no push gets its turn"
                 table.pull(keys)
 
         def push():
-            times = []
             try:
                 for _ in range(20):
-                    start = time.monotonic()
                     table.push(keys[:10], np.ones((10, 8), np.float32)).wait()
-                    times.append(time.monotonic() - start)
             finally:
                 stop.set()
-            return times
 
-        *_, times = together(*[pull] * 8, push)
-        assert max(times) < 20, times
+        together(*[pull] * 8, push)
 
 
 def test_a_save_gets_its_turn_and_is_of_one_moment(tmp_path):
@@ -269,7 +266,7 @@ def test_a_long_call_lets_other_python_threads_run():
         keys = np.random.default_rng(3).integers(0, 2**64, 3_000_000, np.uint64)
         grads = np.ones(len(keys), np.float32)
         done = threading.Event()
-        worst = 0.0
+        wakes = 0
 
         def work():
             table.push(keys, grads)
@@ -277,16 +274,12 @@ def test_a_long_call_lets_other_python_threads_run():
             done.set()
 
         thread = threading.Thread(target=work)
-        start = last = time.monotonic()
         thread.start()
         while not done.is_set():
             time.sleep(0.001)
-            now = time.monotonic()
-            worst, last = max(worst, now - last), now
+            wakes += 1
         thread.join()
-        elapsed = last - start
-        assert elapsed > 0.1
-        assert worst < elapsed / 2  # one sleep in the GIL's shadow would be nearly all of it
+        assert wakes > 10  # were the GIL held in the two calls, there would be one before, between and after them
 
 
 def test_closing_while_others_work_ends_them_with_an_error_and_nothing_worse():

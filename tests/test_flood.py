@@ -39,12 +39,16 @@ def handshake(port):
     connection.sendall(GREETING)
     ready = b"\x05READY" + PROPERTIES
     connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
+    receive_until(connection, b"READY")
+    return connection
+
+
+def receive_until(connection, end):
     got = b""
-    while b"READY" not in got:
+    while end not in got:
         part = connection.recv(4096)
         assert part, "the connection was ended"
         got += part
-    return connection
 
 
 @pytest.mark.parametrize("program", [SCHEDULER, DATA_LOOP], ids=["scheduler", "data loop"])
@@ -60,7 +64,8 @@ def test_who_is_flooded_by_a_peer_that_breaks_off_goes_on(program):
                         connection.sendall((10 * message + b"\x04" + bytes([len(PING)]) + PING) * 2000)
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 time.sleep(0.05)
-            time.sleep(1)  # a heartbeat
+            with handshake(port) as connection:
+                receive_until(connection, b"PING")  # it has got over the heartbeats of all connections
             assert process.poll() is None
             handshake(port).close()
         finally:

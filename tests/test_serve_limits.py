@@ -31,6 +31,7 @@ from shoal.serve.bodies import ARROW, JSON, TEXT, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
 from shoal.serve.limits import Account, Budget, RequestError, TooLargeError  # noqa: E402
 
+REQUEST_SECONDS = 1.5  # that a busy machine does not take from a connection to its first bytes
 BODY = '{"instances": [{"keys": [1, 2]}]}'
 
 
@@ -162,7 +163,7 @@ def closed(one):
 
 
 def test_silent_and_slow_connections_are_closed(folder):
-    with running(folder, limits=Limits(request_seconds=0.5)) as (port, _):
+    with running(folder, limits=Limits(request_seconds=REQUEST_SECONDS)) as (port, _):
         silent, headers, body = connect(port), connect(port), connect(port)
         headers.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\n")
         body.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
@@ -174,7 +175,7 @@ def test_silent_and_slow_connections_are_closed(folder):
         for _ in range(4):
             kept.request("POST", "/predict", BODY)
             assert kept.getresponse().read()
-            time.sleep(0.2)
+            time.sleep(REQUEST_SECONDS * 0.4)
         kept.close()
         metrics = ask(port, "GET", "/metrics")[1].decode()
         assert 'shoal_serve_closed_total{reason="silent"} 1.0' in metrics
@@ -182,7 +183,7 @@ def test_silent_and_slow_connections_are_closed(folder):
 
 
 def test_a_client_that_takes_no_answers_is_cut_off(folder):
-    with running(folder, limits=Limits(request_seconds=0.5)) as (port, _):
+    with running(folder, limits=Limits(request_seconds=REQUEST_SECONDS)) as (port, _):
         greedy = socket.socket()
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         greedy.connect(("127.0.0.1", port))
