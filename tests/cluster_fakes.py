@@ -44,9 +44,9 @@ def declare_dead(scheduler: Scheduler, role: str, rank: int) -> None:
     """
     membership = scheduler.membership
     members = membership._servers if role == "server" else membership._job.members
-    peer = members[rank]
+    peer = members.get(rank)
     deadline = time.monotonic() + TIMEOUT
-    while peer.sender in membership._peers:
+    while peer is not None and peer.sender in membership._peers:
         assert time.monotonic() < deadline, f"{role} {rank} is not silent"
         peer.last_heard = -math.inf  # again, since a message that it had sent may have arrived
         scheduler._wake()

@@ -73,6 +73,8 @@ class Process:
         self.replies: dict[int, object] = {}
         self.alive, self.paused, self.fenced = True, False, False
         self.place: JoinReply | None = None
+        self.connection = 0
+        self.connects_at = self.speaks_at = 0.0
         self.seen = 0
         self.gone: list[object] = []
         self.taken = 0
@@ -85,6 +87,10 @@ class Process:
     @property
     def running(self) -> bool:
         return self.alive and not self.paused
+
+    @property
+    def route(self) -> bytes:
+        return self.sender + bytes([self.connection] if self.connection else [])
 
     def ask(self, body: object) -> int:
         self.number += 1
@@ -170,7 +176,7 @@ class World:
         self.workers_wanted, self.loss, self.refusals = workers, loss, refusals
         self.now, self.clock = 0.0, 0
         self.membership = Membership(servers=servers, workers=workers, slots=16, rng=self.rng, now=0.0, heartbeat=1.0)
-        self.flying: list[tuple[float, object, Process, bool]] = []
+        self.flying: list[tuple[float, object, Process, bytes | None]] = []  # the route of those to the scheduler
         self.processes: list[Process] = []
         self.told: dict[tuple[bytes, int], object] = {}
         self.inside: dict[int, Process] = {}
@@ -191,27 +197,27 @@ class World:
     def those(self, role: str) -> list[Process]:
         return [process for process in self.processes if process.role == role and process.running]
 
-    def _fly(self, message: object, process: Process, up: bool) -> None:
+    def _fly(self, message: object, process: Process, up: bytes | None) -> None:
         while self.rng.random() >= self.loss:
             self.flying.append((self.now + self.rng.expovariate(20), message, process, up))
             if self.rng.random() >= self.loss:
                 break
 
     def send_up(self, process: Process, message: object) -> None:
-        self._fly(decode(encode(message)), process, True)
+        self._fly(decode(encode(message)), process, process.route)
 
     def route(self, outgoing: list[tuple[bytes, object]]) -> None:
         by_sender = {process.sender: process for process in self.processes}
         passed = []
         for route, message in outgoing:
-            process = by_sender[route]
+            process = by_sender[route[:16]]
             if isinstance(message, Events):
                 for event in message.events:
                     if isinstance(event, WorkerGone):
                         self.leaves(event.rank, event.incarnation)
             if isinstance(message, Reply) and not isinstance(message.body, PendingReply) and message.number:
-                first = (route, message.number) not in self.told
-                known = self.told.setdefault((route, message.number), message.body)
+                first = (process.sender, message.number) not in self.told
+                known = self.told.setdefault((process.sender, message.number), message.body)
                 assert known == message.body or isinstance(message.body, ErrorReply | LeaveReply), "another answer (I4)"
                 if isinstance(message.body, JoinReply) and process.role == "worker" and first:
                     self.check_joined(process, message.body)
@@ -223,7 +229,8 @@ class World:
                         assert server.tables[message.body.id] == message.body.form.name, "not on all servers (I6)"
                 elif isinstance(message.body, ErrorReply) and message.body.kind == "memory" and first:
                     self.check_refused(process, process.asked.get(message.number))
-            self._fly(decode(encode(message)), process, False)
+            if route == process.route:
+                self._fly(decode(encode(message)), process, None)
         for process, number in passed:
             name = process.asked[number].name if number in process.asked else "all"
             for rank, worker in self.inside.items():
@@ -257,14 +264,14 @@ class World:
             due = [flying for flying in self.flying if flying[0] <= self.now]
             self.flying = [flying for flying in self.flying if flying[0] > self.now]
             for _, message, process, up in due:
-                if up:
+                if up is not None:
                     if (
                         isinstance(message, Request)
                         and isinstance(message.body, Leave)
                         and process in self.inside.values()
                     ):
                         del self.inside[next(rank for rank, inside in self.inside.items() if inside is process)]
-                    self.route(self.membership.handle(process.sender, "10.0.0.9", message, self.now))
+                    self.route(self.membership.handle(up, "10.0.0.9", message, self.now))
                 elif process.running:
                     process.hear(message)
             while self.membership.probes:
@@ -272,7 +279,7 @@ class World:
             self.route(self.membership.on_time(self.now))
             if round(self.now / 0.05) % 5 == 0:
                 for process in self.processes:
-                    if process.running and not process.fenced:
+                    if process.running and not process.fenced and process.connects_at <= self.now:
                         process.speak()
         self.check_servers()
 

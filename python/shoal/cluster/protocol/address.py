@@ -16,7 +16,17 @@ import socket
 import time
 from collections.abc import Sequence
 
-__all__ = ["bindable", "check_bind", "complete", "is_loopback", "join_address", "split", "try_all", "try_out"]
+__all__ = [
+    "all_refuse",
+    "bindable",
+    "check_bind",
+    "complete",
+    "is_loopback",
+    "join_address",
+    "split",
+    "try_all",
+    "try_out",
+]
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|(?:(?![\[\]:/])[!-~])*):(?P<port>\d{1,9}|\*)", re.ASCII)
 _ANYWHERE = {"", "*", "0.0.0.0", "::"}
@@ -166,3 +176,29 @@ def try_all(addresses: Sequence[str], timeout: float) -> tuple[str, str] | None:
         if fault is not None:
             return address, fault
     return None
+
+
+def all_refuse(addresses: Sequence[str], timeout: float) -> bool:
+    """Whether connections to all addresses are refused: their machine runs, and no process listens there.
+
+    Parameters
+    ----------
+    addresses : sequence of str
+    timeout : float
+        Seconds for each address; one that does not answer has not refused.
+
+    Notes
+    -----
+    Blocks, until the first address that does not refuse.
+    """
+    for address in addresses:
+        try:
+            socket.create_connection(split(address), timeout, all_errors=True).close()
+        except ExceptionGroup as errors:  # one for each address of the name
+            if not all(isinstance(error, ConnectionRefusedError) for error in errors.exceptions):
+                return False
+        except (OSError, UnicodeError):
+            return False
+        else:
+            return False
+    return True

@@ -87,7 +87,7 @@ class Died(_Record, frozen=True, tag="died"):
 
 
 class MembersSilent(_Record, frozen=True, tag="silent"):
-    """Whether some worker of the job may be dead: it has missed heartbeats."""
+    """Whether some worker of the job may be dead: it has missed heartbeats, or is disconnected."""
 
     now: float
     silent: bool

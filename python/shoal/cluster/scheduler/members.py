@@ -5,7 +5,7 @@ Threads: one.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,6 +22,7 @@ __all__ = [
     "FormingJob",
     "Job",
     "LauncherPeer",
+    "LivenessProbe",
     "Peer",
     "ServerPeer",
     "WorkerPeer",
@@ -29,9 +30,19 @@ __all__ = [
     "restore_peer",
 ]
 
+_MAX_OLD_ROUTES = 8
+
 
 class AddressProbe(NamedTuple):
     """Addresses to probe before a server joins; the result goes to :meth:`.Membership.probed`."""
+
+    sender: bytes
+    number: int
+    addresses: tuple[str, ...]
+
+
+class LivenessProbe(NamedTuple):
+    """Addresses of a disconnected server: do all of them refuse connections? See :meth:`.Membership.liveness`."""
 
     sender: bytes
     number: int
@@ -55,6 +66,10 @@ class Peer:
     latest: int = 0  # the greatest number of its requests
     open: frozenset[int] = frozenset()  # numbers up to that whose replies it waits for
     waiting: dict[int, str] = field(default_factory=dict)  # requests without a reply, and what they wait for
+    old_routes: deque[bytes] = field(default_factory=lambda: deque(maxlen=_MAX_OLD_ROUTES), kw_only=True)
+    disconnected_at: float | None = field(default=None, kw_only=True)  # None: it is connected
+    # Before its connection ended, which then does not show that its process has.
+    was_silent: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.role} {self.rank} ({self.about})" if self.rank >= 0 else f"a {self.role} ({self.about})"
@@ -84,6 +99,8 @@ class ServerPeer(Peer):
     orders: int = 0  # sent so far
     order: Order | None = None  # not acknowledged
     resend_at: float = 0.0
+    probe: int = 0  # number of the last LivenessProbe
+    probe_at: float | None = None  # when to probe next; None: a probe is under way
 
     def save(self) -> PeerState:
         """As :meth:`Peer.save`."""

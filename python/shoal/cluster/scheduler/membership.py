@@ -28,10 +28,13 @@ Invariants (tests/test_membership.py tests them on random schedules):
   I5  A barrier lets no worker pass before every worker of the job, except dead or departed ones, has reached it.
   I6  A table in a reply is on all servers; one that a server refused is on none, and its number is free, before any
       reply says so.
-  I7  Silence counts only while the scheduler was running: one that was itself stopped declares no peer dead.
+  I7  Silence, and the time without a connection, count only while the scheduler was running: one that was itself
+      stopped declares no peer dead.
   I8  What is kept for a peer is bounded, and the work to answer each of its requests as well.
   I9  A membership that replays the inputs of another one, from its beginning or from a state that it saved, has the
       same state and repeats the same replies and orders.
+  I10 A peer whose connection has ended is declared dead before it counts as silent only if it is confirmed: a server
+      when all its addresses refuse connections, another peer when it has not connected again in time.
 
 Over 600 lines: the handlers of one state machine share its state and invariants. What it keeps of each peer and job is
 in members.py, the assignment of splits in splits.py.
@@ -119,6 +122,7 @@ from shoal.cluster.scheduler.members import (
     FormingJob,
     Job,
     LauncherPeer,
+    LivenessProbe,
     Peer,
     ServerPeer,
     WorkerPeer,
@@ -127,7 +131,7 @@ from shoal.cluster.scheduler.members import (
 )
 from shoal.cluster.scheduler.splits import SplitTracker
 
-__all__ = ["DEAD_AFTER", "AddressProbe", "Membership"]
+__all__ = ["DEAD_AFTER", "AddressProbe", "LivenessProbe", "Membership"]
 
 DEAD_AFTER = 5  # heartbeats missed
 _MAY_BE_DEAD_AFTER = 2  # heartbeats missed
@@ -139,6 +143,11 @@ _MAX_PASSES = 1024  # unfinished ones
 _MAX_TABLES_BYTES = 1 << 23  # of the descriptions of all tables, which are sent in one message
 _MAX_NAME_LENGTH = 1024  # characters of a table's name
 _RESEND_SECONDS = 1.0  # until an order is sent again
+_RECONNECT_SECONDS = 1.0  # in which a peer whose connection has ended connects again, and at least half a heartbeat
+_REFUSED_SECONDS = 0.1  # from the end of its connection until a server is dead whose addresses refuse connections
+_PROBE_AGAIN_SECONDS = 0.1
+_MAX_STEP_SECONDS = 0.25  # that counts as time without a connection between two inputs
+_HEARTBEATS_TO_CLOSE = 1.25  # of silence: libzmq ends a silent connection after 1.5, a process its own at once
 
 _TOO_MANY = f"more than {MAX_OPEN_REQUESTS} replies are not confirmed: a request names those that its sender awaits"
 
@@ -207,20 +216,24 @@ class Membership:
         self._slots = slots
         self._heartbeat = heartbeat
         self._dead_after = DEAD_AFTER * heartbeat
+        self._reconnect_seconds = max(_RECONNECT_SECONDS, heartbeat / 2)
         self._record = record
         self._seed = rng.randbytes(16)
         self._drawn = 0
         self._now = now
+        self._running = 0.0  # seconds that this state machine was seen to run
         self.generation = 0
         self.address = ""
         self.ended = False
         self.cluster = f"{self._draw(64):016x}"
-        self.probes: deque[AddressProbe] = deque()
+        self.probes: deque[AddressProbe | LivenessProbe] = deque()
         self.notes: deque[str] = deque()  # events for the log; the caller removes them
         self.refused: deque[tuple[str, str]] = deque()
         self._counts = counts
         self._reported_counts: dict[str, int] = {}
         self._peers: dict[bytes, Peer] = {}
+        self._by_route: dict[bytes, Peer] = {}
+        self._disconnected: dict[bytes, Peer] = {}  # by sender
         self._former: OrderedDict[bytes, ReplyBody] = OrderedDict()
         self._servers: dict[int, ServerPeer] = {}
         self._map: ClusterMap | None = None
@@ -292,6 +305,37 @@ class Membership:
             self._accept(Probed(self._now, probe.sender, probe.number, fault))
         return self._flush()
 
+    def disconnected(self, route: bytes, now: float) -> Outgoing:
+        """Process the end of a connection.
+
+        A peer is not declared dead for it alone (I10): the network or libzmq may have closed the connection, and then
+        the peer connects again at once.
+        """
+        self._advance(now)
+        peer = self._by_route.pop(route, None)
+        if peer is not None and peer.route == route:
+            peer.disconnected_at = self._running
+            peer.was_silent = now - peer.last_heard > _HEARTBEATS_TO_CLOSE * self._heartbeat
+            self._disconnected[peer.sender] = peer
+            if isinstance(peer, ServerPeer):
+                peer.probe_at = self._running
+                self._check_disconnected(peer)
+        return self._flush()
+
+    def liveness(self, probe: LivenessProbe, is_refused: bool, now: float) -> Outgoing:
+        """Process the result of a liveness probe: whether all addresses refuse connections."""
+        self._advance(now)
+        server = self._disconnected.get(probe.sender)
+        if isinstance(server, ServerPeer) and probe.number == server.probe and server.probe_at is None:
+            assert server.disconnected_at is not None
+            if is_refused and self._running - server.disconnected_at >= _REFUSED_SECONDS:
+                count = "ports refuse" if len(server.addresses) > 1 else "port refuses"
+                why = f"its process has ended: its connection closed and its {count} connections"
+                self._accept(Died(self._now, server.sender, why))
+            else:
+                server.probe_at = self._running + _PROBE_AGAIN_SECONDS
+        return self._flush()
+
     def on_time(self, now: float) -> Outgoing:
         """Process timeouts: declare silent peers dead, send unacknowledged orders again.
 
@@ -302,13 +346,16 @@ class Membership:
             silent = now - peer.last_heard
             if silent > self._dead_after and peer.sender in self._peers:
                 self._accept(Died(self._now, peer.sender, f"it has been silent for {silent:.1f} s"))
+        for peer in list(self._disconnected.values()):
+            if peer.sender in self._disconnected:
+                self._check_disconnected(peer)
         if self._events:
             all_events = self._events_dropped + len(self._events)
             seen = min((peer.seen for peer in self._peers.values()), default=all_events)
             if seen > self._events_dropped:
                 self._accept(EventsSeen(self._now, seen))
         members_silent = self._job is not None and any(
-            self._now - member.last_heard > _MAY_BE_DEAD_AFTER * self._heartbeat
+            member.disconnected_at is not None or self._now - member.last_heard > _MAY_BE_DEAD_AFTER * self._heartbeat
             for member in self._job.members.values()
         )
         if members_silent != self._members_silent:
@@ -405,9 +452,15 @@ class Membership:
         server.rank = -1
 
     def _forget_connections(self) -> None:
-        """Forget the routes of all peers, and probe again the servers whose probes were under way."""
+        """Forget the routes of all peers, and probe all servers: for the first time, or whether they are alive."""
+        self._by_route.clear()
+        self._disconnected.clear()
         for peer in self._peers.values():
-            peer.route, peer.last_heard = b"", self._now
+            peer.route, peer.last_heard, peer.disconnected_at = b"", self._now, None
+            peer.old_routes.clear()
+            if isinstance(peer, ServerPeer) and peer.inside:
+                peer.disconnected_at = peer.probe_at = self._running
+                self._disconnected[peer.sender] = peer
         self.probes.clear()
         for server in self._servers.values():
             if not server.inside:
@@ -532,6 +585,11 @@ class Membership:
         return self._now
 
     @property
+    def has_disconnected(self) -> bool:
+        """Whether a peer is disconnected: :meth:`on_time` should be called every few milliseconds then."""
+        return bool(self._disconnected)
+
+    @property
     def heartbeat(self) -> float:
         """Seconds between heartbeats."""
         return self._heartbeat
@@ -545,6 +603,7 @@ class Membership:
         if missed > 0:
             for peer in self._peers.values():
                 peer.last_heard += missed
+        self._running += min(max(0.0, now - self._now), _MAX_STEP_SECONDS)
         self._now = max(now, self._now)
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -552,11 +611,34 @@ class Membership:
     def _known(self, sender: bytes, route: bytes) -> Peer | None:
         peer = self._peers.get(sender)
         if peer is not None:
-            lost, peer.route = not peer.route, route
+            reconnected = route != peer.route and route not in peer.old_routes
+            if reconnected:  # messages of an earlier connection may be received after those of the present one
+                if peer.route:
+                    peer.old_routes.append(peer.route)
+                self._by_route.pop(peer.route, None)
+                self._by_route[route] = peer
+                peer.route = route
+                self._mark_connected(peer)
             peer.last_heard = self._now
-            if lost and isinstance(peer, ServerPeer) and peer.order is not None:
+            if reconnected and isinstance(peer, ServerPeer) and peer.order is not None:
                 self._send_order(peer)
         return peer
+
+    def _mark_connected(self, peer: Peer) -> None:
+        peer.disconnected_at = None
+        self._disconnected.pop(peer.sender, None)
+
+    def _check_disconnected(self, peer: Peer) -> None:
+        assert peer.disconnected_at is not None
+        seconds = self._running - peer.disconnected_at
+        if isinstance(peer, ServerPeer) and peer.addresses:
+            if peer.probe_at is not None and peer.probe_at <= self._running:
+                peer.probe += 1
+                peer.probe_at = None
+                self.probes.append(LivenessProbe(peer.sender, peer.probe, peer.addresses))
+        elif seconds > self._reconnect_seconds and not peer.was_silent:
+            why = f"its connection closed, and it has not connected again for {seconds:.1f} s: its process has ended"
+            self._accept(Died(self._now, peer.sender, f"{why}, or the network has failed"))
 
     def _unknown_sender(self, sender: bytes, host: str) -> ReplyBody:
         known = self._former.get(sender)
@@ -642,6 +724,8 @@ class Membership:
         seen = self._events_dropped + len(self._events)
         peer = _KINDS[hello.role](sender, hello.role, about, host, route, self._now, seen)
         self._peers[sender] = peer
+        if route:
+            self._by_route[route] = peer
         return peer
 
     def _execute(self, peer: Peer, number: int, body: RequestBody) -> None:
@@ -1058,6 +1142,8 @@ class Membership:
 
     def _forget(self, peer: Peer, last: ReplyBody) -> None:
         del self._peers[peer.sender]
+        self._by_route.pop(peer.route, None)
+        self._disconnected.pop(peer.sender, None)
         self._former[peer.sender] = last
         while len(self._former) > _MAX_FORMER:
             self._former.popitem(last=False)

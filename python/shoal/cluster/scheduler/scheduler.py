@@ -1,7 +1,8 @@
 """The scheduler's process: a socket around :class:`shoal.cluster.scheduler.membership.Membership`.
 
 One thread receives messages, passes them to the membership and sends the replies. Addresses of servers are probed in
-other threads, since a probe blocks. A message that cannot be sent at once is dropped: the peer repeats its request.
+other threads, since a probe blocks. A message that cannot be sent at once is dropped: the peer repeats its request. The
+membership is also informed of connections that have ended (scheduler/connections.py).
 
 No message ends the process: one that is not a control message is counted and dropped, and so is one whose processing
 raises an unexpected exception. The log has a line for the first of each kind, then at most one every ten seconds.
@@ -25,18 +26,21 @@ from typing import Self
 
 import zmq
 
-from shoal.cluster.protocol.address import bindable, check_bind, join_address, split, try_all
+from shoal.cluster.protocol.address import all_refuse, bindable, check_bind, join_address, split, try_all
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
 from shoal.cluster.protocol.messages import ErrorReply, MalformedMessageError, Message, Reply, Request, decode, encode
 from shoal.cluster.protocol.refusals import Refusals
-from shoal.cluster.scheduler.membership import AddressProbe, Membership, Outgoing
+from shoal.cluster.scheduler.connections import ConnectionMonitor
+from shoal.cluster.scheduler.membership import AddressProbe, LivenessProbe, Membership, Outgoing
 
 __all__ = ["Scheduler"]
 
 _log = logging.getLogger("shoal.scheduler")
 
 _PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
+_LIVENESS_SECONDS = 1.0  # for a server's machine to accept or refuse a connection
+_DISCONNECTED_POLL_MS = 10  # between two checks of the time while a peer is disconnected
 _MAX_BATCH = 1000  # messages between two checks of the time
 _MAX_FRAME_BYTES = 1 << 24  # a peer that sends a longer frame is disconnected
 _MAX_FRAMES = 4  # of a message, including the route
@@ -90,7 +94,7 @@ class Scheduler:
             counts=self.refused,
         )
         self._stopping = False
-        self._found: deque[tuple[AddressProbe, tuple[str, str] | None]] = deque()
+        self._found: deque[Callable[[float], Outgoing]] = deque()  # results of probes, for the membership
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -98,6 +102,7 @@ class Scheduler:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = None if keys is None else Guard(self._context, keys)
         self._router = self._context.socket(zmq.ROUTER)
+        self._monitor = ConnectionMonitor(self._context, self._router)
         try:
             if keys is not None:
                 keys.secure_server(self._router)
@@ -110,8 +115,10 @@ class Scheduler:
             self._router.setsockopt(zmq.IPV6, int(":" in bound_host))
             self._router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers may connect at the same time
             self._router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-            self._router.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+            # A silent connection is replaced before its peer counts as dead: its framing may be damaged.
+            interval_ms = int(1000 * min(max(2.0, heartbeat), 1e6))
+            self._router.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
+            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, interval_ms * 3 // 2)
             self._router.bind(join_address(bound_host, port))
         except zmq.ZMQError as error:
             self.close()
@@ -164,18 +171,23 @@ class Scheduler:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._monitor.socket, zmq.POLLIN)
         pause_ms = max(1, int(1000 * min(0.5, self._membership.heartbeat / 4)))
         while not self._stopping and going():
-            ready = dict(poller.poll(pause_ms))
+            ready = dict(poller.poll(self._pause_ms(pause_ms)))
             if self._wake_read.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_read.recv(4096)
             while self._found:
-                probe, fault = self._found.popleft()
+                found = self._found.popleft()
                 with self._guarded("the addresses of a server"):
-                    self._send(self._membership.probed(probe, fault, time.monotonic()))
+                    self._send(found(time.monotonic()))
             # Waiting messages may be heartbeats, so they are processed first; but many of them must not delay timeouts.
-            if self._receive() or time.monotonic() - due > self._membership.heartbeat:
+            is_idle = self._receive()
+            for route in self._monitor.ended(time.monotonic()):  # after its last messages
+                with self._guarded("the end of a connection"):
+                    self._send(self._membership.disconnected(route, time.monotonic()))
+            if is_idle or time.monotonic() - due > self._membership.heartbeat:
                 due = time.monotonic()
                 with self._guarded("what is due"):
                     self._send(self._membership.on_time(time.monotonic()))
@@ -192,6 +204,12 @@ class Scheduler:
         self._send(self._membership.stop(time.monotonic()))
         if self.refused():
             _log.info("refused in all: %s", ", ".join(f"{count} {why}" for why, count in self.refused().items()))
+
+    def _pause_ms(self, longest: int) -> int:
+        if self._membership.has_disconnected:
+            longest = min(longest, _DISCONNECTED_POLL_MS)
+        due = self._monitor.next_time
+        return longest if due is None else min(longest, max(0, int(1000 * (due - time.monotonic())) + 1))
 
     def _receive(self) -> bool:
         """Process up to `_MAX_BATCH` waiting messages; return whether none is left."""
@@ -225,6 +243,7 @@ class Scheduler:
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         route, host = frames[0].bytes, _peer_address(frames[-1])
+        self._monitor.observe(route, frames[-1])
         try:
             message = _read(frames, host)
         except MalformedMessageError as fault:
@@ -253,12 +272,18 @@ class Scheduler:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
 
-    def _probe(self, probe: AddressProbe) -> None:
-        try:
-            found = try_all(probe.addresses, _PROBE_SECONDS)
-        except Exception as error:
-            found = (probe.addresses[0], f"{type(error).__name__}: {error}")
-        self._found.append((probe, found))
+    def _probe(self, probe: AddressProbe | LivenessProbe) -> None:
+        if isinstance(probe, LivenessProbe):
+            refused = False
+            with contextlib.suppress(Exception):  # it could not be found out
+                refused = all_refuse(probe.addresses, _LIVENESS_SECONDS)
+            self._found.append(lambda now: self._membership.liveness(probe, refused, now))
+        else:
+            try:
+                fault = try_all(probe.addresses, _PROBE_SECONDS)
+            except Exception as error:
+                fault = (probe.addresses[0], f"{type(error).__name__}: {error}")
+            self._found.append(lambda now: self._membership.probed(probe, fault, now))
         self._wake()
 
     def _wake(self) -> None:
@@ -268,6 +293,7 @@ class Scheduler:
     def close(self) -> None:
         """Close the socket, which releases the address."""
         self._probers.shutdown(wait=False, cancel_futures=True)
+        self._monitor.close()
         self._router.close()
         if self._guard is not None:
             self._guard.stop()
