@@ -17,6 +17,9 @@ from places import cut_connection, object_store
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Without it boto asks for credentials at the address of a cloud's machines, and waits seconds for an answer.
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
 # The same examples in every run; a failure prints how to run it again.
 hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("shoal")

@@ -43,8 +43,8 @@ def object_store() -> Iterator[str]:
 
 
 def options(endpoint: str) -> dict[str, Any]:
-    quick = {"connect_timeout": 2, "read_timeout": 2, "retries": {"max_attempts": 1}}
-    return {"endpoint_url": endpoint, "config_kwargs": quick, "skip_instance_cache": True}
+    once = {"connect_timeout": 60, "read_timeout": 60, "retries": {"max_attempts": 1}}  # a lost one refuses at once
+    return {"endpoint_url": endpoint, "config_kwargs": once, "skip_instance_cache": True}
 
 
 def uploads(endpoint: str, under: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The run that shows a billion keys, at ten million: it checks its own results, and these tests that it does."""
+"""The run that shows a billion keys, at three million: it checks its own results, and these tests that it does."""
 
 import json
 import subprocess
@@ -28,14 +28,14 @@ def bench(directory, *arguments):
 
 
 @pytest.mark.slow
-def test_ten_million_keys_are_created_trained_on_saved_and_loaded_within_their_memory(tmp_path):
-    done = bench(tmp_path, "--keys", "1e7")
+def test_three_million_keys_are_created_trained_on_saved_and_loaded_within_their_memory(tmp_path):
+    done = bench(tmp_path, "--keys", "3e6")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "figures.json").read_text())
     steps = found["steps"]
     assert list(steps) == ["create", "traffic", "pull", "lr", "save", "verify", "load", "pull, loaded"]
     assert steps["load"]["digest"] == steps["save"]["digest"]
-    assert steps["verify"]["rows"] == 10_000_001  # the bias
+    assert steps["verify"]["rows"] == 3_000_001  # the bias
     assert 18 < steps["create"]["bytes_per_key"] < 20
     assert steps["create"]["growths"] > 10_000
     assert not (tmp_path / "checkpoint").exists()
