@@ -82,7 +82,7 @@ SHELL = """\
 import json, subprocess, sys
 from preloaded import preloaded
 
-with preloaded(["shoal.cli", "shoal.models", "shoal.models.logistic", "shoal.models.fm", *sys.argv[1:]]):
+with preloaded(["shoal.cli", "shoal.models", *sys.argv[1:]]):
     for command in json.load(sys.stdin):
         done = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         print(json.dumps([command, done.returncode, done.stdout, done.stderr]))

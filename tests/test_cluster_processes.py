@@ -257,7 +257,7 @@ def test_launch_ends_with_the_first_failing_status_and_that_process_last_output(
     assert "worker 1 ended with status 3; its last output:" in done.stderr
     assert done.stderr.rstrip().endswith("no luck")
     pids = [int(word) for line in done.stdout.splitlines() if "pid" in line for word in line.split()[2:]]
-    assert not any(alive(pid) for pid in pids)
+    until(lambda: not any(alive(pid) for pid in pids))
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_a_group_of_processes_as_srun_starts_them_ends_as_a_whole_when_one_progr
     assert "was stopped" in ended[2][1]
     pids = [int(word) for out, *_ in ended for line in out.splitlines() if "pid" in line for word in line.split()[2:]]
     assert len(pids) == 2
-    assert not any(alive(pid) for pid in pids)
+    until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_a_group_that_is_told_to_end_as_a_whole_serves_until_its_workers_have_saved(tmp_path):

@@ -333,7 +333,18 @@ def test_a_process_that_is_killed_over_s3_goes_on_to_the_same_bits(log: Path, s3
     there = open_dir(url, options(s3))
     environment = {**os.environ, "FSSPEC_S3_ENDPOINT_URL": s3}  # fsspec's own configuration
     command = [sys.executable, "-m", "shoal", "train", "lr", "--data", str(log), "--format", "libsvm", "--quiet"]
-    command += ["--batch-size", "10", "--epochs", "3", "--l1", "0.1", "--checkpoint-every", "6", "--resume", "--output"]
+    command += [
+        "--batch-size",
+        "10",
+        "--epochs",
+        "3",
+        "--l1",
+        "0.1",
+        "--checkpoint-every",
+        "12",
+        "--resume",
+        "--output",
+    ]
     examples, enough = 0, 300
     for kill in range(2):
         process = subprocess.Popen([*command, url], env=environment)

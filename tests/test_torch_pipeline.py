@@ -407,20 +407,30 @@ def test_leaving_the_loop_ends_the_thread_and_leaves_no_lookup(staleness):
 
 
 def test_ctrl_c_ends_a_wait_for_data_that_do_not_come():
-    comes = threading.Event()
+    waits, comes = threading.Event(), threading.Event()
+    done = []
 
     def source():
         yield shared_and(0)
+        waits.set()
         comes.wait(TIMEOUT)
 
-    done = []
+    def interrupt():
+        waits.wait(TIMEOUT)
+        deadline = time.monotonic() + TIMEOUT
+        while not done and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        comes.set()
+
     with shoal.local(threads=1) as store:
         module = Embedding(store.table("t", optimizer=shoal.SGD(lr=1.0)))
-        timer = threading.Timer(0.3, lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(0.2), comes.set()))
-        timer.start()
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
         with pytest.raises(KeyboardInterrupt):
             train(module, source(), done)
-        timer.join()
+        interrupting.join()
     assert done == [0]
 
 
