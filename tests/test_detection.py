@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import signal
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -11,7 +16,9 @@ import numpy as np
 import pytest
 import zmq
 
-from cluster_fakes import TIMEOUT, FakeServer, scheduler
+import shoal
+from cluster_fakes import HEARTBEAT, TIMEOUT, FakeServer, Wire, scheduler
+from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.address import all_refuse
 from shoal.cluster.protocol.messages import Heartbeat
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -19,9 +26,9 @@ from shoal.cluster.scheduler import membership as membership_module
 from shoal.cluster.scheduler.connections import ConnectionMonitor
 from shoal.cluster.scheduler.membership import LivenessProbe, Membership
 from shoal.consistency import ASP
+from shoal.errors import ServerLostError
 from test_membership import Process, World
 
-HEARTBEAT = 20.0  # seconds: silence counts after 100
 KEYS = np.arange(500, dtype=np.uint64)
 ONES = np.ones((500, 1), np.float32)
 
@@ -305,3 +312,129 @@ def test_a_worker_whose_connection_closes_for_good_is_dead_long_before_its_heart
 
 
 JOIN = {"timeout": TIMEOUT, "workers": 2, "consistency": ASP()}
+
+
+# --- real processes -------------------------------------------------------------------------------------------------
+
+
+PUSHER = """
+    import sys, numpy as np, shoal
+    with shoal.connect(sys.argv[1], workers=2, rank=1) as store:
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        keys, ones = np.arange(500, dtype=np.uint64), np.ones((500, 1), np.float32)
+        print("joined", flush=True)
+        while True:
+            table.pull(keys)
+            table.push(keys, ones)
+            store.tick()
+"""
+
+
+@contextlib.contextmanager
+def pusher(address):
+    """A worker in a process of its own, which pushes and ticks until it is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PUSHER), address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def error_of_pulls(table, error):
+    """Pull until an error is raised, for less time than five heartbeats; returns its text."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        try:
+            table.pull(KEYS)
+        except error as raised:
+            return str(raised)
+    return pytest.fail("pulls go on")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_killed_server_is_lost_at_once_with_the_reason(threads):
+    with (
+        local_cluster.running(2, threads=threads, heartbeat=60.0, timeout=TIMEOUT) as cluster,
+        shoal.connect(cluster.address, timeout=2 * TIMEOUT) as store,
+    ):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        table.push(KEYS, ONES).wait()
+        cluster.servers[1].process.kill()
+        text = error_of_pulls(table, ServerLostError)
+        assert "server 1 at tcp://127.0.0.1:" in text
+        ports = "ports refuse" if threads > 1 else "port refuses"
+        assert f"its process has ended: its connection closed and its {ports} connections" in text
+
+
+@pytest.mark.slow
+def test_the_others_go_on_at_once_when_a_worker_is_killed():
+    with (
+        local_cluster.running(1, workers=2, heartbeat=20.0, timeout=TIMEOUT) as cluster,
+        pusher(cluster.address) as victim,
+        shoal.connect(cluster.address, workers=2, rank=0, timeout=80.0) as store,  # less than five heartbeats
+    ):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        for _ in range(20):
+            table.push(KEYS, ONES)
+            store.tick()
+            table.pull(KEYS)
+        victim.kill()
+        for _ in range(20):
+            table.push(KEYS, ONES)
+            store.tick()
+            table.pull(KEYS)
+        assert store.lost_workers == {1}
+
+
+@pytest.mark.slow
+def test_a_stopped_server_and_a_stopped_worker_are_not_dead_at_once():
+    with (
+        local_cluster.running(1, workers=2, heartbeat=60.0, timeout=TIMEOUT) as cluster,
+        pusher(cluster.address) as other,
+        shoal.connect(cluster.address, workers=2, rank=0, timeout=TIMEOUT) as store,
+    ):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        for process in (other, cluster.servers[0].process):
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(3.0)  # a death would be known after 0.1 s, or 1 s
+            process.send_signal(signal.SIGCONT)
+            for _ in range(5):
+                table.push(KEYS, ONES)
+                store.tick()
+                table.pull(KEYS)
+        assert not store.lost_workers
+
+
+@pytest.mark.slow
+def test_connections_to_the_scheduler_that_are_cut_again_and_again_are_no_deaths():
+    with scheduler(1, workers=2) as running, contextlib.ExitStack() as undo:
+        wires = [Wire(running.address) for _ in range(3)]
+        for wire in wires:
+            undo.callback(wire.close)
+        server = undo.enter_context(FakeServer(wires[0].address))
+        links = [undo.enter_context(SchedulerClient(wire.address, "worker")) for wire in wires[1:]]
+        joining = threading.Thread(target=links[0].join, kwargs=JOIN)
+        joining.start()
+        links[1].join(**JOIN)
+        joining.join()
+        for _ in range(20):
+            before = routes(running.membership)
+            for wire in wires:
+                wire.break_off()
+            until(functools.partial(have_reconnected, running.membership, before))
+        assert sorted(running.membership.workers) == [0, 1]
+        assert not running.membership.broken
+        assert server.error is None
+
+
+def routes(membership):
+    return {peer.route for peer in list(membership._peers.values())}
+
+
+def have_reconnected(membership, before):
+    return not membership.has_disconnected and before.isdisjoint(routes(membership))
