@@ -106,6 +106,8 @@ class Wire:
         self._target = (host, int(port))
         self._cut = threading.Event()
         self.dropped = 0  # bytes
+        self._lock = threading.Lock()  # guards _sockets, _closed
+        self._closed = False
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -115,8 +117,17 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 near = self._listener.accept()[0]
-                far = socket.create_connection(self._target)
-                self._sockets += [near, far]
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    near.close()
+                    continue
+                with self._lock:
+                    self._sockets += [near, far]
+                    if self._closed:
+                        near.close()
+                        far.close()
+                        return
                 for pair in ((near, far), (far, near)):
                     threading.Thread(target=self._carry, args=pair, daemon=True).start()
 
@@ -147,5 +158,7 @@ class Wire:
         with contextlib.suppress(OSError):  # it was ended before
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for opened in self._sockets:
-            opened.close()
+        with self._lock:
+            self._closed = True
+            for opened in self._sockets:
+                opened.close()
