@@ -9,6 +9,7 @@ import random
 from collections import defaultdict
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -900,3 +901,24 @@ def test_a_server_that_fails_at_an_order_is_lost_with_its_reason():
 def test_a_cluster_that_cannot_be_is_refused(settings_):
     with pytest.raises(ValueError, match="got"):
         Membership(**settings_, rng=random.Random(0), now=0.0)
+
+
+def test_an_order_is_sent_again_soon_then_more_rarely_and_at_once_over_a_new_connection():
+    world, _ = together()
+    server = world.processes[0]
+    server.paused = True
+    sent = []
+    route = world.route
+    world.route = lambda out: (sent.extend(world.now for _, one in out if isinstance(one, Order)), route(out))
+    world.those("worker")[0].ask(GetMetrics())
+    world.go(3.2)
+    gaps = np.diff(sent).round(2)
+    assert ((gaps >= [0.1, 0.2, 0.4, 0.8, 1.0]) & (gaps <= [0.16, 0.26, 0.46, 0.86, 1.06])).all()
+    assert world.membership.next_time <= world.now + 1.0
+    route(world.membership.disconnected(server.route, world.now))
+    count = len(sent)
+    world.go(0.5)
+    assert len(sent) == count  # there is no connection
+    server.connection += 1
+    world.route(world.membership.handle(server.route, "h", Heartbeat(server.sender, 0), world.now))
+    assert len(sent) == count + 1

@@ -97,7 +97,7 @@ class Connection:
             opened.setsockopt(zmq.LINGER, 0)
             opened.setsockopt(zmq.RCVHWM, 0)  # a connection that is cut while libzmq does not read ends the process
             opened.setsockopt(zmq.RECONNECT_IVL, 20)  # milliseconds, both
-            opened.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            opened.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
             opened.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
             opened.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)

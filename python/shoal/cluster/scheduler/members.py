@@ -99,6 +99,7 @@ class ServerPeer(Peer):
     orders: int = 0  # sent so far
     order: Order | None = None  # not acknowledged
     resend_at: float = 0.0
+    resend_seconds: float = 0.0  # from the last time that it was sent
     probe: int = 0  # number of the last LivenessProbe
     probe_at: float | None = None  # when to probe next; None: a probe is under way
 

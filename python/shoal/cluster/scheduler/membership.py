@@ -142,10 +142,13 @@ _MAX_SPLITS = 1 << 24
 _MAX_PASSES = 1024  # unfinished ones
 _MAX_TABLES_BYTES = 1 << 23  # of the descriptions of all tables, which are sent in one message
 _MAX_NAME_LENGTH = 1024  # characters of a table's name
-_RESEND_SECONDS = 1.0  # until an order is sent again
+_RESEND_SECONDS = 0.1  # until an order is sent again; each time twice as long as before
+_MAX_RESEND_SECONDS = 1.0
 _RECONNECT_SECONDS = 1.0  # in which a peer whose connection has ended connects again, and at least half a heartbeat
 _REFUSED_SECONDS = 0.1  # from the end of its connection until a server is dead whose addresses refuse connections
 _PROBE_AGAIN_SECONDS = 0.1
+_DISCONNECTED_CHECK_SECONDS = 0.01
+_CHECK_SECONDS = 0.5
 _MAX_STEP_SECONDS = 0.25  # that counts as time without a connection between two inputs
 _HEARTBEATS_TO_CLOSE = 1.25  # of silence: libzmq ends a silent connection after 1.5, a process its own at once
 
@@ -361,8 +364,8 @@ class Membership:
         if members_silent != self._members_silent:
             self._accept(MembersSilent(self._now, members_silent))
         for server in self._servers.values():
-            if server.order is not None and server.resend_at <= now:
-                self._send_order(server)
+            if server.order is not None and server.resend_at <= now and server.disconnected_at is None:
+                self._send_order(server, again=True)
         return self._flush()
 
     def bound(self, address: str, now: float) -> Outgoing:
@@ -586,8 +589,16 @@ class Membership:
 
     @property
     def has_disconnected(self) -> bool:
-        """Whether a peer is disconnected: :meth:`on_time` should be called every few milliseconds then."""
+        """Whether a peer is disconnected."""
         return bool(self._disconnected)
+
+    @property
+    def next_time(self) -> float:
+        """When to call :meth:`on_time`, which may also be called earlier."""
+        if self._disconnected:
+            return self._now + _DISCONNECTED_CHECK_SECONDS
+        resends = (server.resend_at for server in self._servers.values() if server.order is not None)
+        return min([self._now + min(_CHECK_SECONDS, self._heartbeat / 4), *resends])
 
     @property
     def heartbeat(self) -> float:
@@ -883,9 +894,11 @@ class Membership:
             server.order = Order(server.orders, body)
             self._send_order(server)
 
-    def _send_order(self, server: ServerPeer) -> None:
+    def _send_order(self, server: ServerPeer, *, again: bool = False) -> None:
         assert server.order is not None
-        server.resend_at = self._now + _RESEND_SECONDS
+        longer = min(2 * server.resend_seconds, _MAX_RESEND_SECONDS)
+        server.resend_seconds = longer if again else _RESEND_SECONDS
+        server.resend_at = self._now + server.resend_seconds
         self._out.append((server.route, server.order))
 
     def _done(self, server: ServerPeer, done: OrderReply) -> None:

@@ -40,7 +40,6 @@ _log = logging.getLogger("shoal.scheduler")
 
 _PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
 _LIVENESS_SECONDS = 1.0  # for a server's machine to accept or refuse a connection
-_DISCONNECTED_POLL_MS = 10  # between two checks of the time while a peer is disconnected
 _MAX_BATCH = 1000  # messages between two checks of the time
 _MAX_FRAME_BYTES = 1 << 24  # a peer that sends a longer frame is disconnected
 _MAX_FRAMES = 4  # of a message, including the route
@@ -172,9 +171,8 @@ class Scheduler:
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         poller.register(self._monitor.socket, zmq.POLLIN)
-        pause_ms = max(1, int(1000 * min(0.5, self._membership.heartbeat / 4)))
         while not self._stopping and going():
-            ready = dict(poller.poll(self._pause_ms(pause_ms)))
+            ready = dict(poller.poll(self._pause_ms()))
             if self._wake_read.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_read.recv(4096)
@@ -205,11 +203,10 @@ class Scheduler:
         if self.refused():
             _log.info("refused in all: %s", ", ".join(f"{count} {why}" for why, count in self.refused().items()))
 
-    def _pause_ms(self, longest: int) -> int:
-        if self._membership.has_disconnected:
-            longest = min(longest, _DISCONNECTED_POLL_MS)
-        due = self._monitor.next_time
-        return longest if due is None else min(longest, max(0, int(1000 * (due - time.monotonic())) + 1))
+    def _pause_ms(self) -> int:
+        due, checked_at = self._membership.next_time, self._monitor.next_time
+        due = due if checked_at is None else min(due, checked_at)
+        return max(0, int(1000 * (due - time.monotonic())) + 1)  # rounded up: it would return at once otherwise
 
     def _receive(self) -> bool:
         """Process up to `_MAX_BATCH` waiting messages; return whether none is left."""
