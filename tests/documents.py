@@ -9,7 +9,7 @@ Blocks, by the word behind their fence:
     console   the lines behind ``$`` are run, and print what stands below them
     toml      written to the file that a comment before the block names
 
-`shoal` runs in forks of one process (preloaded.py), unless the page's environment lacks some modules.
+`shoal` runs in forks of one process (preloaded.py), which lack the modules that the page's environment lacks.
 
 Everything else is a picture. A comment before a block, which pages do not show, says what is particular:
 
@@ -247,11 +247,9 @@ def _main(page: Path) -> None:
     ran = [block for block in blocks(page) if block.kind in ("sh", "console") and "not run" not in block.marks]
     called = [words for block in ran for words in commands(block)]
     modules = ["shoal.cli", "shoal.models"]
-    if ["train", "ctr"] in [words[:2] for words in called]:
+    if ["train", "ctr"] in [words[:2] for words in called] and sys.modules.get("torch", True):
         modules += ["shoal.torch.config", "torch._dynamo"]
-    blocked = os.environ.get("SHOAL_DOCUMENTS_BLOCKED")
-    forks = called and not (blocked and Path(blocked).read_text())  # a fork would have what is blocked
-    with preloaded(modules) if forks else contextlib.nullcontext():
+    with preloaded(modules, _unblock) if called else contextlib.nullcontext():
         print(f"{run(page)} blocks ran")
 
 

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 CLIENT = """\
@@ -43,8 +43,11 @@ os._exit(status[0] if status else 1)
 
 
 @contextlib.contextmanager
-def preloaded(modules: Sequence[str]) -> Iterator[None]:
-    """Put a command `shoal` first into PATH, which runs in a fork of a process that has imported ``modules``."""
+def preloaded(modules: Sequence[str], prepare: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Put a command `shoal` first into PATH, which runs in a fork of a process that has imported ``modules``.
+
+    The fork calls ``prepare`` before it runs the command.
+    """
     folder = Path(tempfile.mkdtemp())
     address = str(folder / "socket")
     listener = socket.socket(socket.AF_UNIX)
@@ -55,6 +58,7 @@ def preloaded(modules: Sequence[str]) -> Iterator[None]:
     if server == 0:  # not within the try below: the folder is the parent's
         end.close()
         _serve(listener, lifeline, modules)  # returns in the children, each with a command
+        prepare()
         _run()
     path = os.environ["PATH"]
     try:
