@@ -1,4 +1,4 @@
-"""Control messages and the tasks of saves and loads have the bytes that ``golden/control-v5.json`` holds.
+"""Control messages and the tasks of saves and loads have the bytes that ``golden/control-v6.json`` holds.
 
     python tests/test_control_golden.py        prints the file's content
 
@@ -22,7 +22,7 @@ from shoal.cluster.protocol.slot_map import cut_evenly
 from shoal.cluster.protocol.tasks import ReadTask, Report, WriteTask
 from shoal.table.spec import TableRecord
 
-GOLDEN = Path(__file__).parent / "golden" / "control-v5.json"
+GOLDEN = Path(__file__).parent / "golden" / "control-v6.json"
 
 
 def kinds(*unions: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def bodies() -> dict[str, Any]:
     tables = tuple(of["table"](k, form) for k, form in enumerate(forms))
     return {
         "hello": of["hello"]("worker", "process 7 on host"),
-        "welcome": of["welcome"]("0123456789abcdef", "10.0.0.9", 64, 2.0, 10.0, 3),
+        "welcome": of["welcome"]("0123456789abcdef", "10.0.0.9", 64, 2.0, 10.0, 3, 600.0),
         "join": of["join"](2, ("tcp://:5571", "tcp://h:1"), 4, JobConsistency("ssp", 3, False)),
         "joined": of["joined"](1, slots, tables, 2, 9, 4, 5),
         "ask-map": of["ask-map"](),
@@ -93,11 +93,11 @@ def control_frames() -> dict[str, list[str]]:
         if tag in asked:
             whole[tag] = envelope["ask"](b"0123456789abcdef", 5, body, 6, (3, 5))
         elif tag in replies:
-            whole[tag] = envelope["reply"](5, body)
+            whole[tag] = envelope["reply"](5, body, 7)
         elif tag in orders:
-            whole[tag] = envelope["order"](2, body)
+            whole[tag] = envelope["order"](2, body, 7)
         else:
-            whole[tag] = envelope["news"](1, (body,))
+            whole[tag] = envelope["news"](1, (body,), 7)
     refused = made["refused"]
     whole["done"] = envelope["done"](b"0123456789abcdef", 2, 9, "why", ({"pulls": 3},), refused, (1, 2))
     whole["heartbeat"] = envelope["heartbeat"](b"0123456789abcdef", 4)

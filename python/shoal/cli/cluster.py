@@ -28,6 +28,7 @@ SCHEDULER_EXAMPLES = """\
 examples:
   $ shoal scheduler --bind tcp://10.0.0.1:5570 --servers 4 --workers 16 --curve keys
   $ shoal scheduler --bind tcp://127.0.0.1:* --servers 1        # any free port, which is printed
+  $ shoal scheduler --bind tcp://10.0.0.1:5570 --servers 4 --journal /var/lib/shoal/ctr    # may be killed and restarted
 
 The scheduler prints its address and then the events of the cluster. When it ends, the servers end too.
 """
@@ -66,6 +67,19 @@ def add(commands: Any) -> None:
     scheduler.add_argument(
         "--heartbeat", type=seconds, default=2.0, metavar="S", help="seconds between heartbeats (default: %(default)s)"
     )
+    scheduler.add_argument(
+        "--journal",
+        metavar="DIR",
+        help="directory in which the scheduler stores what it has agreed on; started again with the same options, it "
+        "continues from there (default: none)",
+    )
+    scheduler.add_argument(
+        "--grace",
+        type=seconds,
+        metavar="S",
+        help="seconds that servers and workers continue while the scheduler does not answer (default: 600 with "
+        "--journal, else 60)",
+    )
     _common(scheduler)
 
     server = command(commands, "server", "Run a server of a cluster.", SERVER_EXAMPLES, run_server)
@@ -100,9 +114,8 @@ def add(commands: Any) -> None:
     server.add_argument(
         "--grace",
         type=seconds,
-        default=60.0,
         metavar="S",
-        help="seconds to wait for a scheduler that does not answer (default: %(default)s)",
+        help="seconds to wait for a scheduler that does not answer (default: the scheduler's --grace)",
     )
     _storage_arguments(server)
     _common(server)
@@ -209,6 +222,8 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
             workers=workers if workers is not None else 1,
             slots=arguments.slots,
             heartbeat=arguments.heartbeat,
+            journal=arguments.journal,
+            grace=arguments.grace,
             keys=_keys(arguments.curve, "scheduler"),
             insecure=arguments.insecure,
         ) as scheduler,

@@ -11,6 +11,9 @@ Two frames: a preamble and one message in MessagePack, with its checksum.
     scheduler -> peer    Order(number, body)            to servers: execute in the order of the numbers, once
                          Events(first, events)            also unasked, when something happens
 
+What the scheduler sends has its generation: 0 without a journal, else a number that rises with each start. A message of
+an older generation than one received before is dropped, so a scheduler that was replaced has no effect any more.
+
 A sender is 16 random bytes that a process chooses for its life, so a connection that was cut and made again is the same
 peer. Anything may be sent again: the numbers identify what was received. A message of another version is answered by a
 refusal in the form that all versions read: preamble, an empty frame, a text in UTF-8. A damaged message is dropped, as
@@ -21,6 +24,8 @@ request by ErrorReply("input"), with the name of the field. What depends on the 
 rank is free, membership checks.
 
 The version changes whenever a message does: all processes of a cluster run one version of shoal.
+
+Over 600 lines: the definitions of all messages are one table.
 
 Threads: messages are immutable.
 """
@@ -99,7 +104,7 @@ __all__ = [
     "refusal",
 ]
 
-VERSION = 5
+VERSION = 6
 MAX_WORKERS = 1 << 14  # of a job; one thread receives the heartbeats of all
 MAX_OPEN_REQUESTS = 1024  # unanswered requests of a process
 _MAGIC = b"SHOALCTL"
@@ -153,7 +158,10 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class HelloReply(_Message, frozen=True, tag="welcome"):
-    """What a peer needs before it can join. ``host`` is the address that its connection comes from."""
+    """What a peer needs before it can join. ``host`` is the address that its connection comes from.
+
+    ``grace`` is how long it continues while the scheduler is silent.
+    """
 
     cluster: str
     host: str
@@ -161,6 +169,7 @@ class HelloReply(_Message, frozen=True, tag="welcome"):
     heartbeat: Annotated[float, Meta(gt=0, le=1e9)]  # seconds
     dead_after: Annotated[float, Meta(gt=0, le=1e9)]  # seconds of silence
     seen: _Count  # number of earlier events, which do not concern it
+    grace: Annotated[float, Meta(gt=0, le=1e9)] = 60.0  # seconds
 
 
 class Join(_Message, frozen=True, tag="join"):
@@ -421,6 +430,7 @@ class Reply(_Message, frozen=True, tag="reply"):
 
     number: _Count
     body: ReplyBody
+    generation: _Word = 0
 
 
 class Order(_Message, frozen=True, tag="order"):
@@ -428,6 +438,7 @@ class Order(_Message, frozen=True, tag="order"):
 
     number: _Number
     body: OrderBody
+    generation: _Word = 0
 
 
 class OrderReply(_Message, frozen=True, tag="done"):
@@ -458,6 +469,7 @@ class Events(_Message, frozen=True, tag="news"):
 
     first: _Count
     events: tuple[Event, ...]
+    generation: _Word = 0
 
 
 Message: TypeAlias = Request | Reply | Order | OrderReply | Heartbeat | Events

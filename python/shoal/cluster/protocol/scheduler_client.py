@@ -16,6 +16,7 @@ Invariants
   L3  Events are delivered in order, each once.
   L4  A restarted scheduler, which does not know this process, does not stop it: calls raise NotConnectedError, and
       what needs no scheduler continues.
+  L5  What a scheduler sends that another one has replaced has no effect: generations do not decrease.
 
 Threads: every method may be called from any thread; `on_event` and `on_fault` run in the connection's own thread and
 must not call it. Fork: a child's copy raises WrongProcessError.
@@ -123,8 +124,8 @@ class SchedulerClient:
         Called with each event.
     on_fault : callable, optional
         Called once, with the fatal error.
-    grace : float
-        Seconds of silence of the scheduler after which the connection fails.
+    grace : float, optional
+        Seconds of silence of the scheduler after which the connection fails; default: what the scheduler says.
     context : zmq.Context, optional
         Default: a new one.
     keys : Keys, optional
@@ -139,7 +140,7 @@ class SchedulerClient:
         about: str | None = None,
         on_event: Callable[[Event], None] | None = None,
         on_fault: Callable[[ShoalError], None] | None = None,
-        grace: float = GRACE_SECONDS,
+        grace: float | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         keys: Keys | None = None,
     ) -> None:
@@ -169,6 +170,7 @@ class SchedulerClient:
         self._checked_at = time.monotonic()
         self._heartbeat_at = 0.0
         self._seen = 0
+        self._generation = 0  # of the scheduler: the greatest that was received
         self._refusals = Refusals(_log)
         self._refusal = ""  # text of the last refusal by a scheduler of another version
         self._is_known = True  # to the scheduler
@@ -609,7 +611,10 @@ class SchedulerClient:
                     connection.socket.send_multipart(encode(message), zmq.DONTWAIT)
                 except zmq.Again:  # full, or libzmq has ended the session
                     connection.drop("no message could be sent", now)
-        if self._last_message and now - self._last_message > self._grace:
+        grace = self._grace
+        if grace is None:
+            grace = GRACE_SECONDS if self._welcome is None else self._welcome.grace
+        if self._last_message and now - self._last_message > grace:
             self._fail(
                 NotConnectedError(
                     f"the scheduler at {self._address} has been silent for {now - self._last_message:.1f} s: "
@@ -630,6 +635,8 @@ class SchedulerClient:
                 self._last_message = time.monotonic()
                 self._refusal = str(fault)
             return
+        if isinstance(message, Reply | Events | Order) and self._is_outdated(message):
+            return
         self._last_message = time.monotonic()
         if isinstance(message, Reply):
             self._replied(message)
@@ -644,6 +651,29 @@ class SchedulerClient:
             elif self._done is not None and message.number == self._done.number:
                 with self._lock:
                     self._outgoing.append(self._done)
+
+    def _is_outdated(self, message: Reply | Events | Order) -> bool:
+        """Whether a message comes from a scheduler that another one has replaced."""
+        # A scheduler that does not know this process, or cannot read its request, states no generation; nor does one
+        # that checks a connection.
+        is_error = isinstance(message, Reply) and isinstance(message.body, ErrorReply)
+        if message.generation == 0 and (is_error or (isinstance(message, Events) and not message.events)):
+            return False
+        if message.generation < self._generation:
+            self._refusals.add(
+                "outdated",
+                f"the scheduler at {self._address} sent {type(message).__name__} of generation {message.generation}, "
+                f"but generation {self._generation} has replaced it: end the older one",
+            )
+            return True
+        if message.generation > self._generation > 0:
+            _log.info(
+                "the scheduler at %s was started again from its journal (generation %d)",
+                self._address,
+                message.generation,
+            )
+        self._generation = message.generation
+        return False
 
     def _replied(self, reply: Reply) -> None:
         body = reply.body

@@ -49,6 +49,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from typing import Self, TypeAlias
 
+from msgspec import structs
+
 from shoal.base.plural import counted
 from shoal.cluster.protocol.address import complete, split
 from shoal.cluster.protocol.messages import (
@@ -218,6 +220,7 @@ class Membership:
         self._num_workers = workers
         self._slots = slots
         self._heartbeat = heartbeat
+        self._grace = grace
         self._dead_after = DEAD_AFTER * heartbeat
         self._reconnect_seconds = max(_RECONNECT_SECONDS, heartbeat / 2)
         self._record = record
@@ -742,7 +745,9 @@ class Membership:
     def _execute(self, peer: Peer, number: int, body: RequestBody) -> None:
         if isinstance(body, Hello):
             seen = self._events_dropped + len(self._events)
-            welcome = HelloReply(self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, seen)
+            welcome = HelloReply(
+                self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, seen, self._grace
+            )
             self._reply(peer, number, welcome)
         elif isinstance(body, Leave):
             self._leave(peer, number, body.status)
@@ -1294,4 +1299,9 @@ class Membership:
 
     def _flush(self) -> Outgoing:
         out, self._out = self._out, []
-        return [(route, message) for route, message in out if route]
+        return [(route, self._stamp(message)) for route, message in out if route]
+
+    def _stamp(self, message: Message) -> Message:
+        if self.generation and isinstance(message, Reply | Order | Events):
+            return structs.replace(message, generation=self.generation)
+        return message

@@ -4,6 +4,10 @@ One thread receives messages, passes them to the membership and sends the replie
 other threads, since a probe blocks. A message that cannot be sent at once is dropped: the peer repeats its request. The
 membership is also informed of connections that have ended (scheduler/connections.py).
 
+With a journal, the inputs of the messages that wait are stored together, and only then the replies are sent. A
+scheduler that is started again with the same journal continues where it was. If the journal cannot be written, the
+process ends without another message.
+
 No message ends the process: one that is not a control message is counted and dropped, and so is one whose processing
 raises an unexpected exception. The log has a line for the first of each kind, then at most one every ten seconds.
 
@@ -32,12 +36,17 @@ from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
 from shoal.cluster.protocol.messages import ErrorReply, MalformedMessageError, Message, Reply, Request, decode, encode
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.scheduler.connections import ConnectionMonitor
+from shoal.cluster.scheduler.inputs import Input
+from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.membership import AddressProbe, LivenessProbe, Membership, Outgoing
+from shoal.cluster.scheduler.recovery import recover
 
 __all__ = ["Scheduler"]
 
 _log = logging.getLogger("shoal.scheduler")
 
+_GRACE_SECONDS = 60.0
+_JOURNAL_GRACE_SECONDS = 600.0  # long enough to start the scheduler again by hand
 _PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
 _LIVENESS_SECONDS = 1.0  # for a server's machine to accept or refuse a connection
 _MAX_BATCH = 1000  # messages between two checks of the time
@@ -56,6 +65,10 @@ class Scheduler:
         Where to listen: ``tcp://host:port``; port 0 or ``*`` is any that is free.
     servers, workers, slots, heartbeat
         See :class:`shoal.cluster.scheduler.membership.Membership`.
+    journal : path, optional
+        Directory of the journal, from which a scheduler that is started again continues; default: none.
+    grace : float, optional
+        Seconds that servers and workers continue while the scheduler is silent; default: 600 with a journal, else 60.
     keys : Keys, optional
         Accept only peers whose keys are in its directory.
     insecure : bool
@@ -76,6 +89,8 @@ class Scheduler:
         workers: int = 1,
         slots: int = 1024,
         heartbeat: float = 2.0,
+        journal: str | os.PathLike[str] | None = None,
+        grace: float | None = None,
         keys: Keys | None = None,
         insecure: bool = False,
     ) -> None:
@@ -83,15 +98,31 @@ class Scheduler:
         check_bind(bind, secured=keys is not None, insecure=insecure)
         bound_host = bindable(host)
         self._refusals = Refusals(_log)
+        self._guard: Guard | None = None
+        self._journal: Journal | None = None
         self._membership = Membership(
             servers=servers,
             workers=workers,
             slots=slots,
             heartbeat=heartbeat,
+            grace=(_GRACE_SECONDS if journal is None else _JOURNAL_GRACE_SECONDS) if grace is None else grace,
             rng=random.SystemRandom(),
-            now=time.monotonic(),
+            now=0.0,
             counts=self.refused,
+            record=self._record,
         )
+        if journal is not None:
+            self._journal = Journal(journal)
+            try:
+                self._membership = recover(self._journal, self._membership, counts=self.refused)
+            except BaseException:
+                self._journal.close()
+                raise
+        # The time of the membership continues from its last input: it stands still while there is no scheduler.
+        self._time_before = self._membership.now - time.monotonic()
+        if not port and self._membership.address:  # any port, but the one that the peers know
+            port = split(self._membership.address)[1]
+        self._outgoing: list[tuple[bytes, list[bytes]]] = []  # that wait for a commit
         self._stopping = False
         self._found: deque[Callable[[float], Outgoing]] = deque()  # results of probes, for the membership
         self._wake_read, self._wake_write = socket.socketpair()
@@ -99,7 +130,8 @@ class Scheduler:
         self._wake_write.setblocking(False)
         self._probers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard = None if keys is None else Guard(self._context, keys)
+        if keys is not None:
+            self._guard = Guard(self._context, keys)
         self._router = self._context.socket(zmq.ROUTER)
         self._monitor = ConnectionMonitor(self._context, self._router)
         try:
@@ -125,6 +157,14 @@ class Scheduler:
             raise OSError(error.errno, f"cannot listen at {bind}: {os.strerror(error.errno or 0)}{taken}") from None
         bound = split(self._router.getsockopt_string(zmq.LAST_ENDPOINT), wildcard=True)
         self.address = join_address(host if host not in ("", "*") else bound[0], bound[1])
+        if self._journal is not None:
+            try:
+                self._send(self._membership.restarted(self._now()))
+                self._send(self._membership.bound(self.address, self._now()))
+                self._flush()
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -152,6 +192,14 @@ class Scheduler:
         keys = {} if self._guard is None or not self._guard.refused else {"key": self._guard.refused}
         return {**self._refusals.counts(), **keys}
 
+    def _now(self) -> float:
+        """Return the time of the membership."""
+        return self._time_before + time.monotonic()
+
+    def _record(self, entry: Input) -> None:
+        if self._journal is not None:
+            self._journal.append(entry)
+
     def stop(self) -> None:
         """Make :meth:`run` return."""
         self._stopping = True
@@ -164,6 +212,11 @@ class Scheduler:
         ----------
         going : callable
             Called repeatedly.
+
+        Raises
+        ------
+        StorageError
+            The journal cannot be written. No peer is notified: another scheduler may continue it.
         """
         raise_limit()
         checked = due = time.monotonic()
@@ -179,16 +232,17 @@ class Scheduler:
             while self._found:
                 found = self._found.popleft()
                 with self._guarded("the addresses of a server"):
-                    self._send(found(time.monotonic()))
+                    self._send(found(self._now()))
             # Waiting messages may be heartbeats, so they are processed first; but many of them must not delay timeouts.
             is_idle = self._receive()
             for route in self._monitor.ended(time.monotonic()):  # after its last messages
                 with self._guarded("the end of a connection"):
-                    self._send(self._membership.disconnected(route, time.monotonic()))
+                    self._send(self._membership.disconnected(route, self._now()))
             if is_idle or time.monotonic() - due > self._membership.heartbeat:
                 due = time.monotonic()
                 with self._guarded("what is due"):
-                    self._send(self._membership.on_time(time.monotonic()))
+                    self._send(self._membership.on_time(self._now()))
+            self._flush()
             if time.monotonic() - checked > _DESCRIPTOR_CHECK_SECONDS:
                 checked = time.monotonic()
                 if are_spent():
@@ -199,7 +253,8 @@ class Scheduler:
                 _log.info("%s", self._membership.notes.popleft())
             while self._membership.probes:
                 self._probers.submit(self._probe, self._membership.probes.popleft())
-        self._send(self._membership.stop(time.monotonic()))
+        self._send(self._membership.stop(self._now()))
+        self._flush()
         if self.refused():
             _log.info("refused in all: %s", ", ".join(f"{count} {why}" for why, count in self.refused().items()))
 
@@ -247,20 +302,29 @@ class Scheduler:
             # Whether there is a reply depends on the first frame: it identifies peers that run shoal.
             self._refusals.add("invalid" if fault.reply is not None else "garbage", f"{host or 'a peer'}: {fault}")
             if fault.reply is not None:
-                self._send_frames(route, fault.reply)
+                self._outgoing.append((route, fault.reply))
             return
         try:
-            outgoing = self._membership.handle(route, host, message, time.monotonic())
+            outgoing = self._membership.handle(route, host, message, self._now())
         except Exception as error:
             if isinstance(message, Request):
                 what = ErrorReply("protocol", f"the request caused an internal error: {type(error).__name__}")
-                self._send([(route, Reply(message.number, what))])
+                self._send([(route, Reply(message.number, what, self._membership.generation))])
             raise
         self._send(outgoing)
 
     def _send(self, outgoing: Outgoing) -> None:
-        for route, message in outgoing:
-            self._send_frames(route, encode(message))
+        self._outgoing += [(route, encode(message)) for route, message in outgoing]
+
+    def _flush(self) -> None:
+        """Store the inputs that the waiting messages depend on, then send these."""
+        if self._journal is not None:
+            self._journal.commit()
+        outgoing, self._outgoing = self._outgoing, []
+        for route, frames in outgoing:
+            self._send_frames(route, frames)
+        if self._journal is not None and self._journal.has_grown and self._membership.at_rest:
+            self._journal.begin(self._membership.save())
 
     def _send_frames(self, route: bytes, frames: list[bytes]) -> None:
         try:
@@ -297,6 +361,8 @@ class Scheduler:
         self._context.term()
         self._wake_read.close()
         self._wake_write.close()
+        if self._journal is not None:
+            self._journal.close()
 
 
 def _peer_address(frame: zmq.Frame) -> str:

@@ -39,7 +39,7 @@ from shoal.cluster.protocol.messages import (
     StartJob,
 )
 from shoal.cluster.protocol.refusals import Refusals
-from shoal.cluster.protocol.scheduler_client import GRACE_SECONDS, SchedulerClient
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import MemoryBudgetExceededError, ShoalError
@@ -140,8 +140,8 @@ class Server:
         The rank to take; default: the first free one.
     timeout : float
         Seconds to wait for the scheduler and for the other servers.
-    grace : float
-        Seconds of silence of the scheduler after which the server ends.
+    grace : float, optional
+        Seconds of silence of the scheduler after which the server ends; default: what the scheduler says.
     keys : Keys, optional
         Accept only peers that have keys of this cluster.
     insecure : bool
@@ -165,7 +165,7 @@ class Server:
         slot_memory: int | None = None,
         rank: int | None = None,
         timeout: float = 60.0,
-        grace: float = GRACE_SECONDS,
+        grace: float | None = None,
         keys: Keys | None = None,
         insecure: bool = False,
         storage_roots: Sequence[str | os.PathLike[str]] | None = None,

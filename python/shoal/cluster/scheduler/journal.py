@@ -1,0 +1,352 @@
+"""The journal of the scheduler: the inputs of its state machine, in files.
+
+    directory/
+      lock               held by the scheduler that uses the journal (flock); has its process id
+      snapshot-NNNN      the state of the membership before commit NNNN
+      log-NNNN           the commits from NNNN on
+
+    snapshot   "SHOALSNP", the version as u16, and one frame whose payload is a `MembershipState`
+    log        "SHOALJNL", the version as u16, and a frame for each commit; its payload is an array of `Input`
+    frame      "SHJR", length of the payload u32, number u64, CRC-32 of the payload u32, CRC-32 of these fields u32;
+               then the payload, in MessagePack. All numbers are little-endian.
+
+A commit is one write and one fsync for all inputs that were appended before (group commit, DeWitt et al., SIGMOD'84);
+what depends on them is sent afterwards. When the log has grown, and no operation is in progress, a snapshot replaces
+it: an empty log is created, then the snapshot is written under another name and renamed, then the older files are
+removed.
+
+Invariants (tests/test_journal.py)
+  J1  After `commit` has returned, every later `load` returns the appended inputs, whatever ends the process.
+  J2  The greatest snapshot and its log are complete, except for the last frame of the log, which may be torn: it was
+      not committed, and `load` cuts it off.
+  J3  Any other damage raises CorruptionError: a frame that cannot be read and is followed by one that can was
+      committed.
+  J4  At most one process uses a journal.
+  J5  After a failed write nothing more is committed: every call raises.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn, Self
+
+import msgspec
+
+from shoal.cluster.scheduler.inputs import Input, MembershipState
+from shoal.errors import CorruptionError, StorageError
+
+__all__ = ["VERSION", "Journal"]
+
+_log = logging.getLogger("shoal.scheduler")
+
+VERSION = 1
+_SNAPSHOT, _LOG = b"SHOALSNP", b"SHOALJNL"
+_MARKER = b"SHJR"
+_FILE = struct.Struct("<8sH")
+_FIELDS = struct.Struct("<4sIQI")
+_CHECKSUM = struct.Struct("<I")
+_HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
+_MIN_LOG_BYTES = 1 << 22  # before a snapshot replaces a log
+_NAME = re.compile(r"(snapshot|log)-(\d{16})")
+
+_REMEDY = "restore the directory from a copy, or end the cluster's processes and start it again with an empty directory"
+
+_inputs: msgspec.msgpack.Decoder[list[Input]] = msgspec.msgpack.Decoder(list[Input])
+_state: msgspec.msgpack.Decoder[MembershipState] = msgspec.msgpack.Decoder(MembershipState)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(number: int, payload: bytes) -> bytes:
+    """Return a frame."""
+    fields = _FIELDS.pack(_MARKER, len(payload), number, zlib.crc32(payload))
+    return fields + _CHECKSUM.pack(zlib.crc32(fields)) + payload
+
+
+def decode_frame(data: bytes, at: int) -> tuple[int, bytes] | None:
+    """Return number and payload of the frame at a position; None if there is no whole frame."""
+    if at + _HEADER_BYTES > len(data):
+        return None
+    marker, length, number, checksum = _FIELDS.unpack_from(data, at)
+    (own,) = _CHECKSUM.unpack_from(data, at + _FIELDS.size)
+    if marker != _MARKER or own != zlib.crc32(data[at : at + _FIELDS.size]):
+        return None
+    begin = at + _HEADER_BYTES
+    payload = data[begin : begin + length]
+    if len(payload) < length or zlib.crc32(payload) != checksum:
+        return None
+    return number, payload
+
+
+def has_frame(data: bytes, begin: int) -> bool:
+    """Whether a whole frame begins anywhere from a position on."""
+    at = data.find(_MARKER, begin)
+    while at >= 0:
+        if decode_frame(data, at) is not None:
+            return True
+        at = data.find(_MARKER, at + 1)
+    return False
+
+
+class Journal:
+    """A journal in a directory, which is created if it does not exist. A context manager that closes itself.
+
+    Parameters
+    ----------
+    directory : path
+
+    Raises
+    ------
+    StorageError
+        Another scheduler uses the journal, or the directory cannot be used.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+        self._file = -1
+        self._number = 0  # of the next commit
+        self._log_bytes = 0
+        self._snapshot_bytes = 0
+        self._appended: list[Input] = []
+        self._failed: StorageError | None = None
+        self._lock = -1
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(self._lock, 32, 0).decode(errors="replace")
+            self.close()
+            raise StorageError(
+                f"the journal {self._directory} is in use by another scheduler (process {holder or 'unknown'}): end "
+                "that one, or pass another directory"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise StorageError(error.errno, f"the journal {self._directory} cannot be used: {error.strerror}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def directory(self) -> Path:
+        """The directory."""
+        return self._directory
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the log is long enough that a snapshot should replace it."""
+        return self._log_bytes > max(_MIN_LOG_BYTES, 2 * self._snapshot_bytes)
+
+    def load(self) -> tuple[MembershipState, list[Input]] | None:
+        """Read the journal, and continue it.
+
+        Returns
+        -------
+        (MembershipState, list of Input) or None
+            The last snapshot and the inputs after it; None if there is no snapshot: call :meth:`begin`.
+
+        Raises
+        ------
+        CorruptionError
+            A file is missing or damaged; the message names it and the position.
+        """
+        try:
+            return self._load()
+        except OSError as error:
+            self._fail("be read", error)
+
+    def _load(self) -> tuple[MembershipState, list[Input]] | None:
+        snapshots, logs = self._numbers()
+        newest = max(snapshots, default=-1)
+        for number in logs:
+            if number > newest and has_frame(self._path("log", number).read_bytes(), 0):
+                self._damaged(self._path("log", number), 0, "it has commits, but its snapshot is missing")
+        if newest < 0:
+            return None
+        if newest not in logs:
+            self._damaged(self._path("log", newest), 0, "it is missing")
+        path = self._path("snapshot", newest)
+        data = path.read_bytes()
+        self._check_file(path, data, _SNAPSHOT)
+        found = decode_frame(data, _FILE.size)
+        if found is None or found[0] != newest:
+            self._damaged(path, _FILE.size, "its content does not have the checksum that was written")
+        try:
+            state = _state.decode(found[1])
+        except msgspec.MsgspecError as error:
+            self._damaged(path, _FILE.size, f"its content cannot be read ({error})")
+        self._snapshot_bytes = len(data)
+        self._number = newest
+        entries = list(self._read_log(self._path("log", newest)))
+        self._remove_others()
+        return state, entries
+
+    def _read_log(self, path: Path) -> Iterator[Input]:
+        data = path.read_bytes()
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if len(data) < _FILE.size:  # the process ended while it wrote the first bytes
+            os.ftruncate(self._file, 0)
+            data = _FILE.pack(_LOG, VERSION)
+            self._write(data)
+        self._check_file(path, data, _LOG)
+        at = _FILE.size
+        while at < len(data):
+            found = decode_frame(data, at)
+            if found is None:
+                if has_frame(data, at + 1):
+                    self._damaged(path, at, "a commit cannot be read, and others follow it")
+                _log.warning(
+                    "the journal %s ends with %d bytes that were not committed: they are cut off", path, len(data) - at
+                )
+                os.ftruncate(self._file, at)
+                os.fsync(self._file)
+                break
+            number, payload = found
+            if number != self._number:
+                self._damaged(path, at, f"commit {self._number} is missing, {number} follows")
+            try:
+                yield from _inputs.decode(payload)
+            except msgspec.MsgspecError as error:
+                self._damaged(path, at, f"commit {number} cannot be read ({error})")
+            self._number += 1
+            at += _HEADER_BYTES + len(payload)
+        self._log_bytes = at
+
+    def _check_file(self, path: Path, data: bytes, magic: bytes) -> None:
+        if len(data) < _FILE.size or not data.startswith(magic):
+            self._damaged(path, 0, f"it does not begin with {magic.decode()}")
+        (_, version) = _FILE.unpack_from(data)
+        if version != VERSION:
+            raise CorruptionError(
+                f"{path} has version {version}, and this shoal reads version {VERSION}: continue with the shoal that "
+                "wrote it, or end the cluster's processes and start it again with an empty directory"
+            )
+
+    def _damaged(self, path: Path, at: int, what: str) -> NoReturn:
+        raise CorruptionError(f"{path}, byte {at}: {what}: {_REMEDY}")
+
+    def append(self, entry: Input) -> None:
+        """Add an input to the next commit."""
+        self._appended.append(entry)
+
+    def commit(self) -> None:
+        """Store all appended inputs; returns when they are on the disk.
+
+        Raises
+        ------
+        StorageError
+            They cannot be stored. The journal cannot be used any more, and nothing that depends on them may be sent.
+        """
+        if self._failed is not None:
+            raise StorageError(*self._failed.args)
+        if not self._appended:
+            return
+        frame = encode_frame(self._number, _encoder.encode(self._appended))
+        try:
+            self._write(frame)
+        except OSError as error:
+            self._fail("be written", error)
+        self._appended.clear()
+        self._number += 1
+        self._log_bytes += len(frame)
+
+    def begin(self, state: MembershipState) -> None:
+        """Store a state in place of all that was committed before; appended inputs must be committed.
+
+        Raises
+        ------
+        StorageError
+            It cannot be stored, as in :meth:`commit`.
+        """
+        if self._failed is not None:
+            raise StorageError(*self._failed.args)
+        if self._appended:
+            raise RuntimeError("commit the appended inputs first")
+        number = self._number + 1
+        try:
+            self._begin(number, state)
+        except OSError as error:
+            self._fail("be written", error)
+
+    def _begin(self, number: int, state: MembershipState) -> None:
+        log = os.open(
+            self._path("log", number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666
+        )
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = log
+        self._write(_FILE.pack(_LOG, VERSION))
+        data = _FILE.pack(_SNAPSHOT, VERSION) + encode_frame(number, _encoder.encode(state))
+        beside = self._directory / "snapshot.tmp"
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._sync_directory()  # the log is there before its snapshot
+        beside.rename(self._path("snapshot", number))
+        self._sync_directory()
+        self._number, self._snapshot_bytes, self._log_bytes = number, len(data), _FILE.size
+        self._remove_others()
+
+    def _remove_others(self) -> None:
+        """Remove the files of other snapshots than the current one."""
+        (self._directory / "snapshot.tmp").unlink(missing_ok=True)
+        snapshots, logs = self._numbers()
+        current = max(snapshots)
+        for kind, numbers in (("snapshot", snapshots), ("log", logs)):
+            for number in numbers:
+                if number != current:
+                    self._path(kind, number).unlink()
+
+    def _numbers(self) -> tuple[list[int], list[int]]:
+        found: dict[str, list[int]] = {"snapshot": [], "log": []}
+        for name in os.listdir(self._directory):
+            match = _NAME.fullmatch(name)
+            if match is not None:
+                found[match[1]].append(int(match[2]))
+        return found["snapshot"], found["log"]
+
+    def _path(self, kind: str, number: int) -> Path:
+        return self._directory / f"{kind}-{number:016d}"
+
+    def _write(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            at += os.write(self._file, data[at:])
+        os.fsync(self._file)
+
+    def _sync_directory(self) -> None:
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _fail(self, what: str, error: OSError) -> NoReturn:
+        self._failed = StorageError(
+            error.errno,
+            f"the journal {self._directory} cannot {what}: {error.strerror}. The scheduler ends before it promises "
+            "anything that it could not keep: make room, and start it again with the same journal",
+        )
+        raise self._failed from error
+
+    def close(self) -> None:
+        """Release the journal, without a commit."""
+        for file in (self._file, self._lock):
+            if file >= 0:
+                os.close(file)
+        self._file = self._lock = -1
