@@ -251,7 +251,7 @@ def test_planted_a_reply_that_is_sent_before_its_input_is_stored_is_found():
         world.loss = 0.0
         world.go(5.0)
 
-    fails(schedule)
+    fails(schedule, seeds=300)  # 1 of 20 shows it
 
 
 @pytest.mark.parametrize("kind", [Asked, Obeyed, Probed, Died, MembersSilent])
