@@ -275,7 +275,7 @@ void DataLoop::answer(Socket& socket, MultipartMessage& parts) noexcept {
   Counts::add(counts_->request_bytes, parts.bytes() - peer.size());
   reply_to(socket, [&] {
     service_.handle({reinterpret_cast<const char*>(peer.data()), peer.size()},
-                    std::span(frames).first(parts.count() - 1), memory_->replies);
+                    std::span(frames).first(parts.count() - 1), memory_->replies, &parts);
   });
 }
 

@@ -10,7 +10,7 @@ namespace shoal {
 namespace {
 
 std::size_t bytes_of(const PendingPushes::Push& push) noexcept {
-  return push.block.size() + PendingPushes::kOverhead;
+  return push.bytes() + PendingPushes::kOverhead;
 }
 
 }  // namespace

@@ -10,13 +10,16 @@
 //
 // Messages of one call have different slots, so their order among themselves changes nothing.
 //
+// The arrays of a push are views: of frames that were taken from the received message, or of copies in one block.
+//
 // Invariants
 //   I1  bytes() is the sum of the steps' bytes: the kept pushes, with kOverhead for each step, each push and each named table.
 //
-// Threads: none of its own; one owner.
+// Threads: none of its own; one owner. Any thread may destroy it.
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -27,6 +30,7 @@
 
 #include "policy/lifecycle.h"
 #include "transport/buffer_pool.h"
+#include "transport/multipart_message.h"
 
 namespace shoal {
 
@@ -34,25 +38,17 @@ class PendingPushes {
  public:
   static constexpr std::size_t kOverhead = 256;  // of a step; of a push, besides its arrays
 
-  // One push: the hashes, the gradients, and the rows' counts unless all are 1, in one block.
+  // One push: the hashes, the gradients, and the rows' counts unless all are 1. Each lies in one of the frames or in the block.
   struct Push {
     std::uint32_t rank = 0;
     std::uint64_t sequence = 0;
-    std::size_t count = 0;
-    bool counted = false;
-    PooledBuffer block;
+    std::span<const std::uint64_t> hashes{};
+    std::span<const float> grads{};
+    std::span<const std::uint32_t> counts{};
+    std::array<ReceivedFrame, 2> frames{};
+    PooledBuffer block{};
 
-    static std::size_t bytes(std::size_t count, std::size_t numbers, std::size_t counts) noexcept {
-      return count * sizeof(std::uint64_t) + numbers * sizeof(float) + counts * sizeof(std::uint32_t);
-    }
-    std::span<const std::uint64_t> hashes() const noexcept { return block.as<std::uint64_t>().first(count); }
-    std::span<const float> grads() const noexcept {
-      const auto words = block.as<float>().subspan(2 * count);
-      return words.first(words.size() - (counted ? count : 0));
-    }
-    std::span<const std::uint32_t> counts() const noexcept {
-      return block.as<std::uint32_t>().last(counted ? count : 0);
-    }
+    std::size_t bytes() const noexcept { return frames[0].bytes() + frames[1].bytes() + block.size(); }
   };
 
   // A sweep that precedes the step.

@@ -49,12 +49,13 @@ Service::Table* Service::find(std::uint32_t id) noexcept {
 
 // --- in ---------------------------------------------------------------------------------------------------------
 
-void Service::handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept {
+void Service::handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
+                     MultipartMessage* received) noexcept {
   const std::lock_guard lock(mutex_);
   const wire::Fault fault =
       wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = false}, decoded_);
   const Call call{peer, decoded_.header, decoded_.hashes, decoded_.floats(), decoded_.counts, decoded_.values,
-                  out};
+                  out,  received};
   ++metrics_.messages;
   for (const wire::Frame frame : frames) {
     metrics_.bytes_in += frame.size();

@@ -72,6 +72,7 @@
 #include "server/reply_queue.h"
 #include "shard/reductions.h"
 #include "shard/shard.h"
+#include "transport/multipart_message.h"
 #include "wire/values.h"
 #include "wire/wire.h"
 
@@ -169,8 +170,10 @@ class Service {
 
   // --- data -----------------------------------------------------------------------------------------------------
 
-  // Executes one message of a peer. Queues replies to it and to others.
-  void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
+  // Executes one message of a peer. Queues replies to it and to others. `received`: the message that has the frames; the service
+  // may take some of them. Null: others own the frames.
+  void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
+              MultipartMessage* received = nullptr) noexcept;
   // Moves the replies that control calls have queued.
   void released(ReplyQueue& out) noexcept;
 
@@ -188,6 +191,7 @@ class Service {
     std::span<const std::uint32_t> counts;  // of a push's rows; empty: all are 1
     std::span<const std::byte> bytes;       // a section, or a function's parameters
     ReplyQueue& out;
+    MultipartMessage* received = nullptr;  // has the frames of the arrays; null: none may be taken
   };
   // Hashes with their gradients or weights and counts, by slot.
   struct Part {

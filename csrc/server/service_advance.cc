@@ -106,10 +106,10 @@ void Service::apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& tu
   std::size_t total = 0;
   std::size_t longest = 0;
   for (const PendingPushes::Push& push : pending_.pushes(id)) {
-    if (push.count != 0) {
-      lists.push_back({push.hashes(), push.grads(), push.counts()});
-      total += push.count;
-      longest = std::max(longest, push.count);
+    if (!push.hashes.empty()) {
+      lists.push_back({push.hashes, push.grads, push.counts});
+      total += push.hashes.size();
+      longest = std::max(longest, push.hashes.size());
     }
   }
   SortedList all;

@@ -25,6 +25,15 @@ constexpr std::uint32_t kMaxPostponed = 3;
 constexpr std::uint32_t kMaxPostponedAll = 16;
 constexpr std::uint64_t kSequences = (std::uint64_t{1} << kSequenceBits) - 1;
 
+// Copies an array to the front of `room`, which then begins after it.
+template <class T>
+std::span<const T> copy_into(std::span<std::byte>& room, std::span<const T> values) {
+  const auto copy = room.first(values.size_bytes());
+  std::ranges::copy(std::as_bytes(values), copy.begin());
+  room = room.subspan(copy.size());
+  return {reinterpret_cast<const T*>(copy.data()), values.size()};
+}
+
 }  // namespace
 
 DedupWindow& Service::history(std::uint32_t rank) {
@@ -219,7 +228,7 @@ bool Service::postpone(const Call& call, const Table& table, DedupWindow& dedup,
 bool Service::keep(const Call& call, const Part& part) {
   const Header& header = call.header;
   const auto hashes = part.slices.hashes;
-  const std::size_t bytes = PendingPushes::Push::bytes(hashes.size(), part.values.size(), part.counts.size());
+  const std::size_t bytes = hashes.size_bytes() + part.values.size_bytes() + part.counts.size_bytes();
   const std::size_t next = pending_.bytes(applied_);  // bytes of the clock that is merged next
   if (header.clock > applied_ && pending_.bytes() - next + bytes > limits_.pending_bytes / 2) {
     send(call, Status::kOverloaded);
@@ -235,13 +244,24 @@ bool Service::keep(const Call& call, const Part& part) {
   }
   PendingPushes::Push kept{.rank = header.worker,
                            .sequence = header.sequence,
-                           .count = hashes.size(),
-                           .counted = !part.counts.empty(),
-                           .block = buffers_.acquire(bytes)};
-  std::ranges::copy(hashes, kept.block.as<std::uint64_t>().begin());
-  std::ranges::copy(part.values,
-                    kept.block.as<float>().begin() + static_cast<std::ptrdiff_t>(2 * hashes.size()));
-  std::ranges::copy(part.counts, kept.block.as<std::uint32_t>().last(part.counts.size()).begin());
+                           .hashes = hashes,
+                           .grads = part.values,
+                           .counts = part.counts};
+  // An array that is a whole frame stays there. What was decoded, comes from the cache of key lists, or is a part of the message
+  // has to be copied.
+  if (call.received != nullptr) {
+    kept.frames = {call.received->take(std::as_bytes(hashes)),
+                   call.received->take(std::as_bytes(part.values))};
+  }
+  kept.block = buffers_.acquire(bytes - kept.bytes());
+  std::span<std::byte> room = kept.block.bytes();
+  if (!kept.frames[0]) {
+    kept.hashes = copy_into(room, hashes);
+  }
+  if (!kept.frames[1]) {
+    kept.grads = copy_into(room, part.values);
+  }
+  kept.counts = copy_into(room, part.counts);
   pending_.add(header.clock, header.table, std::move(kept));
   metrics_.pending_peak = std::max(metrics_.pending_peak, pending_.bytes());
   return true;

@@ -3,21 +3,58 @@
 // At most kMaxFrames frames are kept. Of a longer message the frames in between are read and dropped, and the last one is
 // kept, so that count() == kMaxFrames means "too many". clear() and the destructor close what is kept.
 //
-// Threads: none of its own; one owner, the thread that uses the socket.
+//   ReceivedFrame   one frame, taken out of its message by take(): its bytes stay where libzmq received them
+//
+// A frame of more than 8 KiB has memory of its own; a smaller one is a part of a buffer of 8 KiB that it shares with others, so
+// keeping it would keep more memory than its bytes. take() leaves out what is below kMinTakenBytes.
+//
+// Threads: none of its own. A MultipartMessage has one owner, the thread that uses the socket. A ReceivedFrame may be destroyed
+// by any thread, also after its socket was closed and its context terminated: libzmq counts references to the memory of a
+// frame atomically.
 
 #pragma once
 
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <memory>
 
 #include "transport/zmq.h"
 #include "wire/wire.h"
 
 namespace shoal {
 
+class ReceivedFrame {
+ public:
+  ReceivedFrame() = default;  // none: no bytes
+
+  std::size_t bytes() const noexcept { return bytes_; }
+  explicit operator bool() const noexcept { return message_ != nullptr; }
+
+ private:
+  friend class MultipartMessage;
+  struct Close {
+    int (*close)(zmq::Message*);
+    void operator()(zmq::Message* message) const noexcept {
+      close(message);
+      delete message;
+    }
+  };
+  // Moves the contents of `message`, and leaves it empty.
+  ReceivedFrame(const Zmq& zmq, zmq::Message& message) : bytes_(zmq.size(&message)) {
+    auto own = std::make_unique<zmq::Message>();
+    zmq.init(own.get());
+    zmq.move_message(own.get(), &message);
+    message_ = {own.release(), Close{zmq.close_message}};
+  }
+
+  std::unique_ptr<zmq::Message, Close> message_;
+  std::size_t bytes_ = 0;
+};
+
 class MultipartMessage {
  public:
+  static constexpr std::size_t kMinTakenBytes = std::size_t{16} << 10U;
   // The peer's identity, a header, the payload frames, and one more than a message may have.
   static constexpr std::size_t kMaxFrames = 1 + 1 + wire::kMaxFrames + 1;
   enum class Result { kMessage, kNone, kClosed };
@@ -62,6 +99,18 @@ class MultipartMessage {
   std::size_t bytes() const noexcept { return bytes_; }  // of all frames, including those that were dropped
   wire::Frame frame(std::size_t i) noexcept {
     return {static_cast<const std::byte*>(zmq_.data(&messages_.at(i))), zmq_.size(&messages_.at(i))};
+  }
+
+  // Takes the frame whose bytes these are; an empty one remains in its place. None if the bytes are not those of one whole frame,
+  // or fewer than kMinTakenBytes.
+  ReceivedFrame take(wire::Frame bytes) {
+    for (std::size_t i = 0; i < count_ && bytes.size() >= kMinTakenBytes; ++i) {
+      const wire::Frame one = frame(i);
+      if (one.data() == bytes.data() && one.size() == bytes.size()) {
+        return {zmq_, messages_.at(i)};
+      }
+    }
+    return {};
   }
 
  private:

@@ -91,6 +91,7 @@ struct Zmq {
                    void* hint);
   int (*receive_message)(zmq::Message*, void* socket, int flags);
   int (*send_message)(zmq::Message*, void* socket, int flags);
+  int (*move_message)(zmq::Message* to, zmq::Message* from);
   int (*close_message)(zmq::Message*);
   void* (*data)(zmq::Message*);
   std::size_t (*size)(const zmq::Message*);

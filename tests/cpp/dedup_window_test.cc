@@ -146,8 +146,7 @@ TEST(pushes_that_wait_come_out_by_rank_and_sequence_and_their_bytes_add_up) {
   std::multiset<Name> expected;
   const auto keep = [&](const Name& name) {
     const auto& [clock, table, rank, sequence] = name;
-    pending.add(clock, table,
-                {.rank = rank, .sequence = sequence, .count = 0, .block = pool.acquire(sequence)});
+    pending.add(clock, table, {.rank = rank, .sequence = sequence, .block = pool.acquire(sequence)});
     expected.insert(name);
   };
   for (int i = 0; i < 300; ++i) {

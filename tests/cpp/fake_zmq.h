@@ -116,10 +116,11 @@ class Fake {
   std::atomic<bool> terminated{false};
   std::atomic<int> refuse_bind{0};  // errors, 0 for none
   std::atomic<int> refuse_socket{0};
-  std::atomic<int> refuse_peer{0};         // at a message's first part
-  std::atomic<int> memory_left{1 << 30U};  // messages until there is no memory
-  std::atomic<int> interruptions{0};       // by signals, before anything is sent or received
-  bool is_router = true;                   // a message begins with a peer's name
+  std::atomic<int> refuse_peer{0};           // at a message's first part
+  std::atomic<int> memory_left{1 << 30U};    // messages until there is no memory
+  std::atomic<int> interruptions{0};         // by signals, before anything is sent or received
+  std::atomic<std::size_t> misalignment{0};  // of the memory of received frames, in bytes
+  bool is_router = true;                     // a message begins with a peer's name
   std::thread::id owner;
 };
 
@@ -268,8 +269,9 @@ inline Zmq Fake::functions() {
     Content* const content = of(message) = make();
     content->own = std::move(current->reading.front());
     current->reading.erase(current->reading.begin());
-    content->data = content->own.data();
     content->bytes = content->own.size();
+    content->own.insert(content->own.begin(), current->misalignment, std::byte{0});
+    content->data = content->own.data() + current->misalignment;
     content->more = !current->reading.empty();
     return static_cast<int>(content->bytes);
   };
@@ -288,6 +290,10 @@ inline Zmq Fake::functions() {
       of(message) = make();
     }
     return put(std::exchange(of(message), nullptr), flags);
+  };
+  zmq.move_message = [](zmq::Message* to, zmq::Message* from) {
+    current->drop(std::exchange(of(to), std::exchange(of(from), nullptr)));
+    return 0;
   };
   zmq.close_message = [](zmq::Message* message) {
     current->drop(std::exchange(of(message), nullptr));
