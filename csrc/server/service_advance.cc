@@ -6,11 +6,20 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/memory.h"
 #include "batch/merge.h"
 #include "server/service.h"
 #include "server/service_table.h"
 
 namespace shoal {
+
+namespace {
+
+// The pushes of a clock up to this size leave their memory to those of the next one. Received frames return to the heap, which
+// keeps most of what a larger clock has used (keep_freed_memory()).
+constexpr std::size_t kMaxIdleBytes = std::size_t{64} << 20U;
+
+}  // namespace
 
 bool Service::is_complete(std::uint32_t clock) const noexcept {
   switch (mode_) {
@@ -88,6 +97,7 @@ void Service::apply_clock() {
     }
     sweep.done = true;
   }
+  const std::size_t kept = pending_.bytes(applied_);
   while (const auto id = pending_.next_table()) {
     if (Table* const table = find(*id)) {
       apply(*id, *table, pending_.first());
@@ -95,6 +105,9 @@ void Service::apply_clock() {
     pending_.finish_table(*id);
   }
   pending_.pop();
+  if (kept > kMaxIdleBytes) {
+    trim_heap();
+  }
   ++applied_;
 }
 
