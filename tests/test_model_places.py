@@ -304,19 +304,25 @@ def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
     url, how = f"s3://{BUCKET}/{tmp_path.name}/cut", options(s3)
     there = open_dir(url, how)
 
-    def run(directory: Path | str, **more: Any) -> list[Any]:
+    def run(directory: Path | str, every: int = 12, **more: Any) -> list[Any]:
         with shoal.local(threads=1, slots=64) as store:
             model = shoal.LogisticRegression(shoal.FTRL(alpha=0.5), store)
             data = shoal.read_libsvm(log, batch_size=50)
             plan: dict[str, Any] = {"epochs": 2 if patience is None else 6, "patience": patience, "warm_up": False}
             model.fit(
-                data, valid=data.split(0, 4), directory=directory, checkpoint_every=3, progress=False, **plan, **more
+                data,
+                valid=data.split(0, 4),
+                directory=directory,
+                checkpoint_every=every,
+                progress=False,
+                **plan,
+                **more,
             )
             return learned(model)
 
     expected = run(tmp_path / "whole")
     with power_fails_behind(stop):
-        run(url, storage_options=how)
+        run(url, every=3, storage_options=how)
     assert files.read(there).fit_state is not None
     best = ["best-000001"] if patience and stop == 18 else []
     assert held(there) == sorted([*best, "checkpoint", "model.json"])

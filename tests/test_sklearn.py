@@ -36,7 +36,7 @@ def planted(rng, n=600, columns=30):
         ({}, {}),
         ({"l1": 0.01, "n_jobs": 2, "shuffle": False}, {}),
         (
-            {"batch_size": 4},
+            {"batch_size": 8},
             {
                 "check_sample_weight_equivalence_on_dense_data": STEPS,
                 "check_sample_weight_equivalence_on_sparse_data": STEPS,
