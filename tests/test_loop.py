@@ -399,6 +399,34 @@ def test_replies_that_a_control_call_releases_are_sent_at_once(context):
         loop.stop()
 
 
+@pytest.mark.parametrize("where", ["tcp://127.0.0.1:0", "inproc://kept"])
+def test_pushes_of_any_size_that_wait_for_their_clock_are_applied_as_sent(context, where):
+    service = _core.Service(SLOTS, 0, SLOTS)
+    service.set_map(1, 0, SLOTS)
+    service.start_job(JOB, "bsp", 0, False)
+    service.admit(0, 1, 0)
+    add_table(service, TABLE, 1)
+    loop = start_loop(service, context, where)
+    try:
+        with Client(context, loop.address) as client:
+            expected = {}
+            for seed, n in enumerate((1, 3000, 5000, 700_000, 200, 40_000)):
+                hashes = hashes_of(n, seed)
+                grads = np.random.default_rng(n).random((len(hashes), 1), np.float32)
+                client.push(hashes, grads)
+                expected |= dict(zip(hashes.tolist(), (-grads).ravel().tolist(), strict=True))
+            named = np.array([TABLE], np.uint32)
+            reply = client.ask(Op.TICK, [np.array([], np.uint64), named], table=0, clock=0, count=0, aux=1)
+            assert reply.status == Status.OK, reply.text
+            hashes = np.array(sorted(expected), np.uint64)
+            reply = client.ask(Op.PULL, [hashes], dtype=1, dim=1, count=len(hashes), clock=1)
+            assert reply.status == Status.OK, reply.text
+            assert reply.values.tolist() == [expected[key] for key in hashes.tolist()]
+        assert service.metrics()["pending_bytes"] == 0
+    finally:
+        loop.stop()
+
+
 def test_an_address_that_cannot_be_bound_is_an_error_that_names_it(service, context, loop):
     for address in (loop.address, "tcp://192.0.2.1:0", "tcp://127.0.0.1", "nothing://x", ""):
         with pytest.raises(TransportError, match="cannot serve at") as caught:
