@@ -219,7 +219,8 @@ def test_a_save_waits_for_its_clock_and_sees_nothing_of_it(tmp_path: Path) -> No
         table.push(KEYS, np.ones(len(KEYS), np.float32)).wait()
         saving = threading.Thread(target=one.save, args=(tmp_path,))
         saving.start()
-        time.sleep(0.1)
+        services = [service for server in made.servers for service in server.services]
+        until(lambda: all(service.metrics()["requests"].get("save begin", 0) for service in services))
         assert saving.is_alive()  # the other worker has not ended the clock before
         two.tick()
         saving.join(TIMEOUT)
