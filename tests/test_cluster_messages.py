@@ -181,6 +181,6 @@ def test_another_version_is_refused_in_words_that_all_versions_read():
 
 
 def test_a_message_with_a_field_more_or_of_another_type_is_refused():
-    for body in (["heartbeat", b"s", 0, 1], ["heartbeat", b"s", "0"], ["heartbeat", b"s"], ["poem"], {}, 3):
+    for body in (["heartbeat", b"s", 0, 1, 2], ["heartbeat", b"s", "0"], ["heartbeat", b"s"], ["poem"], {}, 3):
         with pytest.raises(MalformedMessageError, match="cannot be read"):
             decode(framed(msgspec.msgpack.encode(body)))

@@ -19,6 +19,7 @@ from shoal.checkpoint.format import SavedTable
 from shoal.cluster.protocol import messages
 from shoal.cluster.protocol.messages import EndpointMetrics, JobConsistency
 from shoal.cluster.protocol.slot_map import cut_evenly
+from shoal.cluster.protocol.status import EndpointStatus, JobStatus, LauncherStatus, ServerStatus, WorkerStatus
 from shoal.cluster.protocol.tasks import ReadTask, Report, WriteTask
 from shoal.table.spec import TableRecord
 
@@ -64,6 +65,26 @@ def bodies() -> dict[str, Any]:
         "part": of["part"](8, None),
         "ask-figures": of["ask-figures"](),
         "figures": of["figures"]((EndpointMetrics(0, "tcp://h:1", {"pulls": 3, "lag": {"0": 1}}),), {"garbage": 2}),
+        "ask-status": of["ask-status"](),
+        "status": of["status"](
+            "0123456789abcdef",
+            7,
+            12.5,
+            2.0,
+            10.0,
+            1,
+            64,
+            2,
+            "server 1 is lost",
+            ("a", "b"),
+            JobStatus(9, "SSP(staleness=3)", 2, (1,)),
+            (ServerStatus(0, "process 7 on host", "10.0.0.9", (EndpointStatus("tcp://h:1", 0, 64),), True, 0.5),),
+            (
+                WorkerStatus(0, "w", "10.0.0.8", 2, 17, True, 0.25),
+                WorkerStatus(None, "v", "10.0.0.8", 0, 0, False, 3.0),
+            ),
+            (LauncherStatus("l", "10.0.0.8", True, 1.0),),
+        ),
         "leave": of["leave"](1),
         "left": of["left"](),
         "waiting": of["waiting"]("other servers"),
@@ -100,7 +121,7 @@ def control_frames() -> dict[str, list[str]]:
             whole[tag] = envelope["news"](1, (body,), 7)
     refused = made["refused"]
     whole["done"] = envelope["done"](b"0123456789abcdef", 2, 9, "why", ({"pulls": 3},), refused, (1, 2))
-    whole["heartbeat"] = envelope["heartbeat"](b"0123456789abcdef", 4)
+    whole["heartbeat"] = envelope["heartbeat"](b"0123456789abcdef", 4, 17)
     frames = {tag: [frame.hex() for frame in messages.encode(message)] for tag, message in whole.items()}
     frames["refusal"] = [frame.hex() for frame in messages.refusal("another version")]
     return frames

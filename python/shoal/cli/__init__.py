@@ -34,6 +34,7 @@ from shoal.base.interrupts import status_of, terminable
 from shoal.cli import (
     audit,
     cluster,
+    cluster_status,
     compact,
     completion,
     convert,
@@ -118,7 +119,21 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action=Version, help="print version, build and CPU features and exit")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
     ctr.add(train.add(commands))
-    for module in (predict, report, inspect, compact, export, serve, convert, audit, demo, cluster, keygen, estimate):
+    for module in (
+        predict,
+        report,
+        inspect,
+        compact,
+        export,
+        serve,
+        convert,
+        audit,
+        demo,
+        cluster,
+        cluster_status,
+        keygen,
+        estimate,
+    ):
         module.add(commands)
     completion.add(commands, whole)
     return whole

@@ -6,7 +6,7 @@ Two frames: a preamble and one message in MessagePack, with its checksum.
     message    CRC-32 of the rest, u32 little-endian; then an array: a tag and the fields of a class of `Message`
 
     peer -> scheduler    Request(sender, number, body, ..)  answered by Reply(number, body) of the same number
-                         Heartbeat(sender, seen)        answered by Events that the peer has not seen
+                         Heartbeat(sender, seen, clock) answered by Events that the peer has not seen
                          OrderReply(sender, number, ...)      the result of an order
     scheduler -> peer    Order(number, body)            to servers: execute in the order of the numbers, once
                          Events(first, events)            also unasked, when something happens
@@ -42,6 +42,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.errors import ProtocolError
 from shoal.table.spec import TableRecord
 
@@ -390,7 +391,9 @@ class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
     """The scheduler was stopped: the cluster ends."""
 
 
-RequestBody: TypeAlias = Hello | Join | GetMap | CreateTable | ListTables | Barrier | TakeSplit | GetMetrics | Leave
+RequestBody: TypeAlias = (
+    Hello | Join | GetMap | CreateTable | ListTables | Barrier | TakeSplit | GetMetrics | GetStatus | Leave
+)
 ReplyBody: TypeAlias = (
     HelloReply
     | JoinReply
@@ -400,6 +403,7 @@ ReplyBody: TypeAlias = (
     | BarrierReply
     | SplitReply
     | MetricsReply
+    | StatusReply
     | LeaveReply
     | PendingReply
     | ErrorReply
@@ -458,10 +462,11 @@ class OrderReply(_Message, frozen=True, tag="done"):
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    """The sender is alive and has received this many events."""
+    """The sender is alive and has received this many events. ``clock`` is that of a worker."""
 
     sender: _Sender
     seen: _Count
+    clock: _Word = 0
 
 
 class Events(_Message, frozen=True, tag="news"):

@@ -73,6 +73,7 @@ from shoal.cluster.protocol.messages import (
     encode,
 )
 from shoal.cluster.protocol.refusals import Refusals
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.consistency import Consistency
 from shoal.errors import (
     ClosedError,
@@ -117,7 +118,8 @@ class SchedulerClient:
     ----------
     address : str
         The scheduler's: ``tcp://host:port``.
-    role : {"server", "worker", "launcher"}
+    role : {"server", "worker", "launcher", "observer"}
+        An observer only asks for the status.
     about : str, optional
         Names this process in messages; default: its host and process id.
     on_event : callable, optional
@@ -130,6 +132,8 @@ class SchedulerClient:
         Default: a new one.
     keys : Keys, optional
         Authenticate this process and the scheduler.
+    clock : callable, optional
+        Returns the clock of a worker, which heartbeats report.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class SchedulerClient:
         grace: float | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         keys: Keys | None = None,
+        clock: Callable[[], int] = lambda: 0,
     ) -> None:
         split(address)
         self._secure = None if keys is None else keys.client_of("scheduler")
@@ -151,6 +156,7 @@ class SchedulerClient:
         self._about = about or f"process {os.getpid()} on {socket.gethostname()}"
         self._on_event = on_event
         self._on_fault = on_fault
+        self._clock = clock
         self._grace = grace
         self._pid = os.getpid()
         self._sender = secrets.token_bytes(16)
@@ -412,6 +418,10 @@ class SchedulerClient:
             f"(scheduler {self._address}, last message {self.silent:.1f} s ago)"
         )
 
+    def status(self, *, timeout: float) -> StatusReply:
+        """Return the status of the cluster; without :meth:`hello` as well."""
+        return self.call(GetStatus(), StatusReply, timeout=timeout, doing="asking for the status of the cluster")
+
     def leave(self, *, timeout: float, status: int = 0) -> None:
         """Leave the cluster: the others do not wait for this process.
 
@@ -604,7 +614,7 @@ class SchedulerClient:
                     outgoing.append(Request(self._sender, number, call.body, self._number, open))
         if self._welcome is not None and self._heartbeat_at <= now:
             self._heartbeat_at = now + interval
-            outgoing.append(Heartbeat(self._sender, self._seen))
+            outgoing.append(Heartbeat(self._sender, self._seen, self._clock()))
         for message in outgoing:
             if connection.socket is not None:
                 try:

@@ -114,6 +114,7 @@ class WorkerPeer(Peer):
     """A worker."""
 
     incarnation: int = 0
+    clock: int = field(default=0, kw_only=True)  # of its last heartbeat
     join: int = 0
     wants: Join = field(default_factory=Join)
 

@@ -104,6 +104,7 @@ from shoal.cluster.protocol.messages import (
     form_bytes,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap, cut_evenly
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.scheduler.inputs import (
     Asked,
     Bound,
@@ -132,6 +133,7 @@ from shoal.cluster.scheduler.members import (
     restore_peer,
 )
 from shoal.cluster.scheduler.splits import SplitTracker
+from shoal.cluster.scheduler.status import status_of
 
 __all__ = ["DEAD_AFTER", "AddressProbe", "LivenessProbe", "Membership"]
 
@@ -227,6 +229,7 @@ class Membership:
         self._seed = rng.randbytes(16)
         self._drawn = 0
         self._now = now
+        self._started_at = now
         self._running = 0.0  # seconds that this state machine was seen to run
         self.generation = 0
         self.address = ""
@@ -295,6 +298,8 @@ class Membership:
             else:
                 seen = min(max(message.seen, peer.seen), self._events_dropped + len(self._events))
                 peer.seen = seen
+                if isinstance(peer, WorkerPeer):
+                    peer.clock = message.clock
                 self._out.append((route, Events(seen, tuple(self._events[seen - self._events_dropped :]))))
         elif isinstance(message, OrderReply):
             peer = self._known(message.sender, route)
@@ -381,6 +386,7 @@ class Membership:
     def restarted(self, now: float) -> Outgoing:
         """Begin another generation of the scheduler, which knows no connection yet: nobody was silent meanwhile."""
         self._now = max(now, self._now)
+        self._started_at = self._now
         self._accept(Restarted(self._now, self.generation + 1))
         return self._flush()
 
@@ -671,7 +677,9 @@ class Membership:
 
     def _ask(self, route: bytes, host: str, ask: Request) -> None:
         peer = self._known(ask.sender, route)
-        if peer is None:
+        if isinstance(ask.body, GetStatus):  # it changes nothing, so it is no input
+            self._out.append((route, Reply(ask.number, self._cluster_status())))
+        elif peer is None:
             is_hello = isinstance(ask.body, Hello) and ask.sender not in self._former
             if is_hello and isinstance(ask.body, Hello) and ask.body.role in _KINDS:
                 if len(self._peers) >= _MAX_PEERS:
@@ -689,6 +697,21 @@ class Membership:
             self._accept(Asked(self._now, "", ask), route)
         else:
             self._repeat(peer, ask.number)
+
+    def _cluster_status(self) -> StatusReply:
+        return status_of(
+            self._peers.values(),
+            self._job,
+            self._map,
+            now=self._now,
+            cluster=self.cluster,
+            generation=self.generation,
+            uptime=self._now - self._started_at,
+            settings=self.settings,
+            dead_after=self._dead_after,
+            lost=self._broken,
+            tables=self._tables,
+        )
 
     def _apply_request(self, entry: Asked, route: bytes) -> None:
         ask = entry.request

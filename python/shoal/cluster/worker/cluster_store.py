@@ -53,6 +53,7 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.protocol.status import as_dict
 from shoal.cluster.protocol.tasks import STALL_SECONDS
 from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.channel import Channel
@@ -157,6 +158,7 @@ class ClusterStore(Store):
                 "worker",
                 on_event=_weakly(self._on_event),
                 on_fault=_weakly(self._on_fault),
+                clock=_clock_of(weakref.ref(self)),
                 context=context,
                 **secure_link,
             )
@@ -279,6 +281,21 @@ class ClusterStore(Store):
         """
         self._check_usable()
         return dict(self._get_metrics().scheduler)
+
+    def cluster(self) -> dict[str, Any]:
+        """Return the status of the cluster: its members, its job and the scheduler.
+
+        Returns
+        -------
+        dict
+            What ``shoal cluster ADDRESS status --json`` prints; see `docs/cluster.md`.
+
+        Notes
+        -----
+        Blocks for a round trip to the scheduler. Safe from any thread.
+        """
+        self._check_usable()
+        return as_dict(self._link.status(timeout=self._timeout))
 
     def _get_metrics(self) -> MetricsReply:
         return self._link.call(
@@ -494,6 +511,14 @@ class ClusterStore(Store):
     def _on_fault(self, error: ShoalError) -> None:
         if self._channel is not None:
             self._channel.fail(error)
+
+
+def _clock_of(ref: weakref.ref[ClusterStore]) -> Callable[[], int]:
+    def clock() -> int:
+        store = ref()
+        return 0 if store is None or store._channel is None else store._channel.clock
+
+    return clock
 
 
 _open_stores: weakref.WeakSet[ClusterStore] = weakref.WeakSet()

@@ -1,0 +1,116 @@
+"""The status of a cluster: a request that any process may send to the scheduler, and the reply.
+
+The request changes nothing: it is answered also if its sender is not a member, or a server was lost. Threads: records
+are immutable.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+__all__ = [
+    "EndpointStatus",
+    "GetStatus",
+    "JobStatus",
+    "LauncherStatus",
+    "ServerStatus",
+    "StatusReply",
+    "WorkerStatus",
+    "as_dict",
+]
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class GetStatus(_Record, frozen=True, tag="ask-status"):
+    """Request for the status of the cluster."""
+
+
+class EndpointStatus(_Record, frozen=True):
+    """An endpoint of a server, and its slots: from ``first_slot`` up to, and without, ``end_slot``."""
+
+    address: str
+    first_slot: Annotated[int, Meta(ge=0)]
+    end_slot: Annotated[int, Meta(ge=0)]
+
+
+class ServerStatus(_Record, frozen=True):
+    """A server. It has endpoints when all servers have joined."""
+
+    rank: Annotated[int, Meta(ge=0)]
+    about: str  # names its process
+    host: str
+    endpoints: tuple[EndpointStatus, ...]
+    is_connected: bool
+    heard_seconds: float  # since its last message
+
+
+class WorkerStatus(_Record, frozen=True):
+    """A worker of the job, or one that waits for a place and has no rank. ``clock`` is that of its last heartbeat."""
+
+    rank: int | None
+    about: str
+    host: str
+    incarnation: Annotated[int, Meta(ge=0)]
+    clock: Annotated[int, Meta(ge=0)]
+    is_connected: bool
+    heard_seconds: float
+
+
+class LauncherStatus(_Record, frozen=True):
+    """A process that starts a worker's program."""
+
+    about: str
+    host: str
+    is_connected: bool
+    heard_seconds: float
+
+
+class JobStatus(_Record, frozen=True):
+    """The job. ``vacant`` are the ranks of dead workers, which others may take."""
+
+    number: Annotated[int, Meta(ge=0)]
+    consistency: str
+    size: Annotated[int, Meta(ge=0)]
+    vacant: tuple[int, ...]
+
+
+class StatusReply(_Record, frozen=True, tag="status"):
+    """The status. ``epoch`` is 0 until all servers have joined; ``lost`` describes a server that was lost."""
+
+    cluster: str
+    generation: Annotated[int, Meta(ge=0)]  # of the scheduler
+    uptime_seconds: float  # of the scheduler
+    heartbeat_seconds: float
+    dead_after_seconds: float
+    epoch: Annotated[int, Meta(ge=0)]
+    slots: Annotated[int, Meta(ge=0)]
+    num_servers: Annotated[int, Meta(ge=0)]
+    lost: str
+    tables: tuple[str, ...]
+    job: JobStatus | None
+    servers: tuple[ServerStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    launchers: tuple[LauncherStatus, ...]
+
+
+def as_dict(record: msgspec.Struct) -> dict[str, Any]:
+    """Return a record, and those in it, as dicts.
+
+    Examples
+    --------
+    >>> as_dict(EndpointStatus("tcp://h:1", 0, 512))
+    {'address': 'tcp://h:1', 'first_slot': 0, 'end_slot': 512}
+    """
+    return {name: _plain(getattr(record, name)) for name in record.__struct_fields__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return as_dict(value)
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -1,0 +1,141 @@
+"""The status of a cluster: what the scheduler reports to workers and to processes that are no members."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import shoal
+from cluster_fakes import TIMEOUT, FakeServer, scheduler
+from server_processes import server_processes
+from shoal.cli import main
+from shoal.cluster.protocol.messages import GetStatus, Request
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import WorkerStatus, as_dict
+from shoal.consistency import ASP
+from test_membership import together
+
+
+def until(what):
+    deadline = time.monotonic() + TIMEOUT
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+def test_an_observer_sees_a_cluster_form_and_is_no_member_itself():
+    with scheduler(2, workers=1) as running, SchedulerClient(running.address, "observer") as observer:
+        status = observer.status(timeout=TIMEOUT)
+        assert (status.epoch, status.num_servers, status.servers, status.workers) == (0, 2, (), ())
+        with FakeServer(running.address), FakeServer(running.address):
+            status = until(lambda: (found := observer.status(timeout=TIMEOUT)).epoch and found)
+            assert [server.rank for server in status.servers] == [0, 1]
+            ends = [(one.first_slot, one.end_slot) for server in status.servers for one in server.endpoints]
+            assert ends == [(0, 512), (512, 1024)]
+            assert status.job is None
+            with (
+                SchedulerClient(running.address, "worker", about="me", clock=lambda: 17) as worker,
+                SchedulerClient(running.address, "worker", about="late") as late,
+            ):
+                joined = worker.join(timeout=TIMEOUT, workers=1, consistency=ASP())
+                late.hello(timeout=TIMEOUT)
+                waiting = threading.Thread(target=join, args=(late,))
+                waiting.start()
+                status = until(lambda: (found := observer.status(timeout=TIMEOUT)).workers[1:] and found)
+                assert status.job.consistency == "ASP()"
+                assert [(one.about, one.rank, one.is_connected) for one in status.workers] == [
+                    ("me", 0, True),
+                    ("late", None, True),
+                ]
+                assert status.workers[0].incarnation == joined.incarnation
+                assert worker.status(timeout=TIMEOUT).cluster == status.cluster
+                late.close()
+                waiting.join(TIMEOUT)
+        assert len(running.membership._peers) <= 4
+
+
+def join(client):
+    with contextlib.suppress(shoal.ShoalError):  # it is closed while it waits
+        client.join(timeout=TIMEOUT, workers=1, consistency=ASP())
+
+
+def test_the_status_has_the_clocks_of_heartbeats_and_names_what_was_lost():
+    world, (one, two) = together(workers=2)
+    two.alive = False
+    world.membership.disconnected(two.route, world.now)
+
+    def status(sender=b"nobody"):
+        asked = Request(sender, 1, GetStatus())
+        ((route, reply),) = world.membership.handle(b"r", "h", asked, world.now)
+        assert (route, reply.number) == (b"r", 1)
+        return reply.body
+
+    before = len(world.membership._peers)
+    assert [worker.is_connected for worker in status().workers] == [True, False]
+    assert status().workers[1].heard_seconds <= 1.0
+    world.go(2.0)
+    assert status().job.vacant == (1,)
+    assert [worker.rank for worker in status().workers] == [0]
+    assert status().uptime_seconds == pytest.approx(world.now, abs=0.1)
+    world.processes[0].alive = False
+    world.go(6.0)
+    assert "is lost with its rows" in status().lost
+    assert status().servers == ()
+    assert len(world.membership._peers) < before
+    assert not one.fenced
+
+
+def test_a_record_becomes_a_dict():
+    assert as_dict(WorkerStatus(None, "w", "h", 1, 2, True, 0.5)) == {
+        "rank": None,
+        "about": "w",
+        "host": "h",
+        "incarnation": 1,
+        "clock": 2,
+        "is_connected": True,
+        "heard_seconds": 0.5,
+    }
+
+
+def test_the_command_says_where_no_scheduler_answers(capsys):
+    assert main(["cluster", "tcp://127.0.0.1:1", "status", "--timeout", "0.2"]) == 1
+    assert "no scheduler answers at tcp://127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_and_the_store_report_members_slots_and_clocks(capsys):
+    with (
+        server_processes(2, workers=1) as cluster,
+        shoal.connect(cluster.address, timeout=TIMEOUT) as store,
+    ):
+        table = store.table("user", optimizer=shoal.SGD(lr=1.0))
+        table.push(np.arange(5, dtype=np.uint64), np.ones((5, 1), np.float32)).wait()
+        store.tick()
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal", "cluster", cluster.address, "status", "--json"],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=True,
+        )
+        facts = json.loads(done.stdout)
+        status = store.cluster()
+        assert facts.keys() == status.keys()
+        assert facts["cluster"] == status["cluster"]
+        assert status["tables"] == ["user"]
+        assert [server["endpoints"][0]["end_slot"] for server in status["servers"]] == [512, 1024]
+        assert status["job"]["consistency"] == "BSP(reduce='sum')"
+        assert main(["cluster", cluster.address, "status", "--timeout", str(TIMEOUT)]) == 0
+        text = capsys.readouterr().out
+        assert f"at {cluster.address}: epoch 1, 1024 slots; scheduler up" in text
+        assert "BSP(reduce='sum'), 1 of 1 workers" in text
+        assert f"{status['servers'][1]['endpoints'][0]['address']} slots 512-1023" in text
+        assert "tables: user" in text
