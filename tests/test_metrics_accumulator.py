@@ -340,6 +340,21 @@ def test_curves_of_a_stream_are_near_the_exact_ones():
     assert np.trapezoid(near.tpr, near.fpr) == pytest.approx(auc(y, a), abs=1 / 64)
 
 
+@pytest.mark.parametrize("bits", [1, 4, 9, 16])
+def test_predicted_odds_of_curves_are_within_the_stated_factor(bits):
+    rng = np.random.default_rng(bits)
+    first = -int(rng.integers(1 << (bits - 1))) * 32 / (1 << bits)  # where a bin begins: the farthest from its middle
+    errors = []
+    for margin in [first, *rng.uniform(-16, 0, 50)]:  # odds below 1: p / (1 - p) keeps its digits
+        seen = Accumulator(bits)
+        seen.update([1], [margin])
+        (decile,) = seen.curves().deciles
+        odds = decile.mean_probability / (1 - decile.mean_probability)
+        errors.append(abs(np.log(odds) - margin))
+    assert max(errors) <= 2.0 ** (4 - bits) * (1 + 1e-6)
+    assert max(errors) >= 2.0 ** (4 - bits) * (1 - 1e-6)  # no smaller factor is true
+
+
 def test_a_bin_stands_at_its_middle_and_what_lies_outside_at_the_ends():
     seen = Accumulator(5)  # bins of width 1
     seen.update([0, 1, 1], [0.1, -100.0, 100.0])

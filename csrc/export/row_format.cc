@@ -171,7 +171,7 @@ SHOAL_AVX2 std::size_t widen_by_avx2(Pointers rows, std::size_t dim, float* weig
                                      std::uint16_t* missing) noexcept {
   using Stored = typename Widen::Stored;
   const std::size_t width = kDim == 0 ? dim : kDim;
-  return each_row<Widen>(rows, width, weights, missing, [width](const std::byte* row, float* to) SHOAL_AVX2 {
+  return each_row<Widen>(rows, width, weights, missing, [=](const std::byte* row, float* to) SHOAL_AVX2 {
     const Widen widen(row);
     const std::byte* const from = row + Widen::kFirst;
     std::size_t e = 0;

@@ -12,7 +12,7 @@
 # std::from_chars where the fast path may round incorrectly.
 #
 #   block    whole lines of text          ...1 3:1 7:0.5\n-1 2:1\n
-#   arrays   an object with these attributes; shoal.data.rows.Rows is one
+#   arrays   an object with these attributes; shoal.data.rows.RowBuffer is one
 #     labels    float32, one per row, 0 or 1
 #     weights   float32, one per row, or None if the format has none
 #     indptr    int64; row r has keys[indptr[r]:indptr[r + 1]], and values, fields and spans likewise

@@ -271,7 +271,7 @@ def _made(kind: type[Any], form: RuleRecord) -> Any:
 
 
 def make_admission(form: RuleRecord) -> Admission:
-    """Rebuild an admission rule from its :meth:`form`.
+    """Rebuild an admission rule from its ``record``.
 
     Raises
     ------
@@ -286,7 +286,7 @@ def make_admission(form: RuleRecord) -> Admission:
 
 
 def make_expiry(form: RuleRecord) -> Expiry:
-    """Rebuild an expiry rule from its :meth:`form`.
+    """Rebuild an expiry rule from its ``record``.
 
     Raises
     ------

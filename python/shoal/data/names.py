@@ -146,7 +146,7 @@ class FeatureNames(Mapping[int, str]):
             The block.
         keys, fields : uint64[n]
         spans : int64[n, 2]
-            Of `shoal.data.rows.Rows`.
+            Of `shoal.data.rows.RowBuffer`.
         spell : callable
             Function that makes a name from a span.
         """

@@ -160,7 +160,7 @@ class Format:
     name : str
         As the command line and messages call it.
     parse : callable
-        One of the walks of `shoal._reader` over a `Rows`.
+        One of the walks of `shoal._reader` into a `RowBuffer`.
     valued : bool
         Whether a feature has a value.
     weighted : bool

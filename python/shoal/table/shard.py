@@ -27,7 +27,7 @@ class PendingPush(Waitable, Protocol):
 class ShardReader(Protocol):
     """The rows of one table, read by key: a `Shard`, or a table of an export.
 
-    A remote shard may return a :class:`~shoal.table.future.WaitableRequest` from ``pull``, which keeps a reference to
+    A remote shard may return a :class:`~shoal.table.future.Waitable` from ``pull``, which keeps a reference to
     the arrays.
     """
 

@@ -12,7 +12,7 @@ cdef struct Text:
     const uint8_t* begin
     size_t size
 
-# The parameters of the format: shoal.data.columns.Bound.
+# The parameters of the format: shoal.data.columns.BoundColumns.
 cdef struct CsvColumns:
     size_t count
     const uint8_t* kinds
@@ -247,7 +247,7 @@ cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const 
 
 
 def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bint skip):
-    """Append rows of CSV to ``arrays``, by ``columns``, a `shoal.data.columns.Bound`; see docs/readers.md."""
+    """Append rows of CSV to ``arrays``, by ``columns``, a `shoal.data.columns.BoundColumns`; see docs/readers.md."""
     cdef const uint8_t[::1] kinds = columns.kinds
     cdef const uint64_t[::1] fields = columns.fields
     cdef const uint64_t[::1] hashed = columns.hashed
