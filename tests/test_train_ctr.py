@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import tomllib
 from dataclasses import replace
@@ -650,6 +651,24 @@ def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_p
     page = (tmp_path / "out" / "report.html").read_text()
     for text in ("deepfm", "GAUC", "dense parameters", "Calibration by decile", "table &#x27;linear&#x27;"):
         assert text in page
+
+
+def test_a_model_that_only_predicts_makes_no_dense_optimizer(clicks, tmp_path):
+    with build(parse(configured(clicks)), shoal.local()) as model:
+        fit(model, reader(clicks, lists={}), None, Plan(epochs=1, warm_up=False), progress=False)
+        model.save(tmp_path / "m")
+    code = """
+        import sys
+        import shoal.cli
+        for words in (["evaluate"], ["predict", "--output", sys.argv[3]]):
+            assert shoal.cli.main([words[0], sys.argv[1], "--data", sys.argv[2], *words[1:]]) == 0
+        assert "torch" in sys.modules and "torch._dynamo" not in sys.modules
+    """
+    valid, out = clicks / "valid.csv", tmp_path / "p"
+    command = [sys.executable, "-c", textwrap.dedent(code), tmp_path / "m", valid, out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert len(out.read_text().split()) == 400
 
 
 @pytest.mark.parametrize(

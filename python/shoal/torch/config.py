@@ -16,6 +16,7 @@ Threads: configurations are immutable; `build` belongs to the caller's thread, w
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import os
 import tomllib
@@ -274,7 +275,8 @@ def parse(raw: Mapping[str, Any], more: Mapping[tuple[str, str], Any] | None = N
         if name not in sections:
             raise ValueError(f"there is no section [{name}]")
     config = _converted(sections, Config)
-    _ = config.schema(), config.fields, _rule(config.tables), _dense(config.train.optimizer)
+    _ = config.schema(), config.fields, _rule(config.tables)
+    _check_dense(config.train.optimizer)
     for name, rule in config.tables.rules.items():
         _rule(rule, f"[tables.{name}]")
     return config
@@ -388,10 +390,10 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     )
     torch.manual_seed(seed)
     module = kind(make, len(fields), **settings)
-    dense = list(module.parameters())
-    optimizer_class, how = _dense(made_by["optimizer"])
+    kind, how = _dense(made_by["optimizer"])
+    optimizer = functools.partial(kind, **how)
     stale = made_by.get("staleness", 0)  # missing in older models
-    return ClickModel(module, fields, store, optimizer_class(dense, **how), made_by=made_by, staleness=stale)
+    return ClickModel(module, fields, store, optimizer, made_by=made_by, staleness=stale)
 
 
 def load(
@@ -526,10 +528,14 @@ _DENSE = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "NAdam", "RAdam")
 
 
 def _dense(spec: Spec) -> tuple[Any, dict[str, Any]]:
-    """Find the optimizer of the dense parameters."""
-    kind, settings = _named(spec, "[train] optimizer", {name: getattr(torch.optim, name) for name in _DENSE})
+    """Find the class of the optimizer of the dense parameters, and its settings."""
+    return _named(spec, "[train] optimizer", {name: getattr(torch.optim, name) for name in _DENSE})
+
+
+def _check_dense(spec: Spec) -> None:
+    """Raise ValueError if the settings of the dense optimizer are invalid. Making one imports torch's compiler."""
+    kind, settings = _dense(spec)
     try:
         kind([nn.Parameter(torch.zeros(1))], **settings)
     except (TypeError, ValueError) as error:
         raise ValueError(f"[train] optimizer: {error}") from None
-    return kind, settings

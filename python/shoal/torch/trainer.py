@@ -55,6 +55,8 @@ from shoal.torch.sparse import SparseModule
 
 __all__ = ["ClickModel", "train"]
 
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
 _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
 _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
 
@@ -70,8 +72,9 @@ class ClickModel(SavedPredictor):
         The features of a batch that it uses; see `inputs`.
     store : Store
         Of its tables.
-    optimizer : torch.optim.Optimizer, optional
-        Of its dense parameters; default: Adam with a learning rate of 0.001.
+    optimizer : torch.optim.Optimizer or callable, optional
+        Of its dense parameters, or a function that makes it from a list of them; default: Adam with a learning rate of
+        0.001. The function is called when the model first learns or is saved.
     made_by : mapping, optional
         The settings that made the module, as JSON: saved with the model.
     staleness : int
@@ -92,7 +95,7 @@ class ClickModel(SavedPredictor):
         module: nn.Module,
         fields: Fields | int,
         store: Store,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | MakeOptimizer = torch.optim.Adam,
         *,
         made_by: Mapping[str, Any] | None = None,
         staleness: int = 0,
@@ -110,8 +113,7 @@ class ClickModel(SavedPredictor):
         self.module = module
         self.fields = fields
         self._tables = tuple(found.values())
-        dense = list(module.parameters())
-        self._optimizer = optimizer or (torch.optim.Adam(dense) if dense else None)
+        self._given_optimizer = optimizer
         self.made_by = dict(made_by or {})
         self._staleness = operator.index(staleness)
         self._pipeline: Pipeline | None = None  # that learning reads from
@@ -125,6 +127,17 @@ class ClickModel(SavedPredictor):
             )
 
     # ---- properties --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the dense parameters, None if there are none. The first optimizer imports torch's compiler.
+
+        That takes seconds, which a model that only predicts does not spend.
+        """
+        if isinstance(self._given_optimizer, torch.optim.Optimizer):
+            return self._given_optimizer
+        dense = list(self.module.parameters())
+        return self._given_optimizer(dense) if dense else None
 
     def own_store(self) -> None:
         """Make `close` also close the store."""
@@ -353,10 +366,10 @@ class ClickModel(SavedPredictor):
         where = open_dir(directory, storage_options)
         described = files.read(where)
         tower = _tower_in(files.read_tower(where, described))
-        begun = tower.get("ahead", _FRESH)["staleness"]
-        if resume and begun != self._staleness:
+        before = tower.get("ahead", _FRESH)["staleness"]
+        if resume and before != self._staleness:
             raise ValueError(
-                f"the fit was begun with staleness={begun}, now it is {self._staleness}: pass the same to resume"
+                f"the fit was begun with staleness={before}, now it is {self._staleness}: pass the same to resume"
             )
         self._store.load(where.child(described.checkpoint))
         self._take_tower(tower, whole=resume)
@@ -386,7 +399,7 @@ def train(
     fields: Fields | int,
     store: Store,
     valid: Iterable[Batch] | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | MakeOptimizer = torch.optim.Adam,
     epochs: int = 1,
     shuffle: bool | int = False,
     negative_rate: float = 1.0,
