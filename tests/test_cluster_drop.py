@@ -49,7 +49,7 @@ def test_a_store_that_was_dropped_leaves_and_says_that_it_was_not_closed(running
     store = shoal.connect(running.address, timeout=TIMEOUT)
     table = store.table("t", dim=2)
     table.push(KEYS, ONES).wait()
-    gone, link, keeper = weakref.ref(store), store._link, store.channel._background
+    gone, link, keeper = weakref.ref(store), store._scheduler, store.channel._background
     del store
     gc.collect()
     table.pull(KEYS)  # a table is as good as its store
@@ -69,7 +69,7 @@ def test_a_store_that_was_dropped_leaves_and_says_that_it_was_not_closed(running
 def test_a_store_whose_calls_have_failed_for_good_can_be_dropped_too(running):
     with cluster(1) as other:
         store = shoal.connect(other.address, timeout=TIMEOUT)
-        link = store._link
+        link = store._scheduler
         other.scheduler.stop()
         link._thread.join(0.01)
         for _ in range(2):
@@ -155,5 +155,5 @@ def test_whatever_a_caller_passes_is_the_callers_error_and_the_store_goes_on(run
             table.push(KEYS, ONES).wait(seconds)
         store.tick()
         assert np.all(table.pull(KEYS) != 0)
-        assert store._link._thread.is_alive()
+        assert store._scheduler._thread.is_alive()
         assert store.channel._background.is_alive()

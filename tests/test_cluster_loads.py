@@ -412,7 +412,7 @@ def test_a_load_whose_worker_dies_is_given_up_and_others_are_told(chains: Any, h
         with ThreadPoolExecutor(2) as pool:
             loads = [pool.submit(store.load, chains(SLOTS) / "2") for store in (zero, one)]
             assert begun.wait(TIMEOUT)
-            zero._link.close()  # as if its process had gone
+            zero._scheduler.close()  # as if its process had gone
             declare_dead(made.scheduler, "worker", 0)
             with pytest.raises(ShoalError, match="was not loaded"):
                 loads[1].result(TIMEOUT)

@@ -302,7 +302,7 @@ def test_nobody_waits_for_a_worker_that_was_lost(batches):
         with shoal.LogisticRegression(store=store) as model:
             if store.rank == 1:
                 store.barrier()
-                store._link.close()  # not a word more
+                store._scheduler.close()  # not a word more
                 declare_dead(made.scheduler, "worker", 1)
                 return 0
             store.barrier()
@@ -334,7 +334,7 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
 
     def die_and_come_again(address):
         store = shoal.connect(address, workers=2, rank=1, threads=1, timeout=TIMEOUT)
-        store._link.close()  # not a word more
+        store._scheduler.close()  # not a word more
         declare_dead(made.scheduler, "worker", 1)
         assert gone.wait(TIMEOUT)
         with contextlib.suppress(shoal.ShoalError):

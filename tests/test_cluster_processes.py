@@ -523,12 +523,12 @@ def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_wh
         declare_dead(cluster.scheduler, "worker", 1)
         store.tick()
         table_of(store).pull(KEYS)
-        cut_off._link._welcome = msgspec.structs.replace(cut_off._link.welcome, heartbeat=0.1, dead_after=0.5)
+        cut_off._scheduler._welcome = msgspec.structs.replace(cut_off._scheduler.welcome, heartbeat=0.1, dead_after=0.5)
         with pytest.raises(NotConnectedError, match="has been silent for"):
             cut_off.barrier(timeout=2.0)
         wire.mend()
         with pytest.raises(FencedError, match="was declared dead"):
-            until(lambda: cut_off._link.check())
+            until(lambda: cut_off._scheduler.check())
     wire.close()
 
 

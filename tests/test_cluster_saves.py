@@ -397,7 +397,7 @@ def test_a_worker_that_dies_is_not_waited_for(held: Any, tmp_path: Path) -> None
             tables_of(store)
         handle = one.save(tmp_path / "one", wait=False)
         assert begun.wait(TIMEOUT)
-        one._link.close()  # as if its process had gone
+        one._scheduler.close()  # as if its process had gone
         declare_dead(made.scheduler, "worker", 0)
         until(lambda: 0 in two.lost_workers)
         may.set()

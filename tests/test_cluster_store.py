@@ -312,7 +312,7 @@ def team():
             stack.callback(store._close, failed=True)
 
         def die():
-            stores[1]._link.close()
+            stores[1]._scheduler.close()
             declare_dead(made.scheduler, "worker", 1)
 
         yield (*stores, die, lambda rank: stack.enter_context(connect(rank)))

@@ -151,7 +151,7 @@ def test_what_was_written_is_read_and_written_alike(tag):
 def task_bytes() -> dict[str, str]:
     """Tasks and reports of saves and loads, in hex."""
     forms = [table.form for table in bodies()["tables"].tables]
-    common = {"place": "/data/model", "options": {"endpoint_url": "http://h"}, "patience": 60.0}
+    common = {"directory": "/data/model", "options": {"endpoint_url": "http://h"}, "patience": 60.0}
     encode = msgspec.msgpack.encode
     write = WriteTask(
         **common,

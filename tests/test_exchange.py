@@ -153,7 +153,7 @@ COLUMNS = {"count": ["count"], "clock": ["clock"], "score": ["clock", "score"], 
 
 @pytest.mark.parametrize("rules", SIGHTED)
 @pytest.mark.parametrize(("dim", "dtype"), [(1, "float32"), (3, "bfloat16")])
-def test_rows_of_tables_with_rules_come_back_with_their_sightings(tmp_path, monkeypatch, rules, dim, dtype):
+def test_rows_of_tables_with_rules_come_back_with_their_occurrences(tmp_path, monkeypatch, rules, dim, dtype):
     monkeypatch.setattr(convert, "_ROW_GROUP", 50)
     rng = np.random.default_rng(2)
     how = {"dim": dim, "optimizer": shoal.RowWiseAdagrad(), "dtype": dtype, **SIGHTED[rules]}
@@ -190,7 +190,7 @@ def test_rows_of_tables_with_rules_come_back_with_their_sightings(tmp_path, monk
         assert again.digest() == table.digest()
 
 
-def test_rows_without_sightings_count_as_sighted_now(tmp_path):
+def test_rows_without_occurrences_count_as_seen_now(tmp_path):
     path = tmp_path / "t.parquet"
     rules = {"admit": shoal.AfterCount(9), "expire": SIGHTED["all"]["expire"]}
     with shoal.local(slots=8) as store, shoal.local(slots=8) as other:

@@ -146,16 +146,16 @@ def test_counts_are_checked_and_change_nothing():
 # --- admission ----------------------------------------------------------------------------------------------------
 
 
-def test_the_push_that_brings_the_last_sighting_makes_the_row_and_is_applied():
+def test_the_push_that_brings_the_last_occurrence_makes_the_row_and_is_applied():
     keys = np.array([0, LAST_KEY, 5], np.uint64)
     with shoal.local() as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Constant(9.0), admit=shoal.AfterCount(3))
-        for sighting in range(4):
-            assert table.pull(keys).ravel().tolist() == [9.0] * 3 if sighting < 3 else [8.0] * 3
+        for occurrence in range(4):
+            assert table.pull(keys).ravel().tolist() == [9.0] * 3 if occurrence < 3 else [8.0] * 3
             push(table, keys)
         assert table.pull(keys).ravel().tolist() == [7.0] * 3
         push(table, np.array([1, 1, 1], np.uint64))
-        assert table.pull(np.array([1], np.uint64)).item() == 6.0  # three occurrences in one push are three sightings
+        assert table.pull(np.array([1], np.uint64)).item() == 6.0  # one push has three occurrences
         assert table.stats().refused == 6
         assert table.stats().rows_created == 4
 
@@ -190,7 +190,7 @@ def test_a_bloom_filter_errs_about_as_often_as_it_was_made_to(error):
     with shoal.local() as store:
         table = store.table("t", admit=shoal.AfterBloom(2, capacity=capacity, error=error))
         push(table, seen)
-        # The first sightings of new keys, in pushes so small that the filter holds about its capacity throughout.
+        # The first occurrences of new keys, in pushes so small that the filter holds about its capacity throughout.
         before = len(table)
         push(table, new[: capacity // 8])
         early = (len(table) - before) / (capacity // 8)

@@ -177,7 +177,7 @@ def test_jobs_change_nothing(alone: dict[int, Any]) -> None:
     ],
     ids=["exact", "unbiased"],
 )
-def test_filters_leave_the_sightings_as_they_are(alone: dict[int, Any], filters: shoal.Filters) -> None:
+def test_filters_leave_the_occurrences_as_they_are(alone: dict[int, Any], filters: shoal.Filters) -> None:
     with cluster(2, 1, slots=SLOTS) as made, joined(made.address, 1, filters=filters) as (store,):
         learn(store, 0, 5)
         learned = everything(store)

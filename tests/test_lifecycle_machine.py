@@ -143,8 +143,8 @@ class LifecycleMachine(RuleBasedStateMachine):
 
 
 MACHINES = {
-    "third sighting": (4, shoal.AfterCount(3), ()),
-    "third sighting soon, few waiting, two clocks to live": (
+    "third occurrence": (4, shoal.AfterCount(3), ()),
+    "third occurrence soon, few waiting, two clocks to live": (
         2,
         shoal.AfterCount(3, within=2, capacity=6),
         (shoal.TimeToLive(2),),

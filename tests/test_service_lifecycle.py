@@ -64,7 +64,7 @@ def test_a_push_tells_how_often_each_key_occurred() -> None:
     assert weights(service, 6) == [-1]
 
 
-def test_sightings_are_counted_once_however_often_a_push_comes() -> None:
+def test_occurrences_are_counted_once_however_often_a_push_comes() -> None:
     service = served(admit=("AfterCount", {"n": 4.0}))
     a = Worker()
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_a_push_with_counts_to_a_table_that_has_no_use_for_them_is_refused() -> 
     done(deliver(service, Worker().push([5], [1], sequence=1)))
 
 
-def test_under_bsp_the_sightings_of_all_workers_are_added_up() -> None:
+def test_under_bsp_the_occurrences_of_all_workers_are_added_up() -> None:
     service = served("bsp", workers=2, admit=("AfterCount", {"n": 3.0}))
     a, b = Worker(0), Worker(1)
     done(deliver(service, b.push([5, 6, 7], [1, 1, 1], sequence=1, counts=[2, 1, 1])))

@@ -79,7 +79,7 @@ def pushed(service: _core.Service, sequence: int, clock: int = 0, rank: int = 0)
 
 def task_of(place: str, content: bytes, **how: Any) -> WriteTask:
     plain = {"options": {}, "token": "token", "stem": "stem", "version": 1, "durable": False, "tables": [], "kinds": []}
-    return WriteTask(place=place, content=content, **(plain | how))
+    return WriteTask(directory=place, content=content, **(plain | how))
 
 
 def rows_of(save: _core.CheckpointSession, table: int = 0) -> dict[int, float]:

@@ -161,10 +161,10 @@ def test_assigned_rows_are_there_and_erased_rows_are_counted_once(service):
         assert len(checked) == 24
 
 
-COUNTING = {**SUM, "expire": [("MaxRows", {"rows": 1e9, "frequent": 1.0})]}  # rows keep their sightings
+COUNTING = {**SUM, "expire": [("MaxRows", {"rows": 1e9, "frequent": 1.0})]}  # rows keep their occurrences
 
 
-def sightings(cluster):
+def occurrences(cluster):
     """By hash, as the rows have it: the column behind the weight."""
     found = {}
     for endpoint in cluster.map.endpoints:
@@ -178,7 +178,7 @@ def sightings(cluster):
 
 @pytest.mark.parametrize("mode", ["bsp", "ssp(1)", "asp"])
 @pytest.mark.parametrize("service", SERVICES)
-def test_sightings_are_counted_once_on_every_schedule(service, mode):
+def test_occurrences_are_counted_once_on_every_schedule(service, mode):
     name, staleness = MODES[mode]
 
     def program(client):
@@ -201,7 +201,7 @@ def test_sightings_are_counted_once_on_every_schedule(service, mode):
             for time in (0.01, 0.03, 0.06):
                 cluster.network.at(time, cluster.move, 1, 2, time == 0.03)
         assert not cluster.run().stuck
-        assert sightings(cluster) == total, f"seed {seed}"
+        assert occurrences(cluster) == total, f"seed {seed}"
 
 
 # --- the bits of BSP ---

@@ -42,7 +42,7 @@ void check(std::span<const SortedList> lists, std::size_t dim, bool counted) {
 std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool, MergeScratch& scratch,
                   const MergeOutput& out, std::size_t divisor) {
   constexpr std::size_t kPiece = 8192;  // rows
-  SHOAL_CHECK(divisor > 0, "a mean of nobody: the divisor must be at least 1");
+  SHOAL_CHECK(divisor > 0, "the divisor of a mean must be at least 1");
   // The first list that has hashes determines whether all of them have counts.
   const auto filled =
       std::find_if(lists.begin(), lists.end(), [](const SortedList& l) { return !l.hashes.empty(); });

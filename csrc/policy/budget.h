@@ -40,7 +40,7 @@ class Budget {
                     ": raise it, or make the store with fewer slots");
   }
 
-  std::mutex& mutex() noexcept { return turn_; }
+  std::mutex& mutex() noexcept { return mutex_; }
   std::size_t share() const noexcept { return share_; }
   std::size_t slots() const noexcept { return used_.size(); }
   std::size_t used(std::size_t slot) const noexcept { return used_[slot]; }
@@ -50,7 +50,7 @@ class Budget {
   void note(std::size_t slot, std::size_t before, std::size_t now) noexcept { used_[slot] += now - before; }
 
  private:
-  std::mutex turn_;
+  std::mutex mutex_;
   std::size_t share_;
   std::vector<std::size_t> used_;
 };

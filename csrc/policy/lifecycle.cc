@@ -73,7 +73,7 @@ Admission Lifecycle::admission(const NamedRule& rule) {
     }
   } else if (rule.name == "AfterBloom") {
     admit.kind = Admission::Kind::kBloom;
-    admit.n = static_cast<std::uint32_t>(params.whole("n", 1, kMaxSightings));
+    admit.n = static_cast<std::uint32_t>(params.whole("n", 1, kMaxOccurrences));
     admit.capacity = params.whole("capacity", 1, std::uint64_t{1} << 40U);
     admit.error = params.between("error", 1e-6, 0.5);
     take_within();
@@ -166,7 +166,7 @@ std::string Lifecycle::unanswerable(const Expiry& rule) const {
   using Column = RowMetadata::Column;
   switch (rule.kind) {
     case Expiry::Kind::kTimeToLive:
-      return metadata_.has(Column::kClock) ? "" : "its rows keep no clock of their last sighting";
+      return metadata_.has(Column::kClock) ? "" : "its rows keep no clock of their last occurrence";
     case Expiry::Kind::kDecayedScore:
       if (!metadata_.has(Column::kScore)) {
         return "its rows keep no score";
@@ -177,7 +177,7 @@ std::string Lifecycle::unanswerable(const Expiry& rule) const {
       if (rule.frequent) {
         return metadata_.has(Column::kCount) ? "" : "its rows keep no count of their occurrences";
       }
-      return metadata_.has(Column::kClock) ? "" : "its rows keep no clock of their last sighting";
+      return metadata_.has(Column::kClock) ? "" : "its rows keep no clock of their last occurrence";
     case Expiry::Kind::kMinNorm:
       break;
   }

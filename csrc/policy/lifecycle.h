@@ -148,7 +148,7 @@ class RowMetadata {
 
 class Lifecycle {
  public:
-  static constexpr std::uint32_t kMaxSightings = 255;  // the greatest count of a Bloom filter
+  static constexpr std::uint32_t kMaxOccurrences = 255;  // the greatest count of a Bloom filter
   static constexpr std::uint32_t kMaxClocks = 0x7fffffffU;
 
   Lifecycle() = default;

@@ -297,7 +297,7 @@ class Service {
   bool is_complete(std::uint32_t clock) const noexcept;
   void advance(ReplyQueue& out) noexcept;
   void apply_clock();
-  void apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& turn);
+  void apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& step);
   void release(DeferredReads::Read&& read, ReplyQueue& out) noexcept;
 
   mutable std::mutex mutex_;

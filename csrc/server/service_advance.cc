@@ -111,10 +111,10 @@ void Service::apply_clock() {
   ++applied_;
 }
 
-void Service::apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& turn) {
+void Service::apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& step) {
   Shard& shard = *table.shard;
   const std::size_t dim = shard.rows().dim();
-  const std::size_t divisor = mean_ ? std::max<std::size_t>(turn.ticked, 1) : 1;
+  const std::size_t divisor = mean_ ? std::max<std::size_t>(step.ticked, 1) : 1;
   std::vector<SortedList> lists;
   std::size_t total = 0;
   std::size_t longest = 0;
@@ -148,19 +148,19 @@ void Service::apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& tu
     const std::size_t size = merge(lists, dim, pool_, merge_scratch_, room, divisor);
     all = {room.hashes.first(size), room.grads.first(size * dim), room.counts.first(counted ? size : 0)};
   }
-  const std::uint64_t step = shard.step();
+  const std::uint64_t number = shard.step();
   std::size_t stepped = 0;
   try {
-    const OccurrenceCounts sightings{.counts = all.counts.subspan(all.counts.empty() ? 0 : turn.stepped),
-                                     .clock = applied_};
-    shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim), sightings,
+    const OccurrenceCounts occurrences{.counts = all.counts.subspan(all.counts.empty() ? 0 : step.stepped),
+                                       .clock = applied_};
+    shard.push(cut(all.hashes.subspan(step.stepped)), all.grads.subspan(step.stepped * dim), occurrences,
                &stepped);
   } catch (const MemoryBudgetExceededError& error) {
     // No request waits for this step: the next ones to the table report the error.
     table.full = error.what();
   } catch (const std::bad_alloc&) {
-    turn.stepped += stepped;  // the rest follows later, as the same step
-    shard.set_step(step);
+    step.stepped += stepped;  // the rest follows later, as the same step
+    shard.set_step(number);
     throw;
   }
   ++table.pushes;

@@ -42,9 +42,9 @@ std::size_t class_of(double number) noexcept {
 }
 
 // The properties of a row that rules use.
-struct Seen {
+struct RowView {
   std::uint64_t hash;
-  const std::byte* row;
+  const std::byte* bytes;
   double norm;
 };
 
@@ -63,11 +63,11 @@ class Shard::ExpiryEvaluator {
     }
   }
 
-  // Calls see(row) for all rows of a slot. The slot is locked.
-  template <class See>
-  void each_row(SlotTable& table, const See& see) const {
+  // Calls use(row) for all rows of a slot. The slot is locked.
+  template <class Use>
+  void each_row(SlotTable& table, const Use& use) const {
     if (!needs_norms_) {
-      table.each_row([&](std::uint64_t hash, const std::byte* row) { see(Seen{hash, row, 0}); });
+      table.each_row([&](std::uint64_t hash, const std::byte* row) { use(RowView{hash, row, 0}); });
       return;
     }
     constexpr std::size_t kTogether = 1024;
@@ -84,7 +84,7 @@ class Shard::ExpiryEvaluator {
         for (std::size_t e = r * dim; e < r * dim + width; ++e) {
           squares += static_cast<double>(weights[e]) * static_cast<double>(weights[e]);
         }
-        see(Seen{hashes[r], rows[r], std::sqrt(squares)});
+        use(RowView{hashes[r], rows[r], std::sqrt(squares)});
       }
       hashes.clear();
       rows.clear();
@@ -101,39 +101,39 @@ class Shard::ExpiryEvaluator {
 
   std::span<const Expiry> rules() const noexcept { return rules_; }
 
-  double impressions(const Seen& seen) const noexcept {
+  double impressions(const RowView& row) const noexcept {
     if (metadata_.has(RowMetadata::Column::kScore)) {
-      return metadata_.score(seen.row, now_);
+      return metadata_.score(row.bytes, now_);
     }
-    return metadata_.has(RowMetadata::Column::kCount) ? metadata_.count(seen.row) : 0;
+    return metadata_.has(RowMetadata::Column::kCount) ? metadata_.count(row.bytes) : 0;
   }
 
-  std::size_t class_in(const Expiry& rule, const Seen& seen) const noexcept {
+  std::size_t class_in(const Expiry& rule, const RowView& row) const noexcept {
     switch (rule.kind) {
       case Kind::kDecayedScore:
-        return class_of(metadata_.score(seen.row, now_));
+        return class_of(metadata_.score(row.bytes, now_));
       case Kind::kMinNorm:
-        return class_of(seen.norm);
+        return class_of(row.norm);
       case Kind::kMaxRows:
         if (rule.frequent) {
-          return class_of(metadata_.count(seen.row));
+          return class_of(metadata_.count(row.bytes));
         }
         [[fallthrough]];
       case Kind::kTimeToLive:
         break;
     }
-    return class_of(age_at(now_, metadata_.clock(seen.row)));
+    return class_of(age_at(now_, metadata_.clock(row.bytes)));
   }
 
   // True if a rule on single rows removes this one.
-  bool drops(const Expiry& rule, const Seen& seen) const noexcept {
+  bool drops(const Expiry& rule, const RowView& row) const noexcept {
     switch (rule.kind) {
       case Kind::kTimeToLive:
-        return age_at(now_, metadata_.clock(seen.row)) > rule.clocks;
+        return age_at(now_, metadata_.clock(row.bytes)) > rule.clocks;
       case Kind::kDecayedScore:
-        return metadata_.score(seen.row, now_) < rule.floor;
+        return metadata_.score(row.bytes, now_) < rule.floor;
       case Kind::kMinNorm:
-        return seen.norm < rule.floor;
+        return row.norm < rule.floor;
       case Kind::kMaxRows:
         break;
     }
@@ -141,21 +141,21 @@ class Shard::ExpiryEvaluator {
   }
 
   // Rows of lower rank are evicted first.
-  std::uint64_t rank(const Expiry& rule, const Seen& seen) const noexcept {
+  std::uint64_t rank(const Expiry& rule, const RowView& row) const noexcept {
     switch (rule.kind) {
       case Kind::kDecayedScore:
-        return rank_of(metadata_.score(seen.row, now_));
+        return rank_of(metadata_.score(row.bytes, now_));
       case Kind::kMinNorm:
-        return rank_of(seen.norm);
+        return rank_of(row.norm);
       case Kind::kMaxRows:
         if (rule.frequent) {
-          return metadata_.count(seen.row);
+          return metadata_.count(row.bytes);
         }
         [[fallthrough]];
       case Kind::kTimeToLive:
         break;
     }
-    return ~std::uint64_t{age_at(now_, metadata_.clock(seen.row))};
+    return ~std::uint64_t{age_at(now_, metadata_.clock(row.bytes))};
   }
 
  private:
@@ -169,9 +169,9 @@ class Shard::ExpiryEvaluator {
 std::size_t Shard::evict(SlotState& slot, const ExpiryEvaluator& evaluator, std::size_t count,
                          std::span<const std::uint64_t> spared) {
   EvictionCandidates::begin(slot.table.size());
-  evaluator.each_row(slot.table, [&](const Seen& seen) {
-    if (!std::ranges::binary_search(spared, seen.hash)) {
-      EvictionCandidates::add(evaluator.rank(evaluator.rules()[0], seen), seen.hash);
+  evaluator.each_row(slot.table, [&](const RowView& row) {
+    if (!std::ranges::binary_search(spared, row.hash)) {
+      EvictionCandidates::add(evaluator.rank(evaluator.rules()[0], row), row.hash);
     }
   });
   const auto victims = EvictionCandidates::take(count);
@@ -200,7 +200,7 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
   const auto writing = dry_run ? std::shared_lock<std::shared_mutex>() : enter();
   const auto budget_lock = dry_run ? std::unique_lock<std::mutex>() : lock_budget();
 
-  const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<Seen>& kept,
+  const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<RowView>& kept,
                               std::vector<std::uint64_t>& dropped) {
     SlotState& slot = *tables_[s];
     if (!dry_run) {
@@ -208,32 +208,32 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
     }
     const std::unique_lock lock(slot.lock);
     const auto bytes = [&] { return bytes_of(slot); };
-    const auto drop = [&](std::size_t k, const Seen& seen) {
+    const auto drop = [&](std::size_t k, const RowView& row) {
       ++total[kSweepHead + 2 * k];
-      total[kSweepHead + 2 * k + 1] += units(evaluator.impressions(seen));
-      dropped.push_back(seen.hash);
+      total[kSweepHead + 2 * k + 1] += units(evaluator.impressions(row));
+      dropped.push_back(row.hash);
     };
     total[0] += slot.table.size();
     total[1] += bytes();
     kept.clear();
     dropped.clear();
-    evaluator.each_row(slot.table, [&](const Seen& seen) {
-      const std::uint64_t impressions = units(evaluator.impressions(seen));
+    evaluator.each_row(slot.table, [&](const RowView& row) {
+      const std::uint64_t impressions = units(evaluator.impressions(row));
       total[3] += impressions;
       if (dry_run) {
         for (std::size_t k = 0; k < rules.size(); ++k) {
-          const std::size_t at = classes + 2 * (k * kClasses + evaluator.class_in(rules[k], seen));
+          const std::size_t at = classes + 2 * (k * kClasses + evaluator.class_in(rules[k], row));
           ++total[at];
           total[at + 1] += impressions;
         }
       }
       for (std::size_t k = 0; k < rules.size(); ++k) {
-        if (evaluator.drops(rules[k], seen)) {
-          return drop(k, seen);
+        if (evaluator.drops(rules[k], row)) {
+          return drop(k, row);
         }
       }
       if (holds) {
-        kept.push_back(seen);
+        kept.push_back(row);
       }
     });
     for (std::size_t k = 0; k < rules.size(); ++k) {
@@ -242,11 +242,12 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
         continue;
       }
       const auto excess = static_cast<std::ptrdiff_t>(kept.size() - share_of(rules[k].rows, slots_, number));
-      std::nth_element(kept.begin(), kept.begin() + excess, kept.end(), [&](const Seen& a, const Seen& b) {
-        return std::pair(evaluator.rank(rules[k], a), a.hash) <
-               std::pair(evaluator.rank(rules[k], b), b.hash);
-      });
-      std::for_each(kept.begin(), kept.begin() + excess, [&](const Seen& seen) { drop(k, seen); });
+      std::nth_element(kept.begin(), kept.begin() + excess, kept.end(),
+                       [&](const RowView& a, const RowView& b) {
+                         return std::pair(evaluator.rank(rules[k], a), a.hash) <
+                                std::pair(evaluator.rank(rules[k], b), b.hash);
+                       });
+      std::for_each(kept.begin(), kept.begin() + excess, [&](const RowView& row) { drop(k, row); });
       kept.erase(kept.begin(), kept.begin() + excess);
     }
     if (!dry_run) {
@@ -265,7 +266,7 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
                             parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
   std::vector<std::vector<std::uint64_t>> totals(partition.parts, std::vector<std::uint64_t>(words));
   pool_.run(partition.parts, [&](std::size_t part) {
-    std::vector<Seen> kept;
+    std::vector<RowView> kept;
     std::vector<std::uint64_t> dropped;
     for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
       sweep_slot(first + s, totals[part], kept, dropped);
@@ -348,9 +349,9 @@ void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
   if (budget_ == nullptr) {
     return;
   }
-  enum class Way : std::uint8_t { kStay, kGrowth, kExactly, kEvict };
+  enum class Action : std::uint8_t { kNone, kGrow, kReserve, kEvict };
   struct Plan {
-    Way way = Way::kStay;
+    Action action = Action::kNone;
     std::size_t missing = 0;
     std::size_t evict = 0;
   };
@@ -383,11 +384,11 @@ void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
     const std::size_t others = bytes_of(slot) - slot.table.bytes() + filter;
     const std::size_t other_rows = slot.table.size() - (hashes.size() - plan.missing);
     if (others + slot.table.bytes_with(plan.missing, false) <= allowed(s)) {
-      plan.way = Way::kGrowth;
+      plan.action = Action::kGrow;
     } else if (others + slot.table.bytes_with(plan.missing, true) <= allowed(s)) {
-      plan.way = Way::kExactly;
+      plan.action = Action::kReserve;
     } else if (!rules.empty() && other_rows >= plan.missing && others + slot.table.bytes() <= allowed(s)) {
-      plan.way = Way::kEvict;
+      plan.action = Action::kEvict;
       plan.evict = std::min(other_rows, std::max(plan.missing, slot.table.size() / 8));
     } else {
       throw_over_budget(s, plan.missing);
@@ -397,7 +398,7 @@ void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
   each_slot(
       [&](std::size_t s, SlotState& slot, std::span<const std::uint64_t> hashes, std::vector<std::byte*>&) {
         const Plan& plan = plans[s];
-        if (plan.way == Way::kStay) {
+        if (plan.action == Action::kNone) {
           return;
         }
         const std::unique_lock lock(slot.lock);
@@ -407,9 +408,9 @@ void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
           std::size_t slot;
           ~Noted() { shard.note(slot); }
         } const noted{*this, s};
-        if (plan.way == Way::kEvict) {
+        if (plan.action == Action::kEvict) {
           evicted.fetch_add(evict(slot, evaluator, plan.evict, hashes), std::memory_order_relaxed);
-        } else if (plan.way == Way::kGrowth) {
+        } else if (plan.action == Action::kGrow) {
           slot.table.make_room(plan.missing);
         } else {
           slot.table.reserve(slot.table.size() + plan.missing);

@@ -321,7 +321,7 @@ class Shard {
     std::atomic<std::size_t> kept{0};          // bytes logged
     std::atomic<std::size_t> most{0};          // limit of `kept` at which changes wait
     std::mutex mutex;                          // the last in the lock order
-    std::condition_variable taken;             // signals that a slot was saved or the save ended
+    std::condition_variable slot_saved;        // signals that a slot was saved or the save ended
     std::array<std::string, kPurposes> bases;  // guarded by the mutex
   };
   // Logs the previous contents of the rows of these hashes, each once, and of their admission state. The slot is

@@ -72,7 +72,7 @@ void Shard::wait_for_slots(std::size_t rows) {
   }
   const bool waits = of_all_ == nullptr;  // a holder of the one lock must not wait here
   std::unique_lock lock(saving_.mutex);
-  if (!(waits && saving_.taken.wait_for(lock, Snapshot::kPatience, fits)) &&
+  if (!(waits && saving_.slot_saved.wait_for(lock, Snapshot::kPatience, fits)) &&
       saving_.kept.load() > Snapshot::kHopeless * saving_.most.load()) {
     saving_.lost = true;
   }
@@ -135,7 +135,7 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
   SHOAL_CHECK(!shard.saving_.active.load(), "this table is being saved already: one save at a time");
   const std::size_t slots = shard.slots_.count();
   SHOAL_CHECK(kind != Kind::kDelta || !shard.base(purpose).empty(),
-              "nobody knows what has changed: save all rows first, and have changes tracked");
+              "changes since the last save are unknown: save all rows first, and have changes tracked");
   std::vector<std::unique_ptr<PreImageLog>> logs(slots);  // allocate everything first
   std::vector<std::unique_ptr<DirtyRanges>> changed(slots);
   for (std::size_t s = 0; s < slots && kind != Kind::kPlain; ++s) {
@@ -207,7 +207,7 @@ void Snapshot::close() noexcept {
     shard_.saving_.active = false;
     shard_.saving_.kept = 0;
   }
-  shard_.saving_.taken.notify_all();
+  shard_.saving_.slot_saved.notify_all();
 }
 
 std::unique_ptr<Snapshot::Copy> Snapshot::borrow() {
@@ -288,7 +288,7 @@ void Snapshot::give_back(Taken taken) {
     const std::lock_guard lock(shard_.saving_.mutex);
     shard_.saving_.kept.fetch_sub(taken.kept);
   }
-  shard_.saving_.taken.notify_all();
+  shard_.saving_.slot_saved.notify_all();
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(taken.copy));
 }

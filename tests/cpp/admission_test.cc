@@ -87,12 +87,12 @@ TEST(a_bloom_filter_admits_early_at_times_and_never_late) {
     AdmissionFilter filter(config, slot);
     const auto hashes = hashes_of(slots, slot, 1000, 3);
     std::size_t early = 0;
-    for (std::uint32_t sighting = 1; sighting <= n; ++sighting) {
+    for (std::uint32_t occurrence = 1; occurrence <= n; ++occurrence) {
       for (const std::uint64_t hash : hashes) {
         filter.make_room(1);
         const bool admitted = filter.ask(hash, 1, {});
-        CHECK(admitted || sighting < n);
-        early += admitted && sighting + 1 == n ? 1U : 0U;
+        CHECK(admitted || occurrence < n);
+        early += admitted && occurrence + 1 == n ? 1U : 0U;
       }
     }
     CHECK(early <= 40);

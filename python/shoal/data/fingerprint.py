@@ -14,13 +14,13 @@ _HEAD_BYTES = 1 << 16
 
 
 def difference(
-    begun: Mapping[str, Any], now: Mapping[str, Any], current: Sequence[File], *, appended: bool
+    earlier: Mapping[str, Any], now: Mapping[str, Any], current: Sequence[File], *, appended: bool
 ) -> str | None:
     """Name the first difference between two fingerprints of readers; see `shoal.Reader.changes`."""
     for name in ("format", "schema", "batch_size", "shard"):
-        if begun[name] != now[name]:
-            return f"{'split' if name == 'shard' else name} was {begun[name]!r}, and is {now[name]!r}"
-    then, files = begun["files"], now["files"]
+        if earlier[name] != now[name]:
+            return f"{'split' if name == 'shard' else name} was {earlier[name]!r}, and is {now[name]!r}"
+    then, files = earlier["files"], now["files"]
     for old, new, file in zip(then, files, current, strict=False):
         if old["name"] != new["name"]:
             return f"{old['name']} was read there, and {new['name']} is given in its place"

@@ -382,12 +382,12 @@ class Reader(ABC):
             "files": [file_fingerprint(file, headed=i < _MOST_HEADS) for i, file in enumerate(self._files)],
         }
 
-    def changes(self, begun: Mapping[str, Any], *, appended: bool = False) -> str | None:
+    def changes(self, earlier: Mapping[str, Any], *, appended: bool = False) -> str | None:
         """Describe the first difference between this reader's data and an earlier `fingerprint`.
 
         Parameters
         ----------
-        begun : mapping
+        earlier : mapping
             The earlier `fingerprint`.
         appended : bool
             Whether files may have grown at their ends, and more files may follow them.
@@ -397,7 +397,7 @@ class Reader(ABC):
         str or None
             A sentence without its end; None where nothing differs.
         """
-        return difference(begun, self.fingerprint(), self._files, appended=appended)
+        return difference(earlier, self.fingerprint(), self._files, appended=appended)
 
     def resume(self, position: Mapping[str, Any]) -> Reader:
         """Resume at the position of another pass: with the very next example.

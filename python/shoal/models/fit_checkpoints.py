@@ -152,20 +152,20 @@ def begin_or_resume(
         model.store.check_storage(checkpointer.directory)
         return None
     described = files.read(checkpointer.directory)
-    begun = described.history.fits[-1] if described.history.fits else None
+    fit = described.history.fits[-1] if described.history.fits else None
     if described.fit_state is None:
         _check_over(checkpointer.directory, described.history, reader, valid, plan)
         model.restore(checkpointer.directory, resume=True)
         raise FitFinishedError(
             f"the fit in {checkpointer.directory} has finished: begin another one in another directory"
         )
-    if begun is None:
+    if fit is None:
         raise ValueError(f"{checkpointer.directory} does not describe how its fit was begun: begin another one")
-    _check_same(begun.plan, plan)
+    _check_same(fit.plan, plan)
     appended = resume == "appended"
-    _check_data(checkpointer.directory, begun, reader, valid, appended=appended)
+    _check_data(checkpointer.directory, fit, reader, valid, appended=appended)
     fit_state = described.fit_state
-    grown = appended and begun.source is not None and begun.source != sources.fingerprint(reader)
+    grown = appended and fit.source is not None and fit.source != sources.fingerprint(reader)
     if grown and fit_state.batches and plan.shuffles:
         raise ValueError(
             f"the fit in {checkpointer.directory} is within a shuffled pass, whose order more data would change: "
@@ -181,7 +181,7 @@ def begin_or_resume(
         fit_state = replace(fit_state, position={**fit_state.position, "files": reader.position()["files"]})
     fits = model.record.fits
     fits[-1] = replace(fits[-1], plan=plan)
-    if isinstance(reader, Reader) and begun.source is not None:
+    if isinstance(reader, Reader) and fit.source is not None:
         source, held_out = reader.fingerprint(), sources.fingerprint(valid)
         fits[-1] = replace(fits[-1], data=sources.path_of(reader), source=source, valid_source=held_out)
     return fit_state
@@ -189,31 +189,31 @@ def begin_or_resume(
 
 def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any, plan: Plan) -> None:
     """Check that a finished fit is the requested one, and was completed."""
-    begun = history.fits[-1] if history.fits else None
+    fit = history.fits[-1] if history.fits else None
     done = history.passes[-1] if history.passes else None
-    if begun is not None and done is not None and not done.complete:
+    if fit is not None and done is not None and not done.complete:
         raise ValueError(
-            f"the fit in {directory} was interrupted in pass {done.number - begun.first_pass + 1} and wrote no "
+            f"the fit in {directory} was interrupted in pass {done.number - fit.first_pass + 1} and wrote no "
             f"checkpoint to resume from: begin it again with checkpoints (checkpoint_every=, --checkpoint-every)"
         )
-    if begun is None or _has_ended(history, plan):
-        if begun is not None:
-            _check_data(directory, begun, reader, valid, over=True)
+    if fit is None or _has_ended(history, plan):
+        if fit is not None:
+            _check_data(directory, fit, reader, valid, over=True)
         return
     changed = [
-        f"{name}={getattr(begun.plan, name)!r}, now it is {getattr(plan, name)!r}"
+        f"{name}={getattr(fit.plan, name)!r}, now it is {getattr(plan, name)!r}"
         for name in (*_SETTINGS, "epochs")
-        if getattr(begun.plan, name) != getattr(plan, name)
+        if getattr(fit.plan, name) != getattr(plan, name)
     ]
     how = f", and was begun with {changed[0]}" if changed else ""
     raise ValueError(f"the fit in {directory} has finished{how}: begin another one in another directory")
 
 
 def _check_data(
-    directory: StorageDir, begun: Fit, reader: Any, valid: Any, *, appended: bool = False, over: bool = False
+    directory: StorageDir, fit: Fit, reader: Any, valid: Any, *, appended: bool = False, over: bool = False
 ) -> None:
     """Raise ValueError if a fit was begun with other data; if it is unfinished, appended data may be allowed."""
-    for what, then, now in (("", begun.source, reader), ("valid: ", begun.valid_source, valid)):
+    for what, then, now in (("", fit.source, reader), ("valid: ", fit.valid_source, valid)):
         if then is None or now is None:  # begun with batches or by an older version, or no validation data now
             continue
         if not isinstance(now, Reader):
@@ -244,9 +244,9 @@ def _has_ended(history: History, plan: Plan) -> bool:
 _SETTINGS = ("shuffle", "negative_rate", "warm_up", "seed", "patience", "min_delta", "metric", "class_weight")
 
 
-def _check_same(begun: Plan, plan: Plan) -> None:
+def _check_same(fit: Plan, plan: Plan) -> None:
     """Raise ValueError if a fit was begun by another plan; it may have more epochs now."""
     for name in _SETTINGS:
-        before, now = getattr(begun, name), getattr(plan, name)
+        before, now = getattr(fit, name), getattr(plan, name)
         if before != now:
             raise ValueError(f"the fit was begun with {name}={before!r}, now it is {now!r}: pass the same to resume")

@@ -70,7 +70,7 @@ class Shard(ShardReader, Protocol):
     """The rows of one table, in the engine of this process or on servers.
 
     The engine's ``_core.Shard`` has completed a call when it returns. A remote one may return a
-    :class:`~shoal.table.future.WaitableRequest` from ``pull`` and ``push``, which keeps a reference to the arrays.
+    :class:`~shoal.table.future.Waitable` from ``pull`` and ``push``, which keeps a reference to the arrays.
     """
 
     @property

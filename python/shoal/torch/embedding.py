@@ -85,7 +85,7 @@ class Embedding(SparseModule):
     def expand(self, lookup: PendingLookup, shape: Shape) -> Tensor:
         """Write the row of each key, without autograd."""
         out = torch.empty((*shape, self.dim))
-        if not lookup.begun:
+        if not lookup.has_begun:
             self._table.reader.pull_per_key(lookup.batch.native, out.numpy(), lookup.locations)
         else:
             rows = lookup.rows()

@@ -197,8 +197,8 @@ class Pipeline:
         -----
         Waits for the pending pulls. For the thread that iterates.
         """
-        begun = itertools.takewhile(lambda item: item.error is None, self._waiting)
-        return [[torch.from_numpy(lookup.wait().copy()) for _, lookup in item.lookups] for item in begun]
+        pulled = itertools.takewhile(lambda item: item.error is None, self._waiting)
+        return [[torch.from_numpy(lookup.wait().copy()) for _, lookup in item.lookups] for item in pulled]
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""

@@ -96,7 +96,7 @@ class PendingLookup:
         self._pending: Waitable | None = None
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether the pull was begun."""
         return self._rows is not None
 
@@ -245,7 +245,7 @@ class SparseModule(nn.Module):
             digest = _core.digest(keys, _SEED)
             with self._lock:
                 for place, lookup in enumerate(self._lookups):
-                    if (with_rows or not lookup.begun) and lookup.digest == digest:
+                    if (with_rows or not lookup.has_begun) and lookup.digest == digest:
                         return self._lookups.pop(place)
         return self._new_lookup(keys)
 
@@ -421,16 +421,16 @@ def accumulate(*modules: nn.Module) -> Iterator[None]:
     (1, [[-2.0], [-1.0]])
     """
     found = list(dict.fromkeys(m for module in modules for m in module.modules() if isinstance(m, SparseModule)))
-    begun: list[SparseModule] = []
+    started: list[SparseModule] = []
     done = False
     try:
         for module in found:
             module.start_accumulating()
-            begun.append(module)
+            started.append(module)
         yield
         done = True
     finally:
-        for module in begun:
+        for module in started:
             module.stop_accumulating(push=done)
 
 
@@ -458,5 +458,5 @@ def pull_together(requests: Iterable[tuple[Any, ...]]) -> list[Tensor]:
     calls = list(requests)
     if torch.compiler.is_compiling():  # the compiler sees only tensors: each module makes its own request
         return [module(*given) for module, *given in calls]
-    begun = [module.begin(*given) for module, *given in calls]
-    return [module.finish(*one) for (module, *_), one in zip(calls, begun, strict=True)]
+    started = [module.begin(*given) for module, *given in calls]
+    return [module.finish(*one) for (module, *_), one in zip(calls, started, strict=True)]

@@ -62,7 +62,7 @@ class Report(msgspec.Struct, frozen=True):
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of all kinds of tasks."""
 
-    place: str
+    directory: str = msgspec.field(name="place")
     options: dict[str, Any]
     patience: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # seconds
     go: bool = False  # False: check only

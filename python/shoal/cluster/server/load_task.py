@@ -34,7 +34,7 @@ def prepare(task: ReadTask, directory: StorageDir, session: _core.CheckpointSess
         except (CorruptionError, FileNotFoundError) as error:
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"it does not see the checkpoint that worker 0 has found in {task.place} ({error}): each "
+                    f"it does not see the checkpoint that worker 0 has found in {task.directory} ({error}): each "
                     "server reads its own rows, so load from a directory that all machines share by that path, or "
                     "from an object store (s3://...), or connect with shared_storage=False and let worker 0 read "
                     "them all"

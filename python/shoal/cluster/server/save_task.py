@@ -38,7 +38,7 @@ def prepare(task: WriteTask, directory: StorageDir, session: _core.CheckpointSes
     while not _sees_token(task, directory):
         if time.monotonic() > deadline:
             raise StorageError(
-                f"it does not see {task.place}, where the worker that saves has written {task.token}: each server "
+                f"it does not see {task.directory}, where the worker that saves has written {task.token}: each server "
                 "writes its own rows, so save to a directory that all machines share by that path, or to an object "
                 "store (s3://...), or connect with shared_storage=False and let the worker write them all"
             )

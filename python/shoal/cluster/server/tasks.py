@@ -139,7 +139,7 @@ def _work(session: _core.CheckpointSession, mailbox: _TaskMailbox, roots: Storag
 
 def _execute(session: _core.CheckpointSession, mailbox: _TaskMailbox, roots: StorageRoots | None) -> Report:
     task = mailbox.wait_for(lambda task: True)
-    directory = (open_dir if roots is None else roots.open)(task.place, task.options)
+    directory = (open_dir if roots is None else roots.open)(task.directory, task.options)
     prepared = None
     if isinstance(task, ReadTask):
         prepared = load_task.prepare(task, directory, session)

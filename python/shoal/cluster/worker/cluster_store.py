@@ -118,7 +118,7 @@ class ClusterStore(Store):
             self._closing = undo.pop_all()
         # Neither the threads nor their callbacks hold the store: dropping it without closing it leaves the cluster too.
         what = f"ClusterStore({address!r}, worker {self.rank} of {self.num_workers})"
-        self._finalizer = weakref.finalize(self, _abandon, self._link, self._closing, what, os.getpid())
+        self._finalizer = weakref.finalize(self, _abandon, self._scheduler, self._closing, what, os.getpid())
         self._finalizer.atexit = False  # see _leave_at_exit
         _open_stores.add(self)
 
@@ -141,7 +141,7 @@ class ClusterStore(Store):
             raise TypeError(f"shared_storage is True or False, got {self._shared_storage!r}")
         workers = _bounded("workers", workers, 1, MAX_WORKERS)
         rank = _bounded("rank", rank, 0, MAX_WORKERS - 1)
-        secure, secure_link = _security(curve)
+        secure, secure_scheduler = _security(curve)
         self._splits_loops = 0
         self._lost_workers: frozenset[int] = frozenset()
         self._consistency = consistency
@@ -152,7 +152,7 @@ class ClusterStore(Store):
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         undo.callback(_end_context, context, os.getpid())
-        self._link = undo.enter_context(
+        self._scheduler = undo.enter_context(
             SchedulerClient(
                 address,
                 "worker",
@@ -160,28 +160,30 @@ class ClusterStore(Store):
                 on_fault=_weakly(self._on_fault),
                 clock=_clock_of(weakref.ref(self)),
                 context=context,
-                **secure_link,
+                **secure_scheduler,
             )
         )
-        welcome = self._link.hello(timeout=timeout)
+        welcome = self._scheduler.hello(timeout=timeout)
         super().__init__(threads=threads, slots=welcome.slots)
-        self._joined: JoinReply = self._link.join(timeout=timeout, rank=rank, workers=workers, consistency=consistency)
+        self._joined: JoinReply = self._scheduler.join(
+            timeout=timeout, rank=rank, workers=workers, consistency=consistency
+        )
         worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
         self._channel = Channel(
             Requests(worker, self._joined.map, atomic_clocks=consistency.is_bulk),
             clock=self._joined.clock,
             timeout=self._timeout,
-            refresh=functools.partial(_ask_map, self._link),
+            refresh=functools.partial(_ask_map, self._scheduler),
             secure=secure,
             context=context,
         )
         undo.callback(self._channel.close)
-        if self._link.fault is not None:  # it came before there was a channel
-            raise copy_error(self._link.fault)
+        if self._scheduler.fault is not None:  # it came before there was a channel
+            raise copy_error(self._scheduler.fault)
 
     def __repr__(self) -> str:
         return (
-            f"ClusterStore({self._link.address!r}, worker {self.rank} of {self.num_workers}, {self._consistency}, "
+            f"ClusterStore({self._scheduler.address!r}, worker {self.rank} of {self.num_workers}, {self._consistency}, "
             f"tables={list(self._tables)})"
         )
 
@@ -298,7 +300,7 @@ class ClusterStore(Store):
         return as_dict(self._link.status(timeout=self._timeout))
 
     def _get_metrics(self) -> MetricsReply:
-        return self._link.call(
+        return self._scheduler.call(
             GetMetrics(), MetricsReply, timeout=self._timeout, doing="asking the servers for their metrics"
         )
 
@@ -325,16 +327,16 @@ class ClusterStore(Store):
 
     def _wait_at_barrier(self, name: str, timeout: float) -> None:
         """Wait for all workers. After a timeout this worker stays at the barrier: the next call continues to wait."""
-        asked = self._open_barriers.pop(name, None) or self._link.ask(Barrier(name))
+        asked = self._open_barriers.pop(name, None) or self._scheduler.ask(Barrier(name))
         try:
-            self._link.answer(asked, BarrierReply, timeout=timeout, doing=f"waiting for all workers at the {name}")
+            self._scheduler.answer(asked, BarrierReply, timeout=timeout, doing=f"waiting for all workers at the {name}")
         except DeadlineExceededError:
             self._open_barriers[name] = asked
             raise
         except BaseException:
-            self._link.forget(asked)
+            self._scheduler.forget(asked)
             raise
-        self._link.forget(asked)
+        self._scheduler.forget(asked)
 
     # ---- splits of the data ------------------------------------------------------------------------------------------
 
@@ -357,7 +359,9 @@ class ClusterStore(Store):
             self.channel.drain(self._timeout)  # the pushes for the finished split have arrived
             self.channel.raise_unobserved()
             take = TakeSplit(number, count, digest, finished, reissue, self.clock)
-            found = self._link.call(take, SplitReply, timeout=self._timeout, doing="requesting a split of the data")
+            found = self._scheduler.call(
+                take, SplitReply, timeout=self._timeout, doing="requesting a split of the data"
+            )
             finished = -1
             if found.split is not None:
                 yield found.split
@@ -382,7 +386,7 @@ class ClusterStore(Store):
 
     def _find(self, spec: TableSpec) -> int:
         """Have the servers make a table, if they have not: its number."""
-        found = self._link.call(
+        found = self._scheduler.call(
             CreateTable(TableRecord.of(spec)), TableReply, timeout=self._timeout, doing=f"making table {spec.name!r}"
         )
         check_same(found.form.spec(), spec)
@@ -491,7 +495,7 @@ class ClusterStore(Store):
                     self.channel.drain(self._timeout)
             finally:
                 with contextlib.suppress(ShoalError):
-                    self._link.leave(timeout=_LEAVE_SECONDS)
+                    self._scheduler.leave(timeout=_LEAVE_SECONDS)
             if not failed:
                 self.channel.raise_unobserved()
                 if self._consistency.is_bulk and self.channel.has_pushed:
@@ -538,10 +542,10 @@ def _leave_at_exit() -> None:
     stores = list(_open_stores)
     for store in stores:
         if store._finalizer.detach() is not None:  # otherwise the finalizer has run already
-            store._link.abandon(store._closing.close)
+            store._scheduler.abandon(store._closing.close)
     deadline = time.monotonic() + _LEAVE_SECONDS + 1
     for store in stores:
-        store._link.wait_for_end(max(0.0, deadline - time.monotonic()))
+        store._scheduler.wait_for_end(max(0.0, deadline - time.monotonic()))
 
 
 def _weakly(method: Callable[[_Argument], None]) -> Callable[[_Argument], None]:

@@ -77,8 +77,10 @@ class ServerLoad(TaskCoordinator):
         ServerLostError, DeadlineExceededError
             A server is lost or makes no progress.
         """
-        where, options = link.storage_dir.to_spec()
-        task = ReadTask(place=where, options=dict(options), patience=self._patience(), digest=link.digest, slots=slots)
+        directory, options = link.storage_dir.to_spec()
+        task = ReadTask(
+            directory=directory, options=dict(options), patience=self._patience(), digest=link.digest, slots=slots
+        )
         numbers = [*digest_words(link.digest), *(number | _KIND << 32 for number in self._tables)]
         for endpoint, figures in zip(self._endpoints, self._begin(numbers), strict=True):
             if not figures:

@@ -88,11 +88,11 @@ class RemoteLoadTarget:
     def _send(self, slot: int, rows: int, section: npt.NDArray[np.uint8]) -> None:
         self._add(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
 
-    def _add(self, begun: CallFuture) -> None:
+    def _add(self, future: CallFuture) -> None:
         for call in [call for call in self._sent if call.done]:
             call.wait()  # raises its error
             self._sent.remove(call)
-        self._sent.append(begun)
+        self._sent.append(future)
 
     def _begin(self, op: int, payload: list[Any], **what: Any) -> CallFuture:
         return self._channel.begin(op, self.number, payload=payload, **what)

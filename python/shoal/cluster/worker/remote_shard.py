@@ -190,8 +190,8 @@ class RemoteShard:
     ) -> PushCallFuture:
         """Apply one step with a gradient for each unique key."""
         mark = self._channel.repetitions if self._filter is None else None
-        begun = self._write(Op.PUSH, batch, grads, counts)
-        return PushCallFuture(self._channel, begun.call, mark, self._workers, is_bulk=self._is_bulk)
+        future = self._write(Op.PUSH, batch, grads, counts)
+        return PushCallFuture(self._channel, future.call, mark, self._workers, is_bulk=self._is_bulk)
 
     def _write(
         self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows, counts: Counts | None = None

@@ -141,7 +141,7 @@ class ServerSnapshotSet(TaskCoordinator):
         raise self._abandoned(endpoint)
 
     def write(
-        self, place: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
+        self, directory: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
     ) -> list[SavedTable]:
         """Have all endpoints write; see :class:`shoal.checkpoint.write.SnapshotSet`.
 
@@ -154,19 +154,19 @@ class ServerSnapshotSet(TaskCoordinator):
         ServerLostError, DeadlineExceededError
             A server is lost or makes no progress.
         """
-        task = self._prepare(place, stem, version, durable=durable)
+        task = self._prepare(directory, stem, version, durable=durable)
         reports = self._run_until("done", msgspec.structs.replace(task, go=True), on_progress)
         return join_tables([_decode_saved(*pair) for pair in zip(self._endpoints, reports, strict=True)])
 
-    def check(self, place: StorageDir) -> None:
+    def check(self, directory: StorageDir) -> None:
         """Check that all endpoints could write there: raises what `write` would raise, writes no slots."""
-        self._prepare(place, f"check-{secrets.token_hex(8)}", 0, durable=False)
+        self._prepare(directory, f"check-{secrets.token_hex(8)}", 0, durable=False)
 
-    def _prepare(self, place: StorageDir, stem: str, version: int, *, durable: bool) -> WriteTask:
+    def _prepare(self, directory: StorageDir, stem: str, version: int, *, durable: bool) -> WriteTask:
         """Have all endpoints check the directory; return the task that they are ready for."""
-        where, options = place.to_spec()
+        path, options = directory.to_spec()
         task = WriteTask(
-            place=where,
+            directory=path,
             options=dict(options),
             patience=self._patience(),
             token=f"{stem}-look{SLOT_FILE}",
@@ -179,11 +179,11 @@ class ServerSnapshotSet(TaskCoordinator):
         )
         encode(task)  # raises a TypeError before anything is written
         try:
-            with place.create(task.token, durable=False) as file:
+            with directory.create(task.token, durable=False) as file:
                 file.write(task.content)
             self._run_until("ready", task)
         finally:
-            place.remove(task.token)
+            directory.remove(task.token)
         return task
 
     def done(self, digest: str) -> None:

@@ -66,11 +66,11 @@ class TaskCoordinator:
 
     def _begin(self, numbers: list[int]) -> list[list[int]]:
         """Begin with the named tables; return the answer of each endpoint."""
-        begun = self._channel.begin(Op.SAVE_BEGIN, 0, payload=[np.array(numbers, np.uint64)], count=len(numbers))
+        future = self._channel.begin(Op.SAVE_BEGIN, 0, payload=[np.array(numbers, np.uint64)], count=len(numbers))
         self._open = True
-        self._number = begun.call.sequence
-        self.clock = begun.call.clock
-        return [figures.tolist() for figures in begun.result()]
+        self._number = future.call.sequence
+        self.clock = future.call.clock
+        return [figures.tolist() for figures in future.result()]
 
     def _abandoned(self, endpoint: Endpoint) -> ShoalError:
         return ShoalError(f"{endpoint.label} has cancelled the {self._what} before it began")
@@ -102,7 +102,7 @@ class TaskCoordinator:
                 if (k not in reports or reports[k].state != state) and idle > max(STALL_SECONDS, self._channel.timeout):
                     raise DeadlineExceededError(
                         f"{self._endpoints[k].label} has made no progress with the {self._what} for {idle:.0f} s: "
-                        f"does its disk, or {task.place}, still answer?"
+                        f"does its disk, or {task.directory}, still answer?"
                     )
             time.sleep(pause)
             pause = min(2 * pause, MAX_POLL_SECONDS)

@@ -14,9 +14,9 @@ cdef struct CriteoTables:
     size_t buckets  # the length of a row
 
 
-cdef inline int read_integer(const uint8_t** place, const uint8_t* end, int64_t* out) noexcept nogil:
+cdef inline int read_integer(const uint8_t** cursor, const uint8_t* end, int64_t* out) noexcept nogil:
     """[+-] digits as a signed 64-bit number."""
-    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* p = cursor[0]
     cdef bint negative = p[0] == 45
     cdef uint64_t magnitude = 0
     cdef int fault
@@ -28,7 +28,7 @@ cdef inline int read_integer(const uint8_t** place, const uint8_t* end, int64_t*
     if fault == KEY_RANGE or magnitude > <uint64_t>INT64_MAX:
         return INTEGER_RANGE
     out[0] = -<int64_t>magnitude if negative else <int64_t>magnitude
-    place[0] = p
+    cursor[0] = p
     return GOOD
 
 
@@ -68,10 +68,10 @@ cdef inline void put_column(
 
 
 cdef int read_columns(
-    const uint8_t** place, const uint8_t* end, Target* out, const CriteoTables* tables, bint behind_label
+    const uint8_t** cursor, const uint8_t* end, Target* out, const CriteoTables* tables, bint behind_label
 ) noexcept nogil:
     """The columns of a line, each after a tab; in a line without a label the first column has no tab."""
-    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* stop
     cdef int64_t v = 0
     cdef size_t bucket
@@ -79,27 +79,27 @@ cdef int read_columns(
     cdef int column
     cdef int fault
     for column in range(INTEGERS):
-        place[0] = p
+        cursor[0] = p
         if column > 0 or behind_label:
             if p[0] != 9:
                 return COLUMNS if column == 0 or p[0] == 10 or p[0] == 13 else INTEGER_TEXT
             p += 1
         if p[0] == 9:
             continue
-        place[0] = p
+        cursor[0] = p
         fault = read_integer(&p, end, &v)
         if fault != GOOD:
             return COLUMNS if p[0] == 10 or p[0] == 13 else fault
         if v < 0:
-            put_column(out, negative_key(tables.seeds[column], <uint64_t>-v), column, place[0], p)
+            put_column(out, negative_key(tables.seeds[column], <uint64_t>-v), column, cursor[0], p)
         else:
             bucket = tables.cells[cell_of(<uint64_t>v)]
             while tables.floors[bucket + 1] <= <uint64_t>v:
                 bucket += 1
-            put_column(out, tables.numbers[<size_t>column * tables.buckets + bucket], column, place[0], p)
+            put_column(out, tables.numbers[<size_t>column * tables.buckets + bucket], column, cursor[0], p)
     for column in range(INTEGERS, INTEGERS + CATEGORIES):
         if p[0] != 9:
-            place[0] = p
+            cursor[0] = p
             return COLUMNS if p[0] == 10 or p[0] == 13 else INTEGER_TEXT
         p += 1
         stop = byte_or_newline(p, end, 9)
@@ -109,34 +109,34 @@ cdef int read_columns(
         if size > 0:
             put_column(out, token_key(tables.seeds[column], p, size, end), column, p, p + size)
         p = stop
-    place[0] = p
+    cursor[0] = p
     return GOOD if p[0] == 10 else COLUMNS
 
 
-cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
+cdef int criteo_line(const uint8_t** cursor, const uint8_t* end, Target* out, const void* known) noexcept nogil:
     cdef const CriteoTables* tables = <const CriteoTables*>known
-    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* at
     cdef int fault
     if p[0] == 10 or (p[0] == 13 and p[1] == 10):
-        place[0] += 0 if p[0] == 10 else 1
+        cursor[0] += 0 if p[0] == 10 else 1
         return BLANK
     if out.nnz > out.room - CRITEO_COLUMNS:
         return NO_ROOM
     if out.labelled:
-        fault = read_label(place, end, &out.labels[out.row])
-        return fault if fault != GOOD else read_columns(place, end, out, tables, True)
+        fault = read_label(cursor, end, &out.labels[out.row])
+        return fault if fault != GOOD else read_columns(cursor, end, out, tables, True)
     # The number of tabs decides whether there is a label: no line is valid both ways.
-    place[0] = byte_or_newline(p, end, 9)
-    fault = read_columns(place, end, out, tables, True)
+    cursor[0] = byte_or_newline(p, end, 9)
+    fault = read_columns(cursor, end, out, tables, True)
     if fault == GOOD:
         return GOOD
-    at = place[0]
-    place[0] = p
+    at = cursor[0]
+    cursor[0] = p
     out.nnz = out.indptr[out.row]
-    if read_columns(place, end, out, tables, False) == GOOD:
+    if read_columns(cursor, end, out, tables, False) == GOOD:
         return GOOD
-    place[0] = at
+    cursor[0] = at
     return fault
 
 

@@ -30,10 +30,10 @@ cdef struct CsvColumns:
 
 
 cdef inline int read_cell(
-    const uint8_t** place, const uint8_t* end, const CsvColumns* columns, Text* cell, const uint8_t** readable
+    const uint8_t** cursor, const uint8_t* end, const CsvColumns* columns, Text* cell, const uint8_t** readable
 ) noexcept nogil:
     """One cell, up to its separator or newline; the bytes up to `readable` may be read."""
-    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* stop
     cdef uint8_t* to = columns.unquoted
     cdef bint twice = False
@@ -43,7 +43,7 @@ cdef inline int read_cell(
         cell.begin, cell.size = p, <size_t>(stop - p)
         if stop[0] == 10 and cell.size > 0 and (stop - 1)[0] == 13:
             cell.size -= 1
-        place[0] = stop
+        cursor[0] = stop
         return GOOD
     p += 1
     cell.begin = p
@@ -66,12 +66,12 @@ cdef inline int read_cell(
     else:
         cell.size = <size_t>(stop - cell.begin)
     stop += 1
-    place[0] = stop
+    cursor[0] = stop
     if stop[0] == 13 and stop[1] == 10:
         stop += 1
     if stop[0] != columns.separator and stop[0] != 10:
         return QUOTE_CLOSED
-    place[0] = stop
+    cursor[0] = stop
     return GOOD
 
 
@@ -195,54 +195,54 @@ cdef inline int put_list(
 
 
 cdef int read_row(
-    const uint8_t** place, const uint8_t* end, Target* out, const CsvColumns* columns
+    const uint8_t** cursor, const uint8_t* end, Target* out, const CsvColumns* columns
 ) noexcept nogil:
     """The cells of a line, as many as there are columns."""
-    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* readable = end
     cdef size_t column = 0
     cdef Text cell
     cdef int fault
     if p[0] == 10 or (p[0] == 13 and p[1] == 10):
-        place[0] += 0 if p[0] == 10 else 1
+        cursor[0] += 0 if p[0] == 10 else 1
         return BLANK
     if out.nnz + <int64_t>columns.count > out.room:
         return NO_ROOM
     while True:
-        place[0] = p
+        cursor[0] = p
         fault = read_cell(&p, end, columns, &cell, &readable)
         if fault == QUOTE_CLOSED:
-            place[0] = p
+            cursor[0] = p
         if fault == GOOD and columns.kinds[column] == LIST:
-            fault = put_list(columns, column, &cell, readable, out, place[0], p)
+            fault = put_list(columns, column, &cell, readable, out, cursor[0], p)
         elif fault == GOOD and columns.kinds[column] != PASSED_OVER:
-            fault = put_cell(columns, column, &cell, readable, out, place[0], p)
+            fault = put_cell(columns, column, &cell, readable, out, cursor[0], p)
         if fault != GOOD:
             return fault
         column += 1
         if p[0] == 10 or column == columns.count:
             break
         p += 1
-    place[0] = p
+    cursor[0] = p
     return GOOD if p[0] == 10 and column == columns.count else CELLS
 
 
-cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
+cdef int csv_line(const uint8_t** cursor, const uint8_t* end, Target* out, const void* known) noexcept nogil:
     cdef const CsvColumns* columns = <const CsvColumns*>known
-    cdef const uint8_t* line = place[0]
+    cdef const uint8_t* line = cursor[0]
     cdef const uint8_t* at
-    cdef int fault = read_row(place, end, out, columns)
+    cdef int fault = read_row(cursor, end, out, columns)
     cdef int without
     if columns.unlabelled == NULL or fault == GOOD or fault == BLANK or fault == NO_ROOM:
         return fault
     # The number of cells decides whether there is a label: no line is valid both ways.
-    at = place[0]
-    place[0] = line
+    at = cursor[0]
+    cursor[0] = line
     out.nnz = out.indptr[out.row]
-    without = read_row(place, end, out, columns.unlabelled)
+    without = read_row(cursor, end, out, columns.unlabelled)
     if without == GOOD or without == NO_ROOM:
         return without
-    place[0] = at
+    cursor[0] = at
     return fault
 
 

@@ -1,10 +1,10 @@
 # libsvm: label key:value key:value ...           libffm: label field:key:value field:key:value ...
 
 cdef inline int read_pairs(
-    const uint8_t** place, const uint8_t* end, Target* out, bint fielded
+    const uint8_t** cursor, const uint8_t* end, Target* out, bint fielded
 ) noexcept nogil:
-    """The features of one line, from the end of its label to its newline, at which `place` ends."""
-    cdef const uint8_t* p = place[0]
+    """The features of one line, from the end of its label to its newline, at which `cursor` ends."""
+    cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* colon
     cdef int64_t nnz = out.nnz
     cdef uint64_t field = 0
@@ -22,7 +22,7 @@ cdef inline int read_pairs(
                 p = <const uint8_t*>memchr(p, 10, end - p)
                 break
             if not fielded and end - p > 4 and p[0] == 113 and p[1] == 105 and p[2] == 100 and p[3] == 58:
-                place[0] = p
+                cursor[0] = p
                 p += 4
                 fault = read_key(&p, end, &key)
                 if fault == GOOD and not ends_token(p[0]):
@@ -32,7 +32,7 @@ cdef inline int read_pairs(
                 continue
             fault = malformed
             break
-        place[0] = p
+        cursor[0] = p
         if fielded:
             fault = read_key(&p, end, &field)
             if fault == GOOD and p[0] != 58:
@@ -67,44 +67,44 @@ cdef inline int read_pairs(
             colon = p
             while colon[0] != 58:
                 colon -= 1
-            put_origin(out, nnz, field, place[0], colon)
+            put_origin(out, nnz, field, cursor[0], colon)
         nnz += 1
-    place[0] = p
+    cursor[0] = p
     out.nnz = nnz
     return fault
 
 
-cdef inline void pass_over_label(const uint8_t** place) noexcept nogil:
+cdef inline void pass_over_label(const uint8_t** cursor) noexcept nogil:
     """Skip the first word unless it is a feature, which has a colon."""
-    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* p = cursor[0]
     while not ends_token(p[0]) and p[0] != 58:
         p += 1
     if p[0] != 58:
-        place[0] = p
+        cursor[0] = p
 
 
 cdef inline int read_labelled_pairs(
-    const uint8_t** place, const uint8_t* end, Target* out, bint fielded
+    const uint8_t** cursor, const uint8_t* end, Target* out, bint fielded
 ) noexcept nogil:
     cdef int fault
-    while is_blank(place[0][0]):
-        place[0] += 1
-    if place[0][0] == 10 or place[0][0] == 35:
-        place[0] = <const uint8_t*>memchr(place[0], 10, end - place[0])
+    while is_blank(cursor[0][0]):
+        cursor[0] += 1
+    if cursor[0][0] == 10 or cursor[0][0] == 35:
+        cursor[0] = <const uint8_t*>memchr(cursor[0], 10, end - cursor[0])
         return BLANK
     if not out.labelled:
-        pass_over_label(place)
-        return read_pairs(place, end, out, fielded)
-    fault = read_label(place, end, &out.labels[out.row])
-    return fault if fault != GOOD else read_pairs(place, end, out, fielded)
+        pass_over_label(cursor)
+        return read_pairs(cursor, end, out, fielded)
+    fault = read_label(cursor, end, &out.labels[out.row])
+    return fault if fault != GOOD else read_pairs(cursor, end, out, fielded)
 
 
-cdef int libsvm_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
-    return read_labelled_pairs(place, end, out, False)
+cdef int libsvm_line(const uint8_t** cursor, const uint8_t* end, Target* out, const void* known) noexcept nogil:
+    return read_labelled_pairs(cursor, end, out, False)
 
 
-cdef int libffm_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
-    return read_labelled_pairs(place, end, out, True)
+cdef int libffm_line(const uint8_t** cursor, const uint8_t* end, Target* out, const void* known) noexcept nogil:
+    return read_labelled_pairs(cursor, end, out, True)
 
 
 def parse_libsvm(const unsigned char[::1] block, size_t start, arrays, bint skip):

@@ -102,9 +102,9 @@ cdef struct Target:
     int64_t row  # rows in use
     int64_t nnz  # features in use, including those of the current line
 
-# Reads one line: its label, its weight if there is one, its features. `place` advances from the line's first byte to
+# Reads one line: its label, its weight if there is one, its features. `cursor` advances from the line's first byte to
 # its newline, or to the byte at fault.
-ctypedef int (*ReadLine)(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil
+ctypedef int (*ReadLine)(const uint8_t** cursor, const uint8_t* end, Target* out, const void* known) noexcept nogil
 
 
 cdef void put_origin(
@@ -208,7 +208,7 @@ cdef object parse(
     return stop.end, stop.lines, out.row, stop.skipped, stop.fault, stop.at
 
 
-# ---- small parsers: each advances `place` past the text that it read, and returns a fault ---------------------
+# ---- small parsers: each advances `cursor` past the text that it read, and returns a fault ---------------------
 
 cdef inline bint is_digit(uint8_t c) noexcept nogil:
     return <uint8_t>(c - 48) <= 9
@@ -249,9 +249,9 @@ cdef inline const uint8_t* byte_or_newline(const uint8_t* p, const uint8_t* end,
     return p
 
 
-cdef int read_number_slowly(const uint8_t** place, const uint8_t* end, float* out) noexcept nogil:
+cdef int read_number_slowly(const uint8_t** cursor, const uint8_t* end, float* out) noexcept nogil:
     """A decimal number without sign by std::from_chars; a number that is too small rounds to 0."""
-    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* q
     cdef from_chars_result got = from_chars(<const char*>p, <const char*>end, out[0])
     cdef bint point = False
@@ -259,7 +259,7 @@ cdef int read_number_slowly(const uint8_t** place, const uint8_t* end, float* ou
     cdef int64_t exponent = 0
     cdef bint leading = True
     cdef bint negative
-    place[0] = <const uint8_t*>got.ptr
+    cursor[0] = <const uint8_t*>got.ptr
     if got.ec == errc.result_out_of_range:
         # from_chars returns out_of_range for overflow and underflow and leaves `out` unchanged: the magnitude decides.
         q = p
@@ -288,14 +288,14 @@ cdef int read_number_slowly(const uint8_t** place, const uint8_t* end, float* ou
     return GOOD
 
 
-cdef inline int read_number(const uint8_t** place, const uint8_t* end, float* out) noexcept nogil:
+cdef inline int read_number(const uint8_t** cursor, const uint8_t* end, float* out) noexcept nogil:
     """[+-] digits [. digits] [e [+-] digits] as the nearest float32.
 
     Fast path (Clinger): with the digits as an integer w of at most 19 digits and a power of ten that is exact as a
     double, w / 10^k takes two roundings, so it is within 2 ulp of the true value. Rounding that double to float32 is
     correct unless it is that close to the midpoint of two floats; these few numbers take the slow path.
     """
-    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* first
     cdef const uint8_t* mark
     cdef uint64_t w = 0
@@ -331,7 +331,7 @@ cdef inline int read_number(const uint8_t** place, const uint8_t* end, float* ou
         if p[0] == 45 or p[0] == 43:
             p += 1
         if not is_digit(p[0]):
-            place[0] = mark
+            cursor[0] = mark
             return VALUE_TEXT
         exponent = 0
         while is_digit(p[0]):
@@ -348,18 +348,18 @@ cdef inline int read_number(const uint8_t** place, const uint8_t* end, float* ou
         # 29 bits are lost on the way to float32; 0x10000000 in them is the midpoint.
         if (bits & 0x1FFFFFFF) - <uint64_t>0x0FFFFFFC > 8:
             out[0] = -<float>d if negative else <float>d
-            place[0] = p
+            cursor[0] = p
             return GOOD
     fault = read_number_slowly(&first, end, out)
     if negative:
         out[0] = -out[0]
-    place[0] = first
+    cursor[0] = first
     return fault
 
 
-cdef inline int read_label(const uint8_t** place, const uint8_t* end, float* out) noexcept nogil:
-    """A number that is 0 or -1 (becomes 0) or 1; `place` advances only past a valid one."""
-    cdef const uint8_t* p = place[0]
+cdef inline int read_label(const uint8_t** cursor, const uint8_t* end, float* out) noexcept nogil:
+    """A number that is 0 or -1 (becomes 0) or 1; `cursor` advances only past a valid one."""
+    cdef const uint8_t* p = cursor[0]
     cdef float y = 0.0
     cdef int fault = read_number(&p, end, &y)
     if fault == VALUE_TEXT or (fault == GOOD and not ends_token(p[0])):
@@ -367,13 +367,13 @@ cdef inline int read_label(const uint8_t** place, const uint8_t* end, float* out
     if fault != GOOD or not (y == 1.0 or y == 0.0 or y == -1.0):
         return LABEL_RANGE
     out[0] = 1.0 if y == 1.0 else 0.0
-    place[0] = p
+    cursor[0] = p
     return GOOD
 
 
-cdef inline int read_key(const uint8_t** place, const uint8_t* end, uint64_t* out) noexcept nogil:
+cdef inline int read_key(const uint8_t** cursor, const uint8_t* end, uint64_t* out) noexcept nogil:
     """Digits as an unsigned 64-bit number, the first eight in parallel (SWAR)."""
-    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* first = p
     cdef uint64_t key = 0
     cdef uint64_t digit
@@ -408,6 +408,6 @@ cdef inline int read_key(const uint8_t** place, const uint8_t* end, uint64_t* ou
             p += 1
     if p == first:
         return KEY_TEXT
-    place[0] = p
+    cursor[0] = p
     out[0] = key
     return GOOD

@@ -4,19 +4,19 @@ cdef inline bint ends_name(uint8_t c) noexcept nogil:
     return c == 32 or c == 58 or c == 9 or c == 124 or c == 13 or c == 10  # space, ':', tab, '|', return, newline
 
 
-cdef inline int read_value(const uint8_t** place, const uint8_t* end, float* out) noexcept nogil:
+cdef inline int read_value(const uint8_t** cursor, const uint8_t* end, float* out) noexcept nogil:
     """The number after a colon, up to the end of the word."""
     cdef int fault
-    place[0] += 1
-    fault = read_number(place, end, out)
-    if fault == GOOD and (place[0][0] == 58 or not ends_name(place[0][0])):
+    cursor[0] += 1
+    fault = read_number(cursor, end, out)
+    if fault == GOOD and (cursor[0][0] == 58 or not ends_name(cursor[0][0])):
         fault = VALUE_TEXT
     return fault
 
 
-cdef inline int read_head(const uint8_t** place, const uint8_t* end, Target* out) noexcept nogil:
-    """The text before the first bar, at which `place` ends: label, importance and tag."""
-    cdef const uint8_t* p = place[0]
+cdef inline int read_head(const uint8_t** cursor, const uint8_t* end, Target* out) noexcept nogil:
+    """The text before the first bar, at which `cursor` ends: label, importance and tag."""
+    cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* word
     cdef int words = 0
     cdef float weight = 1.0
@@ -26,12 +26,12 @@ cdef inline int read_head(const uint8_t** place, const uint8_t* end, Target* out
         while p[0] != 124 and p[0] != 10:
             words |= not is_blank(p[0])
             p += 1
-        place[0] = p
+        cursor[0] = p
         return GOOD if p[0] == 124 else BAR_MISSING if words else BLANK
     while True:
         while is_blank(p[0]):
             p += 1
-        place[0] = p
+        cursor[0] = p
         if p[0] == 10:
             return BAR_MISSING if words else BLANK
         if p[0] == 124:
@@ -44,7 +44,7 @@ cdef inline int read_head(const uint8_t** place, const uint8_t* end, Target* out
             while is_blank(p[0]):
                 p += 1
             if p[0] != 124:
-                place[0] = p
+                cursor[0] = p
                 return BAR_MISSING
             break
         words += 1
@@ -63,14 +63,14 @@ cdef inline int read_head(const uint8_t** place, const uint8_t* end, Target* out
             fault = read_number(&p, end, &initial)
             if fault != GOOD or not (is_blank(p[0]) or p[0] == 10) or initial != 0.0 or words > 3:
                 return INITIAL
-    place[0] = p
+    cursor[0] = p
     if words == 0:
         return LABEL_MISSING
     out.weights[out.row] = weight
     return GOOD
 
 
-cdef int vw_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
+cdef int vw_line(const uint8_t** cursor, const uint8_t* end, Target* out, const void* known) noexcept nogil:
     cdef uint64_t root = (<const uint64_t*>known)[0]  # the seed of field 0, where namespaces are tokens
     cdef const uint8_t* p
     cdef const uint8_t* name
@@ -79,10 +79,10 @@ cdef int vw_line(const uint8_t** place, const uint8_t* end, Target* out, const v
     cdef float scale
     cdef float value
     cdef size_t size
-    cdef int fault = read_head(place, end, out)
+    cdef int fault = read_head(cursor, end, out)
     if fault != GOOD:
         return fault
-    p = place[0]
+    p = cursor[0]
     while p[0] == 124:
         p += 1
         name = p
@@ -94,14 +94,14 @@ cdef int vw_line(const uint8_t** place, const uint8_t* end, Target* out, const v
         if p[0] == 58:
             fault = read_value(&p, end, &scale)
             if fault != GOOD:
-                place[0] = p
+                cursor[0] = p
                 return fault
         while True:
             while is_blank(p[0]):
                 p += 1
             if p[0] == 124 or p[0] == 10:
                 break
-            place[0] = p
+            cursor[0] = p
             name = p
             while not ends_name(p[0]):
                 p += 1
@@ -110,7 +110,7 @@ cdef int vw_line(const uint8_t** place, const uint8_t* end, Target* out, const v
             if p[0] == 58:
                 fault = read_value(&p, end, &value)
                 if fault != GOOD:
-                    place[0] = p
+                    cursor[0] = p
                     return fault
             value *= scale
             if not -FLT_MAX <= value <= FLT_MAX:
@@ -120,12 +120,12 @@ cdef int vw_line(const uint8_t** place, const uint8_t* end, Target* out, const v
             out.keys[out.nnz] = token_key(seed, name, size, end)
             out.values[out.nnz] = value
             if out.origins:
-                name = place[0]
+                name = cursor[0]
                 while not ends_name(name[0]):
                     name += 1
-                put_origin(out, out.nnz, field, place[0], name)
+                put_origin(out, out.nnz, field, cursor[0], name)
             out.nnz += 1
-    place[0] = p
+    cursor[0] = p
     return GOOD
 
 
