@@ -2,6 +2,7 @@
 
     python bench/bench_cluster_lr.py                             300,000 examples: about two minutes
     python bench/bench_cluster_lr.py --examples 50000 --rounds 1 --servers 1 --workers 1
+    python bench/bench_cluster_lr.py --rounds 1 --thresholds 0.1 0.5 --factors 16    a factorization machine instead
 
 Draws a click log (39 features an example, as `shoal demo` does), and trains one pass over its text: in one process with
 two threads, and with servers and workers that are processes of this machine, one thread each, on shares of the same
@@ -42,10 +43,13 @@ EXACT = ("no filter", "key caching", "zeros", "key caching, zeros")
 WORKER = """
 import hashlib, json, sys, time
 import shoal
-address, workers, path, test, batch_size, filters = json.loads(sys.argv[1])
+address, workers, path, test, batch_size, factors, filters = json.loads(sys.argv[1])
 where = {"filters": shoal.Filters(**filters)} if filters else {}
 with shoal.connect(address, workers=workers, threads=1, timeout=300, **where) as store:
-    model = shoal.LogisticRegression(shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5), store)
+    optimizer = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
+    model = shoal.FactorizationMachine(factors, optimizer, store=store) if factors else shoal.LogisticRegression(
+        optimizer, store
+    )
     share = shoal.read_criteo(path, batch_size=batch_size).split(store.rank, workers)
     store.barrier()
     before, start = store.metrics(), time.perf_counter()
@@ -66,9 +70,12 @@ print(json.dumps(report))
 ALONE = """
 import hashlib, json, sys, time
 import shoal
-path, test, batch_size = json.loads(sys.argv[1])
+path, test, batch_size, factors = json.loads(sys.argv[1])
 with shoal.local(threads=2) as store:
-    model = shoal.LogisticRegression(shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5), store)
+    optimizer = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
+    model = shoal.FactorizationMachine(factors, optimizer, store=store) if factors else shoal.LogisticRegression(
+        optimizer, store
+    )
     start = time.perf_counter()
     model.fit(shoal.read_criteo(path, batch_size=batch_size), progress=False)
     seconds = time.perf_counter() - start
@@ -95,7 +102,15 @@ def output_of(child: subprocess.Popen[str]) -> dict[str, Any]:
 def on_cluster(arguments: argparse.Namespace, log: Path, test: Path, filters: dict[str, Any]) -> dict[str, Any]:
     """Train on a cluster of its own: the figures of all workers together."""
     with running(arguments.servers, workers=arguments.workers) as cluster:
-        what = [cluster.address, arguments.workers, str(log), str(test), arguments.batch_size, filters]
+        what = [
+            cluster.address,
+            arguments.workers,
+            str(log),
+            str(test),
+            arguments.batch_size,
+            arguments.factors,
+            filters,
+        ]
         found = [output_of(child) for child in [started(WORKER, what) for _ in range(arguments.workers)]]
     whole: dict[str, Any] = next(one for one in found if one["rank"] == 0)
     for name in ("examples", "bytes_sent", "bytes_received"):
@@ -112,20 +127,26 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=2, metavar="N")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    parser.add_argument("--factors", type=int, default=0, metavar="DIM", help="a factorization machine of this dim")
+    parser.add_argument("--thresholds", nargs="+", type=float, metavar="T", help="only no filter, zeros, and these")
     arguments = parser.parse_args()
-    alone, found = [], {name: [] for name in SETTINGS}  # type: ignore[var-annotated]
+    settings = SETTINGS
+    if arguments.thresholds is not None:
+        settings = {name: SETTINGS[name] for name in ("no filter", "zeros")}
+        settings |= {f"threshold {t:g}, zeros": {"threshold": t, "zeros": True} for t in arguments.thresholds}
+    alone, found = [], {name: [] for name in settings}  # type: ignore[var-annotated]
     with tempfile.TemporaryDirectory() as scratch:
         log, test = Path(scratch, "train.tsv"), Path(scratch, "test.tsv")
         planted = demo.PlantedModel(seed=1)
         demo.write_log(log, planted, arguments.examples, 0)
         demo.write_log(test, planted, 20_000, 1 << 40)
         for _ in range(arguments.rounds):
-            alone.append(output_of(started(ALONE, [str(log), str(test), arguments.batch_size])))
-            for name, filters in SETTINGS.items():
+            alone.append(output_of(started(ALONE, [str(log), str(test), arguments.batch_size, arguments.factors])))
+            for name, filters in settings.items():
                 found[name].append(on_cluster(arguments, log, test, filters))
     every = [*alone, *(one for some in found.values() for one in some)]
     check(all(one["examples"] == arguments.examples for one in every), "not every example was learned once")
-    exact = {one["bits"] for name in EXACT for one in found[name]}
+    exact = {one["bits"] for name in EXACT for one in found.get(name, [])}
     check(len(exact) == 1, "an exact filter changed bits")
     check(arguments.workers > 1 or exact == {alone[0]["bits"]}, "one worker does not have the bits of one process")
 

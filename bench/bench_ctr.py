@@ -6,6 +6,7 @@
     python bench/bench_ctr.py --servers 1 2          on a launched cluster as well
     python bench/bench_ctr.py --ids bounded          fewer rare ids: ctr/draw.py
     python bench/bench_ctr.py --spins                all sides a second time, with OpenMP's threads spinning less
+    python bench/bench_ctr.py --own-threads          also shoal without torch's thread pool, with and without spinning
     python bench/bench_ctr.py --quick                one round of a few steps, as a test
     python bench/bench_ctr.py --json ctr.json
 
@@ -16,7 +17,8 @@ data, ctr/sides.py the sides.
 
 The sides are processes with two threads each that take turns in rotating order; waiting processes are idle. All use the
 same batches in the same order. OpenMP's threads spin between two loops, as is the default of GNU's runtime; with
---spins each side is run a second time with GOMP_SPINCOUNT=10000, 0.1 ms.
+--spins each side is run a second time with GOMP_SPINCOUNT=10000, 0.1 ms. With --own-threads, shoal also takes part with
+threads of its own in place of those of torch, and these sides a second time with OMP_WAIT_POLICY=passive: no spinning.
 
 Checks: all losses of shoal equal torch's within a tolerance; the rows of a batch have moved as torch's have; the loss
 has fallen. Requirements for shoal in this process at 5.2e6 rows: at least 1.35 times torch with Adagrad, and at most 15
@@ -47,9 +49,8 @@ FASTER = 1.35  # than torch with Adagrad
 SHARE = 0.15  # of a step
 REQUIRED_AT = 5_200_000  # rows
 FIRST, NEAR, FAR = 10, 1e-5, 2e-3  # number of first losses; allowed differences of these, and of all losses
-SPINS = "10000"  # some 0.1 ms
-OPENMP = "GOMP_SPINCOUNT"
-FEW = ", few spins"
+FEW, PASSIVE, OWN = ", few spins", ", passive", ", own threads"
+OPENMP = {FEW: ("GOMP_SPINCOUNT", "10000"), PASSIVE: ("OMP_WAIT_POLICY", "passive")}  # 10000 spins take some 0.1 ms
 LAPS = {
     "look up": "look up",
     "dense forward": "dense",
@@ -68,7 +69,7 @@ class Child:
     ----------
     name : str
         What the tables call it: what kind of side it is, up to a comma.
-        Behind it may be FEW, which sets OpenMP.
+        Behind it may be OWN, and FEW or PASSIVE, which set OpenMP.
     plan : Plan
     """
 
@@ -76,15 +77,14 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self.name = name
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, name.split(",")[0], plan))
-        before = os.environ.get(OPENMP)
-        few = name.endswith(FEW)
-        if few:
-            os.environ[OPENMP] = SPINS  # OpenMP reads it once, when a process loads it
+        self._process = context.Process(target=serve, args=(theirs, name.split(",")[0], plan, OWN not in name))
+        before = dict(os.environ)
+        for suffix, (variable, value) in OPENMP.items():
+            if name.endswith(suffix):
+                os.environ[variable] = value  # OpenMP reads it once, when a process loads it
         self._process.start()
-        if few:
-            os.environ.pop(OPENMP)
-            os.environ.update({} if before is None else {OPENMP: before})
+        os.environ.clear()
+        os.environ.update(before)
         theirs.close()
         self.empty: int = self._answer()
         self.turns: list[Turn] = []
@@ -244,6 +244,7 @@ def main() -> None:
         "--servers", nargs="*", type=int, default=[], metavar="N", help="also clusters of so many servers"
     )
     parser.add_argument("--spins", action="store_true", help="each side once more, with OpenMP spinning less")
+    parser.add_argument("--own-threads", action="store_true", help="also shoal without torch's thread pool")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=4, help="measured steps of a turn, after an unmeasured one")
@@ -254,6 +255,8 @@ def main() -> None:
     sides = ["dense", "torch", "shoal", *(f"{n} server{'s' if n > 1 else ''}" for n in options.servers)]
     if options.spins:
         sides += [side + FEW for side in sides]
+    if options.own_threads:
+        sides += ["dense" + PASSIVE, "shoal" + PASSIVE, "shoal" + OWN, "shoal" + OWN + PASSIVE]
     every: list[dict[str, Any]] = []
     for rows in options.rows:
         for optimizer in options.optimizer:

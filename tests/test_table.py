@@ -360,3 +360,37 @@ def test_a_hundred_thousand_rows_arrive_in_one_push(rng):
         np.testing.assert_array_equal(table.pull(unique), -total)
         np.testing.assert_array_equal(table.pull(keys), -total[inverse])
         assert len(table) == len(unique)
+
+
+class PullRecorder:
+    """A reader that records which calls a table makes."""
+
+    def __init__(self, reader):
+        self._reader = reader
+        self.calls = []
+
+    def pull(self, batch, rows, *more):
+        self.calls.append("pull")
+        return self._reader.pull(batch, rows, *more)
+
+    def pull_per_key(self, batch, rows, *more):
+        self.calls.append("pull_per_key")
+        return self._reader.pull_per_key(batch, rows, *more)
+
+
+@pytest.mark.parametrize(
+    ("dim", "repeated", "call"),
+    [(1, 0, "pull"), (31, 0, "pull"), (32, 0, "pull_per_key"), (33, 100, "pull_per_key"), (64, 101, "pull")],
+)
+def test_a_pull_of_wide_rows_with_few_duplicates_needs_no_buffer(dim, repeated, call):
+    keys = np.arange(600, dtype=np.uint64)
+    keys[600 - repeated :] = keys[:repeated]
+    keys = np.random.default_rng(1).permutation(keys)
+    with shoal.local(slots=16, threads=2) as store:
+        table = store.table("t", dim=dim, init=shoal.Uniform(0.5, seed=3))
+        batch = table.key_batch(keys)
+        want = batch.expand(table.pull_unique(batch))
+        recorder = PullRecorder(table.reader)
+        table.replace_shard(recorder)
+        np.testing.assert_array_equal(table.pull(keys), want)
+        assert recorder.calls == [call]

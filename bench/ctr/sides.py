@@ -31,6 +31,7 @@ from torch import nn
 
 import shoal
 from ctr.draw import BATCH, FIELDS, Draw, Ids, Rows, first, pieces
+from shoal.torch import borrowed_pool
 
 LR = {"Adagrad": 0.05, "SGD": 20.0}  # the gradient is that of a mean over 4096 examples
 EPS = 1e-10
@@ -295,9 +296,11 @@ def peak(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def serve(pipe: Connection, kind: str, plan: Plan) -> None:
-    """Run a side: answer (method, arguments) until None is received."""
+def serve(pipe: Connection, kind: str, plan: Plan, borrows: bool) -> None:
+    """Run a side: answer (method, arguments) until None is received; not ``borrows``: shoal uses threads of its own."""
     torch.set_num_threads(plan.threads)
+    if not borrows:
+        borrowed_pool.borrow = lambda: None
     empty = peak(os.getpid())
     with ExitStack() as stack:
         side = Side(kind, plan, stack)

@@ -106,7 +106,8 @@ struct ShardStats {
   SlotTable::Growth growth;                                // summed over the slots; longest_ns is the maximum
 };
 
-// One lock per slot, or one lock for all slots, which is cheaper with a single caller.
+// One lock per slot, or one lock for all slots, which is cheaper with a single caller: calls of 1000 keys take 0.8 of the
+// time and two thirds of the instructions (bench/README.md, "Wide rows").
 enum class Locks : std::uint8_t { kBySlot, kOne };
 
 class Shard {

@@ -31,7 +31,10 @@ from shoal.table.stats import TableStats
 
 __all__ = ["Table"]
 
-_ONE_PASS_DIM = 32  # floats in a row from which a pull without duplicates writes rows directly to their positions
+# A pull of rows of at least this many floats, of keys of which at least this share is unique, writes rows directly to
+# their positions: 0.6 to 0.9 of the CPU time (docs/decisions/0022-local-pull.md).
+_ONE_PASS_DIM = 32
+_ONE_PASS_UNIQUE = 5 / 6
 
 
 class Table:
@@ -216,9 +219,8 @@ class Table:
         return Future(self._pull_into(reader, batch, rows), lambda: rows)
 
     def _pull_into(self, reader: ShardReader, batch: KeyBatch, rows: Rows) -> Waitable | None:
-        # One pass needs no buffer of unique rows, but its writes are scattered: it is faster for wide rows
-        # with few duplicates.
-        if self.dim >= _ONE_PASS_DIM and 4 * len(batch) >= 3 * batch.input_size:
+        # One pass needs no buffer of unique rows, but its writes are scattered.
+        if self.dim >= _ONE_PASS_DIM and len(batch) >= _ONE_PASS_UNIQUE * batch.input_size:
             return reader.pull_per_key(batch.native, rows)
         return pull_and_expand(reader.pull, batch.native, rows, self._workers)
 
