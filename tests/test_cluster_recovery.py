@@ -1,14 +1,29 @@
 """A scheduler with a journal that is killed and started again, in processes of their own: all that ran goes on."""
 
 import logging
+import os
+import random
+import signal
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, scheduler
-from shoal.cluster.protocol.messages import Barrier, BarrierReply, Hello, HelloReply, Order, StartJob
+from shoal.cluster.launch import local_cluster
+from shoal.cluster.protocol.messages import (
+    Barrier,
+    BarrierReply,
+    Hello,
+    HelloReply,
+    Order,
+    SplitReply,
+    StartJob,
+    TakeSplit,
+)
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.errors import NotConnectedError, StorageError
@@ -47,10 +62,14 @@ def test_a_scheduler_that_is_started_again_knows_its_peers_and_answers_what_they
         die(one)
     with server, link, other:
         second = other.ask(Barrier("b"))  # while there is none
+        split = other.ask(TakeSplit(0, 5, "d", -1, 0.0, 0))
         with scheduler(1, journal=tmp_path, bind="tcp://127.0.0.1:*") as anew:
             assert anew.address == one.address
             for its, number in ((link, asked), (other, second)):
                 assert its.answer(number, BarrierReply, timeout=TIMEOUT, doing="a barrier") == BarrierReply()
+            taken = other.answer(split, SplitReply, timeout=TIMEOUT, doing="taking a split")
+            assert taken == SplitReply(0, None)
+            assert anew.membership._job.passes[0].splits._taken.keys() == {0}  # once
             assert set(anew.membership.workers) == {0, 1}
             assert anew.membership.generation == 2
             until(lambda: "was started again from its journal (generation 2)" in caplog.text)
@@ -91,3 +110,134 @@ def test_a_scheduler_whose_disk_is_full_ends_and_promises_nothing(tmp_path, monk
             cluster.run()
         with pytest.raises(NotConnectedError):
             link.answer(asked, HelloReply, timeout=0.2, doing="connecting")
+
+
+KEYS = np.arange(400, dtype=np.uint64)
+
+
+def train(address, rank, digests, seed, clocks, between=lambda clock: None):
+    """Push gradients that depend on the weights, under BSP; a barrier, a table and splits now and then."""
+    rng = np.random.default_rng([seed, rank])
+    with shoal.connect(address, workers=2, rank=rank, timeout=TIMEOUT) as store:
+        table = store.table("t", dim=2, optimizer=shoal.Adagrad(lr=0.1))
+        for clock in range(clocks):
+            keys = rng.choice(KEYS, 50, replace=False)
+            table.push(keys, np.tanh(table.pull(keys)) + rng.normal(size=(50, 2)).astype(np.float32))
+            store.tick()
+            if clock % 20 == 10:
+                store.table(f"t{clock}", dim=1)
+                store.barrier()
+            if rank == 0:
+                between(clock)
+            time.sleep(0.005)
+        store.barrier()
+        if rank == 0:
+            digests.append(table.pull(KEYS).tobytes())
+            digests.append(sorted(store.tables))
+        store.barrier()
+
+
+def run(cluster, seed, clocks, between=lambda clock: None):
+    digests, errors = [], []
+
+    def work(rank):
+        try:
+            train(cluster.address, rank, digests, seed, clocks, between)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * TIMEOUT)
+    assert not errors, errors
+    return digests
+
+
+def test_training_goes_on_and_gives_the_same_rows_while_the_scheduler_is_killed_again_and_again(capfd):
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with local_cluster.running(2, workers=2, heartbeat=0.5) as cluster:
+        undisturbed = run(cluster, 1, 120)
+    kills = sorted(rng.sample(range(5, 115), 4))
+    generations = []
+
+    def kill(clock):
+        if clock in kills:
+            dead = cluster.scheduler
+            dead.signal(signal.SIGKILL)
+            generations.append(dead)
+            until(lambda: cluster.scheduler is not dead)
+
+    with local_cluster.running(2, workers=2, heartbeat=0.5) as cluster:
+        scratch = Path(cluster._scratch)
+        assert list(scratch.glob("log-*"))
+        assert run(cluster, 1, 120, kill) == undisturbed
+        assert all(server.process.poll() is None for server in cluster.servers)
+        assert len(generations) == 4
+    assert not scratch.exists()
+
+
+def test_what_is_asked_while_there_is_no_scheduler_is_answered_once_it_is_back(tmp_path):
+    with local_cluster.running(1, heartbeat=0.5, journal=tmp_path) as cluster:
+        options = [
+            "--servers",
+            "1",
+            "--workers",
+            "1",
+            "--slots",
+            "1024",
+            "--heartbeat",
+            "0.5",
+            "--journal",
+            str(tmp_path),
+        ]
+        cluster._start_scheduler = lambda bind, _: cluster._role("none", ["version"])  # by hand, and later
+        with shoal.connect(cluster.address, timeout=TIMEOUT) as store:
+            table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+            cluster.scheduler.signal(signal.SIGKILL)
+            until(lambda: cluster.scheduler.name == "none")
+            results = []
+            asks = [
+                threading.Thread(target=lambda: results.append(store.table("another", dim=3).dim)),
+                threading.Thread(target=lambda: results.append(store.barrier())),
+                threading.Thread(target=lambda: results.append(len(store.server_metrics()))),
+            ]
+            for thread in asks:
+                thread.start()
+            for clock in range(1, 40):  # the data plane needs no scheduler
+                table.push(KEYS, np.ones((400, 1), np.float32)).wait()
+                store.tick()
+                assert (table.pull(KEYS) == -clock).all()
+            assert not results
+            anew = cluster._role("scheduler", ["scheduler", "--bind", cluster.address, *options])
+            try:
+                for thread in asks:
+                    thread.join(TIMEOUT)
+                assert sorted(map(str, results)) == ["1", "3", "None"]
+                assert set(store.tables) >= {"t", "another"}
+            finally:
+                anew.signal(signal.SIGKILL)
+                anew.end(time.monotonic())
+
+
+def test_a_scheduler_that_dies_too_often_is_reported(monkeypatch):
+    monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1)
+    with local_cluster.running(1) as cluster:
+        first = cluster.scheduler
+        first.signal(signal.SIGKILL)
+        until(lambda: cluster.scheduler is not first)
+        second = cluster.scheduler
+        second.signal(signal.SIGKILL)
+        assert cluster.ended.get(timeout=TIMEOUT) is second
+
+
+def test_a_scheduler_that_is_asked_to_end_is_not_started_again():
+    with local_cluster.running(1) as cluster:
+        first = cluster.scheduler
+        first.signal(signal.SIGTERM)
+        ended = {cluster.ended.get(timeout=TIMEOUT), cluster.ended.get(timeout=TIMEOUT)}
+        assert ended == {first, *cluster.servers}
+        assert cluster.scheduler is first

@@ -26,7 +26,7 @@ def until(what):
 
 def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_started_anew(tmp_path, caplog):
     with (
-        local_cluster.running(2, heartbeat=1.0, timeout=PATIENCE, storage_roots=[tmp_path]) as cluster,
+        local_cluster.running(2, heartbeat=1.0, timeout=PATIENCE, storage_roots=[tmp_path], restart=False) as cluster,
         shoal.connect(cluster.address, timeout=PATIENCE) as store,
     ):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))

@@ -149,6 +149,12 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds for the workers to save after Ctrl-C or SIGTERM (default: %(default)s)",
     )
+    launch.add_argument(
+        "--journal",
+        metavar="DIR",
+        help="directory of the journal from which a scheduler that dies continues, emptied at the start (default: a "
+        "temporary one)",
+    )
     _storage_arguments(launch)
     _keys_arguments(launch)
     launch.add_argument("program", metavar="PROGRAM", help="Python file or executable")
@@ -285,6 +291,11 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
                 f"{group.launcher} has started {group.size} processes, which leaves "
                 f"{group.size - arguments.servers - 1} for workers: leave --workers out"
             )
+        if arguments.journal is not None:
+            raise ValueError(
+                f"--journal {arguments.journal}: {group.launcher} starts no process again. Leave it out, or start the "
+                "processes one by one"
+            )
         status, failed = run_member(
             group,
             arguments.servers,
@@ -317,6 +328,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             curve=arguments.curve or find_keys(os.environ),
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
+            journal=arguments.journal,
         ) as cluster:
             first = run_workers(cluster, program, workers, log_line, grace=arguments.grace, warn=warn)
     except ProcessFailedError as failed_role:

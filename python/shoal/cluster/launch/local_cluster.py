@@ -3,20 +3,25 @@
     running      for the length of a ``with`` block
     launch       the same, with a store that ends them when it is closed
 
-The processes check from their start whether the process that started them still exists (``--parent``).
+The processes check from their start whether the process that started them still exists (``--parent``). A scheduler that
+dies is started again with its journal at the same address, at most `_MAX_RESTARTS` times in `_RESTART_SECONDS`.
 
-Threads: objects of this module are used by one.
+Threads: objects of this module are used by one; a thread of their own waits for the scheduler's end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import queue
+import shutil
 import sys
+import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +30,7 @@ import msgspec
 from shoal.base.interrupts import held_back
 from shoal.cluster.launch.child import ChildProcess, ProcessFailedError, end_all
 from shoal.cluster.protocol.environment import find_keys
+from shoal.cluster.scheduler.journal import Journal
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError
 from shoal.storage.roots import CREDENTIALS, StorageRoots
@@ -36,7 +42,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalCluster", "launch", "running", "slot_memory"]
 
+_log = logging.getLogger("shoal.launch")
+
 PATIENCE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+_MAX_RESTARTS = 5  # of the scheduler, within
+_RESTART_SECONDS = 60.0
 _BSP = BSP()
 
 
@@ -51,6 +61,10 @@ class LocalCluster:
         self.curve: str | None = None
         self._changed = threading.Condition()
         self._stopped = False
+        self._lock = threading.Lock()  # guards scheduler and _stopped
+        self._scratch: str | None = None  # directory of the journal, unless one was passed
+        self._scheduler_ended: queue.SimpleQueue[ChildProcess | None] = queue.SimpleQueue()
+        self._watcher: threading.Thread | None = None
 
     @property
     def roles(self) -> list[ChildProcess]:
@@ -70,8 +84,12 @@ class LocalCluster:
         curve: str | None = None,
         storage_roots: Sequence[str | os.PathLike[str]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        restart: bool = True,
     ) -> None:
         """Start the scheduler, then the servers, and wait until they have joined.
+
+        Parameters are those of `running`.
 
         Raises
         ------
@@ -87,19 +105,49 @@ class LocalCluster:
         deadline = time.monotonic() + timeout
         counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
         beats = ["--heartbeat", str(heartbeat)]
+        options = [*counts, *beats]
+        if restart:
+            if journal is None:
+                journal = self._scratch = tempfile.mkdtemp(prefix="shoal-journal-")
+            with Journal(journal) as former:
+                former.clear()  # the processes of its cluster are not these
+            options += ["--journal", os.path.abspath(journal)]
         with held_back():
-            self.scheduler = self._role("scheduler", ["scheduler", "--bind", "tcp://127.0.0.1:*", *counts, *beats])
+            self.scheduler = self._start_scheduler("tcp://127.0.0.1:*", options)
         (self.address,) = self._wait_for_lines([self.scheduler], r"scheduler at (tcp://[^\s,]+)", deadline, timeout)
         for rank in range(servers):
             command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads), *bound]
             with held_back():
                 self.servers.append(self._role(f"server {rank}", command))
         self._wait_for_lines(self.servers, r"(server \d+ serves slots)", deadline, timeout)
+        self._watcher = threading.Thread(
+            target=self._watch_scheduler, args=(options if restart else None,), name="shoal-scheduler-end", daemon=True
+        )
+        self._watcher.start()
 
-    def _role(self, name: str, arguments: Sequence[str]) -> ChildProcess:
+    def _start_scheduler(self, bind: str, options: Sequence[str]) -> ChildProcess:
+        return self._role("scheduler", ["scheduler", "--bind", bind, *options], self._scheduler_ended)
+
+    def _watch_scheduler(self, options: Sequence[str] | None) -> None:
+        """Start the scheduler again whenever it dies; without options, or if it dies too often, report its end."""
+        restarts: deque[float] = deque(maxlen=_MAX_RESTARTS)
+        while (child := self._scheduler_ended.get()) is not None:
+            how = child.describe_end()
+            with self._lock:
+                if self._stopped:
+                    return
+                often = len(restarts) == _MAX_RESTARTS and time.monotonic() - restarts[0] < _RESTART_SECONDS
+                if options is None or often or child.process.returncode == 0:  # 0: it was asked to end
+                    self.ended.put(child)
+                    return
+                restarts.append(time.monotonic())
+                self.scheduler = self._start_scheduler(self.address, options)
+            _log.warning("the scheduler %s. It is started again and continues from its journal", how)
+
+    def _role(self, name: str, arguments: Sequence[str], ended: queue.SimpleQueue[Any] | None = None) -> ChildProcess:
         keys = [] if self.curve is None else ["--curve", self.curve]
         command = [sys.executable, "-m", "shoal", *arguments, *keys, "--parent", str(os.getpid())]
-        return ChildProcess(name, command, {}, self.ended, changed=self._changed)
+        return ChildProcess(name, command, {}, self.ended if ended is None else ended, changed=self._changed)
 
     def _wait_for_lines(
         self, children: Sequence[ChildProcess], pattern: str, deadline: float, timeout: float
@@ -122,10 +170,18 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End all processes; returns when they have ended."""
-        if self._stopped:
-            return
-        self._stopped = True
-        end_all(self.roles, PATIENCE_SECONDS)
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+        try:
+            end_all(self.roles, PATIENCE_SECONDS)
+        finally:
+            self._scheduler_ended.put(None)
+            if self._watcher is not None:
+                self._watcher.join()
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -141,6 +197,8 @@ def running(
     curve: str | None = None,
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    journal: str | os.PathLike[str] | None = None,
+    restart: bool = True,
 ) -> Iterator[LocalCluster]:
     """Run a scheduler and servers on this machine for the length of a ``with`` block.
 
@@ -162,6 +220,10 @@ def running(
         Directory of the keys of the cluster.
     storage_roots, storage_options
         As :class:`shoal.cluster.server.server.Server`.
+    journal : path, optional
+        Directory of the scheduler's journal, whose former content is removed; default: a temporary one.
+    restart : bool
+        Whether a scheduler that dies is started again with its journal; False: it has none.
 
     Yields
     ------
@@ -181,6 +243,8 @@ def running(
             curve=curve,
             storage_roots=storage_roots,
             storage_options=storage_options,
+            journal=journal,
+            restart=restart,
         )
         yield cluster
     finally:
@@ -199,6 +263,7 @@ def launch(
     filters: Filters | Mapping[str, Filters] | None = None,
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    journal: str | os.PathLike[str] | None = None,
 ) -> ClusterStore:
     """Start a cluster on this machine, with this process as its one worker.
 
@@ -226,6 +291,9 @@ def launch(
         if the environment names the directory of keys. A save or load elsewhere raises `StorageError`.
     storage_options : mapping, optional
         Options of the file system that opens URLs among them, such as ``{"endpoint_url": ...}``.
+    journal : path, optional
+        Directory of the scheduler's journal, from which it continues if it dies and is started again; its former
+        content is removed. Default: a temporary directory.
 
     Returns
     -------
@@ -255,6 +323,7 @@ def launch(
             curve=curve,
             storage_roots=storage_roots,
             storage_options=storage_options,
+            journal=journal,
         )
     except BaseException:
         cluster.stop()

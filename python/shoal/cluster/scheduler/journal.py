@@ -151,6 +151,16 @@ class Journal:
         """Whether the log is long enough that a snapshot should replace it."""
         return self._log_bytes > max(_MIN_LOG_BYTES, 2 * self._snapshot_bytes)
 
+    def clear(self) -> None:
+        """Remove all that a former cluster has stored."""
+        try:
+            snapshots, logs = self._numbers()
+            for kind, numbers in (("snapshot", snapshots), ("log", logs)):  # a log is removed after its snapshot
+                for number in numbers:
+                    self._path(kind, number).unlink()
+        except OSError as error:
+            self._fail("be written", error)
+
     def load(self) -> tuple[MembershipState, list[Input]] | None:
         """Read the journal, and continue it.
 
