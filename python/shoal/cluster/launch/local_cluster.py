@@ -126,28 +126,30 @@ class LocalCluster:
         self._watcher.start()
 
     def _start_scheduler(self, bind: str, options: Sequence[str]) -> ChildProcess:
-        return self._role("scheduler", ["scheduler", "--bind", bind, *options], self._scheduler_ended)
+        return self._role("scheduler", ["scheduler", "--bind", bind, *options])
 
     def _watch_scheduler(self, options: Sequence[str] | None) -> None:
         """Start the scheduler again whenever it dies; without options, or if it dies too often, report its end."""
         restarts: deque[float] = deque(maxlen=_MAX_RESTARTS)
         while (child := self._scheduler_ended.get()) is not None:
-            how = child.describe_end()
+            status = child.process.returncode
+            how = f"was killed by signal {-status}" if status < 0 else child.describe_end()
             with self._lock:
                 if self._stopped:
                     return
                 often = len(restarts) == _MAX_RESTARTS and time.monotonic() - restarts[0] < _RESTART_SECONDS
-                if options is None or often or child.process.returncode == 0:  # 0: it was asked to end
+                if options is None or often or status == 0:  # 0: it was asked to end
                     self.ended.put(child)
                     return
                 restarts.append(time.monotonic())
                 self.scheduler = self._start_scheduler(self.address, options)
             _log.warning("the scheduler %s. It is started again and continues from its journal", how)
 
-    def _role(self, name: str, arguments: Sequence[str], ended: queue.SimpleQueue[Any] | None = None) -> ChildProcess:
+    def _role(self, name: str, arguments: Sequence[str]) -> ChildProcess:
         keys = [] if self.curve is None else ["--curve", self.curve]
         command = [sys.executable, "-m", "shoal", *arguments, *keys, "--parent", str(os.getpid())]
-        return ChildProcess(name, command, {}, self.ended if ended is None else ended, changed=self._changed)
+        ended: queue.SimpleQueue[Any] = self._scheduler_ended if name == "scheduler" else self.ended
+        return ChildProcess(name, command, {}, ended, changed=self._changed)
 
     def _wait_for_lines(
         self, children: Sequence[ChildProcess], pattern: str, deadline: float, timeout: float
