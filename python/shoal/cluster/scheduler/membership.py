@@ -149,8 +149,8 @@ _MAX_NAME_LENGTH = 1024  # characters of a table's name
 _RESEND_SECONDS = 0.1  # until an order is sent again; each time twice as long as before
 _MAX_RESEND_SECONDS = 1.0
 _RECONNECT_SECONDS = 1.0  # in which a peer whose connection has ended connects again, and at least half a heartbeat
-_REFUSED_SECONDS = 0.1  # from the end of its connection until a server is dead whose addresses refuse connections
-_PROBE_AGAIN_SECONDS = 0.1
+_PROBE_AFTER_SECONDS = 0.1  # from the end of a server's connection until its addresses are probed
+_MAX_PROBE_SECONDS = 1.0  # between two probes
 _DISCONNECTED_CHECK_SECONDS = 0.01
 _CHECK_SECONDS = 0.5
 _MAX_STEP_SECONDS = 0.25  # that counts as time without a connection between two inputs
@@ -329,8 +329,7 @@ class Membership:
             peer.was_silent = now - peer.last_heard > _HEARTBEATS_TO_CLOSE * self._heartbeat
             self._disconnected[peer.sender] = peer
             if isinstance(peer, ServerPeer):
-                peer.probe_at = self._running
-                self._check_disconnected(peer)
+                peer.probe_at = self._running + _PROBE_AFTER_SECONDS
         return self._flush()
 
     def liveness(self, probe: LivenessProbe, is_refused: bool, now: float) -> Outgoing:
@@ -339,12 +338,13 @@ class Membership:
         server = self._disconnected.get(probe.sender)
         if isinstance(server, ServerPeer) and probe.number == server.probe and server.probe_at is None:
             assert server.disconnected_at is not None
-            if is_refused and self._running - server.disconnected_at >= _REFUSED_SECONDS:
+            if is_refused:
                 count = "ports refuse" if len(server.addresses) > 1 else "port refuses"
                 why = f"its process has ended: its connection closed and its {count} connections"
                 self._accept(Died(self._now, server.sender, why))
             else:
-                server.probe_at = self._running + _PROBE_AGAIN_SECONDS
+                seconds = max(_PROBE_AFTER_SECONDS, (self._running - server.disconnected_at) / 2)
+                server.probe_at = self._running + min(seconds, _MAX_PROBE_SECONDS)
         return self._flush()
 
     def on_time(self, now: float) -> Outgoing:
@@ -471,7 +471,8 @@ class Membership:
             peer.route, peer.last_heard, peer.disconnected_at = b"", self._now, None
             peer.old_routes.clear()
             if isinstance(peer, ServerPeer) and peer.inside:
-                peer.disconnected_at = peer.probe_at = self._running
+                peer.disconnected_at = self._running
+                peer.probe_at = self._running + _PROBE_AFTER_SECONDS
                 self._disconnected[peer.sender] = peer
         self.probes.clear()
         for server in self._servers.values():
