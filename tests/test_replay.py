@@ -136,6 +136,10 @@ class RecordedWorld(World):
             worker = self.rng.choice(workers)
             ask = self.request(worker)
             self.membership.handle(worker.sender, "10.0.0.9", ask, self.now)
+        if self.rng.random() < 0.3:  # one that is unknown after the restart asks again
+            newcomer = self.start_worker()
+            hello = Request(newcomer.sender, 1, newcomer.asked[1], 1, (1,))
+            self.membership.handle(newcomer.sender, "10.0.0.9", hello, self.now)
         self.recover()
 
     def request(self, worker: Process) -> Request:

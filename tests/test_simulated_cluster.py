@@ -77,6 +77,22 @@ def test_who_is_silent_is_replaced_and_nothing_is_lost_or_done_twice(mode, zombi
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_scheduler_that_dies_and_replays_its_inputs_changes_nothing_for_anybody(mode):
+    generations = 0
+    for seed in range(SEEDS):
+        cluster, program = whole(seed, mode)
+        for clock in range(0, 12, 3):
+            cluster.once(clock, cluster.kill_scheduler, 0.02 + seed * 0.3)
+        cluster.once(2, cluster.replace_one, program, bool(seed % 2))
+        cluster.once(5, cluster.replace_one, program, False)
+        cluster.run()
+        assert violations(cluster) == [], f"seed {seed}"
+        assert any(client.finished for client in cluster.clients), f"seed {seed}"
+        generations += cluster.membership.generation
+    assert generations >= SEEDS
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_table_that_a_server_has_no_room_for_is_nowhere_and_all_workers_go_on(mode):
     def ask(worker, form):
         worker.ask(m.CreateTable(form))

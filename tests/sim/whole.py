@@ -6,7 +6,10 @@ dismissed, a new one is admitted under a hold of the clock. This file has only t
 
 import random
 
+import msgspec
+
 from shoal.cluster.protocol import messages as m
+from shoal.cluster.scheduler.inputs import Input, MembershipState
 from shoal.cluster.scheduler.membership import DEAD_AFTER, Membership
 from shoal.cluster.server.server import obey
 from sim.cluster import Client, Cluster
@@ -169,8 +172,10 @@ class Whole(Cluster):
         servers = max(1, endpoints // 2)
         self.membership = Membership(
             servers=servers, workers=self.workers, slots=self.slots, heartbeat=HEARTBEAT,
-            rng=random.Random(self.random.random()), now=0.0,
+            rng=random.Random(self.random.random()), now=0.0, record=self.record,
         )  # fmt: skip
+        self.inputs, self.is_down = [], False
+        self.saved = msgspec.msgpack.encode(self.membership.save())
         self.servers = [
             ServerProcess(self, rank, endpoints * (rank + 1) // servers - endpoints * rank // servers, service)
             for rank in range(servers)
@@ -178,6 +183,23 @@ class Whole(Cluster):
         self.worker_processes = []
         self.replaced = 0
         self.network.after(HEARTBEAT, self.watch)
+
+    def record(self, entry):
+        self.inputs.append(msgspec.msgpack.encode(entry))
+
+    def kill_scheduler(self, seconds):
+        """The scheduler dies, and is started again later; no other process notices by itself."""
+        if not self.is_down:
+            self.is_down = True
+            self.network.after(seconds, self.start_scheduler)
+
+    def start_scheduler(self):
+        state = msgspec.msgpack.decode(self.saved, type=MembershipState)
+        self.membership = Membership.restore(state, record=self.record)
+        for entry in self.inputs:
+            self.membership.replay(msgspec.msgpack.decode(entry, type=Input))
+        self.is_down = False
+        self.route(self.membership.restarted(self.network.now))
 
     def start(self, programs):
         for program in programs:
@@ -194,8 +216,9 @@ class Whole(Cluster):
             self.network.after(0.01, self.once, clock, what, *arguments)
 
     def watch(self):
-        self.route(self.membership.on_time(self.network.now))
-        while self.membership.probes:
+        if not self.is_down:
+            self.route(self.membership.on_time(self.network.now))
+        while self.membership.probes and not self.is_down:
             self.route(self.membership.probed(self.membership.probes.popleft(), None, self.network.now))
         if not self.over:
             self.network.after(HEARTBEAT / 2, self.watch)
@@ -203,6 +226,8 @@ class Whole(Cluster):
     def send_up(self, process, message):
         def arrive(_, frames):
             said = m.decode(frames)
+            if self.is_down:
+                return
             self.route(self.membership.handle(process.sender, "10.0.0.9", said, self.network.now))
 
         self.network.send(f"{process.sender.hex()}>", m.encode(message), arrive, back=False, checked=False)

@@ -62,6 +62,7 @@ _REMEDY = "restore the directory from a copy, or end the cluster's processes and
 
 _inputs: msgspec.msgpack.Decoder[list[Input]] = msgspec.msgpack.Decoder(list[Input])
 _state: msgspec.msgpack.Decoder[MembershipState] = msgspec.msgpack.Decoder(MembershipState)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -197,7 +198,7 @@ class Journal:
             self._damaged(path, _FILE.size, "its content does not have the checksum that was written")
         try:
             state = _state.decode(found[1])
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             self._damaged(path, _FILE.size, f"its content cannot be read ({error})")
         self._snapshot_bytes = len(data)
         self._number = newest
@@ -230,7 +231,7 @@ class Journal:
                 self._damaged(path, at, f"commit {self._number} is missing, {number} follows")
             try:
                 yield from _inputs.decode(payload)
-            except msgspec.MsgspecError as error:
+            except _UNREADABLE as error:
                 self._damaged(path, at, f"commit {number} cannot be read ({error})")
             self._number += 1
             at += _HEADER_BYTES + len(payload)
