@@ -297,7 +297,7 @@ class ClusterStore(Store):
         Blocks for a round trip to the scheduler. Safe from any thread.
         """
         self._check_usable()
-        return as_dict(self._link.status(timeout=self._timeout))
+        return as_dict(self._scheduler.status(timeout=self._timeout))
 
     def _get_metrics(self) -> MetricsReply:
         return self._scheduler.call(
