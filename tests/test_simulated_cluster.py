@@ -8,6 +8,7 @@ import shoal
 from shoal import _core
 from shoal.cluster.protocol import messages as m
 from shoal.cluster.protocol.messages import TableRecord
+from shoal.cluster.scheduler.inputs import Obeyed
 from shoal.errors import FencedError, MemoryBudgetExceededError, ServerLostError
 from sim.network import ROUGH
 from sim.schedules import counting, violations
@@ -90,6 +91,26 @@ def test_a_scheduler_that_dies_and_replays_its_inputs_changes_nothing_for_anybod
         assert any(client.finished for client in cluster.clients), f"seed {seed}"
         generations += cluster.membership.generation
     assert generations >= SEEDS
+
+
+def test_planted_an_order_result_that_is_not_recorded_is_found():
+    class Forgetful(Whole):
+        def record(self, entry):
+            if not isinstance(entry, Obeyed):
+                super().record(entry)
+
+    for seed in range(10):
+        cluster, program = whole(seed, "bsp", kind=Forgetful)
+        for clock in (0, 3, 6):
+            cluster.once(clock, cluster.kill_scheduler, 0.1)
+        cluster.once(2, cluster.replace_one, program, False)
+        try:
+            cluster.run()
+        except (AssertionError, KeyError, ValueError, RuntimeError):
+            return
+        if violations(cluster) or not all(client.finished for client in cluster.clients):
+            return
+    pytest.fail("no schedule shows it")
 
 
 @pytest.mark.parametrize("mode", MODES)
