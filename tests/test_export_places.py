@@ -35,6 +35,13 @@ class There:
         self.url = f"s3://{BUCKET}/{tmp_path.name}/serve"
         self.cache = tmp_path / "cache"
 
+    def becomes_the_default(self, monkeypatch: Any) -> None:
+        """Have the commands find the object store without options."""
+        import s3fs
+
+        monkeypatch.setenv("AWS_ENDPOINT_URL", self.how["endpoint_url"])
+        s3fs.S3FileSystem.clear_instance_cache()  # another test may have made one with the default of then
+
     def at(self, name: str) -> str:
         return f"{self.url}/{name}"
 
@@ -162,7 +169,7 @@ def test_an_export_that_is_watched_on_s3_follows_what_is_published(there: There)
 
 
 def test_the_commands_take_urls(there: There, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", there.how["endpoint_url"])
+    there.becomes_the_default(monkeypatch)
     with shoal.local(slots=4) as store:
         filled(store, 1)
         store.save(tmp_path / "c")
@@ -186,7 +193,7 @@ def test_a_model_is_served_from_s3(there: There, tmp_path: Path, monkeypatch: An
     pytest.importorskip("starlette")
     from shoal.serve import ServedModel
 
-    monkeypatch.setenv("AWS_ENDPOINT_URL", there.how["endpoint_url"])
+    there.becomes_the_default(monkeypatch)
     with shoal.LogisticRegression() as model:
         for version in ("1", "2"):
             model.table.assign(KEYS, np.full(500, float(version), np.float32))
