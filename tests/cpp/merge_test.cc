@@ -168,7 +168,7 @@ TEST(a_mean_divides_in_float64_before_the_one_rounding) {
   // float32 would round 2^24 + 1 to 2^24 first.
   const std::vector<List> lists{{{5}, {0x1p24F}, {}}, {{5}, {1.0F}, {}}, {{5}, {1.0F}, {}}};
   CHECK_EQ(merged(lists, 1, 1, 2).grads[0], 0x1p23F + 1.0F);
-  CHECK_THROWS(merged(lists, 1, 1, 0), "divisor must be at least 1");
+  CHECK_THROWS(merged(lists, 1, 1, 0), "divisor of a mean must be at least 1");
 }
 
 TEST(large_merges_are_cut_into_pieces_wherever_the_longest_list_says) {
