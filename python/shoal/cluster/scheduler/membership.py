@@ -384,7 +384,7 @@ class Membership:
         return self._flush()
 
     def restarted(self, now: float) -> Outgoing:
-        """Begin another generation of the scheduler, which knows no connection yet: no peer counts as silent meanwhile."""
+        """Begin another generation of the scheduler, without connections: no peer counts as silent meanwhile."""
         self._now = max(now, self._now)
         self._started_at = self._now
         self._accept(Restarted(self._now, self.generation + 1))
