@@ -1,4 +1,4 @@
-// Budget: the memory limit of all tables of one store, divided equally among the slots.
+// Budget: the memory limit of all tables of one store, divided equally among the slots; or the part of a range of slots.
 //
 // All state belongs to a slot, so the limit is enforced per slot: what the tables hold of slot s (index, rows,
 // waiting keys) never exceeds the slot's share. Whether a call exceeds it therefore does not depend on threads, nor
@@ -12,8 +12,10 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -33,7 +35,13 @@ class Budget {
  public:
   static constexpr std::size_t kMinShare = 1024;
 
-  Budget(Slots slots, std::uint64_t bytes) : share_(bytes / slots.count()), used_(slots.count()) {
+  // Of the slots [first, end), or of all; `bytes` are for all slots of the store.
+  Budget(Slots slots, std::uint64_t bytes, std::size_t first = 0,
+         std::size_t end = std::numeric_limits<std::size_t>::max())
+      : share_(bytes / slots.count()),
+        slots_(slots.count()),
+        first_(first),
+        used_(std::min(end, slots.count()) - first) {
     SHOAL_CHECK(share_ >= kMinShare,
                 "a memory budget needs at least " + std::to_string(kMinShare * slots.count()) +
                     " bytes for " + std::to_string(slots.count()) + " slots, got " + std::to_string(bytes) +
@@ -42,16 +50,18 @@ class Budget {
 
   std::mutex& mutex() noexcept { return mutex_; }
   std::size_t share() const noexcept { return share_; }
-  std::size_t slots() const noexcept { return used_.size(); }
-  std::size_t used(std::size_t slot) const noexcept { return used_[slot]; }
-  std::size_t spare(std::size_t slot) const noexcept {
-    return used_[slot] < share_ ? share_ - used_[slot] : 0;
+  std::size_t slots() const noexcept { return slots_; }  // of the store
+  std::size_t used(std::size_t slot) const noexcept { return used_[slot - first_]; }
+  std::size_t spare(std::size_t slot) const noexcept { return used(slot) < share_ ? share_ - used(slot) : 0; }
+  void note(std::size_t slot, std::size_t before, std::size_t now) noexcept {
+    used_[slot - first_] += now - before;
   }
-  void note(std::size_t slot, std::size_t before, std::size_t now) noexcept { used_[slot] += now - before; }
 
  private:
   std::mutex mutex_;
   std::size_t share_;
+  std::size_t slots_;
+  std::size_t first_;
   std::vector<std::size_t> used_;
 };
 

@@ -189,7 +189,7 @@ std::size_t Shard::evict(SlotState& slot, const ExpiryEvaluator& evaluator, std:
 std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std::uint32_t store_clock,
                                         std::span<const Expiry> rules, bool dry_run) {
   check_process();
-  SHOAL_CHECK(first <= end && end <= slots_.count(), "there are no such slots");
+  check_slots(first, end);
   const std::uint32_t now = table_clock(store_clock);
   const std::vector<Expiry> own = spec_.lifecycle.expire();
   rules = rules.empty() ? std::span<const Expiry>(own) : rules;
@@ -202,7 +202,7 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
 
   const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<RowView>& kept,
                               std::vector<std::uint64_t>& dropped) {
-    SlotState& slot = *tables_[s];
+    SlotState& slot = *tables_[s - first_];
     if (!dry_run) {
       wait_for_save(dropped.size());  // of the previous slot
     }
@@ -257,7 +257,7 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
       }
       slot.table.give_back(true);
       total[4] += slot.filter != nullptr ? slot.filter->sweep(now) : 0;
-      note(s);
+      note(s - first_);
     }
     total[2] += bytes();
   };
@@ -295,7 +295,7 @@ void Shard::enforce_max_rows(const SlotSlices& batch, std::uint32_t now) {
   }
   const ExpiryEvaluator evaluator(*this, {&*rule, 1}, now);
   std::atomic<std::uint64_t> evicted{0};
-  const Partition partition{slots_.count(), batch.hashes.size() < kMinKeys ? 1 : pool_.threads()};
+  const Partition partition{tables_.size(), batch.hashes.size() < kMinKeys ? 1 : pool_.threads()};
   pool_.run(partition.parts, [&](std::size_t part) {
     for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
       if (batch.offsets[s] == batch.offsets[s + 1]) {
@@ -303,7 +303,7 @@ void Shard::enforce_max_rows(const SlotSlices& batch, std::uint32_t now) {
       }
       const std::unique_lock lock(tables_[s]->lock);
       SlotTable& table = tables_[s]->table;
-      const std::size_t share = share_of(rule->rows, slots_, Slot{static_cast<std::uint32_t>(s)});
+      const std::size_t share = share_of(rule->rows, slots_, Slot{static_cast<std::uint32_t>(first_ + s)});
       if (table.size() > share) {
         try {
           evicted.fetch_add(evict(*tables_[s], evaluator, table.size() - (share - share / 8), {}));
@@ -327,17 +327,20 @@ std::size_t Shard::bytes_of(const SlotState& slot) const noexcept {
          (slot.filter == nullptr ? 0 : sizeof(AdmissionFilter) + slot.filter->bytes());
 }
 
-std::size_t Shard::allowed(std::size_t slot) const noexcept { return noted_[slot] + budget_->spare(slot); }
+std::size_t Shard::allowed(std::size_t place) const noexcept {
+  return noted_[place] + budget_->spare(first_ + place);
+}
 
-void Shard::note(std::size_t slot) noexcept {
+void Shard::note(std::size_t place) noexcept {
   if (budget_ != nullptr) {
-    const std::size_t now = bytes_of(*tables_[slot]);
-    budget_->note(slot, noted_[slot], now);
-    noted_[slot] = now;
+    const std::size_t now = bytes_of(*tables_[place]);
+    budget_->note(first_ + place, noted_[place], now);
+    noted_[place] = now;
   }
 }
 
-void Shard::throw_over_budget(std::size_t slot, std::size_t rows) const {
+void Shard::throw_over_budget(std::size_t place, std::size_t rows) const {
+  const std::size_t slot = first_ + place;
   throw MemoryBudgetExceededError(
       "the memory budget has no room for " + std::to_string(rows) + " more rows in slot " +
       std::to_string(slot) + ": all tables take " + std::to_string(budget_->used(slot)) + " of the " +
@@ -355,10 +358,10 @@ void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
     std::size_t missing = 0;
     std::size_t evict = 0;
   };
-  std::vector<Plan> plans(slots_.count());
+  std::vector<Plan> plans(tables_.size());
   const auto& rules = spec_.lifecycle.expire();
   const ExpiryEvaluator evaluator(*this, std::span(rules).first(rules.empty() ? 0 : 1), how.now.clock);
-  const Partition partition{slots_.count(), batch.hashes.size() < kMinKeys ? 1 : pool_.threads()};
+  const Partition partition{tables_.size(), batch.hashes.size() < kMinKeys ? 1 : pool_.threads()};
   const auto each_slot = [&](const auto& use) {
     pool_.run(partition.parts, [&](std::size_t part) {
       std::vector<std::byte*> rows;

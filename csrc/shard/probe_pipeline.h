@@ -81,12 +81,14 @@ struct NoLock {
 template <class Lock>
 class ProbePipeline {
  public:
-  // Slot s has the hashes [offsets[s], offsets[s + 1]). A run has at most `most` rows. Rows in `known` are not
+  // Slot s of `slots` has the hashes [offsets[s], offsets[s + 1]). A run has at most `most` rows. Rows in `known` are not
   // searched; found rows are recorded in `noted`.
-  ProbePipeline(std::span<const std::unique_ptr<SlotState>> slots, const Layout& layout,
-                std::span<const std::uint64_t> hashes, std::span<const std::uint64_t> offsets,
-                std::size_t most, const RowLocations* known = nullptr, RowLocations* noted = nullptr)
+  ProbePipeline(std::span<const std::unique_ptr<SlotState>> slots, std::size_t first_slot,
+                const Layout& layout, std::span<const std::uint64_t> hashes,
+                std::span<const std::uint64_t> offsets, std::size_t most, const RowLocations* known = nullptr,
+                RowLocations* noted = nullptr)
       : slots_(slots),
+        first_slot_(first_slot),
         layout_(layout),
         known_(known),
         noted_(noted),
@@ -180,7 +182,7 @@ class ProbePipeline {
   void note(Run& run) noexcept {
     for (const Probe::Part& part : run.probe.parts()) {
       if (!part.known) {
-        noted_->note(index_of(layout_.slots.of(hashes_[run.first + part.begin])), *part.table,
+        noted_->note(index_of(layout_.slots.of(hashes_[run.first + part.begin])) - first_slot_, *part.table,
                      run.first + part.begin, run.probe.rows().subspan(part.begin, part.end - part.begin));
       }
     }
@@ -200,6 +202,7 @@ class ProbePipeline {
   }
 
   std::span<const std::unique_ptr<SlotState>> slots_;
+  std::size_t first_slot_;  // its number in the table
   const Layout& layout_;
   const RowLocations* known_;
   RowLocations* noted_;

@@ -81,6 +81,17 @@ void keep_best(std::vector<Candidate>& all, std::size_t k) {
   }
 }
 
+// The best first, as pairs.
+std::vector<double> sorted(std::vector<Candidate>& all) {
+  std::sort(all.begin(), all.end(), before);
+  std::vector<double> answers;
+  for (const Candidate& one : all) {
+    answers.push_back(one.norm);
+    answers.push_back(std::bit_cast<double>(one.hash));
+  }
+  return answers;
+}
+
 // Adds a row's result to its slot's: a number per weight for sum, one number otherwise.
 void answer(const Call& call, std::span<const float> row, double* to) noexcept {
   if (call.function == Function::kSum) {
@@ -134,13 +145,7 @@ std::vector<double> top(const Shard& shard, std::size_t k, std::size_t first, st
     all.insert(all.end(), some.begin(), some.end());
   }
   keep_best(all, k);
-  std::sort(all.begin(), all.end(), before);
-  std::vector<double> answers;
-  for (const Candidate& one : all) {
-    answers.push_back(one.norm);
-    answers.push_back(std::bit_cast<double>(one.hash));
-  }
-  return answers;
+  return sorted(all);
 }
 
 std::vector<double> digests(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts) {
@@ -174,6 +179,23 @@ void shrink_all(std::span<float> weights, double l1) noexcept {
 
 }  // namespace
 
+std::vector<double> join(Function function, std::span<const double> parameters,
+                         std::span<const std::vector<double>> parts) {
+  std::vector<double> all;
+  for (const auto& part : parts) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  if (function != Function::kTopK || parts.size() < 2) {
+    return all;
+  }
+  std::vector<Candidate> best;
+  for (std::size_t i = 0; i < all.size(); i += 2) {
+    best.push_back({all[i], std::bit_cast<std::uint64_t>(all[i + 1])});
+  }
+  keep_best(best, static_cast<std::size_t>(parameters[0]));
+  return sorted(best);
+}
+
 bool changes(Function function) noexcept {
   return function == Function::kDecay || function == Function::kShrink;
 }
@@ -181,7 +203,8 @@ bool changes(Function function) noexcept {
 std::vector<double> reduce(Shard& shard, Function function, std::span<const double> parameters,
                            std::size_t first, std::size_t end) {
   const Call call = checked(shard, function, parameters);
-  SHOAL_CHECK(first <= end && end <= shard.slots().count(), "there are no such slots");
+  SHOAL_CHECK(first <= end && first >= shard.first_slot() && end <= shard.end_slot(),
+              "there are no such slots");
   if (changes(function)) {
     std::vector<double> answers(end - first);  // before anything changes: may throw std::bad_alloc
     const auto moved = shard.transform_weights(first, end, [&call](std::span<float> weights) {

@@ -53,4 +53,8 @@ bool changes(Function function) noexcept;
 std::vector<double> reduce(Shard& shard, Function function, std::span<const double> parameters,
                            std::size_t first, std::size_t end);
 
+// The result of several ranges of slots, from the results of each, in the order of their slots.
+std::vector<double> join(Function function, std::span<const double> parameters,
+                         std::span<const std::vector<double>> parts);
+
 }  // namespace shoal

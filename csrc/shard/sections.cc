@@ -31,8 +31,9 @@ std::vector<std::size_t> Shard::section_offsets(std::size_t rows) const {
 
 std::size_t Shard::section(Slot slot, std::vector<std::byte>& bytes) const {
   check_process();
-  const std::shared_lock lock(tables_[index_of(slot)]->lock);
-  return write_section(tables_[index_of(slot)]->table.entries(), bytes);
+  const SlotState& state = at(slot);
+  const std::shared_lock lock(state.lock);
+  return write_section(state.table.entries(), bytes);
 }
 
 std::size_t Shard::write_section(std::span<const SlotTable::Entry> entries,
@@ -126,13 +127,13 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
                                      [&](std::uint64_t hash) { return index_of(slots_.of(hash)) < bound; }) -
         hashes.begin());
   };
-  const std::size_t begin = row_of(first_slot);
-  const std::size_t end = std::max(begin, row_of(end_slot));
+  const std::size_t begin = row_of(std::max(first_slot, first_));
+  const std::size_t end = std::max(begin, row_of(std::min(end_slot, this->end_slot())));
   for (std::size_t first = begin; first < end;) {
-    const std::size_t slot = index_of(slots_.of(hashes[first]));
+    const std::size_t slot = place_of(hashes[first]);
     const std::size_t last = static_cast<std::size_t>(
         std::partition_point(hashes.begin() + static_cast<std::ptrdiff_t>(first), hashes.end(),
-                             [&](std::uint64_t hash) { return index_of(slots_.of(hash)) == slot; }) -
+                             [&](std::uint64_t hash) { return place_of(hash) == slot; }) -
         hashes.begin());
     const std::unique_lock lock(tables_[slot]->lock);
     SlotTable& table = tables_[slot]->table;
@@ -166,7 +167,7 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
 void Shard::filter(Slot slot, std::vector<std::byte>& bytes) const {
   check_process();
   bytes.clear();
-  const SlotState& state = *tables_[index_of(slot)];
+  const SlotState& state = at(slot);
   const std::shared_lock lock(state.lock);
   if (state.filter != nullptr) {
     state.filter->save(bytes);
@@ -186,14 +187,16 @@ void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> byte
   const std::size_t first = (std::size_t{index_of(slot)} << slots_.bits()) >> cut.bits();
   const std::size_t end =
       std::max(first + 1, ((std::size_t{index_of(slot)} + 1) << slots_.bits()) >> cut.bits());
-  for (std::size_t s = std::max(first, first_slot); s < std::min(end, end_slot) && !bytes.empty(); ++s) {
-    const std::unique_lock lock(tables_[s]->lock);
-    SlotState& state = *tables_[s];
-    if (budget_ != nullptr && bytes_of(state) + bytes.size() > allowed(s)) {
-      throw_over_budget(s, 0);
+  for (std::size_t s = std::max({first, first_slot, first_});
+       s < std::min({end, end_slot, this->end_slot()}) && !bytes.empty(); ++s) {
+    const std::size_t place = s - first_;
+    SlotState& state = *tables_[place];
+    const std::unique_lock lock(state.lock);
+    if (budget_ != nullptr && bytes_of(state) + bytes.size() > allowed(place)) {
+      throw_over_budget(place, 0);
     }
     state.filter->restore(cut, slot, bytes);
-    note(s);
+    note(place);
   }
 }
 
@@ -207,9 +210,9 @@ void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
   const auto budget_lock = lock_budget();
   const std::size_t together = cut.count() / slots_.count();
   const auto each = [&](const auto& use) {
-    for (std::size_t s = 0; s < slots_.count(); ++s) {
+    for (std::size_t s = 0; s < tables_.size(); ++s) {
       std::size_t total = 0;
-      for (std::size_t c = s * together; c < (s + 1) * together; ++c) {
+      for (std::size_t c = (first_ + s) * together; c < (first_ + s + 1) * together; ++c) {
         total += rows[c];
       }
       const std::unique_lock lock(tables_[s]->lock);
@@ -233,8 +236,9 @@ void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
 std::array<std::uint64_t, 2> Shard::digest(Slot slot) const {
   check_process();
   std::array<std::uint64_t, 2> sums{};
-  const std::shared_lock lock(tables_[index_of(slot)]->lock);
-  tables_[index_of(slot)]->table.each_row([&](std::uint64_t hash, const std::byte* row) {
+  const SlotState& state = at(slot);
+  const std::shared_lock lock(state.lock);
+  state.table.each_row([&](std::uint64_t hash, const std::byte* row) {
     std::uint64_t first = mix(hash);
     std::uint64_t second = mix(~hash);
     for (std::size_t k = 0; k < rows_.stored(); ++k) {  // column by column: padding is not hashed

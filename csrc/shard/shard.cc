@@ -21,9 +21,11 @@ std::uint64_t next_number() noexcept {
 
 }  // namespace
 
-Shard::Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks, Budget* budget)
+Shard::Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks, Budget* budget,
+             std::size_t first, std::size_t end)
     : spec_(spec),
       slots_(slots),
+      first_(first),
       pool_(pool),
       rows_(spec.dim, spec.dtype, spec.optimizer, spec.lifecycle.metadata()),
       layout_(rows_.bytes(), slots),
@@ -33,15 +35,16 @@ Shard::Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks, 
       stamp_(process_stamp()),
       of_all_(locks == Locks::kOne ? std::make_unique<std::shared_mutex>() : nullptr),
       budget_(budget),
-      noted_(budget == nullptr ? 0 : slots.count()),
+      noted_(budget == nullptr ? 0 : std::min(end, slots.count()) - first),
       numbers_(PreImageLog::kNumberBytes, slots) {
   for (const Expiry& rule : spec.lifecycle.expire()) {
     SHOAL_CHECK(rule.kind != Expiry::Kind::kMaxRows || rule.rows >= slots.count(),
                 "MaxRows needs at least one row a slot, " + std::to_string(slots.count()) + ", got " +
                     std::to_string(rule.rows) + ": raise it, or make the store with fewer slots");
   }
-  tables_.reserve(slots.count());
-  for (std::size_t s = 0; s < slots.count(); ++s) {
+  end = std::min(end, slots.count());
+  tables_.reserve(end - first);
+  for (std::size_t s = first; s < end; ++s) {
     const Slot slot{static_cast<std::uint32_t>(s)};
     tables_.push_back(std::make_unique<SlotState>(layout_, slot, chunks_, of_all_.get()));
     if (!admission_.admits_all()) {
@@ -55,11 +58,11 @@ Shard::Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks, 
   }
   const auto budget_lock = lock_budget();
   for (std::size_t s = 0; s < noted_.size(); ++s) {
-    if (bytes_of(*tables_[s]) > budget->spare(s)) {
+    if (bytes_of(*tables_[s]) > budget->spare(first + s)) {
       throw MemoryBudgetExceededError(
           "the memory budget has no room for a new table, which takes " +
-          std::to_string(bytes_of(*tables_[s])) + " bytes of slot " + std::to_string(s) +
-          " while it is empty: all tables take " + std::to_string(budget->used(s)) + " of the " +
+          std::to_string(bytes_of(*tables_[s])) + " bytes of slot " + std::to_string(first + s) +
+          " while it is empty: all tables take " + std::to_string(budget->used(first + s)) + " of the " +
           std::to_string(budget->share()) + " bytes that each of " + std::to_string(budget->slots()) +
           " slots has; give the store more memory, close a table, erase rows or sweep");
     }
@@ -78,7 +81,7 @@ Shard::~Shard() {
 void Shard::leave_budget() {
   const auto budget_lock = lock_budget();
   for (std::size_t s = 0; s < noted_.size(); ++s) {
-    budget_->note(s, std::exchange(noted_[s], 0), 0);
+    budget_->note(first_ + s, std::exchange(noted_[s], 0), 0);
   }
 }
 
@@ -93,12 +96,22 @@ void Shard::check_process() const {
   }
 }
 
+void Shard::check_slots(std::size_t first, std::size_t end) const {
+  SHOAL_CHECK(first <= end && first >= first_ && end <= end_slot(), "there are no such slots");
+}
+
+SlotState& Shard::at(Slot slot) const {
+  SHOAL_CHECK(index_of(slot) >= first_ && index_of(slot) < end_slot(),
+              "there is no slot " + std::to_string(index_of(slot)));
+  return *tables_[index_of(slot) - first_];
+}
+
 void Shard::check_batch(const SlotSlices& batch) const {
   check_process();
-  SHOAL_CHECK(batch.offsets.size() == slots_.count() + 1 && batch.offsets.front() == 0 &&
+  SHOAL_CHECK(batch.offsets.size() == tables_.size() + 1 && batch.offsets.front() == 0 &&
                   batch.offsets.back() == batch.hashes.size(),
               "the batch is cut into " + std::to_string(batch.offsets.size() - 1) +
-                  " slots, the store into " + std::to_string(slots_.count()) +
+                  " slots, the store into " + std::to_string(tables_.size()) +
                   ": make it with the store's key_batch()");
 }
 
@@ -124,7 +137,7 @@ void Shard::split(const SlotSlices& batch, const Work& work) const {
   const Partition partition{batch.hashes.size(), parts};
   const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or after it
     return part == parts
-               ? slots_.count()
+               ? tables_.size()
                : static_cast<std::size_t>(
                      std::lower_bound(batch.offsets.begin(), batch.offsets.end() - 1, partition.begin(part)) -
                      batch.offsets.begin());
@@ -135,7 +148,7 @@ void Shard::split(const SlotSlices& batch, const Work& work) const {
 Shard::Known Shard::known(const SlotSlices& batch, RowLocations* locations) const {
   if (locations != nullptr) {
     SHOAL_CHECK(locations->is_of(batch.hashes), "these row locations are those of another batch");
-    locations->reset_for(number_, slots_.count());
+    locations->reset_for(number_, tables_.size());
   }
   return {locations, locations};
 }
@@ -145,7 +158,7 @@ void Shard::walk(const SlotSlices& batch, const Known& known, const MakeWorker& 
   const auto walk_by = [&]<class PipelineLock>() {
     split(batch, [&](std::size_t first, std::size_t end) {
       auto worker = make_worker();
-      ProbePipeline<PipelineLock>(tables_, layout_, batch.hashes, batch.offsets, worker.work.most,
+      ProbePipeline<PipelineLock>(tables_, first_, layout_, batch.hashes, batch.offsets, worker.work.most,
                                   known.before, known.after)
           .walk(first, end, worker);
     });
@@ -267,7 +280,7 @@ void Shard::change(const SlotSlices& batch, const InsertContext& how, const Know
     // Slots that outgrow the heap leave it fragmented, so it is trimmed then. Twice is enough: trimming also returns
     // the working memory of batches, which comes back as fresh pages.
     const std::size_t slot_bytes =
-        (before + created.load()) * (sizeof(std::uint64_t) + rows_.bytes()) / slots_.count();
+        (before + created.load()) * (sizeof(std::uint64_t) + rows_.bytes()) / tables_.size();
     if (slot_bytes >= Region::kMapped / 2 && slot_bytes < 2 * Region::kMapped) {
       trim_heap();
     }
@@ -327,8 +340,9 @@ void Shard::locate(const SlotSlices& batch, RowLocations& locations) const {
   };
   const auto find = [&]<class Lock>() {
     Finder finder;
-    ProbePipeline<Lock>(tables_, layout_, batch.hashes, batch.offsets, Probe::kMax, to.before, to.after)
-        .walk(0, slots_.count(), finder);
+    ProbePipeline<Lock>(tables_, first_, layout_, batch.hashes, batch.offsets, Probe::kMax, to.before,
+                        to.after)
+        .walk(0, tables_.size(), finder);
   };
   if (of_all_ != nullptr) {
     const std::shared_lock all(*of_all_);

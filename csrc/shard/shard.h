@@ -1,4 +1,4 @@
-// Shard: the slots of one table that one process holds, and the operations on their rows.
+// Shard: a contiguous range of slots of one table, in one process, and the operations on their rows.
 //
 // Algorithm. Every request is a batch in hash order, each hash once, divided by slot (batch/key_batch.h builds one).
 // A thread takes consecutive slots of the batch: it locks a slot, finds the slot's rows, updates them in place run by
@@ -83,7 +83,7 @@ struct OccurrenceCounts {
   std::uint32_t clock = 0;                     // the store's
 };
 
-// A batch divided by slot: hashes ascend strictly, slot s is [offsets[s], offsets[s + 1]).
+// A batch divided by the slots of a shard: hashes ascend strictly, its slot number s is [offsets[s], offsets[s + 1]).
 struct SlotSlices {
   std::span<const std::uint64_t> hashes;
   std::span<const std::uint64_t> offsets;
@@ -112,9 +112,12 @@ enum class Locks : std::uint8_t { kBySlot, kOne };
 
 class Shard {
  public:
-  // The pool and the budget must outlive the shard. Throws MemoryBudgetExceededError if not even an empty table fits.
+  static constexpr std::size_t kAllSlots = std::numeric_limits<std::size_t>::max();  // as an end
+
+  // Holds the slots [first, end). The pool and the budget must outlive the shard. Throws MemoryBudgetExceededError if not
+  // even an empty table fits.
   Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks = Locks::kBySlot,
-        Budget* budget = nullptr);
+        Budget* budget = nullptr, std::size_t first = 0, std::size_t end = kAllSlots);
   ~Shard();
   // is_saving(): a save is in progress. fits_save(): whether `rows` rows can be changed within the memory for logged contents. With one lock for all
   // slots, changes do not wait for that; the save fails if much more has to be logged.
@@ -127,7 +130,9 @@ class Shard {
   Shard& operator=(const Shard&) = delete;
 
   const TableSpec& spec() const noexcept { return spec_; }
-  const Slots& slots() const noexcept { return slots_; }
+  const Slots& slots() const noexcept { return slots_; }  // of the whole table
+  std::size_t first_slot() const noexcept { return first_; }
+  std::size_t end_slot() const noexcept { return first_ + tables_.size(); }
   const Rows& rows() const noexcept { return rows_; }
   ThreadPool& pool() const noexcept { return pool_; }
 
@@ -178,10 +183,9 @@ class Shard {
   std::vector<std::size_t> section_offsets(
       std::size_t rows) const;  // rows().stored() + 2 numbers: the last is the size
   static constexpr std::size_t kSectionAlignment = 64;
-  static constexpr std::size_t kAllSlots = std::numeric_limits<std::size_t>::max();  // as an end
 
   // Adds the rows of a section, which may come from any number of slots, to a table that has none of them. Rows of
-  // slots outside [first, end) are skipped. Returns the number of added rows. Throws std::invalid_argument, with
+  // slots outside [first, end), or not here, are skipped. Returns the number of added rows. Throws std::invalid_argument, with
   // nothing changed, for a wrong size or hashes that do not ascend; also for a row that already exists, and then
   // earlier slots are restored.
   std::size_t restore(std::size_t rows, std::span<const std::byte> section, std::size_t first = 0,
@@ -245,7 +249,7 @@ class Shard {
   // filter() writes the state of a slot's admission filter for checkpoints; restore_filter() reads it, from any
   // number of slots (policy/admission.h).
   void filter(Slot slot, std::vector<std::byte>& bytes) const;
-  // Slots outside [first, end) are not changed.
+  // Slots outside [first, end), or not here, are not changed.
   void restore_filter(Slots cut, Slot slot, std::span<const std::byte> bytes, std::size_t first = 0,
                       std::size_t end = kAllSlots);
 
@@ -264,6 +268,11 @@ class Shard {
 
   void check_batch(const SlotSlices& batch) const;
   void check_process() const;
+  void check_slots(std::size_t first, std::size_t end) const;
+  // The state of a slot, which must be here.
+  SlotState& at(Slot slot) const;
+  // Number of a hash's slot among those here; tables_, noted_ and the offsets of batches are indexed by it.
+  std::size_t place_of(std::uint64_t hash) const noexcept { return index_of(slots_.of(hash)) - first_; }
   // Calls work(first, end) in the pool's threads for ranges of slots that together cover the batch.
   template <class Work>
   void split(const SlotSlices& batch, const Work& work) const;
@@ -349,14 +358,14 @@ class Shard {
   // --- under a budget: shard/expiry.cc
   std::unique_lock<std::mutex> lock_budget() const;  // empty if there is no budget
   std::size_t bytes_of(const SlotState& slot) const noexcept;
-  // Bytes that this table may use in a slot.
-  std::size_t allowed(std::size_t slot) const noexcept;
+  // Bytes that this table may use in a slot, given by its place; likewise below.
+  std::size_t allowed(std::size_t place) const noexcept;
   // Records the present bytes of a slot in the budget.
-  void note(std::size_t slot) noexcept;
+  void note(std::size_t place) noexcept;
   // Makes room for all rows and waiting keys that the batch may need, evicting others if necessary. Throws
   // MemoryBudgetExceededError, with nothing changed, if they do not fit.
   void fit(const SlotSlices& batch, const InsertContext& how);
-  [[noreturn]] void throw_over_budget(std::size_t slot, std::size_t rows) const;
+  [[noreturn]] void throw_over_budget(std::size_t place, std::size_t rows) const;
 
   // Evicts the `count` lowest-ranked rows of a slot by the first rule of `evaluator`, but none of those in `spared`,
   // which ascend. Returns the number of evicted rows; std::bad_alloc changes nothing.
@@ -388,6 +397,7 @@ class Shard {
 
   TableSpec spec_;
   Slots slots_;
+  std::size_t first_;
   ThreadPool& pool_;
   Rows rows_;
   Layout layout_;
@@ -397,7 +407,7 @@ class Shard {
   std::size_t stamp_;                               // of the process that may use this shard
   mutable std::vector<std::byte> initial_row_;      // if equal for every key, else empty
   std::unique_ptr<std::shared_mutex> of_all_;       // the lock of all slots (Locks::kOne), else null
-  std::vector<std::unique_ptr<SlotState>> tables_;  // one per slot
+  std::vector<std::unique_ptr<SlotState>> tables_;  // one per slot here
   Budget* budget_;
   std::vector<std::size_t> noted_;  // bytes of each slot recorded in the budget
   mutable std::mutex pause_mutex_;

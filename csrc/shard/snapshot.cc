@@ -60,7 +60,7 @@ void Shard::before_change_of_all(SlotState& slot) noexcept {
 bool Shard::fits_save(std::size_t rows) const noexcept {
   // For a change of all slots, counts the part in marked slots; half of the room suffices for any.
   const std::size_t piece = rows_.bytes() + 2 * sizeof(std::uint64_t);
-  const std::size_t needed = rows * piece / slots_.count() * saving_.left.load();
+  const std::size_t needed = rows * piece / tables_.size() * saving_.left.load();
   return !is_saving() ||
          saving_.kept.load() + std::min(needed, saving_.most.load() / 2) <= saving_.most.load();
 }
@@ -125,7 +125,8 @@ struct Snapshot::Copy {
   std::vector<std::byte> bytes;
 };
 
-Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size_t most, Purpose purpose)
+Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size_t most, Purpose purpose,
+                   std::size_t parts)
     : shard_(shard),
       step_(shard.step()),
       clock_(shard.table_clock(store_clock)),
@@ -133,7 +134,7 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
       purpose_(purpose) {
   shard.check_process();
   SHOAL_CHECK(!shard.saving_.active.load(), "this table is being saved already: one save at a time");
-  const std::size_t slots = shard.slots_.count();
+  const std::size_t slots = shard.tables_.size();
   SHOAL_CHECK(kind != Kind::kDelta || !shard.base(purpose).empty(),
               "changes since the last save are unknown: save all rows first, and have changes tracked");
   std::vector<std::unique_ptr<PreImageLog>> logs(slots);  // allocate everything first
@@ -142,8 +143,8 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
     changed[s] = std::make_unique<DirtyRanges>(shard.slots_);
   }
   for (std::size_t s = 0; s < slots; ++s) {
-    logs[s] = std::make_unique<PreImageLog>(shard.numbers_, Slot{static_cast<std::uint32_t>(s)},
-                                            shard.rows_.bytes());
+    logs[s] = std::make_unique<PreImageLog>(
+        shard.numbers_, Slot{static_cast<std::uint32_t>(shard.first_ + s)}, shard.rows_.bytes());
   }
   try {
     for (std::size_t s = 0; s < slots && !shard.admission_.admits_all(); ++s) {
@@ -169,7 +170,7 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
       }
     }
   }
-  shard.saving_.most = most != 0 ? most : std::max(kMin, bytes_ / kShare);
+  shard.saving_.most = most != 0 ? most : std::max(kMin / parts, bytes_ / kShare);
   shard.saving_.kept = 0;
   shard.saving_.lost = false;
   shard.saving_.left = slots;
@@ -231,9 +232,7 @@ void Snapshot::check_whole() const {
 
 Snapshot::Taken Snapshot::unmark(Slot number) {
   shard_.check_process();
-  SHOAL_CHECK(index_of(number) < shard_.slots_.count(),
-              "there is no slot " + std::to_string(index_of(number)));
-  SlotState& slot = *shard_.tables_[index_of(number)];
+  SlotState& slot = shard_.at(number);
   const DirtyRanges* const changed = changed_of(number);
   const std::size_t ranges = changed == nullptr ? 0 : changed->count();
   const bool has_filter = slot.filter != nullptr && purpose_ == Purpose::kSave;
@@ -294,7 +293,7 @@ void Snapshot::give_back(Taken taken) {
 }
 
 const DirtyRanges* Snapshot::changed_of(Slot slot) const {
-  return kind_ == Kind::kDelta ? shard_.tables_[index_of(slot)]->since(purpose_).then.get() : nullptr;
+  return kind_ == Kind::kDelta ? shard_.at(slot).since(purpose_).then.get() : nullptr;
 }
 
 std::vector<SlotTable::Entry> Snapshot::rows_of(const Taken& taken, const DirtyRanges* changed) const {
@@ -315,7 +314,7 @@ Snapshot::Ranges Snapshot::ranges_of(const DirtyRanges& changed) {
 Snapshot::Piece Snapshot::take(Slot number) {
   SHOAL_CHECK(purpose_ == Purpose::kSave, "a snapshot for an export has no sections");
   Taken taken = unmark(number);
-  const SlotState& slot = *shard_.tables_[index_of(number)];
+  const SlotState& slot = shard_.at(number);
   const DirtyRanges* const changed = changed_of(number);
   Piece piece;
   piece.has_filter = slot.filter != nullptr && (changed == nullptr || slot.filter_changed_then);

@@ -81,10 +81,11 @@ class Snapshot {
     Ranges ranges;
   };
 
-  // Requires paused writers; the shard must outlive the snapshot. `most` 0: the default. Throws std::invalid_argument
+  // Requires paused writers; the shard must outlive the snapshot. `most` 0: the default, where the table is saved by `parts`
+  // snapshots, which share kMin. Throws std::invalid_argument
   // if the shard is being saved, or has no base for a delta of that purpose.
   explicit Snapshot(Shard& shard, std::uint32_t store_clock = 0, Kind kind = Kind::kPlain,
-                    std::size_t most = 0, Purpose purpose = Purpose::kSave);
+                    std::size_t most = 0, Purpose purpose = Purpose::kSave, std::size_t parts = 1);
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;

@@ -77,7 +77,7 @@ std::string Shard::verify() const {
     const std::shared_lock lock(tables_[s]->lock);
     const int broken = tables_[s]->table.verify();
     if (broken != 0) {
-      return "slot " + std::to_string(s) + " breaks invariant I" + std::to_string(broken);
+      return "slot " + std::to_string(first_ + s) + " breaks invariant I" + std::to_string(broken);
     }
   }
   return {};

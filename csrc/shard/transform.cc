@@ -20,8 +20,9 @@ constexpr std::uint64_t kTransformSeed = 0x7765696768ULL;  // separates its roun
 
 void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {
   check_process();
-  const std::shared_lock lock(tables_[index_of(slot)]->lock);
-  read_entries(tables_[index_of(slot)]->table.entries(), hashes, weights);
+  const SlotState& state = at(slot);
+  const std::shared_lock lock(state.lock);
+  read_entries(state.table.entries(), hashes, weights);
 }
 
 void Shard::read_entries(std::span<const SlotTable::Entry> entries, std::vector<std::uint64_t>& hashes,
@@ -58,7 +59,7 @@ void Shard::weights_of(std::span<std::byte* const> rows, float* weights) const {
 std::vector<std::size_t> Shard::transform_weights(std::size_t first, std::size_t end,
                                                   const std::function<void(std::span<float>)>& change) {
   check_process();
-  SHOAL_CHECK(first <= end && end <= slots_.count(), "there are no such slots");
+  check_slots(first, end);
   const std::size_t dim = rows_.dim();
   const auto writing = enter();
   const std::uint64_t shared = step_noise(spec_.seed ^ kTransformSeed, step());
@@ -67,13 +68,13 @@ std::vector<std::size_t> Shard::transform_weights(std::size_t first, std::size_t
   const auto transform_slot = [&](const auto& rule, std::size_t slot, Workspace& work, std::span<float> old) {
     if (saving_.active) {
       const std::size_t rows = [&] {
-        const std::shared_lock counting(tables_[slot]->lock);
-        return tables_[slot]->table.size();
+        const std::shared_lock counting(tables_[slot - first_]->lock);
+        return tables_[slot - first_]->table.size();
       }();
       wait_for_save(rows);
     }
-    const std::unique_lock lock(tables_[slot]->lock);
-    before_change_of_all(*tables_[slot]);
+    const std::unique_lock lock(tables_[slot - first_]->lock);
+    before_change_of_all(*tables_[slot - first_]);
     std::array<std::uint64_t, Probe::kMax> hashes;
     std::array<std::byte*, Probe::kMax> pointers;
     std::size_t count = 0;
@@ -109,7 +110,7 @@ std::vector<std::size_t> Shard::transform_weights(std::size_t first, std::size_t
       fill_noise({hashes.data(), rows.size()}, dim, shared, work.noise.get());
       rows_.scatter(block, {work.moves(), rows.size()}, rows, none);
     };
-    tables_[slot]->table.each_row([&](std::uint64_t hash, std::byte* row) {
+    tables_[slot - first_]->table.each_row([&](std::uint64_t hash, std::byte* row) {
       hashes[count] = hash;
       pointers[count] = row;
       if (++count == work.most) {
