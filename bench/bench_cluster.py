@@ -72,8 +72,8 @@ def serve(threads: int, busy: bool) -> None:
 
 def service_of(endpoint: Endpoint) -> _core.Service:
     """Make the service of an endpoint's slots."""
-    service = _core.Service(SLOTS, endpoint.first_slot, endpoint.end_slot)
-    service.set_map(1, endpoint.first_slot, endpoint.end_slot)
+    service = _core.Service(SLOTS, [(endpoint.first_slot, endpoint.end_slot)])
+    service.set_map(1, [(endpoint.first_slot, endpoint.end_slot)])
     service.start_job(JOB, "asp")
     service.admit(0, 1, 0)
     for dim, spec in TABLES.items():

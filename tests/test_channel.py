@@ -37,7 +37,7 @@ class Peer:
     """A data loop in a thread; `script(number, asked)` says what becomes of each message: its answers, or None."""
 
     def __init__(self, first, end, script=None):
-        self.service = _core.Service(SLOTS, first, end)
+        self.service = _core.Service(SLOTS, [(first, end)])
         self.service.start_job(ME.job, "asp")
         self.service.admit(ME.rank, ME.incarnation, 0)
         self.service.add_table(0, **described(SPEC))
@@ -331,8 +331,8 @@ def test_a_parked_pull_is_answered_later():
 
 
 def test_refused_slots_go_to_who_has_them_by_a_newer_map():
-    old, new = Peer(0, 16), Peer(8, 16)
-    new.service.set_map(2, 8, 16)
+    old, new = Peer(0, 16), Peer(0, 16)
+    new.service.set_map(2, [(8, 16)])
     moved = set(range(8, 16))
 
     def script(number, asked):
@@ -357,7 +357,7 @@ def test_refused_slots_go_to_who_has_them_by_a_newer_map():
         assert old.rows + new.rows == 1000
         assert new.rows > 300
         channel.set_map(ClusterMap(3, (Endpoint(0, 16, new.address, 1),)))  # the old one is gone
-        new.service.set_map(3, 0, 16)
+        new.service.set_map(3, [(0, 16)])
         pull(channel, range(1000))
         assert len(new.asked) == 4
 

@@ -54,7 +54,7 @@ def through_wires(make_change, mode="asp", folder=None):
             stack.enter_context(Guard(context, keys))
         services, wires, endpoints = [], [], []
         for number, (first, end) in enumerate(((0, 6), (6, 16))):
-            service = _core.Service(SLOTS, first, end)
+            service = _core.Service(SLOTS, [(first, end)])
             service.start_job(ME.job, mode)
             service.admit(ME.rank, ME.incarnation, 0)
             service.add_table(0, **described(SPEC))

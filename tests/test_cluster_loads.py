@@ -85,7 +85,7 @@ def fails_at_the_second(monkeypatch: pytest.MonkeyPatch, error: Exception) -> No
     def some(histories: Any, rows: Any, *given: Any) -> Any:
         counts = fill(histories, rows, *given)
         both.wait(TIMEOUT)
-        if rows[0]._session.first_slot:
+        if rows[0]._session.slots[0]:
             raise error
         return counts
 

@@ -320,9 +320,9 @@ def test_a_server_whose_disk_refuses_leaves_the_checkpoint_that_was_there(
 ) -> None:
     write_slots = save_task.write_slots
 
-    def fail(place: Any, stems: Any, version: Any, taken: Any, slots: range, *given: Any, **how: Any) -> Any:
+    def fail(place: Any, stems: Any, version: Any, taken: Any, slots: list[int], *given: Any, **how: Any) -> Any:
         written = write_slots(place, stems, version, taken, slots, *given, **how)
-        if slots.start:
+        if slots[0]:
             raise shoal.errors.StorageError("the disk is full: make room")
         return written
 

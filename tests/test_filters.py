@@ -37,8 +37,8 @@ class Cluster:
         self.services: dict[str, _core.Service] = {}
         endpoints = []
         for i, (first, end) in enumerate(((0, SLOTS // 2), (SLOTS // 2, SLOTS))):
-            service = _core.Service(SLOTS, first, end, **limits)
-            service.set_map(1, first, end)
+            service = _core.Service(SLOTS, [(first, end)], **limits)
+            service.set_map(1, [(first, end)])
             service.start_job(JOB, mode, 0, False)
             service.add_table(0, dim=dim, **SGD)
             service.admit(0, 1, 0)

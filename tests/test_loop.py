@@ -29,8 +29,8 @@ WAIT_MS = 60_000  # only spent by a test that fails
 
 def make_service():
     """A service that owns all slots, with one table of dim 1 (SGD, lr 1) and one worker."""
-    service = _core.Service(SLOTS, 0, SLOTS)
-    service.set_map(1, 0, SLOTS)
+    service = _core.Service(SLOTS, [(0, SLOTS)])
+    service.set_map(1, [(0, SLOTS)])
     service.start_job(JOB, "asp", 0, False)
     service.admit(0, 1, 0)
     add_table(service, TABLE, 1)
@@ -374,8 +374,8 @@ def test_a_peer_that_does_not_read_is_not_waited_for(service, context):
 
 
 def test_replies_that_a_control_call_releases_are_sent_at_once(context):
-    service = _core.Service(SLOTS, 0, SLOTS)
-    service.set_map(1, 0, SLOTS)
+    service = _core.Service(SLOTS, [(0, SLOTS)])
+    service.set_map(1, [(0, SLOTS)])
     service.start_job(JOB, "bsp", 0, False)
     service.admit(0, 1, 0)
     service.admit(1, 1, 0)

@@ -24,7 +24,7 @@ def served(
     mode: str = "asp", *, workers: int = 1, staleness: int = 0, mean: bool = False, dim: int = 1, **limits: int
 ) -> _core.Service:
     """All slots, one table, ``workers`` admitted at clock 0."""
-    service = _core.Service(SLOTS, 0, SLOTS, **limits)
+    service = _core.Service(SLOTS, [(0, SLOTS)], **limits)
     service.add_table(0, dim=dim, **SGD)
     service.start_job(1, mode, staleness, mean)
     for rank in range(workers):
@@ -51,7 +51,7 @@ def weights(service: _core.Service, hashes: list[int], worker: Worker | None = N
 
 
 def test_a_shard_is_asked_for_by_a_number_and_anything_else_is_an_error():
-    service = _core.Service(16, 0, 16)
+    service = _core.Service(16, [(0, 16)])
     with pytest.raises(TypeError):
         service.shard("one")
     with pytest.raises(ValueError, match="no table 1"):
@@ -59,7 +59,7 @@ def test_a_shard_is_asked_for_by_a_number_and_anything_else_is_an_error():
 
 
 def test_a_worker_is_served_once_admitted_and_fenced_once_replaced() -> None:
-    service = _core.Service(SLOTS, 0, SLOTS)
+    service = _core.Service(SLOTS, [(0, SLOTS)])
     service.add_table(0, dim=1, **SGD)
     old, new = Worker(), Worker(incarnation=2)
     assert one(deliver(service, old.pull([5]))).status == Status.NOT_ADMITTED  # no job yet
@@ -103,10 +103,10 @@ def test_a_new_job_forgets_workers_and_pushes_and_keeps_tables() -> None:
 
 def test_control_calls_refuse_what_cannot_be() -> None:
     with pytest.raises(ValueError, match=r"no slots \[3, 17\) of 16"):
-        _core.Service(SLOTS, 3, 17)
+        _core.Service(SLOTS, [(3, 17)])
     service = served()
     with pytest.raises(ValueError, match=r"no slots"):
-        service.set_map(1, 9, 8)
+        service.set_map(1, [(9, 8)])
     with pytest.raises(ValueError, match="no mode bulk"):
         service.start_job(3, "bulk")
     with pytest.raises(ValueError, match="incarnation 0"):
@@ -126,7 +126,7 @@ def test_control_calls_refuse_what_cannot_be() -> None:
 
 def test_slots_that_are_elsewhere_are_told_and_the_rest_is_done_once() -> None:
     service = served()
-    service.set_map(7, 4, 8)
+    service.set_map(7, [(4, 8)])
     a = Worker()
     keys = [hash_in(0), hash_in(0, 1), hash_in(4), hash_in(7), hash_in(8), hash_in(15)]
     refused = one(deliver(service, a.push(keys, [1] * 6, sequence=1)))
@@ -136,7 +136,7 @@ def test_slots_that_are_elsewhere_are_told_and_the_rest_is_done_once() -> None:
     # A pull returns only the refusal.
     assert one(deliver(service, a.pull(keys))).slots == (0, 8, 15)
     # The slots come here; the same call is sent again, and only they take it.
-    service.set_map(8, 0, 16)
+    service.set_map(8, [(0, 16)])
     assert one(deliver(service, a.push(keys, [1] * 6, sequence=1))).status == Status.OK
     assert weights(service, keys) == [-1] * 6
     erased = one(deliver(service, a.keys(Op.ERASE, keys[:3], sequence=2)))
@@ -152,7 +152,7 @@ def test_a_parked_read_is_refused_when_its_slots_move_away() -> None:
         one(deliver(service, a.bare(Op.SLOT, aux=3, clock=1, sequence=(1 << 63) + 1), b"a")).status == Status.DEFERRED
     )
     assert one(deliver(service, a.pull([hash_in(9)], clock=1, sequence=(1 << 63) + 2))).status == Status.DEFERRED
-    service.set_map(2, 8, 16)
+    service.set_map(2, [(8, 16)])
     assert [(r.peer, r.status, r.slots) for r in released(service)] == [(b"a", Status.WRONG_EPOCH, (3,))] * 2
     assert service.metrics()["deferred_reads"] == 1
 
@@ -161,7 +161,7 @@ def test_a_function_that_waits_while_the_map_changes_is_refused() -> None:
     service = served("bsp", workers=2)
     deliver(service, Worker(0).tick(0, [], []))
     assert one(deliver(service, Worker(0).reduce(1, clock=1, sequence=1 << 63))).status == Status.DEFERRED
-    service.set_map(1, 0, 8)
+    service.set_map(1, [(0, 8)])
     assert released(service) == []
     replies = deliver(service, Worker(1, epoch=1).tick(0, [], []))
     assert [(r.status, r.slots) for r in replies] == [(Status.OK, ()), (Status.WRONG_EPOCH, ())]
@@ -169,7 +169,7 @@ def test_a_function_that_waits_while_the_map_changes_is_refused() -> None:
 
 def test_a_tick_by_an_old_map_is_refused() -> None:
     service = served("bsp")
-    service.set_map(2, 0, 16)
+    service.set_map(2, [(0, 16)])
     reply = one(deliver(service, Worker(epoch=1).tick(0)))
     assert (reply.status, reply.slots) == (Status.WRONG_EPOCH, ())
     assert one(deliver(service, Worker(epoch=2).tick(0))).status == Status.OK
@@ -659,9 +659,9 @@ def test_a_load_of_rows_that_belong_elsewhere_or_are_damaged_is_refused() -> Non
     deliver(service, a.push([hash_in(3), hash_in(9)], [1, 1], sequence=1))
     section = one(deliver(service, a.bare(Op.SECTION, aux=9))).values
     deliver(service, a.numbers(Op.LOAD_BEGIN, [1] * SLOTS, sequence=2))
-    service.set_map(3, 0, 8)
+    service.set_map(3, [(0, 8)])
     assert one(deliver(service, a.section(1, section, sequence=3))).slots == (9,)
-    service.set_map(4, 0, 16)
+    service.set_map(4, [(0, 16)])
     assert "does not hold 9 rows" in one(deliver(service, a.section(9, section, sequence=4))).text
     other = one(deliver(service, Worker(1).section(1, section, sequence=1)))
     assert "no load of this worker is under way" in other.text
@@ -687,7 +687,7 @@ def test_a_function_that_changes_rows_does_so_once_and_answers_the_same_again() 
     assert first.values.sum() == 2
     assert weights(service, [hash_in(1), hash_in(2)]) == [4, 2]
     assert one(deliver(service, a.reduce(1, sequence=1 << 63))).values.tolist()[1:3] == [4, 2]
-    service.set_map(1, 0, 4)
+    service.set_map(1, [(0, 4)])
     assert one(deliver(service, a.reduce(1, sequence=1 << 63))).status == Status.WRONG_EPOCH
     assert len(one(deliver(service, a.reduce(1, sequence=1 << 63, epoch=1))).values) == 4
 
@@ -724,7 +724,7 @@ def test_bsp_on_two_endpoints_has_the_bits_of_one_shard(
     }
     crew = _core.ThreadPool(1)
     local = _core.Shard(slots=SLOTS, pool=crew, **spec)
-    halves = [_core.Service(SLOTS, 0, 5), _core.Service(SLOTS, 5, SLOTS)]
+    halves = [_core.Service(SLOTS, [(0, 5)]), _core.Service(SLOTS, [(5, SLOTS)])]
     for service in halves:
         service.add_table(0, **spec)
         service.start_job(1, "bsp")
@@ -756,7 +756,7 @@ def test_bsp_with_one_worker_and_one_push_a_clock_is_the_local_store(rng: np.ran
     spec = SGD | {"optimizer": "Adam", "params": shoal.Adam(lr=0.1).params(), "dtype": "float16", "seed": 9}
     crew = _core.ThreadPool(1)
     local = _core.Shard(dim=2, slots=SLOTS, pool=crew, **spec)
-    service = _core.Service(SLOTS, 0, SLOTS)
+    service = _core.Service(SLOTS, [(0, SLOTS)])
     service.add_table(0, dim=2, **spec)
     service.start_job(1, "bsp", mean=True)
     service.admit(0, 1, 0)

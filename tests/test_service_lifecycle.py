@@ -20,7 +20,7 @@ TTL3 = ("TimeToLive", {"clocks": 3.0})
 
 def served(mode: str = "asp", *, workers: int = 1, memory: int | None = None, **rules: Any) -> _core.Service:
     """All slots, one table with rules, ``workers`` admitted at clock 0."""
-    service = _core.Service(SLOTS, 0, SLOTS)
+    service = _core.Service(SLOTS, [(0, SLOTS)])
     if memory is not None:
         service.set_memory(memory)
     service.add_table(0, dim=1, **SGD, **rules)
@@ -76,12 +76,12 @@ def test_occurrences_are_counted_once_however_often_a_push_comes() -> None:
 
 def test_counts_go_with_the_slots_that_have_not_seen_a_push() -> None:
     service = served(admit=COUNT2)
-    service.set_map(1, 0, 2)
+    service.set_map(1, [(0, 2)])
     a, hashes = Worker(), [1, WIDTH, WIDTH + 1, 3 * WIDTH, 3 * WIDTH + 1]
     message = a.push(hashes, [1] * 5, sequence=1, counts=[1, 1, 2, 1, 2])
     refused = one(deliver(service, message))
     assert (refused.status, refused.slots) == (Status.WRONG_EPOCH, (3,))
-    service.set_map(2, 0, 4)
+    service.set_map(2, [(0, 4)])
     done(deliver(service, message))
     assert there(service, *hashes) == [0, 0, 1, 0, 1]
 
@@ -265,7 +265,7 @@ def test_a_filter_is_refused_where_it_does_not_belong() -> None:
         reply = one(deliver(service, a.filter(cut, slot, filter, sequence=2)))
         assert reply.status == Status.BAD_REQUEST
         assert what in reply.text
-    service.set_map(1, 0, 8)
+    service.set_map(1, [(0, 8)])
     refused = one(deliver(service, a.filter(64, 63, nothing, sequence=2)))
     assert (refused.status, refused.slots) == (Status.WRONG_EPOCH, (15,))
     done(deliver(service, a.filter(64, 31, nothing, sequence=2)))

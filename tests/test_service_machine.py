@@ -7,6 +7,7 @@ Messages wait in a bag: they are delivered in any order, again and again, also w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import hypothesis.strategies as st
 import numpy as np
@@ -64,9 +65,11 @@ class Histories(RuleBasedStateMachine):
         mode=st.sampled_from(["bsp", "ssp", "asp"]),
         staleness=st.integers(0, 2),
         mean=st.booleans(),
+        cuts=st.sets(st.integers(1, SLOTS - 1)),
     )
-    def begin(self, mode: str, staleness: int, mean: bool) -> None:
-        self.service = _core.Service(SLOTS, 0, SLOTS)
+    def begin(self, mode: str, staleness: int, mean: bool, cuts: set[int]) -> None:
+        bounds = sorted({0, SLOTS, *cuts})
+        self.service = _core.Service(SLOTS, list(pairwise(bounds)))
         self.service.add_table(0, dim=1, **SGD)
         self.service.start_job(1, mode, staleness, mean)
         self.mode = "bsp" if (mode, staleness) == ("ssp", 0) else mode
@@ -185,7 +188,7 @@ class Histories(RuleBasedStateMachine):
     @rule(first=st.integers(0, SLOTS), count=st.integers(0, SLOTS))
     def move(self, first: int, count: int) -> None:
         self.first, self.end = first, min(first + count, SLOTS)
-        self.service.set_map(0, self.first, self.end)
+        self.service.set_map(0, [(self.first, self.end)])
         refused = [m for m in self.waiting if self.read(m) is None]
         self.waiting = [m for m in self.waiting if self.read(m) is not None]
         order = sorted(refused, key=lambda m: (m.clock, m.rank, m.sequence))

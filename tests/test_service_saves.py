@@ -30,7 +30,7 @@ HASHES = np.array([5, 1 << 63], np.uint64)
 
 
 def served(mode: str = "bsp", workers: int = 2) -> _core.Service:
-    service = _core.Service(16, 0, 16)
+    service = _core.Service(16, [(0, 16)])
     for table in (0, 1):
         service.add_table(table, 1, **SGD)
     service.start_job(1, mode, 1 if mode == "ssp" else 0)
@@ -84,7 +84,7 @@ def task_of(place: str, content: bytes, **how: Any) -> WriteTask:
 
 def rows_of(save: _core.CheckpointSession, table: int = 0) -> dict[int, float]:
     found = {}
-    for slot in range(save.first_slot, save.end_slot):
+    for slot in save.slots:
         rows, section, _ = save.section(table, slot)
         found |= dict(
             zip(
@@ -360,13 +360,13 @@ def test_what_a_thread_restores_takes_the_place_of_the_rows_at_the_end_of_the_lo
 
 def test_of_what_is_restored_an_endpoint_keeps_its_own_slots() -> None:
     service = served("asp")
-    service.set_map(1, 8, 16)
+    service.set_map(1, [(8, 16)])
     service.add_table(2, 1, **SGD, admit=("AfterCount", {"n": 3.0}))
     message = Worker(epoch=1).numbers(Op.LOAD_BEGIN, [0] * 16, sequence=1, table=2)
     assert one(deliver(service, message)).status == Status.OK
     asked(service, begin(LOAD | 2, sequence=2, epoch=1))
     load = service.next_session()
-    assert (load.first_slot, load.end_slot) == (8, 16)
+    assert load.slots == list(range(8, 16))
     rule = {"admit": shoal.AfterCount(3), "optimizer": shoal.SGD(lr=1.0), "init": shoal.Zeros()}
     whole = LocalShard.of(TableSpec(name="t", dim=1, dtype="float32", seed=0, **rule), 2, _core.ThreadPool(1))
     whole.push(_core.KeyBatch(np.arange(500, dtype=np.uint64), 2, _core.ThreadPool(1)), np.ones((500, 1), np.float32))
@@ -445,7 +445,7 @@ def test_a_load_that_has_not_begun_is_not_read(tables: list[int], text: str) -> 
 
 def test_a_push_that_a_save_has_no_room_for_is_put_off_and_then_done_while_others_are_served() -> None:
     rows, dim = 5000, 4096  # 80 MB: more than the 64 MiB that a save keeps before changes wait
-    service = _core.Service(16, 0, 16)
+    service = _core.Service(16, [(0, 16)])
     service.add_table(0, dim, **SGD)
     service.start_job(1, "asp")
     service.admit(0, 1, 0)

@@ -9,6 +9,7 @@ A schedule is a seed and a plan: the same ones give the same run.
 import random
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,15 @@ from sim.planted import PLANTED
 from sim.schedules import CALM, ROUGH, Plan, run, violations
 
 MODES = {"bsp": ("bsp", 0), "ssp(0)": ("ssp", 0), "ssp(1)": ("ssp", 1), "ssp(3)": ("ssp", 3), "asp": ("asp", 0)}
-SERVICES = {"native": _core.Service, "model": model.Service}
+
+
+def in_arcs(slots, arcs):
+    """An endpoint with several arcs."""
+    bounds = sorted({bound for first, end in arcs for bound in (first, first + (end - first) // 3, first + 1, end)})
+    return _core.Service(slots, list(pairwise(bounds)))
+
+
+SERVICES = {"native": _core.Service, "arcs": in_arcs, "model": model.Service}
 TCP = Weather(ordered=True, loss=0.0, reconnects=0.02)
 
 PLANS = {
@@ -54,15 +63,15 @@ def plan_of(mode, fields):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_schedule_keeps_every_promise(service, plan, mode):
-    for seed in range(12 if service == "native" else 3):
+    for seed in range(12 if service == "arcs" else 3):
         cluster = run(seed, plan_of(mode, PLANS[plan]), SERVICES[service])
         assert violations(cluster) == [], f"seed {seed}"
         assert all(one.metrics()["deferred_reads"] == 0 for one in cluster.services.values())
 
 
-def forgetful(slots, first, end):
+def forgetful(slots, arcs):
     """An endpoint with room for the list of one call or two."""
-    return _core.Service(slots, first, end, key_list_bytes=700)
+    return _core.Service(slots, arcs, key_list_bytes=700)
 
 
 @pytest.mark.parametrize("mode", MODES)

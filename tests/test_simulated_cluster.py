@@ -129,7 +129,7 @@ def test_a_table_that_a_server_has_no_room_for_is_nowhere_and_all_workers_go_on(
     with shoal.local(slots=16) as store:
         forms = [TableRecord.of(store.table(name, dim=dim).spec) for name, dim in (("wide", 4096), ("narrow", 2))]
     for seed in range(SEEDS):
-        cluster, _ = whole(seed, mode, kind=Bounded)
+        cluster, _ = whole(seed, mode, clocks=24, kind=Bounded)
         for clock in (2, 4):  # three at once, two of them once more
             for k in range(clock // 3, 3):
                 cluster.once(clock, ask, cluster.worker_processes[k], forms[0])

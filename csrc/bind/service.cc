@@ -19,16 +19,26 @@ namespace shoal::bind {
 
 namespace {
 
-std::unique_ptr<Service> make_service(std::size_t slots, std::size_t first, std::size_t end,
-                                      std::size_t deferred_reads, std::size_t deferred_bytes,
-                                      std::size_t pending_bytes, std::size_t reply_bytes,
-                                      std::size_t key_list_bytes) {
+// [(first, end), ...]
+using Ranges = std::vector<std::pair<std::size_t, std::size_t>>;
+
+std::vector<SlotRange> slot_ranges(const Ranges& ranges) {
+  std::vector<SlotRange> all;
+  for (const auto& [first, end] : ranges) {
+    all.push_back({first, end});
+  }
+  return all;
+}
+
+std::unique_ptr<Service> make_service(std::size_t slots, const Ranges& arcs, std::size_t deferred_reads,
+                                      std::size_t deferred_bytes, std::size_t pending_bytes,
+                                      std::size_t reply_bytes, std::size_t key_list_bytes) {
   const ServiceLimits limits{.deferred_reads = deferred_reads,
                              .deferred_bytes = deferred_bytes,
                              .pending_bytes = pending_bytes,
                              .reply_bytes = reply_bytes,
                              .key_list_bytes = key_list_bytes};
-  return std::make_unique<Service>(Slots(slots), first, end, limits);
+  return std::make_unique<Service>(Slots(slots), slot_ranges(arcs), limits);
 }
 
 void start_job(Service& service, std::uint32_t job, const std::string& mode, std::uint32_t staleness,
@@ -227,11 +237,16 @@ void add_service(py::module_& module) {
   using Nogil = py::call_guard<py::gil_scoped_release>;
   const ServiceLimits limits;
   py::class_<Service>(module, "Service")
-      .def(py::init(&make_service), py::arg("slots"), py::arg("first"), py::arg("end"), py::kw_only(),
+      .def(py::init(&make_service), py::arg("slots"), py::arg("arcs") = Ranges(), py::kw_only(),
            py::arg("deferred_reads") = limits.deferred_reads,
            py::arg("deferred_bytes") = limits.deferred_bytes, py::arg("pending_bytes") = limits.pending_bytes,
            py::arg("reply_bytes") = limits.reply_bytes, py::arg("key_list_bytes") = limits.key_list_bytes)
-      .def("set_map", &Service::set_map, py::arg("epoch"), py::arg("first"), py::arg("end"), Nogil())
+      .def(
+          "set_map",
+          [](Service& service, std::uint32_t epoch, const Ranges& arcs) {
+            service.set_map(epoch, slot_ranges(arcs));
+          },
+          py::arg("epoch"), py::arg("arcs"), Nogil())
       .def("start_job", &start_job, py::arg("job"), py::arg("mode"), py::arg("staleness") = 0,
            py::arg("mean") = false, py::arg("before") = 0)
       .def("admit", &Service::admit, py::arg("rank"), py::arg("incarnation"), py::arg("clock"), Nogil())
@@ -265,8 +280,7 @@ void add_service(py::module_& module) {
       .def("released", &released)
       .def("metrics", &metrics);
   py::class_<CheckpointSession, std::shared_ptr<CheckpointSession>>(module, "CheckpointSession")
-      .def_property_readonly("first_slot", &CheckpointSession::first)
-      .def_property_readonly("end_slot", &CheckpointSession::end_slot)
+      .def_property_readonly("slots", &CheckpointSession::slots)
       .def_property_readonly("summaries", &summaries)
       .def_property_readonly("ended", &CheckpointSession::ended)
       .def("wait_request", &wait_request, py::arg("times") = 0, py::arg("seconds") = 0.0)

@@ -1,6 +1,9 @@
 #include "server/checkpoint_session.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
 #include <utility>
 
 #include "base/check.h"
@@ -8,21 +11,34 @@
 namespace shoal {
 
 CheckpointSession::CheckpointSession(const Name& name, std::span<const TableRequest> tables,
-                                     std::uint32_t clock, std::size_t first, std::size_t end)
-    : name_(name), first_(first), end_(end), loads_(!tables.empty() && !tables.front().kind) {
+                                     std::uint32_t clock)
+    : name_(name), loads_(!tables.empty() && !tables.front().kind) {
   tables_.reserve(tables.size());
   summaries_.reserve(tables.size() * kSummaryWords);
   for (const TableRequest& table : tables) {
-    // Not make_unique: clang < 16 cannot initialize an aggregate from parentheses. reserve() above keeps this from leaking.
-    tables_.emplace_back(new Table{.shard = table.shard});
-    if (!table.kind) {
-      summaries_.resize(summaries_.size() + kSummaryWords);
-      continue;
+    auto& sources = tables_.emplace_back(std::make_unique<Table>())->sources;
+    std::array<std::uint64_t, kSummaryWords> summary{};
+    for (const Part& part : table.parts) {
+      sources.push_back(std::make_unique<Source>());
+      Source& source = *sources.back();
+      source.part = part;
+      if (!table.kind) {
+        continue;
+      }
+      const Snapshot& snapshot =
+          source.snapshot.emplace(*part.shard, clock, *table.kind, 0, Purpose::kSave, table.parts.size());
+      summary[0] = std::max(summary[0], snapshot.step());
+      summary[1] = std::max(summary[1], std::uint64_t{snapshot.table_clock()});
+      summary[2] += snapshot.rows();
+      summary[3] += snapshot.bytes();
     }
-    const Snapshot& snapshot = tables_.back()->snapshot.emplace(*table.shard, clock, *table.kind);
-    for (const std::uint64_t figure : {snapshot.step(), std::uint64_t{snapshot.table_clock()},
-                                       std::uint64_t{snapshot.rows()}, std::uint64_t{snapshot.bytes()}}) {
-      summaries_.push_back(figure);
+    summaries_.insert(summaries_.end(), summary.begin(), summary.end());
+  }
+  if (!tables.empty()) {
+    for (const Part& part : tables.front().parts) {
+      for (std::size_t s = part.first; s < part.end; ++s) {
+        slots_.push_back(s);
+      }
     }
   }
 }
@@ -31,7 +47,10 @@ CheckpointSession::~CheckpointSession() = default;
 
 bool CheckpointSession::holds(const Shard& shard) const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(tables_, [&](const auto& held) { return held->shard.get() == &shard; });
+  return std::ranges::any_of(tables_, [&](const auto& held) {
+    return std::ranges::any_of(held->sources,
+                               [&](const auto& source) { return source->part.shard.get() == &shard; });
+  });
 }
 
 bool CheckpointSession::ended() const {
@@ -69,8 +88,10 @@ void CheckpointSession::close_if_idle() noexcept {
     return;
   }
   for (const auto& held : tables_) {
-    if (base_ && held->snapshot) {
-      held->snapshot->done(*base_);
+    for (const auto& source : held->sources) {
+      if (base_ && source->snapshot) {
+        source->snapshot->done(*base_);
+      }
     }
   }
   tables_.clear();
@@ -115,17 +136,45 @@ auto CheckpointSession::with(std::size_t table, bool loads, const Work& work) {
 }
 
 Snapshot::Piece CheckpointSession::take(std::size_t table, Slot slot) {
-  return with(table, false, [&](Table& held) { return held.snapshot->take(slot); });
+  return with(table, false, [&](Table& held) {
+    const auto source = std::ranges::find_if(held.sources, [&](const auto& one) {
+      return index_of(slot) >= one->part.shard->first_slot() && index_of(slot) < one->part.shard->end_slot();
+    });
+    SHOAL_CHECK(source != held.sources.end(), "there is no slot " + std::to_string(index_of(slot)));
+    return (*source)->snapshot->take(slot);
+  });
 }
 
 std::size_t CheckpointSession::restore(std::size_t table, std::size_t rows,
                                        std::span<const std::byte> section) {
-  return with(table, true, [&](Table& held) { return held.shard->restore(rows, section, first_, end_); });
+  return with(table, true, [&](Table& held) {
+    // The hashes come first. A part checks all of them, so others than those with rows are not asked; if none has, the first.
+    const auto slot_of = [&](std::size_t row) {
+      std::uint64_t hash = 0;
+      std::memcpy(&hash, section.data() + row * sizeof(hash), sizeof(hash));
+      return index_of(held.sources.front()->part.shard->slots().of(hash));
+    };
+    const bool is_sound = rows != 0 && rows <= section.size() / sizeof(std::uint64_t);
+    const std::size_t low = is_sound ? slot_of(0) : 0;
+    const std::size_t high = is_sound ? slot_of(rows - 1) : 0;
+    std::size_t restored = 0;
+    for (const auto& source : held.sources) {
+      const Part& part = source->part;
+      if ((part.first <= high && low < part.end) || low > high || source == held.sources.front()) {
+        restored += part.shard->restore(rows, section, part.first, part.end);
+      }
+    }
+    return restored;
+  });
 }
 
 void CheckpointSession::restore_filter(std::size_t table, Slots cut, Slot slot,
                                        std::span<const std::byte> filter) {
-  with(table, true, [&](Table& held) { held.shard->restore_filter(cut, slot, filter, first_, end_); });
+  with(table, true, [&](Table& held) {
+    for (const auto& source : held.sources) {
+      source->part.shard->restore_filter(cut, slot, filter, source->part.first, source->part.end);
+    }
+  });
 }
 
 }  // namespace shoal

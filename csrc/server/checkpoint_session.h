@@ -51,23 +51,28 @@ class CheckpointSession {
 
     bool operator==(const Name&) const = default;
   };
-  struct TableRequest {
+  // Slots [first, end) of a shard.
+  struct Part {
     std::shared_ptr<Shard> shard;
-    std::optional<Snapshot::Kind> kind = Snapshot::Kind::kPlain;  // nullopt: a shard that a load fills
+    std::size_t first = 0;
+    std::size_t end = 0;
+  };
+  struct TableRequest {
+    std::vector<Part> parts;                                      // in the order of their slots
+    std::optional<Snapshot::Kind> kind = Snapshot::Kind::kPlain;  // nullopt: shards that a load fills
   };
   static constexpr std::size_t kSummaryWords = 4;  // of a table: step, clock, rows, bytes
 
-  // The tables are all saved or all loaded, are in no other session, and have a base if their kind requires one. Slots
-  // [first, end) will be taken. No row may change during the call; a Service changes its shards under its mutex alone.
-  CheckpointSession(const Name& name, std::span<const TableRequest> tables, std::uint32_t clock,
-                    std::size_t first, std::size_t end);
+  // The tables are all saved or all loaded, are in no other session, and have a base if their kind requires one; their parts are
+  // of the same slots, which will be taken. No row may change during the call; a Service changes its shards under its mutex alone.
+  CheckpointSession(const Name& name, std::span<const TableRequest> tables, std::uint32_t clock);
   ~CheckpointSession();
   CheckpointSession(const CheckpointSession&) = delete;
   CheckpointSession& operator=(const CheckpointSession&) = delete;
 
   const Name& name() const noexcept { return name_; }
-  std::size_t first() const noexcept { return first_; }
-  std::size_t end_slot() const noexcept { return end_; }
+  // The numbers of the slots, which ascend.
+  const std::vector<std::size_t>& slots() const noexcept { return slots_; }
   std::size_t tables() const noexcept { return summaries_.size() / kSummaryWords; }
   bool loads() const noexcept { return loads_; }
   // kSummaryWords numbers for each table, in the given order; zeros for a load.
@@ -98,9 +103,12 @@ class CheckpointSession {
   void restore_filter(std::size_t table, Slots cut, Slot slot, std::span<const std::byte> filter);
 
  private:
-  struct Table {
-    std::shared_ptr<Shard> shard;
+  struct Source {
+    Part part;
     std::optional<Snapshot> snapshot = {};
+  };
+  struct Table {
+    std::vector<std::unique_ptr<Source>> sources;
   };
   // Calls work(table), during which the table stays in the session.
   template <class Work>
@@ -108,9 +116,8 @@ class CheckpointSession {
   void close_if_idle() noexcept;  // the mutex must be held
 
   const Name name_;
-  const std::size_t first_;
-  const std::size_t end_;
   const bool loads_;
+  std::vector<std::size_t> slots_;
   std::vector<std::uint64_t> summaries_;
 
   mutable std::mutex mutex_;  // guards the rest

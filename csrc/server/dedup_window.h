@@ -7,11 +7,10 @@
 //
 //   SequenceWindow          the window of one slot
 //   slot(s)                 that of slot s
-//   calls()                 that of this endpoint: a message of the call has been here (ticks name these)
+//   calls()                 that of the arc: a message of the call has been here (ticks name these)
 //   erased(number)          how many rows the call erased here, for a repeated reply
 //   answer(number)          the results of a function that changed rows, likewise
 //   swept(number)           the results of a sweep, likewise
-//   postpone(number)        counts how often the call was asked to come again later
 //   partial_push(number)    where a push stopped for lack of memory
 //
 //   top 70, mask ...1011     70 seen, 69 seen, 68 not, 67 seen; 6 and less count as seen
@@ -60,9 +59,10 @@ class SequenceWindow {
 
 class DedupWindow {
  public:
-  explicit DedupWindow(std::size_t slots) : slots_(slots) {}
+  // Of the slots [first, end).
+  DedupWindow(std::size_t first, std::size_t end) : first_(first), slots_(end - first) {}
 
-  SequenceWindow& slot(std::size_t s) noexcept { return slots_[s]; }
+  SequenceWindow& slot(std::size_t s) noexcept { return slots_[s - first_]; }
   SequenceWindow& calls() noexcept { return calls_; }
 
   std::uint64_t erased(std::uint64_t number) const noexcept {
@@ -77,13 +77,6 @@ class DedupWindow {
   // Drops the results of calls that have left the window.
   std::vector<double>& answer(std::uint64_t number) { return kept(answers_, number); }
   std::vector<std::uint64_t>& swept(std::uint64_t number) { return kept(swept_, number); }
-
-  // Counts one more postponement of the call; false once there were more than `most`.
-  bool postpone(std::uint64_t number, std::uint32_t most) noexcept {
-    Postponed& last = postponed_[number % postponed_.size()];
-    last = {number, last.number == number ? last.times + 1 : 1};
-    return last.times <= most;
-  }
 
   // A push that ran out of memory inside a slot: the slot's rows below `next` are stepped, the others are not. The call was
   // answered with an error; when it is sent again, it continues there.
@@ -114,10 +107,6 @@ class DedupWindow {
     std::uint64_t number = 0;
     std::uint64_t rows = 0;
   };
-  struct Postponed {
-    std::uint64_t number = 0;
-    std::uint32_t times = 0;
-  };
   template <class T>
   using Answers = std::map<std::uint64_t, std::vector<T>>;  // by number
 
@@ -128,11 +117,11 @@ class DedupWindow {
     return answers[number];
   }
 
+  std::size_t first_;
   std::vector<SequenceWindow> slots_;
   SequenceWindow calls_;
   std::array<Erased, SequenceWindow::kSpan> erased_{};
   std::array<PartialPush, SequenceWindow::kSpan> partial_pushes_{};
-  std::array<Postponed, SequenceWindow::kSpan> postponed_{};
   Answers<double> answers_;
   Answers<std::uint64_t> swept_;
 };

@@ -13,7 +13,35 @@ std::size_t bytes_of(const PendingPushes::Push& push) noexcept {
   return push.bytes() + PendingPushes::kOverhead;
 }
 
+// Copies an array to the front of `room`, which then begins after it.
+template <class T>
+std::span<const T> copy_into(std::span<std::byte>& room, std::span<const T> values) {
+  const auto copy = room.first(values.size_bytes());
+  std::ranges::copy(std::as_bytes(values), copy.begin());
+  room = room.subspan(copy.size());
+  return {reinterpret_cast<const T*>(copy.data()), values.size()};
+}
+
 }  // namespace
+
+void PendingPushes::Push::keep(std::array<ReceivedFrame, 2>&& frames, BufferPool& buffers) {
+  struct Kept {
+    std::array<ReceivedFrame, 2> frames;
+    PooledBuffer block;
+  };
+  const auto kept = std::make_shared<Kept>();
+  kept->frames = std::move(frames);
+  kept->block = buffers.acquire(bytes() - kept->frames[0].bytes() - kept->frames[1].bytes());
+  std::span<std::byte> room = kept->block.bytes();
+  if (!kept->frames[0]) {
+    hashes = copy_into(room, hashes);
+  }
+  if (!kept->frames[1]) {
+    grads = copy_into(room, grads);
+  }
+  counts = copy_into(room, counts);
+  owner = kept;
+}
 
 PendingPushes::ClockStep& PendingPushes::step(std::uint32_t clock) {
   const auto [where, fresh] = steps_.try_emplace(clock);

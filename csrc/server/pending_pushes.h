@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -38,17 +39,22 @@ class PendingPushes {
  public:
   static constexpr std::size_t kOverhead = 256;  // of a step; of a push, besides its arrays
 
-  // One push: the hashes, the gradients, and the rows' counts unless all are 1. Each lies in one of the frames or in the block.
+  // One push: the hashes, the gradients, and the rows' counts unless all are 1, in memory that `owner` keeps. The slices of one
+  // message may share it.
   struct Push {
     std::uint32_t rank = 0;
     std::uint64_t sequence = 0;
     std::span<const std::uint64_t> hashes{};
     std::span<const float> grads{};
     std::span<const std::uint32_t> counts{};
-    std::array<ReceivedFrame, 2> frames{};
-    PooledBuffer block{};
+    std::shared_ptr<const void> owner{};
 
-    std::size_t bytes() const noexcept { return frames[0].bytes() + frames[1].bytes() + block.size(); }
+    std::size_t bytes() const noexcept {
+      return hashes.size_bytes() + grads.size_bytes() + counts.size_bytes();
+    }
+    // Makes it own its arrays: the hashes and gradients in frames that were taken from the received message, where these are not
+    // empty, and the others in a copy.
+    void keep(std::array<ReceivedFrame, 2>&& frames, BufferPool& buffers);
   };
 
   // A sweep that precedes the step.

@@ -23,21 +23,14 @@ bool Service::is_read(const Header& header) noexcept {
          (op == Op::kSweep && header.aux != 0);
 }
 
-Service::Service(Slots slots, std::size_t first, std::size_t end, const ServiceLimits& limits)
-    : slots_(slots),
-      limits_(limits),
-      first_slot_(first),
-      end_slot_(end),
-      key_lists_(limits.key_list_bytes),
-      offsets_(slots.count() + 1) {
-  SHOAL_CHECK(first <= end && end <= slots.count(), "there are no slots [" + std::to_string(first) + ", " +
-                                                        std::to_string(end) + ") of " +
-                                                        std::to_string(slots.count()));
+Service::Service(Slots slots, const std::vector<SlotRange>& arcs, const ServiceLimits& limits)
+    : slots_(slots), limits_(limits), arc_of_(slots.count()), key_lists_(limits.key_list_bytes) {
   // A clock is merged in one call, and a merge takes at most 2^32 - 1 hashes.
   SHOAL_CHECK(limits.pending_bytes <= std::size_t{32} << 30U,
               "at most 32 GiB of pushes can wait for their clock, got a limit of " +
                   std::to_string(limits.pending_bytes) + " bytes");
   refused_.reserve(slots.count());
+  serve_ranges(arcs);
 }
 
 Service::~Service() { close_sessions(); }
@@ -93,15 +86,15 @@ void Service::released(ReplyQueue& out) noexcept {
 }
 
 bool Service::check_worker(const Call& call) {
-  if (job_ == 0) {
+  if (job() == 0) {
     send(call, Status::kNotAdmitted);
     return false;
   }
-  if (call.header.job != job_) {
+  if (call.header.job != job()) {
     send(call, Status::kWrongJob);
     return false;
   }
-  switch (clocks_.state(call.header.worker, call.header.incarnation)) {
+  switch (arcs_.front()->clocks().state(call.header.worker, call.header.incarnation)) {
     case Clocks::WorkerState::kAdmitted:
       return true;
     case Clocks::WorkerState::kFenced:
@@ -161,7 +154,7 @@ bool Service::recall(Call& call) {
   const Header& header = call.header;
   if ((header.flags & wire::kDigest) == 0) {
     if (header.worker != wire::kAnonymous) {
-      key_lists_.insert(digest(call.hashes, job_), call.hashes);
+      key_lists_.insert(digest(call.hashes, job()), call.hashes);
     }
     return true;
   }
@@ -182,19 +175,19 @@ void Service::serve_write(const Call& call, Table& table) {
     case Op::kAssign:
       return assign(call, table);
     case Op::kErase:
-      return erase(call, table);
+      return erase(call);
     case Op::kLoadBegin:
       return load_begin(call, table, decoded_.numbers);
     case Op::kLoadRows:
-      return load_rows(call, table);
+      return load_rows(call);
     case Op::kLoadEnd:
-      return load_end(call, table, decoded_.numbers);
+      return load_end(call, decoded_.numbers);
     case Op::kLoadFilter:
-      return load_filter(call, table);
+      return load_filter(call);
     case Op::kReduce:
-      return change(call, table);
+      return change(call);
     case Op::kSweep:
-      return sweep(call, table);
+      return sweep(call);
     default:
       SHOAL_DCHECK(false);
   }
@@ -202,16 +195,35 @@ void Service::serve_write(const Call& call, Table& table) {
 
 // --- slots ------------------------------------------------------------------------------------------------------
 
-std::span<const std::uint64_t> Service::own(std::span<const std::uint64_t> hashes, std::size_t& first) {
-  const auto position_of = [&](std::size_t slot, std::size_t from) {
-    return slot == slots_.count()
-               ? hashes.size()
-               : static_cast<std::size_t>(
-                     std::lower_bound(hashes.begin() + static_cast<std::ptrdiff_t>(from), hashes.end(),
-                                      slots_.first_hash(Slot{static_cast<std::uint32_t>(slot)})) -
-                     hashes.begin());
-  };
+bool Service::serves(std::size_t slot) const noexcept {
+  return std::ranges::any_of(served_,
+                             [&](const Served& served) { return slot >= served.first && slot < served.end; });
+}
+
+std::size_t Service::served_slots() const noexcept {
+  std::size_t slots = 0;
+  for (const Served& served : served_) {
+    slots += served.end - served.first;
+  }
+  return slots;
+}
+
+void Service::route(std::span<const std::uint64_t> hashes) {
+  slices_.clear();
   refused_.clear();
+  // The first hash, from number `from` on, of this slot or a later one.
+  const auto position_of = [&](std::size_t slot, std::size_t from) {
+    if (slot == slots_.count()) {
+      return hashes.size();
+    }
+    const std::uint64_t bound = slots_.first_hash(Slot{static_cast<std::uint32_t>(slot)});
+    if (from == hashes.size() || hashes[from] >= bound) {
+      return from;
+    }
+    return static_cast<std::size_t>(
+        std::lower_bound(hashes.begin() + static_cast<std::ptrdiff_t>(from), hashes.end(), bound) -
+        hashes.begin());
+  };
   const auto refuse = [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end;) {
       const std::size_t slot = index_of(slots_.of(hashes[i]));
@@ -219,35 +231,50 @@ std::span<const std::uint64_t> Service::own(std::span<const std::uint64_t> hashe
       i = position_of(slot + 1, i);
     }
   };
-  first = position_of(first_slot_, 0);
-  const std::size_t end = position_of(end_slot_, first);
-  refuse(0, first);
-  refuse(end, hashes.size());
-  return hashes.subspan(first, end - first);
+  std::size_t at = 0;
+  for (const Served& served : served_) {
+    const std::size_t begin = position_of(served.first, at);
+    refuse(at, begin);
+    at = position_of(served.end, begin);
+    if (begin != at) {
+      slices_.push_back({.arc = served.arc, .begin = begin, .count = at - begin, .fresh = {}});
+    }
+  }
+  refuse(at, hashes.size());
 }
 
-SlotSlices Service::cut(std::span<const std::uint64_t> hashes) {
-  const std::size_t n = hashes.size();
-  const std::size_t first = n == 0 ? slots_.count() : index_of(slots_.of(hashes.front()));
-  const std::size_t last = n == 0 ? 0 : index_of(slots_.of(hashes.back()));
-  std::fill_n(offsets_.begin(), first + 1, 0);
-  // Interpolation search: hashes are uniform, so the end of a slot is near its expected position.
-  const std::size_t stride = n == 0 ? 1 : std::max<std::size_t>(n / (last - first + 1) * 5 / 4, 1);
-  std::size_t at = 0;
-  for (std::size_t s = first; s < last; ++s) {
-    const std::uint64_t bound = slots_.first_hash(Slot{static_cast<std::uint32_t>(s + 1)});
-    while (at + stride < n && hashes[at + stride] < bound) {
-      at += stride + 1;
-    }
-    const auto begin = hashes.begin() + static_cast<std::ptrdiff_t>(at);
-    const auto end = hashes.begin() + static_cast<std::ptrdiff_t>(std::min(at + stride, n));
-    at = static_cast<std::size_t>(std::lower_bound(begin, end, bound) - hashes.begin());
-    offsets_[s + 1] = at;
+// --- clocks of the arcs -----------------------------------------------------------------------------------------
+
+std::uint32_t Service::applied() const noexcept {
+  const auto least = std::ranges::min_element(arcs_, {}, [](const auto& arc) { return arc->applied(); });
+  return least == arcs_.end() ? 0 : (*least)->applied();
+}
+
+std::uint32_t Service::last_applied() const noexcept {
+  const auto most = std::ranges::max_element(arcs_, {}, [](const auto& arc) { return arc->applied(); });
+  return most == arcs_.end() ? 0 : (*most)->applied();
+}
+
+std::uint32_t Service::floor() const noexcept {
+  const auto least =
+      std::ranges::min_element(arcs_, {}, [](const auto& arc) { return arc->clocks().floor(); });
+  return least == arcs_.end() ? 0 : (*least)->clocks().floor();
+}
+
+std::size_t Service::pending_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const auto& arc : arcs_) {
+    bytes += arc->pending_bytes();
   }
-  if (n != 0) {
-    std::fill(offsets_.begin() + static_cast<std::ptrdiff_t>(last) + 1, offsets_.end(), n);
+  return bytes;
+}
+
+std::size_t Service::next_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const auto& arc : arcs_) {
+    bytes += arc->next_bytes();
   }
-  return {hashes, offsets_};
+  return bytes;
 }
 
 // --- out --------------------------------------------------------------------------------------------------------
@@ -329,12 +356,15 @@ ServiceMetrics Service::metrics() const {
   ServiceMetrics now = metrics_;
   now.deferred_reads = deferred_.size();
   now.deferred_bytes = deferred_.bytes();
-  now.pending_bytes = pending_.bytes();
+  now.pending_bytes = pending_bytes();
   now.key_lists = key_lists_.size();
   now.key_list_bytes = key_lists_.bytes();
-  now.applied = applied_;
-  now.floor = clocks_.floor();
-  const auto& workers = clocks_.workers();
+  now.applied = applied();
+  now.floor = floor();
+  if (arcs_.empty()) {
+    return now;
+  }
+  const auto& workers = arcs_.front()->clocks().workers();
   for (std::size_t rank = 0; rank < workers.size(); ++rank) {
     if (workers[rank].admitted) {
       now.clocks.emplace_back(static_cast<std::uint32_t>(rank), workers[rank].clock);

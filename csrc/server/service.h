@@ -1,37 +1,37 @@
-// Service: the state machine of one data loop. Requests in, replies out; no socket, no clock time, no thread.
+// Service: the host of the arcs of one data loop. Requests in, replies out; no socket, no clock time, no thread.
 //
-// Algorithm. A deterministic state machine with exactly-once writes (sequence numbers per worker and slot) and a bounded-
-// staleness scheduler (BSP, SSP, ASP). A data loop owns a contiguous range of slots of every table. A message is decoded
-// (wire/wire.h), restricted to the slots that are here, and executed at once or kept: a push until its clock is complete, a
-// read until its clock may be read. Replies that a request releases for other peers leave together with its own.
+// Algorithm. Scatter and gather. An endpoint owns some arcs (server/arc.h), ranges of slots of every table. A message is decoded
+// once (wire/wire.h), cut along the arcs, executed by each arc for its slice, at once or at the end of a clock, and answered by one
+// reply, in whose memory the arcs have put their slices. Slots that no arc here owns are reported; the rest is done. A read waits
+// until its clock may be read in all arcs (BSP, SSP: bounded staleness), and no arc goes beyond that clock before it is answered: a
+// read sees the same clocks in every arc. Replies that a request releases for other peers leave together with its own.
 //
-//   BSP      Pushes are kept (server/pending_pushes.h). Once all workers have ticked clock c, each table that any of them
-//            pushed to gets one step with the merge of all pushes of c, and `applied` becomes c + 1. A read at c waits for
-//            applied >= c; a pull that comes after its clock was applied is refused. A sweep at c waits likewise and
-//            precedes the step of c.
-//   SSP(s)   Pushes are applied at once. A read at c waits until c - floor <= s; all workers have ticked the clocks below
-//            `floor`.
-//   ASP      Pushes are applied at once, and reads never wait.
+//   BSP      A read at c waits for applied >= c; a pull that comes after its clock was applied is refused. A sweep at c waits
+//            likewise and precedes the step of c.
+//   SSP(s)   A read at c waits until c - floor <= s; all workers have ticked the clocks below `floor`.
+//   ASP      Reads never wait.
 //
-//   message -> decode -> job, worker -> table -> slots that are here (the others are reported; the rest is done)
-//           -> slots that have not seen this call (server/dedup_window.h); so repeating a call changes nothing
-//           -> Shard, PendingPushes or DeferredReads -> its reply, and the replies that it releases
+//   message -> decode -> job, worker -> table -> slices of the arcs (slots that are elsewhere are reported)
+//           -> checks and limits for all slices -> Arc, or DeferredReads -> its reply, and the replies that it releases
+//
+// Arcs may differ in `applied` while a step waits for memory in one of them.
 //
 // A save (server/checkpoint_session.h) begins at a clock as a read does: it contains what a pull at that clock would read, in
 // all its tables. Other threads write it to files; it ends at the latest with the worker that began it. The rows of a load are
 // sent by the worker, or read from files by the same threads.
 //
-// Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change rows) are executed once per slot and sequence number.
-// A TICK is accepted when it is the worker's next one and all pushes that it names have been received; a repeated one is
-// acknowledged again; otherwise the reply is RETRY. It names pushes by its epoch's map: WRONG_EPOCH if there is a newer map.
+// Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change rows) are executed once per slot and sequence number; where
+// an arc fails, a repetition continues with it. A TICK is accepted, by all arcs, when it is the worker's next one and all pushes
+// that it names have been received; a repeated one is acknowledged again; otherwise the reply is RETRY. It names pushes by its
+// epoch's map: WRONG_EPOCH if there is a newer map.
 // A change for which a concurrent save has no memory is postponed a few times: the service never waits for a disk. Only
 // admitted workers are served; wire::kAnonymous may read at any time, in any job.
 //
 // Invariants
-//   I1  In BSP applied() <= floor, and nothing is kept for a clock below applied().
-//   I2  No read is deferred that may be answered.
-//   I3  A request that throws leaves windows and clocks unchanged: when it is sent again, it is executed. A push, or the step
-//       of a clock, that ran out of memory continues where it stopped.
+//   I1  No read is deferred that may be answered.
+//   I2  In BSP no arc applies the clock of a deferred read.
+//   I3  The arcs have the same job and the same workers. A request that throws is executed when it is sent again, in those arcs and
+//       slots that have not executed it (I2 of server/arc.h).
 //
 // Bounds: deferred reads (number; bytes with their replies), pending pushes (bytes; those of later clocks may take half), and
 // the bytes of a reply. A request that would exceed one gets OVERLOADED and may be repeated. The rows have a memory budget
@@ -56,35 +56,21 @@
 #include <string_view>
 #include <vector>
 
-#include "base/buffer.h"
 #include "base/mix.h"
-#include "base/threads.h"
-#include "batch/merge.h"
-#include "policy/budget.h"
+#include "server/arc.h"
 #include "server/checkpoint_session.h"
-#include "server/clocks.h"
-#include "server/dedup_window.h"
 #include "server/deferred_reads.h"
 #include "server/disposal.h"
 #include "server/histogram.h"
 #include "server/key_list_cache.h"
-#include "server/pending_pushes.h"
+#include "server/postponed_calls.h"
 #include "server/reply_queue.h"
-#include "shard/reductions.h"
 #include "shard/shard.h"
 #include "transport/multipart_message.h"
 #include "wire/values.h"
 #include "wire/wire.h"
 
 namespace shoal {
-
-enum class Mode : std::uint8_t { kBsp, kSsp, kAsp };
-
-// The last tick of a worker: its clock, and the tables that it named (under BSP).
-struct LastTick {
-  std::uint32_t clock = 0;
-  std::vector<std::uint32_t> tables{};
-};
 
 struct ServiceLimits {
   std::size_t deferred_reads = 4096;
@@ -127,15 +113,17 @@ class Service {
  public:
   static constexpr std::size_t kMinWaitingBytes = std::size_t{64} << 20U;  // bytes
 
-  // Owns the slots [first, end).
-  Service(Slots slots, std::size_t first, std::size_t end, const ServiceLimits& limits = {});
+  // With an arc for each of these ranges, which ascend.
+  Service(Slots slots, const std::vector<SlotRange>& arcs, const ServiceLimits& limits = {});
   ~Service();
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
   // --- control: orders of the scheduler ------------------------------------------------------------------------------
 
-  void set_map(std::uint32_t epoch, std::size_t first, std::size_t end);
+  // Serves the slots of these ranges, which ascend, from now on. A range that has no arc yet gets one, with the tables that there
+  // are; this is possible until the first job. Each arc serves at most one range.
+  void set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges);
   // Starts a job without admitted workers; pending work of the last job is dropped, tables stay. Its clock starts at 0; the
   // tables' clocks continue from the clock `before` that the last job reached. No effect if the job has already started.
   void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0);
@@ -193,11 +181,18 @@ class Service {
     ReplyQueue& out;
     MultipartMessage* received = nullptr;  // has the frames of the arrays; null: none may be taken
   };
-  // Hashes with their gradients or weights and counts, by slot.
-  struct Part {
-    SlotSlices slices;
-    std::span<const float> values;
-    std::span<const std::uint32_t> counts;
+  // The slots that an arc serves.
+  struct Served {
+    Arc* arc;
+    std::size_t first;
+    std::size_t end;
+  };
+  // An arc's slice of a request.
+  struct Slice {
+    Arc* arc;
+    std::size_t begin;  // in the hashes of the request
+    std::size_t count;
+    Arc::Fresh fresh;  // of a write
   };
   // A worker's use of a table, for the metrics of staleness under SSP and ASP.
   struct View {
@@ -215,10 +210,23 @@ class Service {
   // Caches the key list of a message, or finds the one that its digest names: false, after a reply, if there is none.
   bool recall(Call& call);
   Table* find(std::uint32_t id) noexcept;
-  // The hashes whose slots are here; the slots of the others are collected in refused_.
-  std::span<const std::uint64_t> own(std::span<const std::uint64_t> hashes, std::size_t& first);
-  bool owns(std::size_t slot) const noexcept { return slot >= first_slot_ && slot < end_slot_; }
-  SlotSlices cut(std::span<const std::uint64_t> hashes);
+  // Cuts hashes along the arcs that serve them, into slices_; the slots of the others are collected in refused_.
+  void route(std::span<const std::uint64_t> hashes);
+  void route_write(const Call& call);
+  bool serves(std::size_t slot) const noexcept;
+  void serve_ranges(const std::vector<SlotRange>& ranges);
+  Arc* arc_of(std::size_t slot) const noexcept { return arc_of_[slot]; }
+  // Job, mode and workers are the same in all arcs.
+  std::uint32_t job() const noexcept { return arcs_.empty() ? 0 : arcs_.front()->job(); }
+  Mode mode() const noexcept { return arcs_.empty() ? Mode::kAsp : arcs_.front()->mode(); }
+  std::uint32_t floor() const noexcept;
+  // The least and the greatest of the arcs.
+  std::uint32_t applied() const noexcept;
+  std::uint32_t last_applied() const noexcept;
+  std::size_t pending_bytes() const noexcept;
+  // Of the clocks that are merged next.
+  std::size_t next_bytes() const noexcept;
+  std::size_t served_slots() const noexcept;
   void send(const Call& call, wire::Header header, std::size_t frames = 0, PooledBuffer first = {},
             PooledBuffer second = {});
   void send(const Call& call, wire::Status status);
@@ -236,30 +244,35 @@ class Service {
   // service_write.cc: PUSH, ASSIGN, ERASE, LOAD_*, TICK, SWEEP, and REDUCE where it changes rows
   void tick(const Call& call, std::span<const std::uint64_t> sequences,
             std::span<const std::uint32_t> tables);
-  // Ends a clock of a worker.
-  void end_clock(std::uint32_t rank, std::span<const std::uint32_t> tables);
   void push(const Call& call, Table& table);
   void assign(const Call& call, Table& table);
-  void erase(const Call& call, Table& table);
-  void change(const Call& call, Table& table);
-  void sweep(const Call& call, Table& table);
-  // Whether a call that names no slot was executed before; then replies OK.
-  bool done_before(const Call& call, DedupWindow& dedup);
+  void erase(const Call& call);
+  void change(const Call& call);
+  void sweep(const Call& call);
+  static Arc::Write write_of(const Call& call) noexcept;
+  // Whether all arcs have executed a call that names no slot; done_before() replies OK then.
+  bool has_done(const Call& call);
+  bool done_before(const Call& call);
   // Whether the worker is loading the table; otherwise replies with an error.
-  bool check_loading(const Call& call, const Table& table);
+  bool check_loading(const Call& call, std::uint32_t table);
   void load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows);
-  void load_rows(const Call& call, Table& table);
-  void load_filter(const Call& call, Table& table);
-  void load_end(const Call& call, Table& table, std::span<const std::uint64_t> step);
-  DedupWindow& history(std::uint32_t rank);
+  void load_rows(const Call& call);
+  void load_filter(const Call& call);
+  void load_end(const Call& call, std::span<const std::uint64_t> step);
   bool check_dim(const Call& call, const Table& table);
-  // The part of a write that is here and was not executed yet; nullopt if nothing is left to do.
-  std::optional<Part> fresh_part(const Call& call, std::size_t dim, DedupWindow& dedup);
-  static void mark(const Call& call, const SlotSlices& slices, DedupWindow& dedup) noexcept;
-  bool keep(const Call& call, const Part& part);
+  // Why a BSP step of the table was not made in an arc of the slices; "" if none failed.
+  std::string_view full(const Call& call) const noexcept;
+  // Finds what is left of a write in each slice; false if nothing is.
+  bool find_fresh(const Call& call);
+  static Arc::Rows rows_of(const Call& call, const Slice& slice, std::size_t dim) noexcept;
+  // Calls act(slice) for each slice of which something is left.
+  template <class Act>
+  void each_fresh(const Act& act);
+  // Has the arcs keep a push until the end of its clock. False, after a reply, if that exceeds a limit.
+  bool keep(const Call& call, std::size_t dim);
   // Whether a concurrent save has no memory for the rows that it would have to preserve: then replies OVERLOADED.
-  bool postpone(const Call& call, const Table& table, DedupWindow& dedup, std::size_t rows);
-  void step(const Call& call, Table& table, const Part& part, DedupWindow& dedup);
+  bool postpone(const Call& call);
+  PostponedCalls& postponed(std::uint32_t rank);
   static View& view(Table& table, std::uint32_t rank);
 
   // service_checkpoint.cc: SAVE_*
@@ -280,15 +293,22 @@ class Service {
   void answer(const Call& call, Table& table);
   void answer_pull(const Call& call, Table& table);
   void send_weights(const Call& call, PooledBuffer values, std::size_t dim);
-  void answer_contains(const Call& call, Table& table);
+  void answer_contains(const Call& call);
   void answer_state(const Call& call, Table& table);
-  void answer_slot(const Call& call, Table& table);
-  void answer_section(const Call& call, Table& table);
-  void answer_stats(const Call& call, Table& table);
+  void answer_slot(const Call& call);
+  void answer_section(const Call& call);
+  void answer_stats(const Call& call);
   void send_numbers(const Call& call, std::span<const double> numbers);
   void send_words(const Call& call, std::span<const std::uint64_t> words);
-  // The table's answer to a SWEEP.
-  std::vector<std::uint64_t> swept(const Call& call, Table& table, bool dry_run);
+  // The slot's shard, for reads of one slot.
+  const Shard& shard_of(const Call& call) const;
+  // The results of a function that only reads, of all slots here.
+  std::vector<double> reduced(const Call& call);
+  std::vector<std::uint64_t> swept(const Call& call);
+  // Calls use(shard, slices, begin) for each slice.
+  template <class Use>
+  void each_slice(const Call& call, const Use& use);
+  static void add_words(std::vector<std::uint64_t>& sums, std::span<const std::uint64_t> words);
   static std::span<const double> doubles_of(const Call& call) noexcept {
     return {reinterpret_cast<const double*>(call.bytes.data()), call.bytes.size() / sizeof(double)};
   }
@@ -296,34 +316,22 @@ class Service {
   // service_advance.cc: completed clocks, and the reads that they release
   bool is_complete(std::uint32_t clock) const noexcept;
   void advance(ReplyQueue& out) noexcept;
-  void apply_clock();
-  void apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& step);
   void release(DeferredReads::Read&& read, ReplyQueue& out) noexcept;
 
   mutable std::mutex mutex_;
   std::function<void()> waker_;
   const Slots slots_;
   ServiceLimits limits_;
-  mutable ThreadPool pool_{1};  // for the shards: a data loop has one thread
-  std::unique_ptr<Budget> budget_;
   std::uint32_t epoch_ = 0;
-  std::size_t first_slot_;
-  std::size_t end_slot_;
-
-  std::uint32_t job_ = 0;
-  Mode mode_ = Mode::kBsp;
-  std::uint32_t staleness_ = 0;
-  bool mean_ = false;
-  Clocks clocks_;
-  std::uint32_t applied_ = 0;
-  std::vector<std::unique_ptr<DedupWindow>> dedup_;  // by rank, from its first write on
-  std::vector<std::vector<std::uint32_t>>
-      tick_tables_;  // by rank: the tables that its last tick named, under BSP
+  mutable ArcWorkspace workspace_;
+  std::vector<std::unique_ptr<Arc>> arcs_;   // in the order of their slots
+  std::vector<Arc*> arc_of_;                 // by slot; null: no arc has it
+  std::vector<Served> served_;               // in the order of their slots
+  std::optional<std::uint64_t> slot_bytes_;  // the memory budget
   std::map<std::uint32_t, std::unique_ptr<Table>> tables_;
   Disposal disposal_;  // of replaced tables; declared after what they use
 
-  BufferPool buffers_;  // for pending pushes, deferred reads, and the replies of control calls
-  PendingPushes pending_;
+  std::vector<std::unique_ptr<PostponedCalls>> postponed_;  // by rank
   DeferredReads deferred_;
   KeyListCache key_lists_;
   std::vector<std::shared_ptr<CheckpointSession>>
@@ -331,17 +339,12 @@ class Service {
   std::vector<std::shared_ptr<CheckpointSession>> unclaimed_sessions_;  // not yet taken by next_session()
   std::condition_variable session_begun_;
   bool sessions_closed_ = false;
-  ReplyQueue released_{buffers_};
+  ReplyQueue released_{workspace_.buffers};
 
   // Scratch memory of the current request.
   wire::Decoded decoded_;
-  std::vector<std::uint64_t> offsets_;  // slots + 1
+  std::vector<Slice> slices_;
   std::vector<std::uint16_t> refused_;
-  Buffer<std::uint64_t> some_hashes_;  // the rest of a call that was executed in part
-  Buffer<float> some_values_;
-  Buffer<std::uint32_t> some_counts_;
-  Buffer<std::uint32_t> ones_;  // the counts of pushes without counts, to merge them with others
-  MergeScratch merge_scratch_;
 
   mutable ServiceMetrics metrics_;
 };

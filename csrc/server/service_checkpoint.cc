@@ -87,9 +87,7 @@ void Service::save_begin(const Call& call) {
   const std::span numbers(reinterpret_cast<const std::uint64_t*>(call.bytes.data()),
                           call.bytes.size() / sizeof(std::uint64_t));
   const CheckpointSession::Name name = name_of(header, header.sequence);
-  DedupWindow& dedup = history(header.worker);
-  if (dedup.calls().contains(header.sequence)) {
-    ++metrics_.duplicates;
+  if (has_done(call)) {
     const CheckpointSession* const save = find_session(name);
     return send_words(call, save == nullptr ? std::span<const std::uint64_t>() : save->summaries());
   }
@@ -103,7 +101,7 @@ void Service::save_begin(const Call& call) {
   }
   const auto tables = numbers.subspan(wire::kBaseWords);
   const bool loads = tables.front() >> kKindShift == kLoad;
-  if (!loads && mode_ == Mode::kBsp && header.clock < applied_) {
+  if (!loads && mode() == Mode::kBsp && header.clock < last_applied()) {
     return send_text(call, Status::kBadRequest,
                      "a save of clock " + std::to_string(header.clock) + " came after its end");
   }
@@ -116,7 +114,7 @@ void Service::save_begin(const Call& call) {
   std::erase_if(sessions_, [](const auto& save) { return save->closed(); });
   std::vector<CheckpointSession::TableRequest> wanted;
   for (const std::uint64_t number : tables) {
-    Table* const table = find(static_cast<std::uint32_t>(number));
+    const Table* const table = find(static_cast<std::uint32_t>(number));
     const std::uint64_t kind = number >> kKindShift;
     if (table == nullptr) {
       return send(call, Status::kNoTable);
@@ -126,32 +124,39 @@ void Service::save_begin(const Call& call) {
                        kind > kLoad ? "there is no kind of save " + std::to_string(kind)
                                     : "a session either saves or loads: begin two sessions");
     }
-    if (loads && !check_loading(call, *table)) {
+    const auto id = static_cast<std::uint32_t>(number);
+    if (loads && !check_loading(call, id)) {
       return;
     }
-    if (!loads && !table->full.empty()) {
-      return send_text(call, Status::kResourceExhausted, table->full);
-    }
-    const auto& shard = loads ? table->loading : table->shard;
-    for (const auto& other : sessions_) {
-      if (other->holds(*shard)) {
-        // It has ended, but a thread still uses it: it will close soon.
-        return other->ended() ? send(call, Status::kOverloaded)
-                              : send_words(call, std::array{kBusy, std::uint64_t{other->name().rank}});
+    auto& request = wanted.emplace_back();
+    request.kind = loads ? std::nullopt : std::optional(static_cast<Snapshot::Kind>(kind));
+    for (const Served& served : served_) {
+      const Arc::Table& here = *served.arc->find(id);
+      if (!loads && !here.full.empty()) {
+        return send_text(call, Status::kResourceExhausted, here.full);
       }
-    }
-    wanted.push_back(
-        {.shard = shard, .kind = loads ? std::nullopt : std::optional(static_cast<Snapshot::Kind>(kind))});
-    if (wanted.back().kind == Snapshot::Kind::kDelta && (base.empty() || table->shard->base() != base)) {
-      return send_words(call, std::array{kNoBase, number & 0xffffffffU});
+      const auto& shard = loads ? here.loading : here.shard;
+      for (const auto& other : sessions_) {
+        if (other->holds(*shard)) {
+          // It has ended, but a thread still uses it: it will close soon.
+          return other->ended() ? send(call, Status::kOverloaded)
+                                : send_words(call, std::array{kBusy, std::uint64_t{other->name().rank}});
+        }
+      }
+      if (request.kind == Snapshot::Kind::kDelta && (base.empty() || shard->base() != base)) {
+        return send_words(call, std::array{kNoBase, number & 0xffffffffU});
+      }
+      request.parts.push_back({.shard = shard, .first = served.first, .end = served.end});
     }
   }
-  auto save = std::make_shared<CheckpointSession>(name, wanted, header.clock, first_slot_, end_slot_);
+  auto save = std::make_shared<CheckpointSession>(name, wanted, header.clock);
   std::erase_if(unclaimed_sessions_, [](const auto& one) { return one->ended(); });
   unclaimed_sessions_.reserve(unclaimed_sessions_.size() + 1);
   sessions_.push_back(save);
   unclaimed_sessions_.push_back(std::move(save));
-  dedup.calls().mark(header.sequence);
+  for (const auto& arc : arcs_) {
+    arc->mark(write_of(call));
+  }
   send_words(call, sessions_.back()->summaries());
   session_begun_.notify_one();
 }
@@ -171,8 +176,7 @@ void Service::save_poll(const Call& call, std::span<const std::uint64_t> numbers
 }
 
 void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers) {
-  DedupWindow& dedup = history(call.header.worker);
-  if (done_before(call, dedup)) {
+  if (done_before(call)) {
     return;
   }
   if (numbers.size() != 1 && numbers.size() != 1 + wire::kBaseWords) {
@@ -182,9 +186,12 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
   }
   CheckpointSession* const save = find_session(name_of(call.header, numbers[0]));
   const bool written = numbers.size() > 1;
-  for (auto& [id, table] : tables_) {
-    if (save != nullptr && !written && table->loading != nullptr && save->holds(*table->loading)) {
-      disposal_.add(std::move(table->loading));  // an incomplete load is discarded
+  for (const auto& [id, table] : tables_) {
+    for (const auto& arc : arcs_) {
+      const auto& loading = arc->find(id)->loading;
+      if (save != nullptr && !written && loading != nullptr && save->holds(*loading)) {
+        arc->drop_loading(id);  // an incomplete load is discarded
+      }
     }
   }
   const bool ended = save != nullptr &&
@@ -193,7 +200,9 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
     return send_text(call, Status::kBadRequest,
                      "there is no such save: it was given up before it was written");
   }
-  dedup.calls().mark(call.header.sequence);
+  for (const auto& arc : arcs_) {
+    arc->mark(write_of(call));
+  }
   send(call, Status::kOk);
 }
 

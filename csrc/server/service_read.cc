@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "server/service.h"
@@ -23,7 +25,7 @@ bool is_of_one_slot(Op op) noexcept { return op == Op::kSlot || op == Op::kSecti
 }  // namespace
 
 std::size_t Service::reply_bytes(const Call& call, const Table& table) const noexcept {
-  const Rows& rows = table.shard->rows();
+  const Rows& rows = table.rows;
   switch (call.header.op) {
     case Op::kPull:
       return call.hashes.size() * rows.dim() * sizeof(float);
@@ -37,9 +39,8 @@ std::size_t Service::reply_bytes(const Call& call, const Table& table) const noe
 }
 
 void Service::find_refused(const Header& header, std::span<const std::uint64_t> hashes) {
-  std::size_t place = 0;
-  own(hashes, place);
-  if (is_of_one_slot(header.op) && !owns(header.aux)) {
+  route(hashes);
+  if (is_of_one_slot(header.op) && !serves(header.aux)) {
     refused_.push_back(static_cast<std::uint16_t>(header.aux));
   }
 }
@@ -55,8 +56,8 @@ void Service::read(const Call& call, Table& table) {
   if (!refused_.empty()) {
     return send_done(call, refusal(call.out));
   }
-  if (header.op == Op::kPull && !table.full.empty()) {
-    return send_text(call, Status::kResourceExhausted, table.full);
+  if (const std::string_view why = full(call); header.op == Op::kPull && !why.empty()) {
+    return send_text(call, Status::kResourceExhausted, why);
   }
   const std::size_t bytes = reply_bytes(call, table);
   if (bytes > limits_.reply_bytes) {
@@ -65,10 +66,10 @@ void Service::read(const Call& call, Table& table) {
                          std::to_string(limits_.reply_bytes) + " are sent: ask for fewer keys at a time");
   }
   if (header.worker != wire::kAnonymous) {
-    if (mode_ == Mode::kBsp && header.op == Op::kPull && header.clock < applied_) {
+    if (mode() == Mode::kBsp && header.op == Op::kPull && header.clock < last_applied()) {
       return send_text(call, Status::kBadRequest,
                        "a pull at clock " + std::to_string(header.clock) +
-                           " came after the pushes of clock " + std::to_string(applied_ - 1) +
+                           " came after the pushes of clock " + std::to_string(last_applied() - 1) +
                            " were applied: tick a clock when its pulls are answered");
     }
     if (!is_complete(header.clock)) {
@@ -85,9 +86,9 @@ void Service::defer(const Call& call, std::size_t reply_bytes) {
   if (full && !deferred_.has(call.header)) {
     return send(call, Status::kOverloaded);
   }
-  PooledBuffer hashes = buffers_.acquire(call.hashes.size_bytes());
+  PooledBuffer hashes = workspace_.buffers.acquire(call.hashes.size_bytes());
   std::ranges::copy(call.hashes, hashes.as<std::uint64_t>().begin());
-  PooledBuffer parameters = buffers_.acquire(call.bytes.size());
+  PooledBuffer parameters = workspace_.buffers.acquire(call.bytes.size());
   std::ranges::copy(call.bytes, parameters.bytes().begin());
   deferred_.defer({.peer = Peer(call.peer),
                    .header = call.header,
@@ -102,35 +103,43 @@ void Service::answer(const Call& call, Table& table) {
   if (call.header.worker != wire::kAnonymous && call.header.op == Op::kPull) {
     View& last = view(table, call.header.worker);
     last = {.pushes = table.pushes, .own = 0};
-    const std::uint32_t slowest = clocks_.slowest();
+    const std::uint32_t slowest = arcs_.empty() ? 0 : arcs_.front()->clocks().slowest();
     metrics_.pull_staleness.add(call.header.clock > slowest ? call.header.clock - slowest : 0);
   }
   switch (call.header.op) {
     case Op::kPull:
       return answer_pull(call, table);
     case Op::kContains:
-      return answer_contains(call, table);
+      return answer_contains(call);
     case Op::kState:
       return answer_state(call, table);
     case Op::kSlot:
-      return answer_slot(call, table);
+      return answer_slot(call);
     case Op::kSection:
-      return answer_section(call, table);
+      return answer_section(call);
     case Op::kReduce:
-      return send_numbers(
-          call, reduce(*table.shard, Function{call.header.aux}, doubles_of(call), first_slot_, end_slot_));
+      return send_numbers(call, reduced(call));
     case Op::kSweep:
-      return send_words(call, swept(call, table, true));
+      return send_words(call, swept(call));
     default:
-      return answer_stats(call, table);
+      return answer_stats(call);
+  }
+}
+
+template <class Use>
+void Service::each_slice(const Call& call, const Use& use) {
+  for (const Slice& slice : slices_) {
+    const SlotSlices part = slice.arc->cut(call.hashes.subspan(slice.begin, slice.count));
+    use(*slice.arc->find(call.header.table)->shard, part, slice.begin);
   }
 }
 
 void Service::answer_pull(const Call& call, Table& table) {
-  const std::size_t n = call.hashes.size();
-  const std::size_t dim = table.shard->rows().dim();
-  PooledBuffer values = call.out.acquire(n * dim * sizeof(float));
-  table.shard->pull(cut(call.hashes), values.as<float>());
+  const std::size_t dim = table.rows.dim();
+  PooledBuffer values = call.out.acquire(call.hashes.size() * dim * sizeof(float));
+  each_slice(call, [&](const Shard& shard, const SlotSlices& part, std::size_t begin) {
+    shard.pull(part, values.as<float>().subspan(begin * dim, part.hashes.size() * dim));
+  });
   send_weights(call, std::move(values), dim);
 }
 
@@ -175,18 +184,21 @@ void Service::send_weights(const Call& call, PooledBuffer values, std::size_t di
   send(call, header, 1, std::move(values));
 }
 
-void Service::answer_contains(const Call& call, Table& table) {
+void Service::answer_contains(const Call& call) {
   PooledBuffer there = call.out.acquire(call.hashes.size());
-  table.shard->contains(cut(call.hashes), there.as<std::uint8_t>());
+  each_slice(call, [&](const Shard& shard, const SlotSlices& part, std::size_t begin) {
+    shard.contains(part, there.as<std::uint8_t>().subspan(begin, part.hashes.size()));
+  });
   send(call, {.dtype = wire::Dtype::kUint8, .count = count_of(call.hashes.size())}, 1, std::move(there));
 }
 
 void Service::answer_state(const Call& call, Table& table) {
-  const Rows& rows = table.shard->rows();
   const std::size_t column = call.header.aux;
-  const std::size_t dim = column == rows.columns() ? 1 : rows.dim();
+  const std::size_t dim = column == table.rows.columns() ? 1 : table.rows.dim();
   PooledBuffer values = call.out.acquire(call.hashes.size() * dim * sizeof(float));
-  table.shard->state(cut(call.hashes), column, values.as<float>());
+  each_slice(call, [&](const Shard& shard, const SlotSlices& part, std::size_t begin) {
+    shard.state(part, column, values.as<float>().subspan(begin * dim, part.hashes.size() * dim));
+  });
   send(call,
        {.dtype = wire::Dtype::kFloat32,
         .dim = static_cast<std::uint16_t>(dim),
@@ -195,10 +207,15 @@ void Service::answer_state(const Call& call, Table& table) {
        1, std::move(values));
 }
 
-void Service::answer_slot(const Call& call, Table& table) {
+const Shard& Service::shard_of(const Call& call) const {
+  return *arc_of(call.header.aux)->find(call.header.table)->shard;
+}
+
+void Service::answer_slot(const Call& call) {
+  const Shard& shard = shard_of(call);
   std::vector<std::uint64_t> hashes;
   std::vector<float> weights;
-  table.shard->read_slot(Slot{call.header.aux}, hashes, weights);
+  shard.read_slot(Slot{call.header.aux}, hashes, weights);
   const std::size_t bytes = hashes.size() * sizeof(std::uint64_t) + weights.size() * sizeof(float);
   if (bytes > limits_.reply_bytes) {
     return send_text(call, Status::kBadRequest,
@@ -212,17 +229,18 @@ void Service::answer_slot(const Call& call, Table& table) {
   std::ranges::copy(weights, second.as<float>().begin());
   send(call,
        {.dtype = wire::Dtype::kFloat32,
-        .dim = static_cast<std::uint16_t>(table.shard->rows().dim()),
+        .dim = static_cast<std::uint16_t>(shard.rows().dim()),
         .count = count_of(hashes.size()),
         .aux = call.header.aux},
        2, std::move(first), std::move(second));
 }
 
-void Service::answer_section(const Call& call, Table& table) {
+void Service::answer_section(const Call& call) {
+  const Shard& shard = shard_of(call);
   std::vector<std::byte> bytes;
-  const std::size_t rows = table.shard->section(Slot{call.header.aux}, bytes);
+  const std::size_t rows = shard.section(Slot{call.header.aux}, bytes);
   std::vector<std::byte> filter;
-  table.shard->filter(Slot{call.header.aux}, filter);
+  shard.filter(Slot{call.header.aux}, filter);
   bytes.insert(bytes.end(), filter.begin(), filter.end());
   if (bytes.size() > limits_.reply_bytes) {
     return send_text(call, Status::kBadRequest,
@@ -236,15 +254,59 @@ void Service::answer_section(const Call& call, Table& table) {
        std::move(block));
 }
 
-void Service::answer_stats(const Call& call, Table& table) {
-  const ShardStats stats = table.shard->stats();
-  std::vector<std::uint64_t> numbers = {
-      table.shard->step(),  stats.rows,        stats.cells,       stats.bytes,        stats.pulls,
-      stats.pushes,         stats.rows_pulled, stats.rows_pushed, stats.rows_created, stats.rows_erased,
-      stats.nonfinite_rows, stats.refused,     stats.waiting};
-  numbers.insert(numbers.end(), stats.expired.begin(), stats.expired.end());
-  numbers.push_back(table.shard->table_clock(call.header.clock));
+void Service::answer_stats(const Call& call) {
+  // Those of the arc with the most: a request to all arcs counts once.
+  std::uint64_t step = 0;
+  std::uint64_t pulls = 0;
+  std::uint64_t pushes = 0;
+  std::uint32_t clock = 0;
+  std::vector<std::uint64_t> rows;
+  std::vector<std::uint64_t> changes;
+  for (const auto& arc : arcs_) {
+    const Shard& shard = *arc->find(call.header.table)->shard;
+    const ShardStats stats = shard.stats();
+    step = std::max(step, shard.step());
+    pulls = std::max(pulls, stats.pulls);
+    pushes = std::max(pushes, stats.pushes);
+    clock = std::max(clock, shard.table_clock(call.header.clock));
+    add_words(rows, std::array{stats.rows, stats.cells, stats.bytes});
+    std::vector<std::uint64_t> some = {stats.rows_pulled, stats.rows_pushed,    stats.rows_created,
+                                       stats.rows_erased, stats.nonfinite_rows, stats.refused,
+                                       stats.waiting};
+    some.insert(some.end(), stats.expired.begin(), stats.expired.end());
+    add_words(changes, some);
+  }
+  std::vector<std::uint64_t> numbers{step};
+  numbers.insert(numbers.end(), rows.begin(), rows.end());
+  numbers.insert(numbers.end(), {pulls, pushes});
+  numbers.insert(numbers.end(), changes.begin(), changes.end());
+  numbers.push_back(clock);
   send_words(call, numbers);
+}
+
+std::vector<double> Service::reduced(const Call& call) {
+  const Function function{call.header.aux};
+  std::vector<std::vector<double>> parts;
+  for (const Served& served : served_) {
+    parts.push_back(reduce(*served.arc->find(call.header.table)->shard, function, doubles_of(call),
+                           served.first, served.end));
+  }
+  return join(function, doubles_of(call), parts);
+}
+
+std::vector<std::uint64_t> Service::swept(const Call& call) {
+  const auto rules = Lifecycle::expiries(doubles_of(call));
+  std::vector<std::uint64_t> sums;
+  for (const Served& served : served_) {
+    add_words(sums, served.arc->find(call.header.table)
+                        ->shard->sweep(served.first, served.end, call.header.clock, rules, true));
+  }
+  return sums;
+}
+
+void Service::add_words(std::vector<std::uint64_t>& sums, std::span<const std::uint64_t> words) {
+  sums.resize(std::max(sums.size(), words.size()));
+  std::ranges::transform(words, sums, sums.begin(), std::plus<>());
 }
 
 void Service::send_words(const Call& call, std::span<const std::uint64_t> words) {

@@ -1,9 +1,9 @@
 // Service: writes and ticks.
 
 #include <algorithm>
-#include <iterator>
+#include <array>
 #include <limits>
-#include <new>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -25,25 +25,21 @@ constexpr std::uint32_t kMaxPostponed = 3;
 constexpr std::uint32_t kMaxPostponedAll = 16;
 constexpr std::uint64_t kSequences = (std::uint64_t{1} << kSequenceBits) - 1;
 
-// Copies an array to the front of `room`, which then begins after it.
-template <class T>
-std::span<const T> copy_into(std::span<std::byte>& room, std::span<const T> values) {
-  const auto copy = room.first(values.size_bytes());
-  std::ranges::copy(std::as_bytes(values), copy.begin());
-  room = room.subspan(copy.size());
-  return {reinterpret_cast<const T*>(copy.data()), values.size()};
-}
-
 }  // namespace
 
-DedupWindow& Service::history(std::uint32_t rank) {
-  if (rank >= dedup_.size()) {
-    dedup_.resize(rank + std::size_t{1});
+Arc::Write Service::write_of(const Call& call) noexcept {
+  const Header& header = call.header;
+  return {.rank = header.worker, .sequence = header.sequence, .table = header.table, .clock = header.clock};
+}
+
+PostponedCalls& Service::postponed(std::uint32_t rank) {
+  if (rank >= postponed_.size()) {
+    postponed_.resize(rank + std::size_t{1});
   }
-  if (dedup_[rank] == nullptr) {
-    dedup_[rank] = std::make_unique<DedupWindow>(slots_.count());
+  if (postponed_[rank] == nullptr) {
+    postponed_[rank] = std::make_unique<PostponedCalls>();
   }
-  return *dedup_[rank];
+  return *postponed_[rank];
 }
 
 Service::View& Service::view(Table& table, std::uint32_t rank) {
@@ -54,7 +50,7 @@ Service::View& Service::view(Table& table, std::uint32_t rank) {
 }
 
 bool Service::check_dim(const Call& call, const Table& table) {
-  const std::size_t dim = table.shard->rows().dim();
+  const std::size_t dim = table.rows.dim();
   if (call.header.dim == dim && call.floats.size() == call.hashes.size() * dim) {
     return true;
   }
@@ -69,172 +65,169 @@ bool Service::check_dim(const Call& call, const Table& table) {
 void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
                    std::span<const std::uint32_t> tables) {
   const Header& header = call.header;
-  const std::uint32_t clock = clocks_.clock(header.worker);
-  if (header.clock < clock) {
+  const auto clock_of = [&](const auto& arc) { return arc->clocks().clock(header.worker); };
+  if (std::ranges::all_of(arcs_, [&](const auto& arc) { return header.clock < clock_of(arc); })) {
     ++metrics_.duplicates;
     return send(call, Status::kOk);
   }
-  if (clock == std::numeric_limits<std::uint32_t>::max()) {
+  if (std::ranges::any_of(arcs_, [&](const auto& arc) {
+        return clock_of(arc) == std::numeric_limits<std::uint32_t>::max();
+      })) {
     return send_text(call, Status::kBadRequest, "a job has at most 2^32 - 1 clocks: connect anew");
   }
   if (!check_epoch(call)) {
     return;
   }
-  DedupWindow& dedup = history(header.worker);
   const bool all_here = std::ranges::all_of(sequences, [&](std::uint64_t number) {
     const std::uint64_t sequence = number & kSequences;
     const std::size_t slot = number >> kSequenceBits;  // plus one; 0 for any
-    return slot <= slots_.count() &&
-           (slot == 0 ? dedup.calls().contains(sequence) : dedup.slot(slot - 1).contains(sequence));
+    if (slot == 0) {
+      return std::ranges::any_of(arcs_,
+                                 [&](const auto& arc) { return arc->has_done(header.worker, sequence); });
+    }
+    Arc* const arc = slot <= slots_.count() ? arc_of(slot - 1) : nullptr;
+    return arc != nullptr && arc->has_done(header.worker, sequence, slot - 1);
   });
-  if (header.clock > clock || !all_here) {
+  if (!all_here ||
+      std::ranges::any_of(arcs_, [&](const auto& arc) { return header.clock > clock_of(arc); })) {
     return send(call, Status::kRetry);
   }
-  if (mode_ == Mode::kBsp) {
-    if (clock > applied_ && pending_.bytes() - pending_.bytes(applied_) > limits_.pending_bytes / 2) {
-      return send(call, Status::kOverloaded);
+  if (mode() == Mode::kBsp && header.clock > applied() &&
+      pending_bytes() - next_bytes() > limits_.pending_bytes / 2) {
+    return send(call, Status::kOverloaded);
+  }
+  for (const auto& arc : arcs_) {
+    if (clock_of(arc) == header.clock) {  // else it took the tick before another one had no memory for it
+      arc->tick(header.worker, tables);
     }
   }
-  end_clock(header.worker, tables);
   send(call, Status::kOk);
-}
-
-void Service::end_clock(std::uint32_t rank, std::span<const std::uint32_t> tables) {
-  if (mode_ == Mode::kBsp) {
-    if (rank >= tick_tables_.size()) {
-      tick_tables_.resize(rank + std::size_t{1});
-    }
-    std::vector<std::uint32_t> named;  // without unknown tables, whose number is unbounded
-    std::ranges::copy_if(tables, std::back_inserter(named),
-                         [&](std::uint32_t id) { return tables_.contains(id); });
-    pending_.tick(clocks_.clock(rank), named);
-    tick_tables_[rank] = std::move(named);
-  }
-  clocks_.tick(rank);
 }
 
 // --- once for every slot ----------------------------------------------------------------------------------------
 
-std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t dim, DedupWindow& dedup) {
-  const std::uint64_t sequence = call.header.sequence;
-  std::size_t place = 0;
-  const auto hashes = own(call.hashes, place);
-  if (hashes.empty()) {
-    // A call without keys, or all its slots are elsewhere.
-    if (refused_.empty() && !dedup.calls().contains(sequence)) {
-      return Part{cut(hashes), {}, {}};
-    }
-    metrics_.duplicates += refused_.empty() ? 1U : 0U;
-    return std::nullopt;
+bool Service::find_fresh(const Call& call) {
+  bool left = false;
+  bool repeated = false;
+  for (Slice& slice : slices_) {
+    slice.fresh = slice.arc->fresh(write_of(call), call.hashes.subspan(slice.begin, slice.count));
+    left |= slice.fresh.any;
+    repeated |= !slice.fresh.any || slice.fresh.done != 0 || slice.fresh.partial != nullptr;
   }
-  const SlotSlices slices = cut(hashes);
-  const std::size_t first = index_of(slots_.of(hashes.front()));
-  const std::size_t last = index_of(slots_.of(hashes.back()));
-  std::size_t done = 0;  // rows
-  for (std::size_t s = first; s <= last; ++s) {
-    const std::size_t rows = slices.offsets[s + 1] - slices.offsets[s];
-    done += rows != 0 && dedup.slot(s).contains(sequence) ? rows : 0;
-  }
-  const DedupWindow::PartialPush* const partial = dedup.partial_push(sequence);
-  const auto values = call.floats.subspan(place * dim, hashes.size() * dim);
-  const auto counts = call.counts.empty() ? call.counts : call.counts.subspan(place, hashes.size());
-  if (done == 0 && partial == nullptr) {
-    return Part{slices, values, counts};
-  }
-  ++metrics_.duplicates;
-  if (done == hashes.size()) {
-    return std::nullopt;
-  }
-  const std::span<std::uint64_t> some = some_hashes_.claim(hashes.size());
-  const std::span<float> some_values = some_values_.claim(hashes.size() * dim);
-  const std::span<std::uint32_t> some_counts = some_counts_.claim(counts.size());
-  std::size_t count = 0;
-  for (std::size_t s = first; s <= last; ++s) {
-    if (dedup.slot(s).contains(sequence)) {
-      continue;
-    }
-    for (std::size_t i = slices.offsets[s]; i < slices.offsets[s + 1]; ++i) {
-      if (partial != nullptr && index_of(slots_.of(partial->next)) == s && hashes[i] < partial->next) {
-        continue;
-      }
-      some[count] = hashes[i];
-      std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * dim), dim,
-                  some_values.begin() + static_cast<std::ptrdiff_t>(count * dim));
-      if (!counts.empty()) {
-        some_counts[count] = counts[i];
-      }
-      ++count;
-    }
-  }
-  return Part{cut(some.first(count)), some_values.first(count * dim),
-              some_counts.first(counts.empty() ? 0 : count)};
+  metrics_.duplicates += repeated ? 1U : 0U;
+  return left;
 }
 
-void Service::mark(const Call& call, const SlotSlices& slices, DedupWindow& dedup) noexcept {
-  for (std::size_t s = 0; s + 1 < slices.offsets.size(); ++s) {
-    if (slices.offsets[s] != slices.offsets[s + 1]) {
-      dedup.slot(s).mark(call.header.sequence);
+void Service::route_write(const Call& call) {
+  route(call.hashes);
+  if (call.hashes.empty()) {  // a call without keys concerns every arc
+    for (const auto& arc : arcs_) {
+      slices_.push_back({.arc = arc.get(), .begin = 0, .count = 0, .fresh = {}});
     }
   }
-  dedup.calls().mark(call.header.sequence);
+}
+
+Arc::Rows Service::rows_of(const Call& call, const Slice& slice, std::size_t dim) noexcept {
+  return {.hashes = call.hashes.subspan(slice.begin, slice.count),
+          .values = call.floats.subspan(slice.begin * dim, slice.count * dim),
+          .counts = call.counts.empty() ? call.counts : call.counts.subspan(slice.begin, slice.count)};
+}
+
+template <class Act>
+void Service::each_fresh(const Act& act) {
+  for (Slice& slice : slices_) {
+    if (slice.fresh.any) {
+      act(slice);
+    }
+  }
 }
 
 // --- push -------------------------------------------------------------------------------------------------------
+
+std::string_view Service::full(const Call& call) const noexcept {
+  for (const Slice& slice : slices_) {
+    const Arc::Table* const table = slice.arc->find(call.header.table);
+    if (!table->full.empty()) {
+      return table->full;
+    }
+  }
+  return {};
+}
 
 void Service::push(const Call& call, Table& table) {
   if (!check_dim(call, table)) {
     return;
   }
-  if (!call.counts.empty() && !table.shard->spec().lifecycle.needs_counts()) {
+  if (!call.counts.empty() && !table.spec.lifecycle.needs_counts()) {
     return send_text(call, Status::kBadRequest,
                      "table " + std::to_string(call.header.table) +
                          " has no rule that counts occurrences: send its pushes without counts");
   }
-  if (!table.full.empty()) {
-    return send_text(call, Status::kResourceExhausted, table.full);
+  route_write(call);
+  if (const std::string_view why = full(call); !why.empty()) {
+    return send_text(call, Status::kResourceExhausted, why);
   }
-  DedupWindow& dedup = history(call.header.worker);
-  const auto part = fresh_part(call, call.header.dim, dedup);
-  if (part && postpone(call, table, dedup, part->slices.hashes.size())) {
+  const bool left = find_fresh(call);
+  if (left && postpone(call)) {
     return;
   }
   PooledBuffer refused = refusal(call.out);
-  if (part) {
-    const std::uint32_t clock = clocks_.clock(call.header.worker);
-    if (call.header.clock < clock) {
-      return send_text(call, Status::kBadRequest,
-                       "a push of clock " + std::to_string(call.header.clock) +
-                           " came after the tick to clock " + std::to_string(clock) +
-                           ", which did not name it");
+  if (left) {
+    for (const Slice& slice : slices_) {
+      const std::uint32_t clock = slice.arc->clocks().clock(call.header.worker);
+      if (slice.fresh.any && call.header.clock < clock) {
+        return send_text(call, Status::kBadRequest,
+                         "a push of clock " + std::to_string(call.header.clock) +
+                             " came after the tick to clock " + std::to_string(clock) +
+                             ", which did not name it");
+      }
     }
-    if (mode_ != Mode::kBsp) {
-      step(call, table, *part, dedup);
-    } else if (!keep(call, *part)) {
-      return;
+    const std::size_t dim = table.rows.dim();
+    if (mode() == Mode::kBsp) {
+      if (!keep(call, dim)) {
+        return;
+      }
+    } else {
+      View& last = view(table, call.header.worker);
+      each_fresh([&](Slice& slice) {
+        slice.arc->push(write_of(call), rows_of(call, slice, dim), slice.fresh, nullptr);
+      });
+      metrics_.push_staleness.add(table.pushes - last.pushes - last.own);
+      ++table.pushes;
+      ++last.own;
     }
-    mark(call, part->slices, dedup);
   }
   send_done(call, std::move(refused));
 }
 
-bool Service::postpone(const Call& call, const Table& table, DedupWindow& dedup, std::size_t rows) {
-  if (table.shard->fits_save(rows) || !dedup.postpone(call.header.sequence, kMaxPostponed)) {
+bool Service::postpone(const Call& call) {
+  const bool fits = std::ranges::all_of(slices_, [&](const Slice& slice) {
+    return !slice.fresh.any || slice.arc->find(call.header.table)->shard->fits_save(slice.fresh.rows());
+  });
+  if (fits || !postponed(call.header.worker).postpone(call.header.sequence, kMaxPostponed)) {
     return false;
   }
   send(call, Status::kOverloaded);
   return true;
 }
 
-bool Service::keep(const Call& call, const Part& part) {
+bool Service::keep(const Call& call, std::size_t dim) {
   const Header& header = call.header;
-  const auto hashes = part.slices.hashes;
-  const std::size_t bytes = hashes.size_bytes() + part.values.size_bytes() + part.counts.size_bytes();
-  const std::size_t next = pending_.bytes(applied_);  // bytes of the clock that is merged next
-  if (header.clock > applied_ && pending_.bytes() - next + bytes > limits_.pending_bytes / 2) {
+  const std::size_t row_bytes =
+      sizeof(std::uint64_t) + dim * sizeof(float) + (call.counts.empty() ? 0 : sizeof(std::uint32_t));
+  std::size_t bytes = 0;
+  bool is_whole = true;  // no slice was executed in part
+  each_fresh([&](const Slice& slice) {
+    bytes += slice.fresh.rows() * row_bytes;
+    is_whole &= slice.fresh.done == 0;
+  });
+  const std::uint32_t applied = this->applied();
+  const std::size_t next = next_bytes();
+  if (header.clock > applied && pending_bytes() - next + bytes > limits_.pending_bytes / 2) {
     send(call, Status::kOverloaded);
     return false;
   }
-  if (header.clock == applied_ && next + bytes > limits_.pending_bytes) {
+  if (header.clock == applied && next + bytes > limits_.pending_bytes) {
     send_text(call, Status::kBadRequest,
               "the pushes of clock " + std::to_string(header.clock) + " hold " +
                   std::to_string(next + bytes) + " bytes here, and the limit is " +
@@ -242,53 +235,35 @@ bool Service::keep(const Call& call, const Part& part) {
                   ": push less in a clock, use more servers, or raise the limit of pending bytes");
     return false;
   }
-  PendingPushes::Push kept{.rank = header.worker,
-                           .sequence = header.sequence,
-                           .hashes = hashes,
-                           .grads = part.values,
-                           .counts = part.counts};
-  // An array that is a whole frame stays there. What was decoded, comes from the cache of key lists, or is a part of the message
-  // has to be copied.
-  if (call.received != nullptr) {
-    kept.frames = {call.received->take(std::as_bytes(hashes)),
-                   call.received->take(std::as_bytes(part.values))};
+  if (is_whole && !slices_.empty()) {
+    // The arcs share the rows of the message.
+    const Slice all{.arc = nullptr,
+                    .begin = slices_.front().begin,
+                    .count = slices_.back().begin + slices_.back().count - slices_.front().begin,
+                    .fresh = {}};
+    const Arc::Rows rows = rows_of(call, all, dim);
+    PendingPushes::Push kept{.hashes = rows.hashes, .grads = rows.values, .counts = rows.counts};
+    std::array<ReceivedFrame, 2> frames;
+    if (call.received != nullptr) {
+      frames = {call.received->take(std::as_bytes(rows.hashes)),
+                call.received->take(std::as_bytes(rows.values))};
+    }
+    kept.keep(std::move(frames), workspace_.buffers);
+    each_fresh([&](Slice& slice) {
+      const std::size_t at = slice.begin - all.begin;
+      const Arc::Rows mine{
+          .hashes = kept.hashes.subspan(at, slice.count),
+          .values = kept.grads.subspan(at * dim, slice.count * dim),
+          .counts = kept.counts.empty() ? kept.counts : kept.counts.subspan(at, slice.count)};
+      slice.arc->push(write_of(call), mine, slice.fresh, kept.owner);
+    });
+  } else {
+    each_fresh([&](Slice& slice) {
+      slice.arc->push(write_of(call), rows_of(call, slice, dim), slice.fresh, nullptr);
+    });
   }
-  kept.block = buffers_.acquire(bytes - kept.bytes());
-  std::span<std::byte> room = kept.block.bytes();
-  if (!kept.frames[0]) {
-    kept.hashes = copy_into(room, hashes);
-  }
-  if (!kept.frames[1]) {
-    kept.grads = copy_into(room, part.values);
-  }
-  kept.counts = copy_into(room, part.counts);
-  pending_.add(header.clock, header.table, std::move(kept));
-  metrics_.pending_peak = std::max(metrics_.pending_peak, pending_.bytes());
+  metrics_.pending_peak = std::max(metrics_.pending_peak, pending_bytes());
   return true;
-}
-
-void Service::step(const Call& call, Table& table, const Part& part, DedupWindow& dedup) {
-  View& last = view(table, call.header.worker);
-  std::size_t stepped = 0;
-  try {
-    table.shard->push(part.slices, part.values, {.counts = part.counts, .clock = call.header.clock},
-                      &stepped);
-  } catch (const std::bad_alloc&) {
-    // Record where it stopped: when it is sent again, it continues there.
-    const auto& [hashes, offsets] = part.slices;
-    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
-      if (offsets[s] < offsets[s + 1] && offsets[s + 1] <= stepped) {
-        dedup.slot(s).mark(call.header.sequence);
-      }
-    }
-    if (stepped < hashes.size() && offsets[index_of(slots_.of(hashes[stepped]))] < stepped) {
-      dedup.set_partial_push(call.header.sequence, hashes[stepped]);
-    }
-    throw;
-  }
-  metrics_.push_staleness.add(table.pushes - last.pushes - last.own);
-  ++table.pushes;
-  ++last.own;
 }
 
 // --- assign, erase ----------------------------------------------------------------------------------------------
@@ -297,104 +272,100 @@ void Service::assign(const Call& call, Table& table) {
   if (!check_dim(call, table)) {
     return;
   }
-  DedupWindow& dedup = history(call.header.worker);
-  const auto part = fresh_part(call, call.header.dim, dedup);
-  if (part && postpone(call, table, dedup, part->slices.hashes.size())) {
+  route_write(call);
+  const bool left = find_fresh(call);
+  if (left && postpone(call)) {
     return;
   }
   PooledBuffer refused = refusal(call.out);
-  if (part) {
-    table.shard->assign(part->slices, part->values, call.header.clock);
-    mark(call, part->slices, dedup);
-  }
+  each_fresh([&](Slice& slice) {
+    slice.arc->assign(write_of(call), rows_of(call, slice, table.rows.dim()), slice.fresh);
+  });
   send_done(call, std::move(refused));
 }
 
-void Service::erase(const Call& call, Table& table) {
-  DedupWindow& dedup = history(call.header.worker);
-  const auto part = fresh_part(call, 0, dedup);
-  if (part && postpone(call, table, dedup, part->slices.hashes.size())) {
+void Service::erase(const Call& call) {
+  route_write(call);
+  const bool left = find_fresh(call);
+  if (left && postpone(call)) {
     return;
   }
   PooledBuffer refused = refusal(call.out);
-  if (part) {
-    dedup.add_erased(call.header.sequence, table.shard->erase(part->slices));
-    table.full.clear();
-    mark(call, part->slices, dedup);
+  each_fresh([&](Slice& slice) { slice.arc->erase(write_of(call), slice.fresh); });
+  std::uint64_t erased = 0;
+  for (const auto& arc : arcs_) {  // also where its slots are not served any more
+    erased += arc->erased(call.header.worker, call.header.sequence);
   }
-  send_done(call, std::move(refused), static_cast<std::uint32_t>(dedup.erased(call.header.sequence)));
+  send_done(call, std::move(refused), static_cast<std::uint32_t>(erased));
 }
 
 // --- functions --------------------------------------------------------------------------------------------------
 
-void Service::change(const Call& call, Table& table) {
-  DedupWindow& dedup = history(call.header.worker);
-  if (dedup.calls().contains(call.header.sequence)) {
-    ++metrics_.duplicates;
-  } else if (table.shard->is_saving() && dedup.postpone(call.header.sequence, kMaxPostponedAll)) {
+bool Service::has_done(const Call& call) {
+  const bool done = !arcs_.empty() && std::ranges::all_of(arcs_, [&](const auto& arc) {
+    return arc->has_done(call.header.worker, call.header.sequence);
+  });
+  metrics_.duplicates += done ? 1U : 0U;
+  return done;
+}
+
+void Service::change(const Call& call) {
+  const bool saves = std::ranges::any_of(
+      arcs_, [&](const auto& arc) { return arc->find(call.header.table)->shard->is_saving(); });
+  if (!has_done(call) && saves &&
+      postponed(call.header.worker).postpone(call.header.sequence, kMaxPostponedAll)) {
     return send(call, Status::kOverloaded);
-  } else {
-    // Reserve room for the answer first: changed rows cannot be restored.
-    auto& answer = dedup.answer(call.header.sequence);
-    answer = reduce(*table.shard, Function{call.header.aux}, doubles_of(call), first_slot_, end_slot_);
-    dedup.calls().mark(call.header.sequence);
   }
-  send_numbers(call, dedup.answer(call.header.sequence));
+  std::vector<double> answers;
+  for (const auto& arc : arcs_) {
+    const auto served = std::ranges::find(served_, arc.get(), &Served::arc);
+    const bool is_here = served != served_.end();
+    const auto& some =
+        arc->change(write_of(call), Function{call.header.aux}, doubles_of(call),
+                    is_here ? served->first : arc->first_slot(), is_here ? served->end : arc->first_slot());
+    answers.insert(answers.end(), some.begin(), some.end());
+  }
+  send_numbers(call, answers);
 }
 
 // --- sweeps -----------------------------------------------------------------------------------------------------
 
-std::vector<std::uint64_t> Service::swept(const Call& call, Table& table, bool dry_run) {
-  return table.shard->sweep(first_slot_, end_slot_, call.header.clock, Lifecycle::expiries(doubles_of(call)),
-                            dry_run);
-}
-
-void Service::sweep(const Call& call, Table& table) {
+void Service::sweep(const Call& call) {
   const Header& header = call.header;
-  DedupWindow& dedup = history(header.worker);
-  if (dedup.calls().contains(header.sequence)) {
-    ++metrics_.duplicates;
-    return send_words(call, dedup.swept(header.sequence));
+  const bool waits = mode() == Mode::kBsp;
+  if (!has_done(call) && waits) {
+    if (header.clock < last_applied()) {
+      return send_text(call, Status::kBadRequest,
+                       "a sweep of clock " + std::to_string(header.clock) + " came after its end");
+    }
+    if (!is_complete(header.clock)) {
+      return defer(call, 0);
+    }
   }
-  const bool turns = mode_ == Mode::kBsp;
-  if (turns && header.clock < applied_) {
-    return send_text(call, Status::kBadRequest,
-                     "a sweep of clock " + std::to_string(header.clock) + " came after its end");
+  const auto rules = Lifecycle::expiries(doubles_of(call));
+  std::vector<std::uint64_t> answer;
+  for (const auto& arc : arcs_) {
+    add_words(answer, arc->sweep(write_of(call), rules));
   }
-  if (turns && !is_complete(header.clock)) {
-    return defer(call, 0);
-  }
-  // Reserve room for the answer first: removed rows cannot be restored.
-  auto& answer = dedup.swept(header.sequence);
-  answer = swept(call, table, turns);
-  if (turns) {
-    const std::size_t asked = Lifecycle::expiries(doubles_of(call)).size();
-    const std::size_t rules = asked == 0 ? table.shard->spec().lifecycle.expire().size() : asked;
-    answer.resize(Shard::kSweepHead + 2 * rules);  // without the words that only a dry run returns
-    pending_.sweep(header.clock, {.rank = header.worker,
-                                  .sequence = header.sequence,
-                                  .table = header.table,
-                                  .rules = Lifecycle::expiries(doubles_of(call))});
-  } else {
-    table.full.clear();
-  }
-  dedup.calls().mark(header.sequence);
   send_words(call, answer);
 }
 
 // --- loads ------------------------------------------------------------------------------------------------------
 
-bool Service::done_before(const Call& call, DedupWindow& dedup) {
-  const bool done = dedup.calls().contains(call.header.sequence);
+bool Service::done_before(const Call& call) {
+  const bool done = has_done(call);
   if (done) {
-    ++metrics_.duplicates;
     send(call, Status::kOk);
   }
   return done;
 }
 
-bool Service::check_loading(const Call& call, const Table& table) {
-  const bool loading = table.loading != nullptr && table.loader == call.header.worker;
+bool Service::check_loading(const Call& call, std::uint32_t id) {
+  const bool loading = std::ranges::all_of(arcs_, [&](const auto& arc) {
+    const Arc::Table& table = *arc->find(id);
+    return (table.loading != nullptr && table.loader == call.header.worker) ||
+           arc->has_done(call.header.worker, call.header.sequence);
+  });
   if (!loading) {
     send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
   }
@@ -403,8 +374,7 @@ bool Service::check_loading(const Call& call, const Table& table) {
 
 void Service::load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows) {
   constexpr std::size_t kMaxBytes = std::size_t{1} << 46U;  // of rows; more than any machine has
-  DedupWindow& dedup = history(call.header.worker);
-  if (done_before(call, dedup)) {
+  if (done_before(call)) {
     return;
   }
   if (rows.size() != slots_.count()) {
@@ -413,63 +383,66 @@ void Service::load_begin(const Call& call, Table& table, std::span<const std::ui
                          std::to_string(rows.size()) + " numbers");
   }
   std::vector<std::size_t> here(slots_.count(), 0);
-  std::size_t most = kMaxBytes / (table.shard->rows().bytes() + sizeof(std::uint64_t));
-  for (std::size_t s = first_slot_; s < end_slot_; ++s) {
-    if (rows[s] > most) {
-      return send_text(
-          call, Status::kBadRequest,
-          "no machine has memory for " + std::to_string(rows[s]) + " rows in slot " + std::to_string(s));
+  std::size_t most = kMaxBytes / (table.rows.bytes() + sizeof(std::uint64_t));
+  for (const Served& served : served_) {
+    for (std::size_t s = served.first; s < served.end; ++s) {
+      if (rows[s] > most) {
+        return send_text(
+            call, Status::kBadRequest,
+            "no machine has memory for " + std::to_string(rows[s]) + " rows in slot " + std::to_string(s));
+      }
+      most -= rows[s];
+      here[s] = rows[s];
     }
-    most -= rows[s];
-    here[s] = rows[s];
   }
-  auto fresh = std::make_shared<Shard>(table.shard->spec(), slots_, pool_, Locks::kOne, budget_.get());
-  fresh->reserve(slots_, here);
-  disposal_.add(std::exchange(table.loading, std::move(fresh)));
-  table.loader = call.header.worker;
-  dedup.calls().mark(call.header.sequence);
+  std::vector<std::shared_ptr<Shard>> fresh;
+  for (const auto& arc : arcs_) {
+    fresh.push_back(arc->make_shard(table.spec));
+    fresh.back()->reserve(slots_, here);
+  }
+  for (std::size_t i = 0; i < arcs_.size(); ++i) {
+    arcs_[i]->load_begin(write_of(call), std::move(fresh[i]));
+  }
   send(call, Status::kOk);
 }
 
-void Service::load_rows(const Call& call, Table& table) {
-  DedupWindow& dedup = history(call.header.worker);
-  if (done_before(call, dedup)) {
-    return;
-  }
-  if (!check_loading(call, table)) {
+void Service::load_rows(const Call& call) {
+  if (done_before(call) || !check_loading(call, call.header.table)) {
     return;
   }
   // The hashes come first in a section; restore() checks that they ascend.
   const std::size_t rows =
       std::min<std::size_t>(call.header.count, call.bytes.size() / sizeof(std::uint64_t));
   const std::span hashes(reinterpret_cast<const std::uint64_t*>(call.bytes.data()), rows);
-  std::vector<bool> elsewhere(slots_.count());
+  std::vector<bool> present(slots_.count());
   for (const std::uint64_t hash : hashes) {
-    const std::size_t slot = index_of(slots_.of(hash));
-    if (!owns(slot)) {
-      elsewhere[slot] = true;
-    }
+    present[index_of(slots_.of(hash))] = true;
   }
   refused_.clear();
   for (std::size_t s = 0; s < slots_.count(); ++s) {
-    if (elsewhere[s]) {
+    if (present[s] && !serves(s)) {
       refused_.push_back(static_cast<std::uint16_t>(s));
     }
   }
   if (!refused_.empty()) {
     return send_done(call, refusal(call.out));
   }
-  table.loading->restore(call.header.count, call.bytes);
-  dedup.calls().mark(call.header.sequence);
+  for (const auto& arc : arcs_) {
+    const auto first = present.begin() + static_cast<std::ptrdiff_t>(arc->first_slot());
+    const auto end = present.begin() + static_cast<std::ptrdiff_t>(arc->end_slot());
+    // The first arc checks a section without rows.
+    if (std::find(first, end, true) != end || (rows == 0 && arc == arcs_.front())) {
+      arc->load_rows(write_of(call), call.header.count, call.bytes);
+    }
+  }
+  for (const auto& arc : arcs_) {
+    arc->mark(write_of(call));
+  }
   send(call, Status::kOk);
 }
 
-void Service::load_filter(const Call& call, Table& table) {
-  DedupWindow& dedup = history(call.header.worker);
-  if (done_before(call, dedup)) {
-    return;
-  }
-  if (!check_loading(call, table)) {
+void Service::load_filter(const Call& call) {
+  if (done_before(call) || !check_loading(call, call.header.table)) {
     return;
   }
   const Slots cut(call.header.count);
@@ -480,18 +453,19 @@ void Service::load_filter(const Call& call, Table& table) {
   }
   const std::size_t slot = call.header.aux >> (cut.bits() - slots_.bits());
   refused_.clear();
-  if (!owns(slot)) {
+  if (!serves(slot)) {
     refused_.push_back(static_cast<std::uint16_t>(slot));
     return send_done(call, refusal(call.out));
   }
-  table.loading->restore_filter(cut, Slot{call.header.aux}, call.bytes);
-  dedup.calls().mark(call.header.sequence);
+  arc_of(slot)->load_filter(write_of(call), cut, Slot{call.header.aux}, call.bytes);
+  for (const auto& arc : arcs_) {
+    arc->mark(write_of(call));
+  }
   send(call, Status::kOk);
 }
 
-void Service::load_end(const Call& call, Table& table, std::span<const std::uint64_t> step) {
-  DedupWindow& dedup = history(call.header.worker);
-  if (done_before(call, dedup)) {
+void Service::load_end(const Call& call, std::span<const std::uint64_t> step) {
+  if (done_before(call)) {
     return;
   }
   if (step.size() != 1 && step.size() != 2 && step.size() != 2 + wire::kBaseWords) {
@@ -499,17 +473,14 @@ void Service::load_end(const Call& call, Table& table, std::span<const std::uint
         call, Status::kBadRequest,
         "a load ends with the table's step, clock and base, got " + std::to_string(step.size()) + " numbers");
   }
-  if (!check_loading(call, table)) {
+  if (!check_loading(call, call.header.table)) {
     return;
   }
-  table.loading->set_step(step[0]);
-  table.loading->set_clock(step.size() > 1 ? static_cast<std::uint32_t>(step[1]) : 0, call.header.clock);
-  if (step.size() > 2) {
-    table.loading->track(wire::base_name(step.subspan(2)));
+  const std::uint32_t clock = step.size() > 1 ? static_cast<std::uint32_t>(step[1]) : 0;
+  const std::string base = step.size() > 2 ? wire::base_name(step.subspan(2)) : std::string();
+  for (const auto& arc : arcs_) {
+    arc->load_end(write_of(call), step[0], clock, base);
   }
-  table.full.clear();
-  disposal_.add(std::exchange(table.shard, std::move(table.loading)));
-  dedup.calls().mark(call.header.sequence);
   send(call, Status::kOk);
 }
 

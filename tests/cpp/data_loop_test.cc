@@ -27,8 +27,8 @@ constexpr std::uint32_t kTable = 3;
 
 // A service with one table and two workers, under a fake libzmq.
 struct World {
-  explicit World(LoopOptions options = {}, Mode mode = Mode::kAsp) : service(Slots(16), 0, 16) {
-    service.set_map(1, 0, 16);
+  explicit World(LoopOptions options = {}, Mode mode = Mode::kAsp) : service(Slots(16), {{0, 7}, {7, 16}}) {
+    service.set_map(1, {{0, 7}, {7, 16}});
     service.start_job(kJob, mode, 0, false);
     service.admit(0, 1, 0);
     service.admit(1, 1, 0);
@@ -262,7 +262,7 @@ TEST(the_end_of_the_context_ends_the_loop_which_closes_its_socket) {
 }
 
 TEST(an_address_that_is_refused_leaves_no_socket) {
-  Service service(Slots(16), 0, 16);
+  Service service(Slots(16), {{0, 7}, {7, 16}});
   Fake fake;
   fake.refuse_bind = EADDRINUSE;
   CHECK_THROWS(DataLoop(Fake::functions(), &fake, service, {.address = "fake://x"}),

@@ -54,7 +54,7 @@ TEST(a_window_takes_numbers_far_apart) {
 }
 
 TEST(rows_erased_are_remembered_for_64_calls) {
-  DedupWindow seen(4);
+  DedupWindow seen(0, 4);
   seen.add_erased(3, 5);
   seen.add_erased(3, 2);  // another part of it
   CHECK_EQ(seen.erased(3), 7);
@@ -70,7 +70,7 @@ TEST(rows_erased_are_remembered_for_64_calls) {
 }
 
 TEST(a_push_that_was_stopped_is_found_by_its_number) {
-  DedupWindow seen(4);
+  DedupWindow seen(0, 4);
   CHECK(seen.partial_push(1) == nullptr);
   seen.set_partial_push(1, 77);
   seen.set_partial_push(2, 88);
@@ -139,14 +139,15 @@ TEST(a_histogram_counts_exactly_and_then_by_power_of_two) {
 
 TEST(pushes_that_wait_come_out_by_rank_and_sequence_and_their_bytes_add_up) {
   std::mt19937_64 random(7);
-  BufferPool pool;
+  const std::vector<std::uint32_t> words(40);
   PendingPushes pending;
   using Name =
       std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint64_t>;  // clock, table, rank, call
   std::multiset<Name> expected;
   const auto keep = [&](const Name& name) {
     const auto& [clock, table, rank, sequence] = name;
-    pending.add(clock, table, {.rank = rank, .sequence = sequence, .block = pool.acquire(sequence)});
+    pending.add(clock, table,
+                {.rank = rank, .sequence = sequence, .counts = std::span(words).first(sequence)});
     expected.insert(name);
   };
   for (int i = 0; i < 300; ++i) {
@@ -162,7 +163,7 @@ TEST(pushes_that_wait_come_out_by_rank_and_sequence_and_their_bytes_add_up) {
   std::erase_if(expected, [](const Name& name) { return std::get<2>(name) == 3 && std::get<0>(name) >= 2; });
   std::size_t bytes = 6 * PendingPushes::kOverhead;  // four turns, two tables named
   for (const Name& name : expected) {
-    bytes += std::get<3>(name) + PendingPushes::kOverhead;
+    bytes += std::get<3>(name) * sizeof(std::uint32_t) + PendingPushes::kOverhead;
   }
   CHECK_EQ(pending.bytes(), bytes);
   CHECK_EQ(pending.bytes(0) + pending.bytes(1) + pending.bytes(2) + pending.bytes(3), bytes);

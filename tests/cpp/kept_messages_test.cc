@@ -85,7 +85,7 @@ Frames tick(std::uint32_t rank = 0, std::uint32_t clock = 0) {
 
 // A service of two workers under BSP, the slots [0, end) of 16 and one table.
 void set_up(Service& service, std::size_t end) {
-  service.set_map(1, 0, end);
+  service.set_map(1, {{0, end}});
   service.start_job(kJob, Mode::kBsp, 0, true);
   service.admit(0, 1, 0);
   service.admit(1, 1, 0);
@@ -100,8 +100,9 @@ void set_up(Service& service, std::size_t end) {
 
 // A service that receives its messages from a fake libzmq, in the calling thread.
 struct Endpoint {
-  explicit Endpoint(const ServiceLimits& limits = {}, std::size_t end = 16)
-      : service(Slots(16), 0, end, limits) {
+  explicit Endpoint(const ServiceLimits& limits = {}, std::size_t end = 16,
+                    const std::vector<SlotRange>& arcs = {{0, 16}})
+      : service(Slots(16), arcs, limits) {
     set_up(service, end);
   }
 
@@ -224,7 +225,7 @@ TEST(what_is_a_part_of_a_frame_or_was_decoded_is_copied) {
     CHECK_EQ(endpoint.service.metrics().pending_bytes,
              2 * kOverhead + kRows / 2 * (sizeof(std::uint64_t) + kDim * sizeof(float)));
     // The other half arrives after the slots: the first half is not taken twice.
-    endpoint.service.set_map(2, 0, 16);
+    endpoint.service.set_map(2, {{0, 16}});
     CHECK(endpoint.handle(push(1, kRows)) == Status::kOk);
     CHECK_EQ(endpoint.kept(), 0);
     CHECK(endpoint.handle(tick()) == Status::kOk);
@@ -293,10 +294,29 @@ TEST(frames_of_dropped_pushes_are_released) {
   CHECK_EQ(endpoint.kept(), 0);
 }
 
+TEST(the_arcs_that_a_message_reaches_share_its_frames) {
+  constexpr std::size_t kRows = 4 * kLargeBoth;
+  std::vector<std::vector<std::array<std::uint64_t, 2>>> all;
+  for (const std::vector<SlotRange>& arcs :
+       {std::vector<SlotRange>{{0, 16}}, std::vector<SlotRange>{{0, 1}, {1, 6}, {6, 9}, {9, 16}}}) {
+    Endpoint endpoint({}, 16, arcs);
+    CHECK(endpoint.handle(push(1, kRows)) == Status::kOk);
+    CHECK_EQ(endpoint.kept(), 2);
+    CHECK(endpoint.handle(push(2, kRows), false) == Status::kOk);
+    CHECK_EQ(endpoint.kept(), 2);
+    CHECK(endpoint.handle(tick()) == Status::kOk);
+    CHECK(endpoint.handle(tick(1)) == Status::kOk);
+    CHECK_EQ(endpoint.kept(), 0);
+    CHECK_EQ(endpoint.service.metrics().pending_bytes, 0);
+    all.push_back(digests(endpoint.service));
+  }
+  CHECK(all[0] == all[1]);
+}
+
 TEST(a_service_may_be_destroyed_by_another_thread_with_pushes_that_came_through_its_loop) {
   Fake fake;  // its destructor checks that no frame is left
   {
-    Service service(Slots(16), 0, 16);
+    Service service(Slots(16), {{0, 5}, {5, 16}});
     set_up(service, 16);
     DataLoop loop(Fake::functions(), &fake, service, {.address = "fake://any"});
     for (std::uint64_t sequence = 1; sequence <= 20; ++sequence) {

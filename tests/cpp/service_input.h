@@ -283,8 +283,8 @@ inline void order(Service& service, Source& from) {
       break;
     case 4: {
       const std::size_t first = from.below(kSlots);
-      service.set_map(from.below(6), first,
-                      first + from.below(static_cast<std::uint32_t>(kSlots - first + 1)));
+      service.set_map(from.below(6),
+                      {{first, first + from.below(static_cast<std::uint32_t>(kSlots - first + 1))}});
       break;
     }
     case 5:
@@ -306,8 +306,8 @@ inline void check(std::span<const std::uint8_t> bytes) {
                              .reply_bytes = 4000,
                              .request_bytes = 4000,
                              .key_list_bytes = 500};
-  Service service(Slots(kSlots), 0, 6, limits);
-  service.set_map(3, 0, 6);
+  Service service(Slots(kSlots), {{0, 3}, {3, kSlots}}, limits);
+  service.set_map(3, {{0, 6}});
   const auto spec = [](std::size_t dim, const std::string& rule, std::map<std::string, double> params) {
     return TableSpec{.dim = dim,
                      .dtype = shoal::Dtype::kFloat32,

@@ -144,7 +144,11 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
   std::mt19937_64 random(3);
   for (const std::size_t count : {2U, 16U, 1024U}) {
     const Slots slots(count);
-    Service service(slots, 0, count);
+    std::vector<SlotRange> arcs;
+    for (std::size_t first = 0; first < count; first += count / 2) {
+      arcs.push_back({first, first + count / 2});
+    }
+    Service service(slots, arcs);
     service.add_table(0, sgd(2));
     service.start_job(kJob, Mode::kAsp, 0, false);
     service.admit(0, 1, 0);
@@ -160,7 +164,7 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
       if (random() % 3 == 0) {
         first = random() % 2 == 0 ? 0 : random() % count;
         end = random() % 2 == 0 ? count : first + random() % (count - first + 1);
-        service.set_map(++epoch, first, end);
+        service.set_map(++epoch, {{first, end}});
       }
       // Of all sizes; sometimes all in a few slots; an older number again now and then, with other keys.
       auto hashes = random_hashes(random, random() % 8 == 0 ? 5000 : random() % 40, 300 + random() % 5000);
@@ -206,7 +210,7 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
       CHECK(back.header.status == (refused.empty() ? Status::kOk : Status::kWrongEpoch));
       CHECK_EQ(back.header.epoch, epoch);
     }
-    service.set_map(++epoch, 0, count);
+    service.set_map(++epoch, {{0, count}});
     std::vector<std::uint64_t> keys;
     for (const auto& [hash, weight] : weights) {
       keys.push_back(hash);
@@ -225,7 +229,7 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
 
 TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
   std::mt19937_64 random(5);
-  Service service(Slots(16), 2, 14, {.deferred_reads = 20, .pending_bytes = 1 << 16});
+  Service service(Slots(16), {{0, 4}, {4, 9}, {9, 16}}, {.deferred_reads = 20, .pending_bytes = 1 << 16});
   service.add_table(0, sgd(1));
   service.start_job(kJob, Mode::kBsp, 0, true);
   service.admit(0, 1, 0);
@@ -315,13 +319,13 @@ TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
           service.resume();
           break;
         case 2:
-          service.set_map(static_cast<std::uint32_t>(random() % 3), random() % 8, 8 + random() % 9);
+          service.set_map(static_cast<std::uint32_t>(random() % 3), {{random() % 8, 8 + random() % 9}});
           break;
         case 3:
           service.dismiss(2, 1);
           break;
         default:
-          service.set_map(0, 0, 16);
+          service.set_map(0, {{0, 16}});
       }
       service.released(out);
     }
@@ -388,7 +392,7 @@ TEST(a_push_that_memory_stops_is_told_and_goes_on_where_it_was_stopped) {
   int stopped = 0;
   int halfway = 0;
   for (std::size_t more = 0; more < 24U << 20U; more += std::size_t{3} << 19U) {
-    Service service(Slots(4), 0, 4);
+    Service service(Slots(4), {{0, 4}});
     service.add_table(0, sgd(kDim));
     service.start_job(kJob, Mode::kAsp, 0, false);
     service.admit(0, 1, 0);
@@ -431,7 +435,7 @@ TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
   int stopped = 0;
   int halfway = 0;
   for (std::size_t more = 0; more < 48U << 20U; more += std::size_t{3} << 19U) {
-    Service service(Slots(4), 0, 4);
+    Service service(Slots(4), {{0, 4}});
     service.add_table(0, sgd(kDim));
     service.start_job(kJob, Mode::kBsp, 0, false);
     service.admit(0, 1, 0);
@@ -464,12 +468,83 @@ TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
   CHECK(halfway > 0);
 }
 
+// One arc has applied a clock, and another has no memory for it. A read of the next clock waits for both, and what has been
+// pushed in that clock and ticked meanwhile is not in its answer.
+TEST(a_read_sees_the_same_clocks_in_arcs_of_which_one_was_stopped_by_memory) {
+  constexpr std::size_t kDim = 24;
+  const Work work = many_keys(kDim);
+  const std::vector<std::uint64_t> few = {work.hashes.front(), work.hashes.back()};
+  const std::vector<float> ones(2 * kDim, 1.0F);
+  int apart = 0;
+  for (std::size_t more = 0; more < 48U << 20U; more += std::size_t{1} << 20U) {
+    Service service(Slots(4), {{0, 1}, {1, 4}});
+    service.add_table(0, sgd(kDim));
+    service.start_job(kJob, Mode::kBsp, 0, false);
+    service.admit(0, 1, 0);
+    service.admit(1, 1, 0);
+    Peer1 one{service};
+    Peer1 two{service, 1};
+    Peer1 anonymous{service, wire::kAnonymous, 0};
+    one.write(Op::kPush, 1, work.hashes, work.rows);
+    two.write(Op::kPush, 1, work.hashes, work.rows);
+    one.tick(0);
+    std::vector<float> seen;
+    std::array<Status, 4> met{};
+    const auto note = [&](std::size_t i, const std::vector<Peer1::Back>& back) {
+      met.at(i) = back.empty() ? Status::kInternal : back.front().header.status;
+      for (const Peer1::Back& reply : back) {
+        if (reply.header.op == Op::kPull && reply.header.status == Status::kOk) {
+          seen = reply.values;
+        }
+      }
+    };
+    const std::array<wire::Frame, 1> keys{std::as_bytes(std::span(few))};
+    const std::array<wire::Frame, 2> rows{std::as_bytes(std::span(few)), std::as_bytes(std::span(ones))};
+    std::vector<float> before;
+    {
+      const Scarcity scarcity(more);
+      two.tick(0);
+      const auto read = anonymous.send(
+          {.op = Op::kPull, .dtype = wire::Dtype::kFloat32, .sequence = std::uint64_t{1} << 63U, .count = 2},
+          keys);
+      before = read.empty() ? std::vector<float>() : read.front().values;
+      note(0, one.send({.op = Op::kPull,
+                        .dtype = wire::Dtype::kFloat32,
+                        .sequence = (std::uint64_t{1} << 63U) + 1,
+                        .clock = 1,
+                        .count = 2},
+                       keys));
+      note(1, one.send({.op = Op::kPush,
+                        .dtype = wire::Dtype::kFloat32,
+                        .dim = kDim,
+                        .sequence = 2,
+                        .clock = 1,
+                        .count = 2},
+                       rows));
+      note(2, one.tick(1));
+      note(3, two.tick(1));
+    }
+    if (met != std::array{Status::kDeferred, Status::kOk, Status::kOk, Status::kOk} || !seen.empty()) {
+      continue;
+    }
+    apart += before.size() == 2 * kDim && before.front() != before.back() ? 1 : 0;
+    note(0, two.tick(1));  // any message: there is memory again
+    CHECK_EQ(std::ranges::count(seen, -2.0F), std::ssize(ones));
+    const auto all = one.pull(few, 2);
+    CHECK(all.header.status == Status::kOk);
+    CHECK_EQ(std::ranges::count(all.values, -3.0F), std::ssize(ones));
+    CHECK_EQ(service.metrics().applied, 2);
+    CHECK_EQ(service.snapshot(0)->step(), 2);
+  }
+  CHECK(apart > 0);
+}
+
 #endif
 
 // --- at the same time -------------------------------------------------------------------------------------------
 
 TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
-  Service service(Slots(64), 0, 64);
+  Service service(Slots(64), {{0, 16}, {16, 64}});
   service.add_table(0, sgd(1));
   service.start_job(kJob, Mode::kSsp, 1, false);
   service.admit(0, 1, 0);
@@ -506,7 +581,7 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
         const std::uint32_t ended_here = service.fence(1, 2 * round).clock;
         CHECK(service.dismiss(1, 2 * round, {.clock = ended_here + 1, .tables = {0}}) > ended_here);
         service.resume();
-        service.set_map(0, 0, 64);
+        service.set_map(0, {{0, 64}});
         service.add_table(round, sgd(2));
         service.drop_table(round);
         CHECK_EQ(service.snapshot(0)->verify(), "");
@@ -523,7 +598,7 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
 // dismissed.
 TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is_given_up) {
   constexpr std::size_t kSlots = 16;
-  Service service(Slots(kSlots), 0, kSlots);
+  Service service(Slots(kSlots), {{0, 6}, {6, kSlots}});
   service.add_table(0, sgd(1));
   service.start_job(kJob, Mode::kAsp, 0, false);
   std::mt19937_64 random(14);
@@ -611,7 +686,7 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
 // A thread takes one save after another during pushes, the loading of the table, and the dismissal of workers.
 TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it) {
   constexpr std::size_t kSlots = 16;
-  Service service(Slots(kSlots), 0, kSlots);
+  Service service(Slots(kSlots), {{0, 6}, {6, kSlots}});
   service.add_table(0, sgd(1));
   service.start_job(kJob, Mode::kAsp, 0, false);
   service.admit(0, 1, 0);

@@ -240,12 +240,12 @@ class Cluster:
         self.map = cut_evenly(1, self.slots, [(f"tcp://{i}", i) for i in range(endpoints)])
         for endpoint in self.map.endpoints:
             one = self.serve(service, endpoint.address, endpoint.first_slot, endpoint.end_slot)
-            one.set_map(1, endpoint.first_slot, endpoint.end_slot)
+            one.set_map(1, [(endpoint.first_slot, endpoint.end_slot)])
             one.start_job(self.job, self.mode, self.staleness, mean)
 
     def serve(self, service, address, first, end):
         """Make one endpoint, with all tables."""
-        one = self.services[address] = service(self.slots, first, end)
+        one = self.services[address] = service(self.slots, [(first, end)] if first < end else [])
         for table, spec in self.tables.items():
             one.add_table(table, **spec)
         return one
@@ -373,7 +373,7 @@ class Cluster:
             self.reply(endpoints[i].address, service.released())
         self.map = ClusterMap(epoch, tuple(endpoints))
         for service in self.services.values():
-            service.set_map(epoch, service.first, service.end)
+            service.set_map(epoch, [(service.first, service.end)])
 
     # --- running ---
 

@@ -42,8 +42,9 @@ class Push:
 
 
 class Service:
-    def __init__(self, slots, first, end):
-        self.slots, self.first, self.end = slots, first, end
+    def __init__(self, slots, arcs):
+        self.slots = slots
+        self.first, self.end = arcs[0] if arcs else (0, 0)
         self.epoch = 1
         self.job, self.mode, self.staleness, self.mean = 0, "asp", 0, False
         self.tables = {}
@@ -61,8 +62,9 @@ class Service:
 
     # --- control ---
 
-    def set_map(self, epoch, first, end):
-        self.epoch, self.first, self.end = epoch, first, end
+    def set_map(self, epoch, arcs):
+        self.epoch = epoch
+        ((self.first, self.end),) = arcs
 
     def start_job(self, job, mode, staleness, mean, before=0):
         self.job, self.mode, self.staleness, self.mean = job, mode, staleness, mean
@@ -339,8 +341,8 @@ class Service:
                 if pick.any():
                     where.append(push.part(pick))
         self.pending = kept
-        self.set_map(epoch, self.first if first > self.first else end, first if first > self.first else self.end)
-        other.set_map(epoch, min(other.first, first), max(other.end, end))
+        self.set_map(epoch, [(self.first if first > self.first else end, first if first > self.first else self.end)])
+        other.set_map(epoch, [(min(other.first, first), max(other.end, end))])
         deferred, self.deferred = self.deferred, {}
         for peer, message in deferred.values():
             self.pull(peer, message)  # refused, or deferred anew

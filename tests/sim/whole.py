@@ -84,6 +84,8 @@ class Process:
 class ServerProcess(Process):
     def __init__(self, world, rank, endpoints, service):
         self.rank, self.service, self.taken, self.last = rank, service, 0, None
+        self.placed = False  # whether its place in the map has come
+        self.waiting = []  # orders that came before it
         self.addresses = tuple(f"tcp://10.0.0.{rank + 1}:{5000 + k}" for k in range(endpoints))
         super().__init__(world, "server", f"server {rank}")
 
@@ -95,9 +97,17 @@ class ServerProcess(Process):
         elif isinstance(body, m.JoinReply):
             self.world.map = body.map
             for endpoint in body.map.of_server(self.rank):
-                self.world.services[endpoint.address].set_map(body.map.epoch, endpoint.first_slot, endpoint.end_slot)
+                self.world.services[endpoint.address].set_map(
+                    body.map.epoch, [(endpoint.first_slot, endpoint.end_slot)]
+                )
+            self.placed = True
+            for order in self.waiting:
+                self.execute(order)
 
     def execute(self, order):
+        if not self.placed:  # as a Server, which executes orders once it has joined
+            self.waiting.append(order)
+            return
         if order.number == self.taken + 1:
             self.taken += 1
             services = self.endpoints()

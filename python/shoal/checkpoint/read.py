@@ -8,7 +8,7 @@ A slot's rows are those of the full checkpoint with the ranges of each delta rep
 Threads: a pool reads; the calling thread restores.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, Self, TypeVar
@@ -364,7 +364,7 @@ def load(
     return loaded
 
 
-def histories(chain: Chain, some: range | None = None, slots: int = 1) -> list[History]:
+def histories(chain: Chain, some: Collection[int] | None = None, slots: int = 1) -> list[History]:
     """Find the files of the tables of a chain's last entry: for all slots, or for ``some`` of ``slots`` slots.
 
     Raises
@@ -374,17 +374,17 @@ def histories(chain: Chain, some: range | None = None, slots: int = 1) -> list[H
     """
     if some is not None:
         cut = chain[-1].manifest.slots
-        mine = range(some.start * cut // slots, -(-some.stop * cut // slots))
+        mine = {k for slot in some for k in range(slot * cut // slots, -(-(slot + 1) * cut // slots))}
         chain = [_part_of(link, mine) for link in chain]
     return [History(chain, table.name) for table in chain[-1].manifest.tables]
 
 
-def _part_of(link: ChainEntry, slots: range) -> ChainEntry:
+def _part_of(link: ChainEntry, slots: Collection[int]) -> ChainEntry:
     tables = [_only(table, slots) for table in link.manifest.tables]
     return link._replace(manifest=msgspec.structs.replace(link.manifest, tables=tables))
 
 
-def _only(table: SavedTable, slots: range) -> SavedTable:
+def _only(table: SavedTable, slots: Collection[int]) -> SavedTable:
     """Leave out other slots, and files without any of these slots."""
     pieces = (table.sections, table.filters, table.ranges)
     used = sorted({piece.file for kind in pieces for piece in kind if piece.slot in slots})

@@ -266,7 +266,7 @@ def write_slots(
     stems: Sequence[str],
     version: int,
     taken: Sequence[TableSnapshot],
-    slots: range,
+    slots: Sequence[int],
     threads: int,
     *,
     durable: bool,
@@ -282,7 +282,7 @@ def write_slots(
     version : int
         The manifest's.
     taken : sequence of TableSnapshot
-    slots : range
+    slots : sequence of int
     threads : int
         Number of threads that read slots; one writes.
     durable : bool
@@ -319,7 +319,7 @@ def write_jobs(
     stems: Sequence[str],
     version: int,
     jobs: Sequence[TableJob],
-    slots: range,
+    slots: Sequence[int],
     threads: int,
     *,
     durable: bool,
@@ -414,9 +414,9 @@ def publish(
 
 
 def _save_table(
-    writer: DataFileWriter, job: TableJob, slots: range, threads: int, on_progress: Callable[[int], None]
+    writer: DataFileWriter, job: TableJob, slots: Sequence[int], threads: int, on_progress: Callable[[int], None]
 ) -> SavedTable:
-    def make(some: range) -> list[SlotData]:
+    def make(some: Sequence[int]) -> list[SlotData]:
         return [piece for piece in map(job.make, some) if piece is not None]
 
     step = max(1, len(slots) * _TASK_BYTES // max(_TASK_BYTES, job.bytes))

@@ -47,7 +47,7 @@ def _find(task: ReadTask, directory: StorageDir, session: _core.CheckpointSessio
     chain = read_chain(directory)
     if chain[-1].digest != task.digest:
         raise CorruptionError(f"{directory} contains another checkpoint, with digest {chain[-1].digest}")
-    return histories(chain, range(session.first_slot, session.end_slot), task.slots)
+    return histories(chain, session.slots, task.slots)
 
 
 def execute(

@@ -43,7 +43,7 @@ def prepare(task: WriteTask, directory: StorageDir, session: _core.CheckpointSes
                 "store (s3://...), or connect with shared_storage=False and let the worker write them all"
             )
         time.sleep(tasks.MAX_POLL_SECONDS)
-    directory.create(f"{task.stem}-{session.first_slot}-look{SLOT_FILE}", durable=False).abort()
+    directory.create(f"{task.stem}-{session.slots[0]}-look{SLOT_FILE}", durable=False).abort()
 
 
 def _sees_token(task: WriteTask, directory: StorageDir) -> bool:
@@ -61,14 +61,22 @@ def execute(
     progress: Callable[[int], None],
 ) -> Report:
     """Write the slots; an exception of ``progress`` ends the work."""
-    stems = [f"{task.stem}-{k}-{session.first_slot}" for k in range(len(task.tables))]
+    stems = [f"{task.stem}-{k}-{session.slots[0]}" for k in range(len(task.tables))]
     taken = [
         TableSnapshot(form.spec(), _SessionSnapshot(session, k), kind)
         for k, (form, kind) in enumerate(zip(task.tables, task.kinds, strict=True))
     ]
-    slots = range(session.first_slot, session.end_slot)
     try:
-        saved = write_slots(directory, stems, task.version, taken, slots, 1, durable=task.durable, on_progress=progress)
+        saved = write_slots(
+            directory,
+            stems,
+            task.version,
+            taken,
+            session.slots,
+            1,
+            durable=task.durable,
+            on_progress=progress,
+        )
     except BaseException:
         with contextlib.suppress(StorageError):
             for name in directory.names():

@@ -200,7 +200,7 @@ class Server:
                 make_budget(memory, welcome.slots)
             addresses = []
             for k in range(threads):
-                service = _core.Service(welcome.slots, 0, 0)
+                service = _core.Service(welcome.slots)
                 loop = start_loop(
                     service,
                     context,
@@ -217,7 +217,7 @@ class Server:
             self.rank = joined.rank
             self.endpoints = joined.map.of_server(joined.rank)
             for service, endpoint in zip(self._services, self.endpoints, strict=True):
-                service.set_map(joined.map.epoch, endpoint.first_slot, endpoint.end_slot)
+                service.set_map(joined.map.epoch, [(endpoint.first_slot, endpoint.end_slot)])
             own = sum(endpoint.end_slot - endpoint.first_slot for endpoint in self.endpoints)
             share = memory // max(own, 1) if memory is not None else slot_memory
             if share is not None:

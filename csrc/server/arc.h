@@ -1,0 +1,221 @@
+// Arc: a contiguous range of slots of every table, and all that is needed to go on with it.
+//
+// Algorithm. A deterministic state machine with exactly-once writes (sequence numbers per worker and slot) and, under BSP,
+// deterministic aggregation at a barrier. Its inputs are the accepted operations: orders of the scheduler, writes and ticks. What
+// an operation does depends on its arguments and on the state alone, not on time, on the machine, or on other arcs: two arcs that
+// begin alike and execute the same operations stay equal, bit by bit. Whether an operation is accepted (limits of an endpoint's
+// memory, the map, saves in progress) is decided before, by the caller (server/service.h).
+//
+//   BSP        push() keeps the rows (server/pending_pushes.h). Once all workers have ticked clock c, step() gives each table that
+//              any of them pushed to one step with the merge of all pushes of c, and applied() becomes c + 1. sweep() at c keeps the
+//              rules; they are executed before the step of c.
+//   SSP, ASP   push() and sweep() act at once.
+//
+// It knows no peers, replies, sockets, key lists or encodings.
+//
+// Invariants
+//   I1  In BSP applied() <= clocks().floor(), and nothing is kept for a clock below applied().
+//   I2  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is repeated. A push, or the
+//       step of a clock, that ran out of memory continues where it stopped. An operation that was executed is not executed again.
+//   I3  Budget decisions depend on the slots alone: each has the same share in any arc.
+//
+// Threads: none of its own; one owner. Threads of saves and loads use the shards, which they share.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/mix.h"
+#include "base/threads.h"
+#include "batch/merge.h"
+#include "policy/budget.h"
+#include "server/clocks.h"
+#include "server/dedup_window.h"
+#include "server/disposal.h"
+#include "server/pending_pushes.h"
+#include "shard/reductions.h"
+#include "shard/shard.h"
+#include "transport/buffer_pool.h"
+
+namespace shoal {
+
+enum class Mode : std::uint8_t { kBsp, kSsp, kAsp };
+
+// Slots [first, end).
+struct SlotRange {
+  std::size_t first = 0;
+  std::size_t end = 0;
+};
+
+// The last tick of a worker: its clock, and the tables that it named (under BSP).
+struct LastTick {
+  std::uint32_t clock = 0;
+  std::vector<std::uint32_t> tables{};
+};
+
+// What the arcs of an endpoint share: a thread and memory. Nothing in it outlasts an operation.
+struct ArcWorkspace {
+  ThreadPool pool{1};
+  BufferPool buffers;
+  Buffer<std::uint64_t> some_hashes;  // the rest of a call that was executed in part
+  Buffer<float> some_values;
+  Buffer<std::uint32_t> some_counts;
+  Buffer<std::uint32_t> ones;  // the counts of pushes without counts, to merge them with others
+  MergeScratch merge;
+};
+
+class Arc {
+ public:
+  struct Table {
+    std::shared_ptr<Shard> shard;    // shared: a save may outlive the table
+    std::shared_ptr<Shard> loading;  // replaces `shard` when the load ends
+    std::uint32_t loader = 0;        // the rank of the worker that loads
+    std::string full;  // why a BSP step was not made: no memory for its rows; reported until there is
+  };
+  // Who writes, and where.
+  struct Write {
+    std::uint32_t rank = 0;
+    std::uint64_t sequence = 0;
+    std::uint32_t table = 0;
+    std::uint32_t clock = 0;
+  };
+  // Rows of the arc's slots, in order of their hashes, each once.
+  struct Rows {
+    std::span<const std::uint64_t> hashes;
+    std::span<const float> values;          // dim each: gradients or weights
+    std::span<const std::uint32_t> counts;  // of a push; empty: all are 1
+  };
+  // The rows of a write, and how many of them are in slots that have executed it.
+  struct Fresh {
+    SlotSlices slices;
+    std::size_t done = 0;
+    const DedupWindow::PartialPush* partial = nullptr;
+    bool any = false;  // whether something is left to do
+
+    std::size_t rows() const noexcept { return slices.hashes.size() - done; }
+  };
+
+  // Owns the slots [first, end). The workspace must outlive the arc; the disposal must not.
+  Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspace, Disposal& disposal);
+  Arc(const Arc&) = delete;
+  Arc& operator=(const Arc&) = delete;
+
+  std::size_t first_slot() const noexcept { return first_; }
+  std::size_t end_slot() const noexcept { return end_; }
+  std::uint32_t job() const noexcept { return job_; }
+  Mode mode() const noexcept { return mode_; }
+  const Clocks& clocks() const noexcept { return clocks_; }
+  std::uint32_t applied() const noexcept { return applied_; }
+  std::size_t pending_bytes() const noexcept { return pending_.bytes(); }
+  // Of the clock that is merged next.
+  std::size_t next_bytes() const noexcept { return pending_.bytes(applied_); }
+  Table* find(std::uint32_t id) noexcept;
+  const Table* find(std::uint32_t id) const noexcept;
+  // Whether a read at this clock sees all that it must see.
+  bool is_complete(std::uint32_t clock) const noexcept;
+  // Divides hashes of these slots by slot. Valid until the next cut() or fresh().
+  SlotSlices cut(std::span<const std::uint64_t> hashes);
+
+  // --- orders: arc_control.cc ---------------------------------------------------------------------------------------
+
+  // Starts a job without admitted workers; pending work of the last job is dropped, tables stay. Its clock starts at 0; the
+  // tables' clocks continue from the clock `before` that the last job reached.
+  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before);
+  // std::invalid_argument if the worker would miss applied clocks.
+  void check_admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) const;
+  // Whether an admission replaces an admitted worker.
+  bool replaces(std::uint32_t rank, std::uint32_t incarnation) const noexcept;
+  // These two return the number of dropped pushes, of clocks that the worker has not ticked.
+  std::size_t admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
+  std::size_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last);
+  LastTick fence(std::uint32_t rank, std::uint32_t incarnation);
+  std::uint32_t hold() { return clocks_.hold(); }
+  void resume() { clocks_.resume(); }
+  // Bytes per slot; before the first table is added.
+  void set_memory(std::uint64_t slot_bytes);
+  // An empty shard of these slots, for add_table() or load_begin(). MemoryBudgetExceededError.
+  std::shared_ptr<Shard> make_shard(const TableSpec& spec);
+  void add_table(std::uint32_t id, std::shared_ptr<Shard> shard);
+  void drop_table(std::uint32_t id);
+
+  // --- writes: arc_write.cc -----------------------------------------------------------------------------------------
+
+  // Whether a call of the worker has been executed here, in any slot; or in this one.
+  bool has_done(std::uint32_t rank, std::uint64_t sequence) const noexcept;
+  bool has_done(std::uint32_t rank, std::uint64_t sequence, std::size_t slot) const noexcept;
+  // What is left of a write; valid until the next cut() or fresh(). Changes nothing.
+  Fresh fresh(const Write& write, std::span<const std::uint64_t> hashes);
+  // `owner` keeps the memory of the rows; null: they are copied if they are kept.
+  void push(const Write& write, const Rows& rows, const Fresh& fresh, std::shared_ptr<const void> owner);
+  void assign(const Write& write, const Rows& rows, const Fresh& fresh);
+  void erase(const Write& write, const Fresh& fresh);
+  // Rows that the call erased here, however often it came.
+  std::uint64_t erased(std::uint32_t rank, std::uint64_t sequence) const noexcept;
+  // A function that changes rows of the slots [first, end): its results, also if it is repeated.
+  const std::vector<double>& change(const Write& write, Function function, std::span<const double> parameters,
+                                    std::size_t first, std::size_t end);
+  // As Shard::sweep, also if it is repeated.
+  const std::vector<std::uint64_t>& sweep(const Write& write, std::span<const Expiry> rules);
+  void load_begin(const Write& write, std::shared_ptr<Shard> shard);
+  // Adds those of the rows that lie in these slots.
+  void load_rows(const Write& write, std::size_t rows, std::span<const std::byte> section);
+  void load_filter(const Write& write, Slots cut, Slot slot, std::span<const std::byte> filter);
+  // `step`: the table's step; its clock; the name of the base of the next delta.
+  void load_end(const Write& write, std::uint64_t step, std::uint32_t table_clock, const std::string& base);
+  void drop_loading(std::uint32_t table);
+  // A call without effect on rows was executed.
+  void mark(const Write& write) { history(write.rank).calls().mark(write.sequence); }
+
+  // --- clocks: arc_step.cc ------------------------------------------------------------------------------------------
+
+  // Ends a clock of a worker, who pushed to these tables in it.
+  void tick(std::uint32_t rank, std::span<const std::uint32_t> tables);
+  // Whether a clock has ended that is not applied.
+  bool has_step() const noexcept { return mode_ == Mode::kBsp && applied_ < clocks_.floor(); }
+  // Applies the next one. If it throws, it stays pending.
+  void step();
+
+ private:
+  DedupWindow& history(std::uint32_t rank);
+  DedupWindow* find_history(std::uint32_t rank) const noexcept;
+  Table& table(std::uint32_t id);
+  std::size_t forget(std::uint32_t rank);
+  // The rows that are left to do, copied to the workspace if others lie between them.
+  Rows rest(const Fresh& fresh, const Rows& rows, std::size_t dim, std::uint64_t sequence, DedupWindow& dedup,
+            SlotSlices& slices);
+  static void mark(const SlotSlices& slices, std::uint64_t sequence, std::size_t first,
+                   DedupWindow& dedup) noexcept;
+  void step_rows(const Write& write, Table& table, const SlotSlices& slices, const Rows& rows,
+                 DedupWindow& dedup);
+  void step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& step);
+
+  const Slots slots_;
+  const std::size_t first_;
+  const std::size_t end_;
+  ArcWorkspace& workspace_;
+  Disposal& disposal_;
+  std::unique_ptr<Budget> budget_;
+
+  std::uint32_t job_ = 0;
+  Mode mode_ = Mode::kBsp;
+  std::uint32_t staleness_ = 0;
+  bool mean_ = false;
+  Clocks clocks_;
+  std::uint32_t applied_ = 0;
+  std::vector<std::unique_ptr<DedupWindow>> dedup_;  // by rank, from its first write on
+  std::vector<std::vector<std::uint32_t>>
+      tick_tables_;  // by rank: the tables that its last tick named, under BSP
+  std::map<std::uint32_t, Table> tables_;
+  PendingPushes pending_;
+  std::vector<std::uint64_t> offsets_;  // one more than slots: scratch
+};
+
+}  // namespace shoal

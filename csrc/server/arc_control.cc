@@ -1,0 +1,129 @@
+// Arc: orders of the scheduler.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/arc.h"
+
+namespace shoal {
+
+Arc::Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspace, Disposal& disposal)
+    : slots_(slots),
+      first_(first),
+      end_(end),
+      workspace_(workspace),
+      disposal_(disposal),
+      offsets_(end - first + 1) {}
+
+const Arc::Table* Arc::find(std::uint32_t id) const noexcept {
+  const auto table = tables_.find(id);
+  return table == tables_.end() ? nullptr : &table->second;
+}
+
+Arc::Table* Arc::find(std::uint32_t id) noexcept {
+  const auto table = tables_.find(id);
+  return table == tables_.end() ? nullptr : &table->second;
+}
+
+Arc::Table& Arc::table(std::uint32_t id) {
+  Table* const found = find(id);
+  SHOAL_CHECK(found != nullptr, "there is no table " + std::to_string(id));
+  return *found;
+}
+
+void Arc::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before) {
+  job_ = job;
+  mode_ = mode == Mode::kSsp && staleness == 0 ? Mode::kBsp : mode;
+  staleness_ = staleness;
+  mean_ = mean;
+  clocks_.clear();
+  applied_ = 0;
+  dedup_.clear();
+  tick_tables_.clear();
+  pending_.clear();
+  for (auto& [id, table] : tables_) {
+    disposal_.add(std::move(table.loading));
+    table.full.clear();
+    table.shard->set_clock(table.shard->table_clock(before), 0);
+  }
+}
+
+std::size_t Arc::forget(std::uint32_t rank) {
+  for (auto& [id, table] : tables_) {
+    if (table.loader == rank) {
+      disposal_.add(std::move(table.loading));
+    }
+  }
+  return pending_.drop(rank, clocks_.clock(rank));
+}
+
+void Arc::check_admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) const {
+  const auto& workers = clocks_.workers();
+  const bool known = rank < workers.size() && workers[rank].incarnation >= incarnation;
+  SHOAL_CHECK(known || mode_ != Mode::kBsp || clock >= applied_,
+              "rank " + std::to_string(rank) + " cannot join at clock " + std::to_string(clock) +
+                  ": the clocks before " + std::to_string(applied_) + " are applied; hold() first");
+}
+
+bool Arc::replaces(std::uint32_t rank, std::uint32_t incarnation) const noexcept {
+  const auto& workers = clocks_.workers();
+  return rank < workers.size() && workers[rank].admitted && workers[rank].incarnation < incarnation;
+}
+
+std::size_t Arc::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
+  check_admit(rank, incarnation, clock);
+  const std::size_t dropped = replaces(rank, incarnation) ? forget(rank) : 0;
+  if (clocks_.admit(rank, incarnation, clock) && rank < dedup_.size()) {
+    dedup_[rank].reset();
+  }
+  return dropped;
+}
+
+LastTick Arc::fence(std::uint32_t rank, std::uint32_t incarnation) {
+  if (!clocks_.fence(rank, incarnation)) {
+    return {};
+  }
+  return {.clock = clocks_.clock(rank),
+          .tables = rank < tick_tables_.size() ? tick_tables_[rank] : std::vector<std::uint32_t>()};
+}
+
+std::size_t Arc::dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last) {
+  const auto& workers = clocks_.workers();
+  std::size_t dropped = 0;
+  if (rank < workers.size() && workers[rank].admitted && workers[rank].incarnation <= incarnation) {
+    // A client ends a clock when every endpoint has ended the previous one, so this is at most one tick. A client that behaves
+    // otherwise has only its last tick's tables.
+    while (workers[rank].incarnation == incarnation && clocks_.clock(rank) < last.clock) {
+      tick(rank, clocks_.clock(rank) + 1 == last.clock ? std::span<const std::uint32_t>(last.tables)
+                                                       : std::span<const std::uint32_t>());
+    }
+    dropped = forget(rank);
+  }
+  clocks_.dismiss(rank, incarnation);
+  return dropped;
+}
+
+void Arc::set_memory(std::uint64_t slot_bytes) {
+  SHOAL_DCHECK(tables_.empty());
+  budget_ = std::make_unique<Budget>(slots_, slot_bytes * slots_.count(), first_, end_);
+}
+
+std::shared_ptr<Shard> Arc::make_shard(const TableSpec& spec) {
+  return std::make_shared<Shard>(spec, slots_, workspace_.pool, Locks::kOne, budget_.get(), first_, end_);
+}
+
+void Arc::add_table(std::uint32_t id, std::shared_ptr<Shard> shard) {
+  tables_.try_emplace(id, Table{.shard = std::move(shard), .loading = {}, .loader = 0, .full = {}});
+}
+
+void Arc::drop_table(std::uint32_t id) {
+  Table& dropped = table(id);
+  disposal_.add(std::move(dropped.shard));
+  disposal_.add(std::move(dropped.loading));
+  tables_.erase(id);
+  pending_.drop_table(id);
+}
+
+}  // namespace shoal

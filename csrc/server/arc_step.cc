@@ -1,0 +1,137 @@
+// Arc: ticks, and the steps of completed clocks.
+
+#include <algorithm>
+#include <iterator>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/memory.h"
+#include "batch/merge.h"
+#include "server/arc.h"
+
+namespace shoal {
+
+namespace {
+
+// The pushes of a clock up to this size leave their memory to those of the next one. Received frames return to the heap, which
+// keeps most of what a larger clock has used (keep_freed_memory()).
+constexpr std::size_t kMaxIdleBytes = std::size_t{64} << 20U;
+
+}  // namespace
+
+void Arc::tick(std::uint32_t rank, std::span<const std::uint32_t> tables) {
+  if (mode_ == Mode::kBsp) {
+    if (rank >= tick_tables_.size()) {
+      tick_tables_.resize(rank + std::size_t{1});
+    }
+    std::vector<std::uint32_t> named;  // without unknown tables, whose number is unbounded
+    std::ranges::copy_if(tables, std::back_inserter(named),
+                         [&](std::uint32_t id) { return tables_.contains(id); });
+    pending_.tick(clocks_.clock(rank), named);
+    tick_tables_[rank] = std::move(named);
+  }
+  clocks_.tick(rank);
+}
+
+bool Arc::is_complete(std::uint32_t clock) const noexcept {
+  switch (mode_) {
+    case Mode::kBsp:
+      return clock <= applied_;
+    case Mode::kSsp:
+      return clock <= std::uint64_t{clocks_.floor()} + staleness_;
+    case Mode::kAsp:
+      break;
+  }
+  return true;
+}
+
+void Arc::step() {
+  if (pending_.empty() || pending_.next() >= clocks_.floor()) {
+    applied_ = clocks_.floor();
+    return;
+  }
+  SHOAL_DCHECK(pending_.next() >= applied_);
+  if (pending_.next() > applied_) {
+    applied_ = pending_.next();
+    return;
+  }
+  // Sweeps come before the step: their answers described the rows as they are now.
+  for (PendingPushes::Sweep& sweep : pending_.first().sweeps) {
+    Table* const table = sweep.done ? nullptr : find(sweep.table);
+    if (table != nullptr) {
+      table->shard->sweep(first_, end_, applied_, sweep.rules, false);
+      table->full.clear();
+    }
+    sweep.done = true;
+  }
+  const std::size_t kept = pending_.bytes(applied_);
+  while (const auto id = pending_.next_table()) {
+    if (Table* const table = find(*id)) {
+      step_table(*id, *table, pending_.first());
+    }
+    pending_.finish_table(*id);
+  }
+  pending_.pop();
+  if (kept > kMaxIdleBytes) {
+    trim_heap();
+  }
+  ++applied_;
+}
+
+void Arc::step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& step) {
+  Shard& shard = *table.shard;
+  const std::size_t dim = shard.rows().dim();
+  const std::size_t divisor = mean_ ? std::max<std::size_t>(step.ticked, 1) : 1;
+  std::vector<SortedList> lists;
+  std::size_t total = 0;
+  std::size_t longest = 0;
+  for (const PendingPushes::Push& push : pending_.pushes(id)) {
+    if (!push.hashes.empty()) {
+      lists.push_back({push.hashes, push.grads, push.counts});
+      total += push.hashes.size();
+      longest = std::max(longest, push.hashes.size());
+    }
+  }
+  SortedList all;
+  PooledBuffer hashes;
+  PooledBuffer grads;
+  PooledBuffer counts;
+  if (lists.size() == 1 && divisor == 1) {
+    all = lists[0];
+  } else if (!lists.empty()) {
+    const bool counted = shard.spec().lifecycle.needs_counts();
+    if (counted) {
+      // Rows of a push without counts occurred once; merging needs explicit counts for all lists.
+      const auto ones = workspace_.ones.claim(longest);
+      std::ranges::fill(ones, 1U);
+      for (SortedList& list : lists) {
+        list.counts = list.counts.empty() ? ones.first(list.hashes.size()) : list.counts;
+      }
+    }
+    hashes = workspace_.buffers.acquire(total * sizeof(std::uint64_t));
+    grads = workspace_.buffers.acquire(total * dim * sizeof(float));
+    counts = workspace_.buffers.acquire(counted ? total * sizeof(std::uint32_t) : 0);
+    const MergeOutput room{hashes.as<std::uint64_t>(), grads.as<float>(), counts.as<std::uint32_t>()};
+    const std::size_t size = merge(lists, dim, workspace_.pool, workspace_.merge, room, divisor);
+    all = {room.hashes.first(size), room.grads.first(size * dim), room.counts.first(counted ? size : 0)};
+  }
+  const std::uint64_t number = shard.step();
+  std::size_t stepped = 0;
+  try {
+    const OccurrenceCounts occurrences{.counts = all.counts.subspan(all.counts.empty() ? 0 : step.stepped),
+                                       .clock = applied_};
+    shard.push(cut(all.hashes.subspan(step.stepped)), all.grads.subspan(step.stepped * dim), occurrences,
+               &stepped);
+  } catch (const MemoryBudgetExceededError& error) {
+    // No request waits for this step: the next ones to the table report the error.
+    table.full = error.what();
+  } catch (const std::bad_alloc&) {
+    step.stepped += stepped;  // the rest follows later, as the same step
+    shard.set_step(number);
+    throw;
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,278 @@
+// Arc: writes, each executed once per slot and sequence number.
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/arc.h"
+
+namespace shoal {
+
+DedupWindow& Arc::history(std::uint32_t rank) {
+  if (rank >= dedup_.size()) {
+    dedup_.resize(rank + std::size_t{1});
+  }
+  if (dedup_[rank] == nullptr) {
+    dedup_[rank] = std::make_unique<DedupWindow>(first_, end_);
+  }
+  return *dedup_[rank];
+}
+
+DedupWindow* Arc::find_history(std::uint32_t rank) const noexcept {
+  return rank < dedup_.size() ? dedup_[rank].get() : nullptr;
+}
+
+bool Arc::has_done(std::uint32_t rank, std::uint64_t sequence) const noexcept {
+  DedupWindow* const dedup = find_history(rank);
+  return dedup != nullptr && dedup->calls().contains(sequence);
+}
+
+bool Arc::has_done(std::uint32_t rank, std::uint64_t sequence, std::size_t slot) const noexcept {
+  DedupWindow* const dedup = find_history(rank);
+  return dedup != nullptr && dedup->slot(slot).contains(sequence);
+}
+
+std::uint64_t Arc::erased(std::uint32_t rank, std::uint64_t sequence) const noexcept {
+  const DedupWindow* const dedup = find_history(rank);
+  return dedup == nullptr ? 0 : dedup->erased(sequence);
+}
+
+// --- once for every slot ----------------------------------------------------------------------------------------
+
+SlotSlices Arc::cut(std::span<const std::uint64_t> hashes) {
+  const std::size_t n = hashes.size();
+  const std::size_t first = n == 0 ? end_ - first_ : index_of(slots_.of(hashes.front())) - first_;
+  const std::size_t last = n == 0 ? 0 : index_of(slots_.of(hashes.back())) - first_;
+  std::fill_n(offsets_.begin(), first + 1, 0);
+  // Interpolation search: hashes are uniform, so the end of a slot is near its expected position.
+  const std::size_t stride = n == 0 ? 1 : std::max<std::size_t>(n / (last - first + 1) * 5 / 4, 1);
+  std::size_t at = 0;
+  for (std::size_t s = first; s < last; ++s) {
+    const std::uint64_t bound = slots_.first_hash(Slot{static_cast<std::uint32_t>(first_ + s + 1)});
+    while (at + stride < n && hashes[at + stride] < bound) {
+      at += stride + 1;
+    }
+    const auto begin = hashes.begin() + static_cast<std::ptrdiff_t>(at);
+    const auto end = hashes.begin() + static_cast<std::ptrdiff_t>(std::min(at + stride, n));
+    at = static_cast<std::size_t>(std::lower_bound(begin, end, bound) - hashes.begin());
+    offsets_[s + 1] = at;
+  }
+  if (n != 0) {
+    std::fill(offsets_.begin() + static_cast<std::ptrdiff_t>(last) + 1, offsets_.end(), n);
+  }
+  return {hashes, offsets_};
+}
+
+Arc::Fresh Arc::fresh(const Write& write, std::span<const std::uint64_t> hashes) {
+  DedupWindow& dedup = history(write.rank);
+  Fresh fresh{.slices = cut(hashes)};
+  if (hashes.empty()) {
+    fresh.any = !dedup.calls().contains(write.sequence);
+    return fresh;
+  }
+  const std::size_t first = index_of(slots_.of(hashes.front()));
+  const std::size_t last = index_of(slots_.of(hashes.back()));
+  for (std::size_t s = first; s <= last; ++s) {
+    const std::size_t rows = fresh.slices.offsets[s - first_ + 1] - fresh.slices.offsets[s - first_];
+    fresh.done += rows != 0 && dedup.slot(s).contains(write.sequence) ? rows : 0;
+  }
+  fresh.partial = dedup.partial_push(write.sequence);
+  fresh.any = fresh.done != hashes.size();
+  return fresh;
+}
+
+Arc::Rows Arc::rest(const Fresh& fresh, const Rows& rows, std::size_t dim, std::uint64_t sequence,
+                    DedupWindow& dedup, SlotSlices& slices) {
+  slices = fresh.slices;
+  if (fresh.done == 0 && fresh.partial == nullptr) {
+    return rows;
+  }
+  const auto hashes = rows.hashes;
+  const std::span<std::uint64_t> some = workspace_.some_hashes.claim(hashes.size());
+  const std::span<float> some_values = workspace_.some_values.claim(hashes.size() * dim);
+  const std::span<std::uint32_t> some_counts = workspace_.some_counts.claim(rows.counts.size());
+  std::size_t count = 0;
+  for (std::size_t s = first_; s < end_; ++s) {
+    const std::size_t begin = fresh.slices.offsets[s - first_];
+    const std::size_t end = fresh.slices.offsets[s - first_ + 1];
+    if (begin == end || dedup.slot(s).contains(sequence)) {
+      continue;
+    }
+    for (std::size_t i = begin; i < end; ++i) {
+      if (fresh.partial != nullptr && index_of(slots_.of(fresh.partial->next)) == s &&
+          hashes[i] < fresh.partial->next) {
+        continue;
+      }
+      some[count] = hashes[i];
+      std::copy_n(rows.values.begin() + static_cast<std::ptrdiff_t>(i * dim), dim,
+                  some_values.begin() + static_cast<std::ptrdiff_t>(count * dim));
+      if (!rows.counts.empty()) {
+        some_counts[count] = rows.counts[i];
+      }
+      ++count;
+    }
+  }
+  slices = cut(some.first(count));
+  return {some.first(count), some_values.first(count * dim),
+          some_counts.first(rows.counts.empty() ? 0 : count)};
+}
+
+void Arc::mark(const SlotSlices& slices, std::uint64_t sequence, std::size_t first,
+               DedupWindow& dedup) noexcept {
+  for (std::size_t s = 0; s + 1 < slices.offsets.size(); ++s) {
+    if (slices.offsets[s] != slices.offsets[s + 1]) {
+      dedup.slot(first + s).mark(sequence);
+    }
+  }
+  dedup.calls().mark(sequence);
+}
+
+// --- push, assign, erase ----------------------------------------------------------------------------------------
+
+void Arc::push(const Write& write, const Rows& rows, const Fresh& fresh, std::shared_ptr<const void> owner) {
+  Table& target = table(write.table);
+  DedupWindow& dedup = history(write.rank);
+  SlotSlices slices;
+  const Rows some = rest(fresh, rows, target.shard->rows().dim(), write.sequence, dedup, slices);
+  if (mode_ != Mode::kBsp) {
+    step_rows(write, target, slices, some, dedup);
+  } else {
+    PendingPushes::Push kept{.rank = write.rank,
+                             .sequence = write.sequence,
+                             .hashes = some.hashes,
+                             .grads = some.values,
+                             .counts = some.counts,
+                             .owner = std::move(owner)};
+    if (kept.owner == nullptr || some.hashes.data() != rows.hashes.data()) {
+      kept.keep({}, workspace_.buffers);
+    }
+    pending_.add(write.clock, write.table, std::move(kept));
+  }
+  mark(slices, write.sequence, first_, dedup);
+}
+
+void Arc::step_rows(const Write& write, Table& table, const SlotSlices& slices, const Rows& rows,
+                    DedupWindow& dedup) {
+  std::size_t stepped = 0;
+  try {
+    table.shard->push(slices, rows.values, {.counts = rows.counts, .clock = write.clock}, &stepped);
+  } catch (const std::bad_alloc&) {
+    // Record where it stopped: when it is sent again, it continues there.
+    const auto& [hashes, offsets] = slices;
+    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
+      if (offsets[s] < offsets[s + 1] && offsets[s + 1] <= stepped) {
+        dedup.slot(first_ + s).mark(write.sequence);
+      }
+    }
+    if (stepped < hashes.size() && offsets[index_of(slots_.of(hashes[stepped])) - first_] < stepped) {
+      dedup.set_partial_push(write.sequence, hashes[stepped]);
+    }
+    throw;
+  }
+}
+
+void Arc::assign(const Write& write, const Rows& rows, const Fresh& fresh) {
+  Table& target = table(write.table);
+  DedupWindow& dedup = history(write.rank);
+  SlotSlices slices;
+  const Rows some = rest(fresh, rows, target.shard->rows().dim(), write.sequence, dedup, slices);
+  target.shard->assign(slices, some.values, write.clock);
+  mark(slices, write.sequence, first_, dedup);
+}
+
+void Arc::erase(const Write& write, const Fresh& fresh) {
+  Table& target = table(write.table);
+  DedupWindow& dedup = history(write.rank);
+  SlotSlices slices;
+  rest(fresh, {fresh.slices.hashes, {}, {}}, 0, write.sequence, dedup, slices);
+  dedup.add_erased(write.sequence, target.shard->erase(slices));
+  target.full.clear();
+  mark(slices, write.sequence, first_, dedup);
+}
+
+// --- functions and sweeps ---------------------------------------------------------------------------------------
+
+const std::vector<double>& Arc::change(const Write& write, Function function,
+                                       std::span<const double> parameters, std::size_t first,
+                                       std::size_t end) {
+  DedupWindow& dedup = history(write.rank);
+  // Reserve room for the answer first: changed rows cannot be restored.
+  auto& answer = dedup.answer(write.sequence);
+  if (!dedup.calls().contains(write.sequence)) {
+    answer = reduce(*table(write.table).shard, function, parameters, first, end);
+    dedup.calls().mark(write.sequence);
+  }
+  return answer;
+}
+
+const std::vector<std::uint64_t>& Arc::sweep(const Write& write, std::span<const Expiry> rules) {
+  DedupWindow& dedup = history(write.rank);
+  // Reserve room for the answer first: removed rows cannot be restored.
+  auto& answer = dedup.swept(write.sequence);
+  if (dedup.calls().contains(write.sequence)) {
+    return answer;
+  }
+  Table& target = table(write.table);
+  const bool keeps = mode_ == Mode::kBsp;
+  answer = target.shard->sweep(first_, end_, write.clock, rules, keeps);
+  if (keeps) {
+    const std::size_t count = rules.empty() ? target.shard->spec().lifecycle.expire().size() : rules.size();
+    answer.resize(Shard::kSweepHead + 2 * count);  // without the words that only a dry run returns
+    pending_.sweep(write.clock, {.rank = write.rank,
+                                 .sequence = write.sequence,
+                                 .table = write.table,
+                                 .rules = {rules.begin(), rules.end()}});
+  } else {
+    target.full.clear();
+  }
+  dedup.calls().mark(write.sequence);
+  return answer;
+}
+
+// --- loads ------------------------------------------------------------------------------------------------------
+
+void Arc::load_begin(const Write& write, std::shared_ptr<Shard> shard) {
+  DedupWindow& dedup = history(write.rank);
+  Table& target = table(write.table);
+  disposal_.add(std::exchange(target.loading, std::move(shard)));
+  target.loader = write.rank;
+  dedup.calls().mark(write.sequence);
+}
+
+void Arc::load_rows(const Write& write, std::size_t rows, std::span<const std::byte> section) {
+  DedupWindow& dedup = history(write.rank);
+  if (!dedup.calls().contains(write.sequence)) {
+    table(write.table).loading->restore(rows, section);
+    dedup.calls().mark(write.sequence);
+  }
+}
+
+void Arc::load_filter(const Write& write, Slots cut, Slot slot, std::span<const std::byte> filter) {
+  DedupWindow& dedup = history(write.rank);
+  table(write.table).loading->restore_filter(cut, slot, filter);
+  dedup.calls().mark(write.sequence);
+}
+
+void Arc::load_end(const Write& write, std::uint64_t step, std::uint32_t table_clock,
+                   const std::string& base) {
+  DedupWindow& dedup = history(write.rank);
+  if (dedup.calls().contains(write.sequence)) {
+    return;
+  }
+  Table& target = table(write.table);
+  target.loading->set_step(step);
+  target.loading->set_clock(table_clock, write.clock);
+  if (!base.empty()) {
+    target.loading->track(base);
+  }
+  target.full.clear();
+  disposal_.add(std::exchange(target.shard, std::move(target.loading)));
+  dedup.calls().mark(write.sequence);
+}
+
+void Arc::drop_loading(std::uint32_t id) { disposal_.add(std::move(table(id).loading)); }
+
+}  // namespace shoal
