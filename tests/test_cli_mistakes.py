@@ -107,6 +107,7 @@ MISTAKES = [
     (["demo", "--output", "good", "--examples", "2000"], "good: File exists"),
     (["scheduler"], "--servers N"),
     (["server"], "--connect tcp://HOST:PORT"),
+    (["cluster", "nonsense", "status"], "'nonsense' is not an address: write tcp://HOST:PORT"),
     # absurd
     ([*LR, "good", "--format", "libsvm", "--output", "x", "--checkpoint-every", "-3"], "--checkpoint-every is -3"),
     ([*LR, "good", "--format", "libsvm", "--output", "x", "--reader-threads", "0"], "--reader-threads is 0"),

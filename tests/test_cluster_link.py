@@ -410,3 +410,19 @@ def test_a_damaged_message_is_dropped_as_one_that_was_lost():
             assert not stray.poll(50)
         assert cluster.membership.workers == {0: 1}
         link.check()
+
+
+@pytest.mark.parametrize("journaled", [False, True])
+def test_a_scheduler_with_nothing_to_do_waits(tmp_path, journaled):
+    """A load only makes the rounds fewer."""
+    rounds = 0
+    end = time.monotonic() + 1.0
+
+    def going():
+        nonlocal rounds
+        rounds += 1
+        return time.monotonic() < end
+
+    with Scheduler("tcp://127.0.0.1:*", servers=1, journal=tmp_path / "journal" if journaled else None) as scheduler:
+        scheduler.run(going)
+    assert rounds < 50

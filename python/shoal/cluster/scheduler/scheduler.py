@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import random
 import socket
@@ -259,9 +260,10 @@ class Scheduler:
             _log.info("refused in all: %s", ", ".join(f"{count} {why}" for why, count in self.refused().items()))
 
     def _pause_ms(self) -> int:
-        due, checked_at = self._membership.next_time, self._monitor.next_time
-        due = due if checked_at is None else min(due, checked_at)
-        return max(0, int(1000 * (due - time.monotonic())) + 1)  # rounded up: it would return at once otherwise
+        pauses = [self._membership.next_time - self._now()]
+        if self._monitor.next_time is not None:
+            pauses.append(self._monitor.next_time - time.monotonic())
+        return max(1, math.ceil(1000 * min(pauses)))
 
     def _receive(self) -> bool:
         """Process up to `_MAX_BATCH` waiting messages; return whether none is left."""
