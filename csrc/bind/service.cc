@@ -1,4 +1,4 @@
-#include "server/service.h"
+#include "server/replicated_service.h"
 
 #include <pybind11/stl.h>
 
@@ -30,26 +30,27 @@ std::vector<SlotRange> slot_ranges(const Ranges& ranges) {
   return all;
 }
 
-std::unique_ptr<Service> make_service(std::size_t slots, const Ranges& arcs, std::size_t deferred_reads,
-                                      std::size_t deferred_bytes, std::size_t pending_bytes,
-                                      std::size_t reply_bytes, std::size_t key_list_bytes) {
+std::unique_ptr<ReplicatedService> make_service(std::size_t slots, const Ranges& arcs,
+                                                std::size_t deferred_reads, std::size_t deferred_bytes,
+                                                std::size_t pending_bytes, std::size_t reply_bytes,
+                                                std::size_t key_list_bytes) {
   const ServiceLimits limits{.deferred_reads = deferred_reads,
                              .deferred_bytes = deferred_bytes,
                              .pending_bytes = pending_bytes,
                              .reply_bytes = reply_bytes,
                              .key_list_bytes = key_list_bytes};
-  return std::make_unique<Service>(Slots(slots), slot_ranges(arcs), limits);
+  return std::make_unique<ReplicatedService>(Slots(slots), slot_ranges(arcs), limits);
 }
 
-void start_job(Service& service, std::uint32_t job, const std::string& mode, std::uint32_t staleness,
-               bool mean, std::uint32_t before) {
+void start_job(ReplicatedService& service, std::uint32_t job, const std::string& mode,
+               std::uint32_t staleness, bool mean, std::uint32_t before) {
   SHOAL_CHECK(mode == "bsp" || mode == "ssp" || mode == "asp", "no mode " + mode + ": bsp, ssp or asp");
   const Mode chosen = mode == "bsp" ? Mode::kBsp : (mode == "ssp" ? Mode::kSsp : Mode::kAsp);
   const py::gil_scoped_release nogil;
   service.start_job(job, chosen, staleness, mean, before);
 }
 
-void add_table(Service& service, std::uint32_t id, std::size_t dim, const std::string& dtype,
+void add_table(ReplicatedService& service, std::uint32_t id, std::size_t dim, const std::string& dtype,
                const std::string& optimizer, std::map<std::string, double> params, const std::string& init,
                double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
                const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire) {
@@ -75,7 +76,7 @@ py::list as_list(ReplyQueue& out) {
   return replies;
 }
 
-py::list handle(Service& service, const py::bytes& peer, const py::sequence& message) {
+py::list handle(ReplicatedService& service, const py::bytes& peer, const py::sequence& message) {
   std::vector<BufferView> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle frame : message) {
@@ -91,7 +92,7 @@ py::list handle(Service& service, const py::bytes& peer, const py::sequence& mes
   return as_list(out);
 }
 
-py::list released(Service& service) {
+py::list released(ReplicatedService& service) {
   BufferPool pool;
   ReplyQueue out(pool);
   service.released(out);
@@ -120,7 +121,7 @@ py::dict histogram(const Histogram& counts) {
   return all;
 }
 
-py::dict metrics(const Service& service) {
+py::dict metrics(const ReplicatedService& service) {
   ServiceMetrics now;
   {
     const py::gil_scoped_release nogil;
@@ -163,7 +164,7 @@ py::dict metrics(const Service& service) {
 
 // A copy of a table's rows, with the service's threads (why not keep_alive: bind/shard.cc).
 py::object shard(const py::object& self, std::uint32_t id) {
-  const auto& service = self.cast<const Service&>();
+  const auto& service = self.cast<const ReplicatedService&>();
   std::unique_ptr<Shard> copy;
   {
     const py::gil_scoped_release nogil;
@@ -178,7 +179,7 @@ py::object shard(const py::object& self, std::uint32_t id) {
 
 // Waits without the GIL for the next session; None after close_sessions(). Its memory belongs to the service.
 py::object next_session(const py::object& self) {
-  auto& service = self.cast<Service&>();
+  auto& service = self.cast<ReplicatedService&>();
   std::shared_ptr<CheckpointSession> save;
   {
     const py::gil_scoped_release nogil;
@@ -236,46 +237,47 @@ void restore_filter(CheckpointSession& save, std::size_t table, std::size_t cut,
 void add_service(py::module_& module) {
   using Nogil = py::call_guard<py::gil_scoped_release>;
   const ServiceLimits limits;
-  py::class_<Service>(module, "Service")
+  py::class_<ReplicatedService>(module, "Service")
       .def(py::init(&make_service), py::arg("slots"), py::arg("arcs") = Ranges(), py::kw_only(),
            py::arg("deferred_reads") = limits.deferred_reads,
            py::arg("deferred_bytes") = limits.deferred_bytes, py::arg("pending_bytes") = limits.pending_bytes,
            py::arg("reply_bytes") = limits.reply_bytes, py::arg("key_list_bytes") = limits.key_list_bytes)
       .def(
           "set_map",
-          [](Service& service, std::uint32_t epoch, const Ranges& arcs) {
+          [](ReplicatedService& service, std::uint32_t epoch, const Ranges& arcs) {
             service.set_map(epoch, slot_ranges(arcs));
           },
           py::arg("epoch"), py::arg("arcs"), Nogil())
       .def("start_job", &start_job, py::arg("job"), py::arg("mode"), py::arg("staleness") = 0,
            py::arg("mean") = false, py::arg("before") = 0)
-      .def("admit", &Service::admit, py::arg("rank"), py::arg("incarnation"), py::arg("clock"), Nogil())
+      .def("admit", &ReplicatedService::admit, py::arg("rank"), py::arg("incarnation"), py::arg("clock"),
+           Nogil())
       .def(
           "fence",
-          [](Service& service, std::uint32_t rank, std::uint32_t incarnation) {
+          [](ReplicatedService& service, std::uint32_t rank, std::uint32_t incarnation) {
             const LastTick last = service.fence(rank, incarnation);
             return std::pair(last.clock, last.tables);
           },
           py::arg("rank"), py::arg("incarnation"), Nogil())
       .def(
           "dismiss",
-          [](Service& service, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
+          [](ReplicatedService& service, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
              std::vector<std::uint32_t> tables) {
             return service.dismiss(rank, incarnation, {.clock = clock, .tables = std::move(tables)});
           },
           py::arg("rank"), py::arg("incarnation"), py::arg("clock") = 0,
           py::arg("tables") = std::vector<std::uint32_t>(), Nogil())
-      .def("hold", &Service::hold, Nogil())
-      .def("resume", &Service::resume, Nogil())
+      .def("hold", &ReplicatedService::hold, Nogil())
+      .def("resume", &ReplicatedService::resume, Nogil())
       .def("add_table", &add_table, py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"),
            py::arg("params"), py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"),
            py::arg("seed"), py::arg("admit") = py::none(), py::arg("expire") = py::list())
-      .def("set_memory", &Service::set_memory, py::arg("slot_bytes"), Nogil())
-      .def("drop_table", &Service::drop_table, py::arg("id"), Nogil())
-      .def("tables", &Service::tables, Nogil())
+      .def("set_memory", &ReplicatedService::set_memory, py::arg("slot_bytes"), Nogil())
+      .def("drop_table", &ReplicatedService::drop_table, py::arg("id"), Nogil())
+      .def("tables", &ReplicatedService::tables, Nogil())
       .def("shard", &shard, py::arg("id"))
       .def("next_session", &next_session)
-      .def("close_sessions", &Service::close_sessions, Nogil())
+      .def("close_sessions", &ReplicatedService::close_sessions, Nogil())
       .def("handle", &handle, py::arg("peer"), py::arg("frames"))
       .def("released", &released)
       .def("metrics", &metrics);

@@ -160,7 +160,7 @@ class DataLoop::Socket {
   void* const socket_;
 };
 
-DataLoop::DataLoop(const Zmq& zmq, void* context, Service& service, LoopOptions options)
+DataLoop::DataLoop(const Zmq& zmq, void* context, ReplicatedService& service, LoopOptions options)
     : zmq_(zmq),
       context_(context),
       service_(service),

@@ -1,12 +1,12 @@
-// DataLoop: a server's endpoint: one thread, one ROUTER socket, one Service.
+// DataLoop: a server's endpoint: one thread, one ROUTER socket, one ReplicatedService.
 //
 // Algorithm. A single-threaded event loop over a ROUTER socket and an eventfd. Python creates the context and chooses the
 // address; after that no Python code runs between a request and its reply. The thread takes whole messages from the socket,
 // the service answers from the bytes where they are, and the memory of a reply is passed to the transport, which returns it
 // to the buffer pool once it is sent.
 //
-//   peer -> ROUTER -> frames -> Service::handle -> ReplyQueue -> ROUTER -> peers
-//   a control call, in another thread -> Service -> wake() -> Service::released -> ReplyQueue -> ROUTER -> peers
+//   peer -> ROUTER -> frames -> ReplicatedService::handle -> ReplyQueue -> ROUTER -> peers
+//   a control call, in another thread -> ReplicatedService -> wake() -> released() -> ReplyQueue -> ROUTER -> peers
 //
 // Invariants
 //   I1  Every message is read to its last frame, and answered or counted; no message ends the thread or the process.
@@ -36,8 +36,8 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "server/replicated_service.h"
 #include "server/reply_queue.h"
-#include "server/service.h"
 #include "transport/multipart_message.h"
 #include "transport/zmq.h"
 #include "wire/wire.h"
@@ -75,7 +75,7 @@ class DataLoop {
  public:
   // Binds and starts serving. Throws TransportError if the address cannot be bound or an option is not accepted. `context`
   // is a libzmq context. The service must outlive the loop.
-  DataLoop(const Zmq& zmq, void* context, Service& service, LoopOptions options);
+  DataLoop(const Zmq& zmq, void* context, ReplicatedService& service, LoopOptions options);
   ~DataLoop();
   DataLoop(const DataLoop&) = delete;
   DataLoop& operator=(const DataLoop&) = delete;
@@ -106,7 +106,7 @@ class DataLoop {
 
   const Zmq zmq_;
   void* const context_;
-  Service& service_;
+  ReplicatedService& service_;
   const LoopOptions options_;
   std::string address_;
   std::unique_ptr<Memory> memory_;

@@ -42,7 +42,7 @@ struct World {
   }
 
   Fake fake;
-  Service service;
+  ReplicatedService service;
   std::unique_ptr<DataLoop> loop;
 };
 
@@ -262,7 +262,7 @@ TEST(the_end_of_the_context_ends_the_loop_which_closes_its_socket) {
 }
 
 TEST(an_address_that_is_refused_leaves_no_socket) {
-  Service service(Slots(16), {{0, 7}, {7, 16}});
+  ReplicatedService service(Slots(16), {{0, 7}, {7, 16}});
   Fake fake;
   fake.refuse_bind = EADDRINUSE;
   CHECK_THROWS(DataLoop(Fake::functions(), &fake, service, {.address = "fake://x"}),

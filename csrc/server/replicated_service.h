@@ -1,0 +1,126 @@
+// ReplicatedService: an endpoint with its replication: the Service that answers clients, the logs to its backups, and the replicas
+// that it holds for others. No socket, no clock, no thread.
+//
+// Algorithm. Primary-backup replication of a deterministic state machine. Each request that changed an arc, and each order of the
+// scheduler, is appended to the logs of the streams whose arcs it concerns (server/replication_log.h). A backup executes the same
+// records in the same order in a Service of its own (server/replica.h). A reply, also that of a read, leaves once everything that
+// was appended before it is committed: acknowledged by every stream.
+//
+// What an endpoint has to do is declared by the scheduler: assign() names the arcs that it serves and the streams that it sends and
+// receives. Promotion moves arcs from a replica into the Service. An acknowledgement needs every stream of the newest assignment, and
+// a backup refuses the records of a stream that its own assignment does not list: an older primary acknowledges nothing.
+//
+//   request -> Service -> records -> next_message() -> socket of the stream -> ReplicatedService of the backup -> Replica
+//           -> reply, held <- commit <- handle_backup() <- socket of the stream <- acknowledgement
+//
+// Invariants
+//   I1  A reply leaves only when all records that were appended before it are committed.
+//   I2  A stream's records have the positions 1, 2, 3, ... without a gap; a replica executes each once, in this order.
+//   I3  An arc is in at most one of: the Service, one replica.
+//
+// Time is passed in, in milliseconds of any steady clock. Without streams a request costs one comparison more than in the Service.
+//
+// Threads: any; one mutex, which no call holds while it waits. Calls for the data loop (handle, released, next_message, ...) are made by
+// one thread.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/reply_queue.h"
+#include "server/service.h"
+#include "transport/multipart_message.h"
+#include "transport/shared_frame.h"
+#include "wire/wire.h"
+
+namespace shoal {
+
+using Milliseconds = std::uint64_t;
+using StreamId = std::uint64_t;
+
+// Where a stream is to be connected.
+struct StreamTarget {
+  StreamId stream = 0;
+  std::string address;
+  std::string server_key;
+};
+
+// A message of a stream: a REPLICATE header, and frames that are sent in place. Any number of copies share the frames.
+struct StreamMessage {
+  std::array<std::byte, sizeof(wire::Header)> header;
+  std::array<SharedFrame, wire::kMaxFrames + 1> frames;
+  std::size_t count = 0;  // of the frames
+};
+
+class ReplicatedService {
+ public:
+  ReplicatedService(Slots slots, const std::vector<SlotRange>& arcs, const ServiceLimits& limits = {});
+  ReplicatedService(const ReplicatedService&) = delete;
+  ReplicatedService& operator=(const ReplicatedService&) = delete;
+
+  // --- control: as in Service; orders are appended to the logs of all streams ------------------------------------------
+
+  void set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges);
+  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0);
+  void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
+  LastTick fence(std::uint32_t rank, std::uint32_t incarnation);
+  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last = {});
+  std::uint32_t hold();
+  void resume();
+  void set_memory(std::uint64_t slot_bytes);
+  void add_table(std::uint32_t id, const TableSpec& spec);
+  void drop_table(std::uint32_t id);
+  std::vector<std::uint32_t> tables() const { return service_.tables(); }
+  std::unique_ptr<Shard> snapshot(std::uint32_t id) const { return service_.snapshot(id); }
+  std::shared_ptr<CheckpointSession> next_session() { return service_.next_session(); }
+  void close_sessions() { service_.close_sessions(); }
+  ServiceMetrics metrics() const { return service_.metrics(); }
+  std::size_t slots() const noexcept { return service_.slots(); }
+
+  // Called, with the mutex held, when a control call has queued replies or messages, or has changed the targets; must not wait or call
+  // the service.
+  void set_waker(std::function<void()> waker);
+
+  // --- data: called by the data loop's thread --------------------------------------------------------------------------
+
+  // As Service::handle(). Replies that wait for a commit are held; handle_backup(), on_time() and released() queue them.
+  void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
+              MultipartMessage* received = nullptr) noexcept;
+  // Moves the replies that control calls have queued.
+  void released(ReplyQueue& out) noexcept;
+  // Queues the acknowledgements of the streams from which handle() has received something. To be called before the loop waits, and at
+  // least after every 64 messages.
+  void acknowledge(ReplyQueue& out) noexcept;
+
+  // Changes whenever targets() does.
+  std::uint64_t targets_version() const noexcept { return targets_version_.load(std::memory_order_acquire); }
+  // The streams that shall be connected, in ascending order. Others are closed.
+  std::vector<StreamTarget> targets() const;
+  // The next message to send to a stream's backup. False: none at present. What was returned counts as sent.
+  bool next_message(StreamId stream, StreamMessage& message) noexcept;
+  // A message of the stream's backup: an acknowledgement. `frames` as received by a DEALER.
+  void handle_backup(StreamId stream, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
+  // The stream has a new connection, or a message could not be sent: what is not acknowledged is sent again.
+  void reconnected(StreamId stream) noexcept;
+  // To be called once per turn of the loop, before it handles messages: sends again, keeps streams alive, throttles copies.
+  void on_time(Milliseconds now, ReplyQueue& out) noexcept;
+  // When on_time() is due at the latest; the greatest number: only after another call.
+  Milliseconds next_time() const noexcept;
+
+ private:
+  mutable std::mutex mutex_;
+  std::atomic<std::uint64_t> targets_version_{0};
+  Service service_;
+};
+
+}  // namespace shoal
