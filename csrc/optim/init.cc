@@ -102,6 +102,18 @@ Init::Init(std::string_view name, double parameter, std::uint64_t seed)
               std::string(name) + " needs a size >= 0, got " + std::to_string(parameter));
 }
 
+std::string_view Init::name() const noexcept {
+  switch (kind_) {
+    case Kind::kUniform:
+      return "Uniform";
+    case Kind::kNormal:
+      return "Normal";
+    case Kind::kConstant:
+      break;
+  }
+  return "Constant";
+}
+
 void Init::fill(std::uint64_t hash, std::size_t dim, float* weights) const noexcept {
   if (kind_ == Kind::kConstant) {
     std::fill_n(weights, dim, parameter_);

@@ -15,6 +15,11 @@ class Init {
   // deviation parameter). Bad names and parameters: std::invalid_argument.
   Init(std::string_view name, double parameter, std::uint64_t seed);
 
+  // A name and a parameter of an equal one: Zeros is Constant 0.
+  std::string_view name() const noexcept;
+  double parameter() const noexcept { return static_cast<double>(parameter_); }
+  std::uint64_t seed() const noexcept { return seed_; }
+
   bool same_for_all() const noexcept { return kind_ == Kind::kConstant; }
   void fill(std::uint64_t hash, std::size_t dim, float* weights) const noexcept;
 

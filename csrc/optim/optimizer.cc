@@ -60,7 +60,9 @@ Rule make_rule(std::string_view name, std::map<std::string, double> values) {
 }  // namespace
 
 Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params)
-    : clip_(take_clip(params)),
+    : name_(name),
+      params_(params),
+      clip_(take_clip(params)),
       schedule_(Schedule::take(params)),
       rule_(make_rule(name, std::move(params))) {  // in this order: rule_ takes the remaining parameters
   SHOAL_CHECK(

@@ -12,7 +12,9 @@
 
 #pragma once
 
+#include <map>
 #include <span>
+#include <string>
 #include <string_view>
 #include <variant>
 
@@ -51,6 +53,10 @@ class Optimizer {
   // clip_norm are optional parameters of every rule; those of a schedule are optional parameters of rules with a learning rate.
   Optimizer(std::string_view name, std::map<std::string, double> params);
 
+  // As it was constructed.
+  const std::string& name() const noexcept { return name_; }
+  const std::map<std::string, double>& params() const noexcept { return params_; }
+
   const Rule& rule() const noexcept { return rule_; }
   const Clip& clip() const noexcept { return clip_; }
   const Schedule& schedule() const noexcept { return schedule_; }
@@ -62,6 +68,8 @@ class Optimizer {
   bool pairs() const noexcept;
 
  private:
+  std::string name_;
+  std::map<std::string, double> params_;
   Clip clip_;
   Schedule schedule_;
   Rule rule_;

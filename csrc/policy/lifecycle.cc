@@ -114,6 +114,48 @@ Expiry Lifecycle::expiry(const NamedRule& rule) {
   return expire;
 }
 
+NamedRule named(const Admission& rule) {
+  NamedRule made;
+  const auto number = [](std::uint64_t value) { return static_cast<double>(value); };
+  const auto add_if_any = [&](const char* name, std::uint64_t value) {
+    if (value != 0) {
+      made.params[name] = number(value);
+    }
+  };
+  switch (rule.kind) {
+    case Admission::Kind::kCount:
+      made = {"AfterCount", {{"n", number(rule.n)}}};
+      add_if_any("within", rule.within);
+      add_if_any("capacity", rule.capacity);
+      break;
+    case Admission::Kind::kBloom:
+      made = {"AfterBloom",
+              {{"n", number(rule.n)}, {"capacity", number(rule.capacity)}, {"error", rule.error}}};
+      add_if_any("within", rule.within);
+      break;
+    case Admission::Kind::kProbability:
+      made = {"WithProbability", {{"p", rule.probability}, {"seed", number(rule.seed)}}};
+      break;
+    case Admission::Kind::kAll:
+      SHOAL_DCHECK(false);
+  }
+  return made;
+}
+
+NamedRule named(const Expiry& rule) {
+  switch (rule.kind) {
+    case Expiry::Kind::kTimeToLive:
+      return {"TimeToLive", {{"clocks", static_cast<double>(rule.clocks)}}};
+    case Expiry::Kind::kDecayedScore:
+      return {"DecayedScore", {{"decay", rule.decay}, {"floor", rule.floor}}};
+    case Expiry::Kind::kMinNorm:
+      return {"MinNorm", {{"floor", rule.floor}}};
+    case Expiry::Kind::kMaxRows:
+      break;
+  }
+  return {"MaxRows", {{"rows", static_cast<double>(rule.rows)}, {"frequent", rule.frequent ? 1.0 : 0.0}}};
+}
+
 std::vector<Expiry> Lifecycle::expiries(std::span<const double> numbers) {
   struct Form {
     const char* name;

@@ -76,6 +76,10 @@ struct Expiry {
   bool frequent = false;
 };
 
+// The rule by name; Lifecycle::admission() and expiry() are the inverse. Not for Admission::Kind::kAll, which has no name.
+NamedRule named(const Admission& rule);
+NamedRule named(const Expiry& rule);
+
 // Clocks since `then`.
 SHOAL_INLINE constexpr std::uint32_t age_at(std::uint32_t now, std::uint32_t then) noexcept {
   const std::uint32_t age = now - then;
