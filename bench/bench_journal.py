@@ -41,7 +41,8 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.scheduler.inputs import Input
 from shoal.cluster.scheduler.journal import Journal
-from shoal.cluster.scheduler.membership import Membership, Outgoing
+from shoal.cluster.scheduler.members import Outgoing
+from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.recovery import recover
 
 SERVERS, WORKERS = 4, 16

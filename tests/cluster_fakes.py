@@ -43,10 +43,10 @@ def declare_dead(scheduler: Scheduler, role: str, rank: int) -> None:
     The living ones keep long heartbeats, which a busy machine does not delay for so long. Returns when it is done.
     """
     membership = scheduler.membership
-    members = membership._servers if role == "server" else membership._job.members
+    members = membership._peers.servers if role == "server" else membership._jobs.job.members
     peer = members.get(rank)
     deadline = time.monotonic() + TIMEOUT
-    while peer is not None and peer.sender in membership._peers:
+    while peer is not None and peer.sender in membership._peers.known:
         assert time.monotonic() < deadline, f"{role} {rank} is not silent"
         peer.last_heard = -math.inf  # again, since a message that it had sent may have arrived
         scheduler._wake()

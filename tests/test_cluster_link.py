@@ -8,6 +8,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 import zmq
 
@@ -86,7 +87,7 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
 
 def test_who_misses_others_at_the_deadline_is_told_which_ones():
     with scheduler(2) as cluster, FakeServer(cluster.address), SchedulerClient(cluster.address, "worker") as link:
-        until(lambda: any(server.inside for server in cluster.membership._servers.values()))
+        until(lambda: any(server.inside for server in cluster.membership._peers.servers.values()))
         link.hello(timeout=TIMEOUT)
         with pytest.raises(DeadlineExceededError, match="1 of 2 servers have joined"):
             link.join(timeout=3.0, consistency=shoal.BSP())
@@ -229,7 +230,7 @@ def test_a_request_out_of_bounds_or_one_that_meets_a_defect_is_answered_and_the_
             link.call(Join(workers=2**40), JoinReply, timeout=TIMEOUT, doing="joining")
         with pytest.raises(ValueError, match="from 1 to 16384 workers, got workers=100000000"):
             link.join(timeout=TIMEOUT, workers=10**8, consistency=shoal.BSP())
-        monkeypatch.setattr(cluster.membership, "_barrier", lambda *_: 1 / 0)
+        monkeypatch.setattr(cluster.membership._jobs, "barrier", lambda *_: 1 / 0)
         link.join(timeout=TIMEOUT, consistency=shoal.BSP())
         with pytest.raises(ProtocolError, match="caused an internal error: ZeroDivisionError"):
             link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
@@ -264,9 +265,10 @@ def test_a_flood_of_messages_does_not_hide_that_a_worker_is_dead(monkeypatch):
     with scheduler(1) as cluster, FakeServer(cluster.address):
         link = SchedulerClient(cluster.address, "worker", about="a worker\n\x1b[31mthat paints")
         link.join(timeout=TIMEOUT, consistency=shoal.BSP())
-        assert "(a worker??[31mthat paints)" in str(cluster.membership._job.members[0])
+        assert "(a worker??[31mthat paints)" in str(cluster.membership._jobs.job.members[0])
         link.close()
-        cluster.membership._heartbeat = 0.1  # how often it looks
+        running = cluster.membership
+        running.settings = msgspec.structs.replace(running.settings, heartbeat=0.1)  # how often it looks
         declare_dead(cluster, "worker", 0)
         assert not cluster.membership.workers
 
@@ -388,7 +390,7 @@ def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_conn
             calls += 1
         print(calls, faults.done, wire.connections)
         assert wire.connections > 5
-        assert len(cluster.membership._peers) == 1  # however often it connected
+        assert len(cluster.membership._peers.known) == 1  # however often it connected
 
 
 def test_a_damaged_message_is_dropped_as_one_that_was_lost():

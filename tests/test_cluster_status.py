@@ -59,7 +59,7 @@ def test_an_observer_sees_a_cluster_form_and_is_no_member_itself():
                 assert worker.status(timeout=TIMEOUT).cluster == status.cluster
                 late.close()
                 waiting.join(TIMEOUT)
-        assert len(running.membership._peers) <= 4
+        assert len(running.membership._peers.known) <= 4
 
 
 def join(client):
@@ -78,7 +78,7 @@ def test_the_status_has_the_clocks_of_heartbeats_and_names_what_was_lost():
         assert (route, reply.number) == (b"r", 1)
         return reply.body
 
-    before = len(world.membership._peers)
+    before = len(world.membership._peers.known)
     assert [worker.is_connected for worker in status().workers] == [True, False]
     assert status().workers[1].heard_seconds <= 1.0
     world.go(2.0)
@@ -89,7 +89,7 @@ def test_the_status_has_the_clocks_of_heartbeats_and_names_what_was_lost():
     world.go(6.0)
     assert "is lost with its rows" in status().lost
     assert status().servers == ()
-    assert len(world.membership._peers) < before
+    assert len(world.membership._peers.known) < before
     assert not one.fenced
 
 

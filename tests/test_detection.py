@@ -22,9 +22,11 @@ from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.address import all_refuse
 from shoal.cluster.protocol.messages import Heartbeat
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
-from shoal.cluster.scheduler import membership as membership_module
+from shoal.cluster.scheduler import peers as peers_module
 from shoal.cluster.scheduler.connections import ConnectionMonitor
-from shoal.cluster.scheduler.membership import LivenessProbe, Membership
+from shoal.cluster.scheduler.members import LivenessProbe
+from shoal.cluster.scheduler.membership import Membership
+from shoal.cluster.scheduler.peers import Peers
 from shoal.consistency import ASP
 from shoal.errors import ServerLostError
 from test_membership import Process, World
@@ -160,22 +162,22 @@ def unconfirmed(monkeypatch):
 
 
 def counts_own_stop(monkeypatch):
-    monkeypatch.setattr(membership_module, "_MAX_STEP_SECONDS", 1e9)
+    monkeypatch.setattr(peers_module, "_MAX_STEP_SECONDS", 1e9)
 
 
 def forgets_reconnections(monkeypatch):
-    monkeypatch.setattr(Membership, "_mark_connected", lambda self, peer: None)
+    monkeypatch.setattr(Peers, "_mark_connected", lambda self, peer: None)
 
 
 def is_hasty(monkeypatch):
-    monkeypatch.setattr(membership_module, "_RECONNECT_SECONDS", 0.4)
-    init = Membership.__init__
+    monkeypatch.setattr(peers_module, "_RECONNECT_SECONDS", 0.4)
+    init = Peers.__init__
 
-    def hasty(self, **settings):
-        init(self, **settings)
+    def hasty(self, *settings):
+        init(self, *settings)
         self._reconnect_seconds = 0.4
 
-    monkeypatch.setattr(Membership, "__init__", hasty)
+    monkeypatch.setattr(Peers, "__init__", hasty)
 
 
 @pytest.mark.parametrize("plant", [unconfirmed, counts_own_stop, forgets_reconnections, is_hasty])
@@ -431,7 +433,7 @@ def test_connections_to_the_scheduler_that_are_cut_again_and_again_are_no_deaths
 
 
 def routes(membership):
-    return {peer.route for peer in list(membership._peers.values())}
+    return {peer.route for peer in list(membership._peers.known.values())}
 
 
 def have_reconnected(membership, before):

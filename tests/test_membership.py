@@ -56,6 +56,7 @@ from shoal.cluster.protocol.messages import (
     encode,
 )
 from shoal.cluster.scheduler import membership as membership_module
+from shoal.cluster.scheduler import tables as tables_module
 from shoal.cluster.scheduler.membership import Membership
 
 BSP = JobConsistency("bsp", 0, False)
@@ -534,7 +535,7 @@ def test_passes_that_all_workers_have_gone_beyond_are_forgotten_and_over_for_who
             world.now,
         )
         del worker.asked[worker.number]
-        kept.append(len(world.membership._job.passes))
+        kept.append(len(world.membership._jobs.job.passes))
         return out[-1][1].body
 
     for number in range(300):
@@ -681,8 +682,8 @@ def test_events_are_kept_until_all_peers_have_seen_them_and_no_longer():
         assert two.place.incarnation == incarnation + 1
         assert two.gone == []
         world.go(1.0)
-        assert world.membership._events == []
-    assert world.membership._events_dropped == 3
+        assert world.membership._peers._events == []
+    assert world.membership._peers._events_dropped == 3
 
 
 def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_peers_take_no_more(monkeypatch):
@@ -691,7 +692,7 @@ def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_p
         ask = Request(worker.sender, number, Barrier(f"b{number}"))
         answer = world.membership.handle(worker.sender, "h", ask, world.now)[0][1].body
     assert "has 1024 waiting requests, the maximum" in answer.text
-    monkeypatch.setattr(membership_module, "_MAX_PEERS", len(world.membership._peers))
+    monkeypatch.setattr(membership_module, "_MAX_PEERS", len(world.membership._peers.known))
     hello = Request(b"new", 1, Hello("worker", "w"))
     assert world.membership.handle(b"new", "h", hello, world.now)[0][1].body == PendingReply(
         "3 processes are connected, the maximum"
@@ -736,7 +737,7 @@ def test_a_table_that_no_client_describes_so_is_refused_before_any_server_hears_
 
 def test_tables_whose_descriptions_would_not_fit_into_one_message_are_refused():
     world, (worker,) = together()
-    world.membership._tables_bytes = membership_module._MAX_TABLES_BYTES - 10
+    world.membership._tables._tables_bytes = tables_module._MAX_TABLES_BYTES - 10
     number = worker.ask(CreateTable(FORM))
     world.go(1.0)
     assert "the descriptions of 0 tables take" in worker.replies[number].text

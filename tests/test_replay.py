@@ -38,8 +38,12 @@ from shoal.cluster.scheduler.inputs import (
     Probed,
     Restarted,
 )
+from shoal.cluster.scheduler.jobs import Jobs
 from shoal.cluster.scheduler.members import Job, Peer
 from shoal.cluster.scheduler.membership import Membership
+from shoal.cluster.scheduler.orders import Orders
+from shoal.cluster.scheduler.servers import Servers
+from shoal.cluster.scheduler.tables import Tables
 from test_membership import FORM, Process, World, renamed
 
 
@@ -49,7 +53,7 @@ def shown(value: object) -> object:
         return value.sender
     if isinstance(value, Job):
         return value.number
-    if isinstance(value, Membership):
+    if isinstance(value, Jobs | Orders | Servers | Tables):
         return None
     if isinstance(value, (list, tuple)):
         return [shown(one) for one in value]
@@ -58,26 +62,26 @@ def shown(value: object) -> object:
 
 def described(membership: Membership) -> list[object]:
     """All of the state, also in the middle of operations."""
-    running = [one for one in (membership._operation, *membership._operations) if one is not None]
-    kept = membership._operation, membership._operations
-    membership._operation, membership._operations = None, deque()
+    running = [one for one in (membership._orders._operation, *membership._orders._operations) if one is not None]
+    kept = membership._orders._operation, membership._orders._operations
+    membership._orders._operation, membership._orders._operations = None, deque()
     try:
         state = structs.replace(membership.save(), now=0.0)
     finally:
-        membership._operation, membership._operations = kept
+        membership._orders._operation, membership._orders._operations = kept
     frames = [
         (one.gi_code.co_name, one.gi_frame.f_lineno, {name: shown(it) for name, it in one.gi_frame.f_locals.items()})
         for one in running
         if one.gi_frame is not None
     ]
     wanted = {name: [(worker.sender, number) for worker, number in them] for name, them in kept_tables(membership)}
-    admitting = membership._admitting and membership._admitting.sender
-    results = sorted(membership._results.items()) if running else []
-    return [msgspec.msgpack.encode(state), frames, wanted, admitting, results, membership._vacant]
+    admitting = membership._jobs._admitting and membership._jobs._admitting.sender
+    results = sorted(membership._orders._results.items()) if running else []
+    return [msgspec.msgpack.encode(state), frames, wanted, admitting, results, membership._jobs._vacant]
 
 
 def kept_tables(membership: Membership) -> list[tuple[str, list[tuple[Peer, int]]]]:
-    return list(membership._wanted_tables.items())
+    return list(membership._tables._wanted.items())
 
 
 def copied(entry: Input) -> Input:
@@ -278,7 +282,7 @@ def test_planted_an_order_number_that_is_used_twice_is_found(monkeypatch):
 
     def back(membership, entry):
         replay(membership, entry)
-        for server in membership._servers.values():
+        for server in membership._peers.servers.values():
             if isinstance(entry, Obeyed) and server.order is not None:
                 server.orders -= 1
                 server.order = Order(server.orders, server.order.body)
@@ -330,4 +334,4 @@ def test_numbers_are_drawn_from_the_seed_and_differ_between_clusters():
     of = {"servers": 1, "now": 0.0}
     one, same, other = (Membership(**of, rng=random.Random(seed)) for seed in (1, 1, 2))
     assert one.cluster == same.cluster != other.cluster
-    assert Membership.restore(one.save())._draw(64) == same._draw(64) != one._draw(32)
+    assert Membership.restore(one.save())._numbers.draw(64) == same._numbers.draw(64) != one._numbers.draw(32)

@@ -247,10 +247,10 @@ def run_member(
         ):
             members = scheduler.membership
             in_time = _within_grace(interrupted, grace)
-            scheduler.run(lambda: members.launchers_done < workers and not members.failed and in_time())
+            scheduler.run(lambda: members.launchers.done < workers and not members.launchers.failed and in_time())
             if (interrupt := interrupted()) is not None:
                 raise interrupt
-            return members.status, members.failed
+            return members.launchers.status, members.launchers.failed
     if process.rank <= servers:
         with (
             Server(

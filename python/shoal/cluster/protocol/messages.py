@@ -47,6 +47,7 @@ from shoal.errors import ProtocolError
 from shoal.table.spec import TableRecord
 
 __all__ = [
+    "GRACE_SECONDS",
     "MAX_OPEN_REQUESTS",
     "MAX_WORKERS",
     "VERSION",
@@ -106,6 +107,7 @@ __all__ = [
 ]
 
 VERSION = 6
+GRACE_SECONDS = 60.0  # that a process continues while the scheduler is silent, unless it is started otherwise
 MAX_WORKERS = 1 << 14  # of a job; one thread receives the heartbeats of all
 MAX_OPEN_REQUESTS = 1024  # unanswered requests of a process
 _MAGIC = b"SHOALCTL"
@@ -170,7 +172,7 @@ class HelloReply(_Message, frozen=True, tag="welcome"):
     heartbeat: Annotated[float, Meta(gt=0, le=1e9)]  # seconds
     dead_after: Annotated[float, Meta(gt=0, le=1e9)]  # seconds of silence
     seen: _Count  # number of earlier events, which do not concern it
-    grace: Annotated[float, Meta(gt=0, le=1e9)] = 60.0  # seconds
+    grace: Annotated[float, Meta(gt=0, le=1e9)]  # seconds
 
 
 class Join(_Message, frozen=True, tag="join"):

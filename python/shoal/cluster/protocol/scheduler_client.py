@@ -44,6 +44,7 @@ from shoal.cluster.protocol.connection import Connection, Socket
 from shoal.cluster.protocol.curve import Keys
 from shoal.cluster.protocol.errors import FATAL_ERRORS, copy_error, error_of
 from shoal.cluster.protocol.messages import (
+    GRACE_SECONDS,
     MAX_OPEN_REQUESTS,
     ErrorReply,
     Event,
@@ -85,11 +86,10 @@ from shoal.errors import (
     WrongProcessError,
 )
 
-__all__ = ["GRACE_SECONDS", "SchedulerClient"]
+__all__ = ["SchedulerClient"]
 
 _log = logging.getLogger("shoal.scheduler_client")
 
-GRACE_SECONDS = 60.0  # that a process continues while the scheduler is silent
 _LEAVE_SECONDS = 2.0  # for an abandoned connection to leave
 _RESEND_SECONDS = 1.0  # until a request is sent again
 _MAX_UNSENT = 64  # messages that wait for a connection

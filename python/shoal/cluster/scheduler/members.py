@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from shoal.cluster.protocol.messages import JobConsistency, Join, Order, ReplyBody
+from shoal.cluster.protocol.messages import JobConsistency, Join, Message, Order, ReplyBody, Request
 from shoal.cluster.scheduler.inputs import JobState, PassState, PeerState
 from shoal.cluster.scheduler.splits import SplitTracker
 
@@ -23,6 +23,7 @@ __all__ = [
     "Job",
     "LauncherPeer",
     "LivenessProbe",
+    "Outgoing",
     "Peer",
     "ServerPeer",
     "WorkerPeer",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 _MAX_OLD_ROUTES = 8
+
+Outgoing: TypeAlias = list[tuple[bytes, Message]]  # messages to send, each with its route
 
 
 class AddressProbe(NamedTuple):
@@ -73,6 +76,22 @@ class Peer:
 
     def __str__(self) -> str:
         return f"{self.role} {self.rank} ({self.about})" if self.rank >= 0 else f"a {self.role} ({self.about})"
+
+    def is_new(self, ask: Request) -> bool:
+        """Whether a request is to be executed."""
+        settled = (ask.latest, frozenset(ask.open)) if self.settles(ask) else (self.latest, self.open)
+        answered = ask.number in self.replies or ask.number in self.waiting
+        return not answered and (ask.number > settled[0] or ask.number in settled[1])
+
+    def settles(self, ask: Request) -> bool:
+        """Whether a request confirms replies that no earlier one confirmed. Messages may arrive out of order."""
+        return (ask.latest, -len(ask.open)) > (self.latest, -len(self.open))
+
+    def settle(self, ask: Request) -> None:
+        """Remove the replies that the process has received or no longer waits for."""
+        self.latest, self.open = ask.latest, frozenset(ask.open)
+        for number in [number for number in self.replies if number <= self.latest and number not in self.open]:
+            del self.replies[number]
 
     def save(self) -> PeerState:
         """Return the state, without the connection."""

@@ -34,19 +34,28 @@ import zmq
 from shoal.cluster.protocol.address import all_refuse, bindable, check_bind, join_address, split, try_all
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
-from shoal.cluster.protocol.messages import ErrorReply, MalformedMessageError, Message, Reply, Request, decode, encode
+from shoal.cluster.protocol.messages import (
+    GRACE_SECONDS,
+    ErrorReply,
+    MalformedMessageError,
+    Message,
+    Reply,
+    Request,
+    decode,
+    encode,
+)
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.scheduler.connections import ConnectionMonitor
 from shoal.cluster.scheduler.inputs import Input
 from shoal.cluster.scheduler.journal import Journal
-from shoal.cluster.scheduler.membership import AddressProbe, LivenessProbe, Membership, Outgoing
+from shoal.cluster.scheduler.members import AddressProbe, LivenessProbe, Outgoing
+from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.recovery import recover
 
 __all__ = ["Scheduler"]
 
 _log = logging.getLogger("shoal.scheduler")
 
-_GRACE_SECONDS = 60.0
 _JOURNAL_GRACE_SECONDS = 600.0  # long enough to start the scheduler again by hand
 _PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
 _LIVENESS_SECONDS = 1.0  # for a server's machine to accept or refuse a connection
@@ -106,7 +115,7 @@ class Scheduler:
             workers=workers,
             slots=slots,
             heartbeat=heartbeat,
-            grace=(_GRACE_SECONDS if journal is None else _JOURNAL_GRACE_SECONDS) if grace is None else grace,
+            grace=(GRACE_SECONDS if journal is None else _JOURNAL_GRACE_SECONDS) if grace is None else grace,
             rng=random.SystemRandom(),
             now=0.0,
             counts=self.refused,
@@ -239,7 +248,7 @@ class Scheduler:
             for route in self._monitor.ended(time.monotonic()):  # after its last messages
                 with self._guarded("the end of a connection"):
                     self._send(self._membership.disconnected(route, self._now()))
-            if is_idle or time.monotonic() - due > self._membership.heartbeat:
+            if is_idle or time.monotonic() - due > self._membership.settings.heartbeat:
                 due = time.monotonic()
                 with self._guarded("what is due"):
                     self._send(self._membership.on_time(self._now()))

@@ -1,0 +1,402 @@
+"""Workers and jobs: places, incarnations, barriers, passes over the data.
+
+    job        W workers have joined; those that asked for no rank get the remaining ones. All servers start the job,
+               then all workers receive JoinReply; it ends when the last worker has left or died, and the next join
+               begins another
+    queue      workers that wait for the end of the job, or for a rank
+
+Invariants: I1, I2 and I5 of membership.py. Threads: one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.base.plural import counted
+from shoal.cluster.protocol.messages import (
+    MAX_WORKERS,
+    Admit,
+    BarrierReply,
+    Dismiss,
+    ErrorReply,
+    Fence,
+    Hold,
+    JobConsistency,
+    Join,
+    JoinReply,
+    LeaveReply,
+    ReplyBody,
+    SplitReply,
+    StartJob,
+    TakeSplit,
+    WorkerGone,
+)
+from shoal.cluster.scheduler.inputs import MembershipState, Settings
+from shoal.cluster.scheduler.members import DataPass, FormingJob, Job, WorkerPeer, restore_job
+from shoal.cluster.scheduler.numbers import NumberSource
+from shoal.cluster.scheduler.orders import Operation, Orders
+from shoal.cluster.scheduler.peers import Peers
+from shoal.cluster.scheduler.servers import Servers
+from shoal.cluster.scheduler.splits import SplitTracker
+from shoal.cluster.scheduler.tables import Tables
+
+__all__ = ["Jobs"]
+
+_MAY_BE_DEAD_AFTER = 2  # heartbeats missed
+_MAX_SPLITS = 1 << 24
+_MAX_PASSES = 1024  # unfinished ones
+
+
+class Jobs:
+    """The job, the one that forms, and the workers that wait.
+
+    Attributes
+    ----------
+    job : Job or None
+    members_silent : bool
+        Whether a member of the job may be dead.
+    """
+
+    def __init__(
+        self, settings: Settings, peers: Peers, orders: Orders, servers: Servers, tables: Tables, numbers: NumberSource
+    ) -> None:
+        self._settings = settings
+        self._peers = peers
+        self._orders = orders
+        self._servers = servers
+        self._tables = tables
+        self._numbers = numbers
+        self.job: Job | None = None
+        self.members_silent = False
+        self._incarnations: dict[int, int] = {}
+        self._clocks_before = 0  # of the last job
+        self._forming = FormingJob()
+        self._admitting: WorkerPeer | None = None
+        self._queue: dict[bytes, WorkerPeer] = {}  # workers, by sender, that wait for the end of the job or for a rank
+        self._vacant = False  # whether one of them may get a place
+
+    # --- the state as a record --------------------------------------------------------------------------------
+
+    def save(self) -> dict[str, Any]:
+        """Return the fields of :class:`.MembershipState` that are kept here."""
+        return {
+            "incarnations": dict(self._incarnations),
+            "clocks_before": self._clocks_before,
+            "job": None if self.job is None else self.job.save(),
+            "forming": list(self._forming.workers),
+            "queue": list(self._queue),
+            "silent": self.members_silent,
+        }
+
+    def restore(self, state: MembershipState) -> None:
+        """Take a saved state."""
+        self._incarnations, self._clocks_before = dict(state.incarnations), state.clocks_before
+        self.members_silent = state.silent
+        workers = {sender: peer for sender, peer in self._peers.known.items() if isinstance(peer, WorkerPeer)}
+        self.job = None if state.job is None else restore_job(state.job, workers)
+        for sender in state.forming:
+            self._forming.add(workers[sender])
+        self._queue = {sender: workers[sender] for sender in state.queue}
+
+    # --- joining ----------------------------------------------------------------------------------------------
+
+    def members_may_be_dead(self) -> bool:
+        """Whether a member of the job has missed heartbeats, or is disconnected."""
+        return self.job is not None and any(
+            member.disconnected_at is not None
+            or self._peers.now - member.last_heard > _MAY_BE_DEAD_AFTER * self._settings.heartbeat
+            for member in self.job.members.values()
+        )
+
+    def set_members_silent(self, silent: bool) -> None:
+        """Keep whether a member of the job may be dead."""
+        self.members_silent = silent
+        self._vacant = not silent
+
+    def fill_vacancies(self) -> None:
+        """Assign places that may have become free."""
+        if self._vacant:
+            self._vacant = False
+            self._seat()
+
+    def join(self, worker: WorkerPeer, number: int, join: Join) -> None:
+        """Process the request of a worker to join."""
+        size = join.workers if join.workers is not None else self._settings.workers
+        fault = ""
+        if worker.join:
+            fault = f"{worker} has joined already"
+        elif not 1 <= size <= MAX_WORKERS:
+            fault = f"a job has from 1 to {MAX_WORKERS} workers, got workers={size}"
+        elif join.rank is not None and not 0 <= join.rank < size:
+            fault = f"rank {join.rank} is out of range for {counted(size, 'worker')}: ranks start at 0"
+        elif join.rules is None:
+            fault = "a worker that joins has to pass its consistency"
+        if fault:
+            self._peers.reply(worker, number, ErrorReply("input", fault))
+            return
+        worker.join = number
+        worker.wants = Join(join.rank, (), size, join.rules)
+        worker.waiting[number] = "the other workers"
+        self._queue[worker.sender] = worker
+        self._seat()
+
+    def _seat(self) -> None:
+        """Assign places to waiting workers, in the order of their arrival."""
+        line, self._queue = self._queue, {}
+        for worker in line.values():
+            fault = self._place_in_job(worker) if self.job is not None else self._place_in_forming(worker)
+            if fault:
+                self._peers.reply(worker, worker.join, ErrorReply("input", fault))
+                worker.join = 0
+            elif fault is None:
+                self._queue[worker.sender] = worker
+        self.start_if_complete()
+
+    def _place_in_job(self, worker: WorkerPeer) -> str | None:
+        """Admit a worker: returns an empty string, the reason for a refusal, or None if it has to wait."""
+        job = self.job
+        assert job is not None
+        # If members are silent, perhaps all have died, and the waiting workers begin a new job.
+        if self._admitting is not None or not job.dead or not job.members or self.members_silent:
+            return None
+        rank = min(job.dead) if worker.wants.rank is None else worker.wants.rank
+        if rank not in job.dead:
+            return None
+        fault = self._disagrees(worker, job.size, job.consistency)
+        if not fault:
+            self._admitting = worker
+            job.dead.discard(rank)
+            self._orders.begin(self._admit(job, rank, worker))
+        return fault
+
+    def _place_in_forming(self, worker: WorkerPeer) -> str | None:
+        """As `_place_in_job`."""
+        first = self._forming.first
+        if first is not None:
+            assert first.wants.workers is not None
+            assert first.wants.rules is not None
+            fault = self._disagrees(worker, first.wants.workers, first.wants.rules)
+            if fault:
+                return fault
+        if not self._forming.takes(worker):
+            return None
+        self._forming.add(worker)
+        return ""
+
+    @staticmethod
+    def _disagrees(worker: WorkerPeer, size: int, rules: JobConsistency) -> str:
+        if worker.wants.workers != size:
+            has = counted(size, "worker")
+            return f"the job has {has}, and {worker.about} asks for {worker.wants.workers}: pass the same everywhere"
+        if worker.wants.rules != rules:
+            return f"the job has {rules}, and {worker.about} asks for {worker.wants.rules}: pass the same everywhere"
+        return ""
+
+    def missing(self, worker: WorkerPeer) -> str:
+        """Return what a worker waits for that has not joined yet."""
+        if worker.sender in self._queue:
+            return self._why_queued(worker)
+        return f"{len(self._forming)} of {worker.wants.workers} workers have joined"
+
+    def _why_queued(self, worker: WorkerPeer) -> str:
+        rank = worker.wants.rank
+        holders = self.job.members if self.job is not None else self._forming.ranked
+        if rank is not None and rank in holders:
+            holder = holders[rank]
+            return (
+                f"rank {rank} belongs to {holder.about}, last heartbeat {self._peers.now - holder.last_heard:.1f} s ago"
+            )
+        if self.job is not None:
+            size, left = counted(self.job.size, "worker"), len(self.job.members)
+            return f"the job of {size} continues with {left}; the next one begins after it"
+        return f"the next job has all of its {counted(len(self._forming), 'worker')}"
+
+    def start_if_complete(self) -> None:
+        """Begin the job that forms, if all of its workers and all servers have joined."""
+        first = self._forming.first
+        if self._servers.map is None or self.job is not None or self._servers.broken or first is None:
+            return
+        assert first.wants.rules is not None
+        if len(self._forming) < self._forming.size:
+            return
+        members = self._forming.assign_ranks()
+        self._forming.clear()
+        for rank, worker in members.items():
+            worker.rank = rank
+            worker.incarnation = self._raise_incarnation(rank)
+            worker.waiting[worker.join] = "the servers to start the job"
+        number = self._numbers.draw(32) or 1
+        self.job = Job(number, first.wants.rules, len(members), members)
+        self._peers.notes.append(f"a job of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
+        self._orders.begin(self._start(self.job, list(members.values())))
+
+    def _raise_incarnation(self, rank: int) -> int:
+        self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
+        return self._incarnations[rank]
+
+    def _start(self, job: Job, workers: list[WorkerPeer]) -> Operation:
+        incarnations = tuple(worker.incarnation for worker in workers)
+        results = yield StartJob(job.number, job.consistency, incarnations, self._clocks_before)
+        refused = self._orders.refusal(results, f"cannot begin a job of {counted(job.size, 'worker')}")
+        if refused is not None:
+            self.job = None
+            for worker in workers:
+                if worker.sender in self._peers.known and worker.join in worker.waiting:
+                    self._peers.reply(worker, worker.join, refused)
+                    worker.join, worker.rank = 0, -1
+            self._seat()
+            return
+        for worker in workers:
+            self._reply_joined(job, worker, 0)
+
+    def _admit(self, job: Job, rank: int, worker: WorkerPeer) -> Operation:
+        clock = max(done.result for done in (yield Hold()))
+        worker.incarnation = self._raise_incarnation(rank)
+        yield Admit(rank, worker.incarnation, clock)
+        self._admitting = None
+        if worker.sender in self._peers.known:
+            worker.rank = rank
+            job.members[rank] = worker
+            self._peers.notes.append(f"{worker} replaces a dead worker, at clock {clock}")
+            self._reply_joined(job, worker, clock)
+        else:  # it has died meanwhile
+            job.dead.add(rank)
+            yield from self._dismiss(worker, rank)
+        self._seat()
+
+    def _reply_joined(self, job: Job, worker: WorkerPeer, clock: int) -> None:
+        if worker.sender not in self._peers.known or worker.join not in worker.waiting:
+            return
+        assert self._servers.map is not None
+        worker.inside = True
+        tables = self._tables.all
+        joined = JoinReply(worker.rank, self._servers.map, tables, worker.incarnation, job.number, clock, job.size)
+        self._peers.reply(worker, worker.join, joined)
+
+    def _end_if_over(self) -> None:
+        if self.job is not None and not self.job.members and self._admitting is None:
+            self._peers.notes.append("the job has ended")
+            self._clocks_before = self.job.clock
+            self.job = None
+            self._seat()
+
+    # --- leaving and dying ------------------------------------------------------------------------------------
+
+    def is_member(self, worker: WorkerPeer) -> bool:
+        """Whether a worker is part of the job."""
+        return self.job is not None and self.job.members.get(worker.rank) is worker
+
+    def _take_out(self, worker: WorkerPeer) -> None:
+        assert self.job is not None
+        del self.job.members[worker.rank]
+        for came in self.job.barriers.values():
+            came.pop(worker.rank, None)
+        for one in self.job.passes.values():
+            one.splits.release(worker.sender)
+            one.clocks.pop(worker.rank, None)
+        self.job.reached.pop(worker.rank, None)
+        self._check_barriers()
+
+    def leave(self, worker: WorkerPeer, number: int) -> None:
+        """Process the request of a member to leave."""
+        worker.waiting = {number: "the servers to dismiss it"}
+        self._take_out(worker)
+        self._orders.begin(self._dismiss_leaving(worker, number))
+
+    def lose(self, worker: WorkerPeer, why: str) -> None:
+        """Process the end of a worker that did not leave the job."""
+        self._queue.pop(worker.sender, None)
+        if self._forming.remove(worker):
+            self._vacant = True
+        elif self.is_member(worker):
+            assert self.job is not None
+            text = f"{worker} is dead, {why}"
+            self._peers.notes.append(text)
+            self._peers.publish(WorkerGone(worker.rank, worker.incarnation, text))
+            self.job.dead.add(worker.rank)
+            self._take_out(worker)
+            if not self._servers.broken:
+                self._orders.begin(self._dismiss(worker, worker.rank))
+            self._vacant = True
+
+    def cancel(self) -> None:
+        """Forget the workers that wait: the cluster is broken."""
+        self._forming.clear()
+        self._queue.clear()
+        self._admitting = None
+
+    def _dismiss_leaving(self, worker: WorkerPeer, number: int) -> Operation:
+        yield from self._dismiss(worker, worker.rank)
+        if worker.sender in self._peers.known:
+            self._peers.reply(worker, number, LeaveReply())
+            self._peers.forget(worker, LeaveReply())
+
+    def _dismiss(self, worker: WorkerPeer, rank: int) -> Operation:
+        # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
+        results = yield Fence(rank, worker.incarnation)
+        last = max(results, key=lambda done: done.result)
+        reached = [done.result for done in (yield Dismiss(rank, worker.incarnation, last.result, last.tables))]
+        if self.job is not None:
+            self.job.clock = max(self.job.clock, *reached)
+        self._end_if_over()
+
+    # --- barriers and passes ----------------------------------------------------------------------------------
+
+    def barrier(self, worker: WorkerPeer, number: int, name: str) -> None:
+        """Process that a worker has reached a barrier."""
+        if self.job is None or not self.is_member(worker):
+            self._peers.reply(worker, number, ErrorReply("protocol", f"{worker} has left the job and sent a barrier"))
+            return
+        worker.waiting[number] = f"the others at barrier {name!r}"
+        came = self.job.barriers.setdefault(name, {})
+        before = came.get(worker.rank)
+        if before is not None:
+            worker.waiting.pop(before, None)  # its wait timed out, and it came again
+        came[worker.rank] = number
+        self._check_barriers()
+
+    def _check_barriers(self) -> None:
+        assert self.job is not None
+        for name, came in list(self.job.barriers.items()):
+            if self.job.members.keys() <= came.keys():
+                del self.job.barriers[name]
+                for rank, number in came.items():
+                    worker = self.job.members.get(rank)
+                    if worker is not None and number in worker.waiting:
+                        self._peers.reply(worker, number, BarrierReply())
+
+    def take_split(self, worker: WorkerPeer, take: TakeSplit) -> ReplyBody:
+        """Return the reply to a request for a split of the data."""
+        job = self.job
+        if job is None or not self.is_member(worker):
+            return ErrorReply("protocol", f"{worker} has left the job and requested data")
+        if take.pass_number < job.first_pass:
+            return SplitReply(None, take.clock if job.consistency.mode == "asp" else job.passes_end)
+        if take.pass_number not in job.passes:
+            if not 0 <= take.count < _MAX_SPLITS:
+                return ErrorReply("input", f"a pass of {take.count} splits: cut the data into larger ones")
+            if len(job.passes) >= _MAX_PASSES:
+                return ErrorReply(
+                    "input", f"{len(job.passes)} passes over the data are unfinished: finish one of them first"
+                )
+            job.passes[take.pass_number] = DataPass(SplitTracker(take.count), take.digest)
+        one = job.passes[take.pass_number]
+        if (take.count, take.digest) != (one.splits.count, one.digest):
+            text = (
+                f"{worker} cuts the data of pass {take.pass_number} into other splits than the worker that began it: "
+                "let all workers read the same files, of the same sizes, with the same split_bytes"
+            )
+            return ErrorReply("input", text)
+        job.reached[worker.rank] = max(job.reached[worker.rank], take.pass_number)
+        job.forget_passes()
+        if take.finished >= 0:
+            one.splits.finish(worker.sender, take.finished, self._peers.now)
+        for other in job.passes.values():  # a worker has one split at a time: an unfinished one is free again
+            other.splits.release(worker.sender)
+        if not one.splits.over:
+            return SplitReply(one.splits.take(worker.sender, self._peers.now, reissue=take.reissue), None)
+        one.clocks[worker.rank] = take.clock
+        if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
+            # A worker has ticked once at most since it reported its clock.
+            one.end = max(one.clocks.values()) + (len(job.members) > 1)
+        return SplitReply(None, take.clock if job.consistency.mode == "asp" else one.end)

@@ -1,0 +1,168 @@
+"""The servers, and the map: who owns which slots.
+
+    forming    servers join, in any order; their ranks are 0..S-1
+    map        the last server has joined: the slots are divided evenly among all endpoints, in the order of the ranks
+    broken     a server was lost, and its rows with it
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.cluster.protocol.address import complete, split
+from shoal.cluster.protocol.messages import (
+    EndpointMetrics,
+    ErrorReply,
+    Join,
+    JoinReply,
+    MetricsReply,
+    ReportMetrics,
+    ServerGone,
+)
+from shoal.cluster.protocol.slot_map import ClusterMap, cut_evenly
+from shoal.cluster.scheduler.inputs import MembershipState, Probed, Settings
+from shoal.cluster.scheduler.members import AddressProbe, ServerPeer, WorkerPeer
+from shoal.cluster.scheduler.orders import Operation, Orders
+from shoal.cluster.scheduler.peers import Peers
+
+__all__ = ["Servers"]
+
+
+class Servers:
+    """The servers that have joined.
+
+    Attributes
+    ----------
+    map : ClusterMap or None
+        None before all servers have joined.
+    broken : str
+        Description of the lost server; empty while none was lost.
+    counts : dict
+        The scheduler's own metrics, as they were when the last server reported its metrics.
+    """
+
+    def __init__(self, settings: Settings, peers: Peers, orders: Orders) -> None:
+        self._settings = settings
+        self._peers = peers
+        self._orders = orders
+        self.map: ClusterMap | None = None
+        self.broken = ""
+        self.counts: dict[str, int] = {}
+
+    def save(self) -> dict[str, Any]:
+        """Return the fields of :class:`.MembershipState` that are kept here."""
+        return {"map": self.map, "broken": self.broken}
+
+    def restore(self, state: MembershipState) -> None:
+        """Take a saved state."""
+        self.map, self.broken = state.map, state.broken
+
+    # --- joining ----------------------------------------------------------------------------------------------
+
+    def join(self, server: ServerPeer, number: int, join: Join) -> None:
+        """Process the request of a server to join: its addresses are probed first."""
+        fault = self._error(server, join)
+        if fault:
+            self._peers.reply(server, number, ErrorReply("input", fault))
+            return
+        free = (rank for rank in range(self._settings.servers) if rank not in self._peers.servers)
+        server.rank = next(free) if join.rank is None else join.rank
+        server.addresses = tuple(complete(address, server.host) for address in join.addresses)
+        server.join = number
+        self._peers.servers[server.rank] = server
+        server.waiting[number] = "its addresses to be probed"
+        self._peers.probes.append(AddressProbe(server.sender, number, server.addresses))
+
+    def _error(self, server: ServerPeer, join: Join) -> str:
+        servers, size = self._peers.servers, self._settings.servers
+        if server.rank >= 0:
+            return f"{server} has joined already"
+        if len(servers) == size:
+            return f"the cluster has all of its {size} servers: pass a larger --servers to the scheduler"
+        if join.rank is not None and not 0 <= join.rank < size:
+            return f"rank {join.rank} is out of range for {size} servers: ranks start at 0"
+        if join.rank is not None and join.rank in servers:
+            return f"{servers[join.rank]} has that rank: give every server its own rank, or none"
+        if not join.addresses:
+            return "a server needs at least one address"
+        try:
+            addresses = [complete(address, server.host) for address in join.addresses]
+            for address in addresses:
+                split(address)
+        except ValueError as error:
+            return str(error)
+        taken = {address for other in servers.values() for address in other.addresses}
+        if len(set(addresses)) < len(addresses) or taken & set(addresses):
+            return f"two endpoints have the same address among {', '.join(addresses)}: give each server its own --bind"
+        if len(taken) + len(addresses) > self._settings.slots:
+            return f"{self._settings.slots} slots are too few for more than {len(taken)} endpoints: use fewer --threads"
+        return ""
+
+    def apply_probe(self, entry: Probed) -> None:
+        """Process the result of an address probe: with the last of the servers the map is made."""
+        server = self._peers.known[entry.sender]
+        assert isinstance(server, ServerPeer)
+        if entry.fault is None:
+            server.inside = True
+            server.waiting[server.join] = "other servers"
+            self._form()
+            return
+        address, what = entry.fault
+        text = (
+            f"{server} cannot be reached at {address} ({what}): pass --advertise HOST, a name or address of "
+            "its machine that the scheduler and all workers can reach"
+        )
+        self._peers.servers.pop(server.rank, None)
+        self._peers.refused.append(("unreachable", text))
+        self._peers.reply(server, server.join, ErrorReply("input", text))
+        server.rank = -1
+
+    def _form(self) -> None:
+        ready = [self._peers.servers[rank] for rank in sorted(self._peers.servers)]
+        if len(ready) < self._settings.servers or not all(server.inside for server in ready):
+            return
+        loops = [(address, server.rank) for server in ready for address in server.addresses]
+        self.map = cut_evenly(1, self._settings.slots, loops)
+        self._peers.notes.append(f"all servers have joined: {', '.join(address for address, _ in loops)}")
+        for server in ready:
+            self._peers.reply(server, server.join, JoinReply(server.rank, self.map, ()))
+
+    def missing(self) -> str:
+        """Return how many servers have joined."""
+        inside = sum(server.inside for server in self._peers.servers.values())
+        return f"{inside} of {self._settings.servers} servers have joined"
+
+    # --- the end of a server ----------------------------------------------------------------------------------
+
+    def lose(self, server: ServerPeer, why: str) -> bool:
+        """Process the end of a server; returns whether rows were lost with it."""
+        del self._peers.servers[server.rank]
+        if self.map is None:
+            return False  # it had no rows: another may replace it
+        where = ", ".join(server.addresses)
+        text = (
+            f"server {server.rank} at {where} ({server.about}) is lost with its rows, {why}: "
+            "start the cluster again and load a checkpoint"
+        )
+        self.broken = self.broken or text
+        self._peers.notes.append(text)
+        self._peers.publish(ServerGone(server.rank, text, why))
+        return True
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def report_metrics(self, worker: WorkerPeer, number: int) -> None:
+        """Process a request for the metrics."""
+        worker.waiting[number] = "the servers to report their metrics"
+        self._orders.begin(self._gather_metrics(worker, number))
+
+    def _gather_metrics(self, worker: WorkerPeer, number: int) -> Operation:
+        results = yield ReportMetrics()
+        assert self.map is not None
+        if worker.sender in self._peers.known:
+            figures = (one for done in results for one in done.figures)
+            pairs = zip(self.map.endpoints, figures, strict=False)
+            endpoints = tuple(EndpointMetrics(where.server, where.address, one) for where, one in pairs)
+            self._peers.reply(worker, number, MetricsReply(endpoints, self.counts))
