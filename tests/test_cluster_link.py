@@ -248,7 +248,7 @@ def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_
             hello = pool.submit(link.hello, timeout=TIMEOUT)
             assert router.poll(TIMEOUT * 1000)
             route = router.recv_multipart()[0]
-            welcome = HelloReply("c", "h", 16, HEARTBEAT, 5 * HEARTBEAT, 0)
+            welcome = HelloReply("c", "h", 16, HEARTBEAT, 5 * HEARTBEAT, 0, TIMEOUT)
             router.send_multipart([route, *encode(Reply(1, welcome))])
             assert hello.result() == welcome
             for frames in ([b"GET /"], [*encode(welcome)[:1], b"\xff"], [b"SHOALCTL\x09\0", b"", b"no version 9 here"]):
