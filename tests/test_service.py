@@ -77,6 +77,15 @@ def test_a_worker_is_served_once_admitted_and_fenced_once_replaced() -> None:
     assert service.metrics()["statuses"] == {"ok": 2, "not admitted": 3, "fenced": 2, "wrong job": 1}
 
 
+def test_a_ping_is_answered_without_a_job_or_a_worker() -> None:
+    service = _core.Service(16, [(0, 16)])
+    for fields in ({"worker": 0xFFFFFFFF}, {"worker": 5, "incarnation": 3, "job": 9, "epoch": 7}):
+        ping = _core.encode_header(op=Op.PING, sequence=12, **fields)
+        (answer,) = deliver(service, [ping])
+        assert (answer.status, answer.op, answer.sequence) == (Status.OK, Op.PING, 12)
+    assert service.metrics()["requests"] == {"ping": 2}
+
+
 def test_nobody_may_read_but_not_write() -> None:
     service = served("bsp", workers=2)
     nobody = Worker(rank=0xFFFFFFFF, incarnation=0, job=99)

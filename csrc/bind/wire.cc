@@ -290,6 +290,8 @@ void add_messages(py::module_& module) {
       .value("SAVE_BEGIN", wire::Op::kSaveBegin)
       .value("SAVE_POLL", wire::Op::kSavePoll)
       .value("SAVE_END", wire::Op::kSaveEnd)
+      .value("REPLICATE", wire::Op::kReplicate)
+      .value("PING", wire::Op::kPing)
       .finalize();
   py::native_enum<wire::Status>(module, "Status", "enum.IntEnum")
       .value("OK", wire::Status::kOk)
@@ -349,6 +351,15 @@ void add_messages(py::module_& module) {
       .def_property_readonly("numbers", span_field<&wire::Decoded::numbers>())
       .def_property_readonly("tables", span_field<&wire::Decoded::tables>())
       .def_property_readonly("slots", span_field<&wire::Decoded::slots>())
+      .def_property_readonly(
+          "nested",
+          [](const Message& message) {
+            py::list frames;
+            for (const wire::Frame frame : message.decoded.nested) {
+              frames.append(py::bytes(reinterpret_cast<const char*>(frame.data()), frame.size()));
+            }
+            return frames;
+          })
       .def_property_readonly("text", [](const Message& message) {
         const std::string_view text = message.decoded.text;
         return py::reinterpret_steal<py::str>(

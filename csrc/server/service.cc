@@ -117,6 +117,12 @@ bool Service::check_epoch(const Call& call) {
 
 void Service::serve(const Call& call) {
   const Header& header = call.header;
+  if (header.op == Op::kPing) {
+    return send(call, Status::kOk);
+  }
+  if (header.op == Op::kReplicate) {
+    return send_text(call, Status::kBadRequest, "this endpoint has no replicas");
+  }
   if (header.worker == wire::kAnonymous) {
     if (!is_read(header)) {
       return send_text(call, Status::kBadRequest,

@@ -68,8 +68,8 @@ bool read_header(std::span<const Frame> frames, const Limits& limits, Header& he
     return wrong(fault, kBad, "there is no op %u", static_cast<unsigned>(read.op));
   }
   if ((read.flags & ((1U << kPartShift) - 1U) & ~unsigned{kFlags}) != 0) {
-    return wrong(fault, kBad, "flags %04x: of the lower eight, version 1 knows bits 0 to 4",
-                 static_cast<unsigned>(read.flags));
+    return wrong(fault, kBad, "flags %04x: of the lower eight, version %u knows bits 0 to 4",
+                 static_cast<unsigned>(read.flags), static_cast<unsigned>(kVersion));
   }
   if (read.is_reply() != limits.replies) {
     return wrong(fault, kBad, "%s where %s are taken", read.is_reply() ? "a reply" : "a request",
@@ -82,6 +82,9 @@ bool read_header(std::span<const Frame> frames, const Limits& limits, Header& he
   if (read.op == Op::kNone && read.status != Status::kBadRequest && read.status != Status::kWrongVersion &&
       read.status != Status::kInternal) {
     return wrong(fault, kBad, "status %u in a reply to no op", static_cast<unsigned>(read.status));
+  }
+  if (read.op == Op::kReplicate && !read.is_reply() && Record{read.aux} > kLastRecord) {
+    return wrong(fault, kBad, "there is no record of kind %u", static_cast<unsigned>(read.aux));
   }
   if (read.dtype > Dtype::kFloat64) {
     return wrong(fault, kBad, "there is no dtype %u", static_cast<unsigned>(read.dtype));
@@ -128,6 +131,33 @@ bool is_plain(const Header& header, const MessageShape& shape) noexcept {
          (last == FrameKind::kElements || (last == FrameKind::kValues && header.dtype == Dtype::kFloat32));
 }
 
+// Checks the sizes of a nested message: its header, and frames that nothing else is known of.
+bool check_nested(const Header& header, std::span<const Frame> payload, const Limits& limits,
+                  Fault& fault) noexcept {
+  constexpr Status kBad = Status::kBadRequest;
+  if (payload.empty() || payload.size() > 1 + kMaxNestedFrames) {
+    return wrong(fault, kBad, "a nested message has 1 to %zu frames, got %zu", 1 + kMaxNestedFrames,
+                 payload.size());
+  }
+  if (payload[0].size() < sizeof(Header) || payload[0].size() > kMaxRecordBytes) {
+    return wrong(fault, kBad, "a nested header has %zu to %zu bytes, got %zu", sizeof(Header),
+                 kMaxRecordBytes, payload[0].size());
+  }
+  std::uint64_t bytes = 0;
+  for (const Frame frame : payload.subspan(1)) {
+    bytes += frame.size();
+  }
+  if (bytes > limits.payload_bytes) {
+    return wrong(fault, kBad, "%llu bytes in one message, at most %llu are taken", static_cast<U64>(bytes),
+                 static_cast<U64>(limits.payload_bytes));
+  }
+  if (header.payload_bytes != 0 || header.payload_crc != 0) {
+    return wrong(fault, kBad, "the header states %u payload bytes, crc32c %08x: a nested message has its own",
+                 static_cast<unsigned>(header.payload_bytes), static_cast<unsigned>(header.payload_crc));
+  }
+  return true;
+}
+
 // Checks the sizes, then the checksums; the contents are checked later. `into` becomes empty if the values are not copied there.
 bool check_frames(const Header& header, const MessageShape& shape, std::span<const Frame> payload,
                   const Limits& limits, std::span<std::byte>& into, Fault& fault) noexcept {
@@ -142,6 +172,9 @@ bool check_frames(const Header& header, const MessageShape& shape, std::span<con
   if ((flags & ~unsigned{shape.flags}) != 0 || (flags & (kKeep | kDigest)) == (kKeep | kDigest)) {
     return wrong(fault, kBad, "a %.*s cannot have the flags %04x", op_size, op.data(),
                  static_cast<unsigned>(header.flags));
+  }
+  if (shape.is_nested) {
+    return check_nested(header, payload, limits, fault);
   }
   if (payload.size() != shape.frames) {
     return wrong(fault, kBad, "a %.*s has %zu frames behind its header, got %zu", op_size, op.data(),
@@ -255,6 +288,9 @@ bool read_frames(std::span<const Frame> payload, const Limits& limits, std::span
   if (!check_frames(out.header, shape, payload, limits, into, fault)) {
     return false;
   }
+  if (shape.is_nested) {
+    out.nested = payload;
+  }
   bool good = true;
   for (std::size_t i = 0; i < shape.frames && good; ++i) {
     const Frame frame = payload[i];
@@ -317,6 +353,7 @@ Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out,
   out.tables = {};
   out.slots = {};
   out.text = {};
+  out.nested = {};
   if (read_header(frames, limits, out.header, fault)) {
     read_frames(frames.subspan(1), limits, into, out, fault);
   }

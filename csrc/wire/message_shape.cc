@@ -14,8 +14,25 @@ constexpr std::uint8_t kWeights = bit(Dtype::kFloat32) | bit(Dtype::kFloat16) | 
 constexpr MessageShape kNoFrames = {{}, 0, bit(Dtype::kNone), 0};
 constexpr MessageShape kText = {{FrameKind::kText}, 1, bit(Dtype::kNone), 0};
 
-MessageShape shape_of_request(Op op) noexcept {
-  switch (op) {
+constexpr MessageShape kNested = {{}, 0, bit(Dtype::kNone), 0, true};
+
+MessageShape shape_of_record(Record record) noexcept {
+  switch (record) {
+    case Record::kRequest:
+      return kNested;
+    case Record::kOrder:
+    case Record::kCopyBegin:
+    case Record::kCopyChunk:
+    case Record::kCopyEnd:
+      return {{FrameKind::kBytes}, 1, bit(Dtype::kUint8), 0};
+    case Record::kAlive:
+      break;
+  }
+  return kNoFrames;
+}
+
+MessageShape shape_of_request(const Header& header) noexcept {
+  switch (header.op) {
     case Op::kPull:
       return {{FrameKind::kHashes}, 1, kWeights, kPacked | kKeep | kDigest};
     case Op::kPush:
@@ -41,10 +58,13 @@ MessageShape shape_of_request(Op op) noexcept {
     case Op::kReduce:
     case Op::kSweep:
       return {{FrameKind::kElements}, 1, bit(Dtype::kFloat64), 0};
+    case Op::kReplicate:
+      return shape_of_record(Record{header.aux});
     case Op::kNone:
     case Op::kSlot:
     case Op::kSection:
     case Op::kStats:
+    case Op::kPing:
       break;
   }
   return kNoFrames;
@@ -79,6 +99,8 @@ MessageShape shape_of_answer(Op op) noexcept {
     case Op::kLoadFilter:
     case Op::kLoadEnd:
     case Op::kSaveEnd:
+    case Op::kReplicate:
+    case Op::kPing:
       break;
   }
   return kNoFrames;
@@ -86,7 +108,7 @@ MessageShape shape_of_answer(Op op) noexcept {
 
 MessageShape shape_without_flags(const Header& header) noexcept {
   if (!header.is_reply()) {
-    return shape_of_request(header.op);
+    return shape_of_request(header);
   }
   switch (header.status) {
     case Status::kOk:

@@ -36,6 +36,7 @@ struct MessageShape {
   std::size_t frames = 0;
   std::uint8_t dtypes = 0;  // the dtypes that the header may name, one bit each
   std::uint16_t flags = 0;  // the flags that may be set
+  bool is_nested = false;   // the frames are those of a message: a header, and at most kMaxNestedFrames
 };
 
 constexpr std::uint8_t bit(Dtype dtype) noexcept {

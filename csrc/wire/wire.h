@@ -10,11 +10,15 @@
 // digest may replace a key list (server/key_list_cache.h): then hashes is empty, and digest is not. Counts are sent packed
 // (wire/counts.h), and only if they are not all 1.
 //
+// A REPLICATE of a request carries that request as its payload, header included: nested. Its own header covers no byte of it;
+// a second decode() checks it.
+//
 // Invariants of a Decoded after decode() returned no fault
 //   I1  The header is valid: magic, version, its crc; op, status and dtype are known, and op and status go together.
 //   I2  The frames are those of the op, in number and size; their bytes have the header's crc.
 //   I3  Hashes ascend strictly, and so do tables. Every view is aligned for its type.
-//   I4  The frames together, and the values as float32, have at most Limits::payload_bytes.
+//   I4  The frames together, and the values as float32, have at most Limits::payload_bytes; of a nested message, the frames
+//       after its header.
 //   I5  Counts are at least 1; there are as many as the header says, or none.
 //
 // Received bytes are untrusted. No length is used before it is compared with the received sizes and with the limit. Memory is
@@ -40,7 +44,7 @@ namespace shoal::wire {
 using Frame = std::span<const std::byte>;
 
 inline constexpr std::uint32_t kMagic = 0x4c4f4853U;  // "SHOL" as it lies in memory
-inline constexpr std::uint8_t kVersion = 1;
+inline constexpr std::uint8_t kVersion = 2;
 // flags: bits 0 to 4 are these; bits 8 to 15 are the client's number for a part of a call; the others are 0.
 inline constexpr std::uint16_t kReply = 1U << 0U;
 inline constexpr std::uint16_t kPacked = 1U
@@ -50,7 +54,9 @@ inline constexpr std::uint16_t kDigest = 1U << 3U;   // 16 bytes replace the key
 inline constexpr std::uint16_t kCounted = 1U << 4U;  // one more frame: how often each row occurred
 inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest | kCounted;
 inline constexpr unsigned kPartShift = 8;
-inline constexpr std::size_t kMaxFrames = 4;  // besides the header
+inline constexpr std::size_t kMaxNestedFrames = 4;               // besides the nested header
+inline constexpr std::size_t kMaxFrames = 1 + kMaxNestedFrames;  // besides the header
+inline constexpr std::size_t kMaxRecordBytes = 256;  // of a nested header and the numbers behind it
 inline constexpr std::size_t kMaxDim = 4096;
 // The digest that names a delta's base checkpoint, a SHA-256, as four numbers: its bytes in order, the first one lowest.
 inline constexpr std::size_t kBaseWords = 4;
@@ -78,8 +84,21 @@ enum class Op : std::uint8_t {
   kSaveBegin,
   kSavePoll,
   kSaveEnd,
+  kReplicate,  // a record of a primary's log, to a backup
+  kPing,
 };
-inline constexpr Op kLastOp = Op::kSaveEnd;
+inline constexpr Op kLastOp = Op::kPing;
+
+// What a REPLICATE carries: its aux.
+enum class Record : std::uint32_t {
+  kAlive,    // nothing: its sequence is the position of the last record
+  kRequest,  // a request, nested; behind its header are numbers of the log (server/replication_log.h)
+  kOrder,    // a control order
+  kCopyBegin,
+  kCopyChunk,
+  kCopyEnd,
+};
+inline constexpr Record kLastRecord = Record::kCopyEnd;
 
 enum class Status : std::uint8_t {
   kOk = 0,
@@ -136,6 +155,12 @@ struct Header {
 
   bool is_reply() const noexcept { return (flags & kReply) != 0; }
   std::uint8_t part() const noexcept { return static_cast<std::uint8_t>(flags >> kPartShift); }
+  // REPLICATE: the number of the stream.
+  std::uint64_t stream() const noexcept { return std::uint64_t{job} << 32U | table; }
+  void set_stream(std::uint64_t stream) noexcept {
+    table = static_cast<std::uint32_t>(stream);
+    job = static_cast<std::uint32_t>(stream >> 32U);
+  }
 };
 static_assert(sizeof(Header) == 64 && alignof(Header) == 8);
 static_assert(offsetof(Header, version) == 4 && offsetof(Header, op) == 5 && offsetof(Header, status) == 6 &&
@@ -174,6 +199,8 @@ struct Decoded {
   std::span<const std::uint32_t> tables;  // TICK
   std::span<const std::uint16_t> slots;   // WRONG_EPOCH: slots that are not here
   std::string_view text;  // BAD_REQUEST, INTERNAL, RESOURCE_EXHAUSTED: UTF-8, as the peer sent it
+  std::span<const Frame>
+      nested;  // REPLICATE of a request: its header with the log's numbers, its frames; not yet decoded
 
   // Weights or gradients, count x dim.
   std::span<const float> floats() const noexcept {

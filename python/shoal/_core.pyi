@@ -392,6 +392,8 @@ class Op(enum.IntEnum):
     SAVE_BEGIN = 17
     SAVE_POLL = 18
     SAVE_END = 19
+    REPLICATE = 20
+    PING = 21
 
 class Status(enum.IntEnum):
     OK = 0
@@ -471,6 +473,8 @@ class Message:
     def tables(self) -> npt.NDArray[np.uint32]: ...
     @property
     def slots(self) -> npt.NDArray[np.uint16]: ...
+    @property
+    def nested(self) -> list[bytes]: ...
     @property
     def text(self) -> str: ...
 

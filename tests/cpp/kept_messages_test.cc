@@ -84,7 +84,8 @@ Frames tick(std::uint32_t rank = 0, std::uint32_t clock = 0) {
 }
 
 // A service of two workers under BSP, the slots [0, end) of 16 and one table.
-void set_up(Service& service, std::size_t end) {
+template <class AnyService>
+void set_up(AnyService& service, std::size_t end) {
   service.set_map(1, {{0, end}});
   service.start_job(kJob, Mode::kBsp, 0, true);
   service.admit(0, 1, 0);
@@ -316,7 +317,7 @@ TEST(the_arcs_that_a_message_reaches_share_its_frames) {
 TEST(a_service_may_be_destroyed_by_another_thread_with_pushes_that_came_through_its_loop) {
   Fake fake;  // its destructor checks that no frame is left
   {
-    Service service(Slots(16), {{0, 5}, {5, 16}});
+    ReplicatedService service(Slots(16), {{0, 5}, {5, 16}});
     set_up(service, 16);
     DataLoop loop(Fake::functions(), &fake, service, {.address = "fake://any"});
     for (std::uint64_t sequence = 1; sequence <= 20; ++sequence) {

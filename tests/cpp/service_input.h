@@ -29,6 +29,7 @@ using wire::Fault;
 using wire::Frame;
 using wire::Header;
 using wire::Op;
+using wire::Record;
 
 inline constexpr std::size_t kSlots = 8;
 inline constexpr std::uint32_t kJob = 1;
@@ -70,6 +71,13 @@ struct Made {
   std::vector<Bytes> payload;
 };
 
+// The frames that the checksum of the header covers.
+inline std::vector<Frame> covered(const Made& made) {
+  const Header& header = made.header;
+  const bool nests = header.op == Op::kReplicate && Record{header.aux} == Record::kRequest;
+  return nests ? std::vector<Frame>() : std::vector<Frame>(made.payload.begin(), made.payload.end());
+}
+
 inline std::vector<std::uint64_t> some_hashes(Source& from, std::size_t count) {
   std::vector<std::uint64_t> hashes;
   for (std::size_t i = 0; i < count; ++i) {
@@ -84,7 +92,7 @@ inline Made make(Source& from) {
   Made made;
   Header& h = made.header;
   const std::uint8_t op = from.byte();
-  h.op = Op{static_cast<std::uint8_t>(op < 240 ? 1 + op % 16 : 17 + op % 3)};
+  h.op = Op{static_cast<std::uint8_t>(op < 240 ? 1 + op % 16 : op < 252 ? 17 + op % 3 : 20 + op % 2)};
   const std::uint8_t bits = from.byte();
   h.table = from.below(3);
   h.worker = (bits & 1U) != 0 ? from.below(3) : 0;
@@ -244,6 +252,21 @@ inline Made make(Source& from) {
       h.count = static_cast<std::uint32_t>(numbers.size());
       made.payload.push_back(raw(numbers));
       break;
+    case Op::kReplicate: {
+      h.dtype = Dtype::kUint8;
+      h.aux = from.below(7);
+      h.set_stream(1 + from.below(3));
+      made.payload.assign(h.aux == static_cast<std::uint32_t>(Record::kAlive) ? 0 : 1, Bytes(from.below(9)));
+      if (h.aux == static_cast<std::uint32_t>(Record::kRequest)) {
+        h.dtype = Dtype::kNone;
+        Made nested = make(from);
+        Bytes head(sizeof(Header));
+        encode(nested.header, covered(nested), std::span<std::byte, sizeof(Header)>(head));
+        made.payload = {head};
+        made.payload.insert(made.payload.end(), nested.payload.begin(), nested.payload.end());
+      }
+      break;
+    }
     default:
       h.count = 0;
   }
@@ -351,10 +374,9 @@ inline void check(std::span<const std::uint8_t> bytes) {
       made.header.count = from.byte();
     }
     std::array<std::byte, sizeof(Header)> head;
-    const std::vector<Frame> payload(made.payload.begin(), made.payload.end());
-    encode(made.header, payload, head);
+    encode(made.header, covered(made), head);
     std::vector<Frame> frames = {head};
-    frames.insert(frames.end(), payload.begin(), payload.end());
+    frames.insert(frames.end(), made.payload.begin(), made.payload.end());
     service.handle("peer", frames, out);
     if (out.replies().empty()) {
       throw Broken("a reply to every request");

@@ -36,9 +36,9 @@ std::pair<int, int> replay(const fs::path& folder) {
   return {good, bad};
 }
 
-TEST(every_message_of_version_1_is_still_read) {
-  const auto [good, bad] = replay(fs::path(SHOAL_TESTS_DIR) / "golden" / "wire-v1");
-  CHECK(good >= 40);
+TEST(every_message_of_version_2_is_still_read) {
+  const auto [good, bad] = replay(fs::path(SHOAL_TESTS_DIR) / "golden" / "wire-v2");
+  CHECK(good >= 60);
   CHECK_EQ(bad, 0);
 }
 

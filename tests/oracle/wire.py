@@ -14,7 +14,9 @@ NAMES = [
 MAGIC = int.from_bytes(b"SHOL", "little")
 REPLY, PACKED, KEEP, DIGEST, COUNTED = 1, 2, 4, 8, 16
 PULL, PUSH, TICK, ASSIGN, ERASE, CONTAINS, STATE, SLOT, SECTION, LOAD_BEGIN, LOAD_ROWS, LOAD_END, STATS = range(1, 14)
-REDUCE, LOAD_FILTER, SWEEP, SAVE_BEGIN, SAVE_POLL, SAVE_END = range(14, 20)
+REDUCE, LOAD_FILTER, SWEEP, SAVE_BEGIN, SAVE_POLL, SAVE_END, REPLICATE, PING = range(14, 22)
+REQUEST, COPY_END = 1, 5  # kinds of a REPLICATE's record
+VERSION = 2
 BYTES = {0: 0, 1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 8}
 WEIGHTS = {1, 2, 3}
 TEXT, SLOTS, EMPTY = {16, 23, 27}, {17}, {1, 18, 19, 20, 21, 22, 24, 25, 26}
@@ -39,7 +41,10 @@ REQUESTS = {
     SAVE_BEGIN: (["numbers"], {0}, 0),
     SAVE_POLL: (["numbers", "bytes"], {4}, 0),
     SAVE_END: (["numbers"], {0}, 0),
+    PING: ([], {0}, 0),
 }
+# REPLICATE, by aux.
+RECORDS = [([], {0}, 0), (["nested"], {0}, 0), *[(["bytes"], {4}, 0)] * 4]
 ANSWERS = {
     PULL: (["values"], WEIGHTS, PACKED),
     CONTAINS: (["ones"], {4}, 0),
@@ -67,11 +72,18 @@ def crc32c(data: bytes, crc: int = 0) -> int:
     return crc ^ 0xFFFFFFFF
 
 
+def is_nested(header: dict[str, int]) -> bool:
+    """Whether the payload is another message, with checksums of its own."""
+    request = not header.get("flags", 0) & REPLY
+    return request and header.get("op") == REPLICATE and header.get("aux") == REQUEST
+
+
 def encode(payload: list[bytes], **fields: int) -> list[bytes]:
     """All frames of a message whose checksums hold, whatever else is in it."""
-    given = {"magic": MAGIC, "version": 1, **fields}
-    given["payload_bytes"] = sum(map(len, payload)) & 0xFFFFFFFF
-    given["payload_crc"] = crc32c(b"".join(payload))
+    given = {"magic": MAGIC, "version": VERSION, **fields}
+    own = [] if is_nested(given) else payload
+    given["payload_bytes"] = sum(map(len, own)) & 0xFFFFFFFF
+    given["payload_crc"] = crc32c(b"".join(own))
     raw = HEADER.pack(*(given.get(name, 0) for name in NAMES))
     return [raw[:60] + struct.pack("<I", crc32c(raw[:60])), *payload]
 
@@ -87,6 +99,7 @@ class Read:
     tables: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     text: bytes = b""
+    nested: list[bytes] = field(default_factory=list)
 
 
 def wide(raw: bytes, dtype: int) -> list[bytes]:
@@ -137,23 +150,25 @@ def unpack_counts(raw: bytes, rows: int) -> list[int]:
 
 def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
     """Read a message, or raise Wrong."""
-    if not 1 <= len(frames) <= 5 or len(frames[0]) != 64:
+    if not 1 <= len(frames) <= 6 or len(frames[0]) != 64:
         raise Wrong("frames")
     h = dict(zip(NAMES, HEADER.unpack(frames[0]), strict=True))
     if h["magic"] != MAGIC or h["header_crc"] != crc32c(frames[0][:60]):
         raise Wrong("header")
-    if h["version"] != 1:
+    if h["version"] != VERSION:
         raise Wrong("version")
     flags, status, op = h["flags"], h["status"], h["op"]
     is_reply = bool(flags & REPLY)
-    if op > SAVE_END or h["dtype"] > 6 or flags & 0xE0 or is_reply != replies:
+    if op > PING or h["dtype"] > 6 or flags & 0xE0 or is_reply != replies:
         raise Wrong("kind")
     if status not in {0} | TEXT | SLOTS | EMPTY or (not is_reply and (status != 0 or op == 0)):
         raise Wrong("status")
     if op == 0 and status not in {16, 23, 24}:
         raise Wrong("op 0")
+    if op == REPLICATE and not is_reply and h["aux"] > COPY_END:
+        raise Wrong("record")
     if not is_reply:
-        parts, dtypes, allowed = REQUESTS[op]
+        parts, dtypes, allowed = RECORDS[h["aux"]] if op == REPLICATE else REQUESTS[op]
     elif status == 0:
         parts, dtypes, allowed = ANSWERS.get(op, ([], {0}, 0))
     else:
@@ -168,6 +183,12 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
     if extra & COUNTED:
         parts = [*parts, "counts"]
     payload = frames[1:]
+    if parts == ["nested"]:
+        if not payload or not 64 <= len(payload[0]) <= 256 or sum(map(len, payload[1:])) > limit:
+            raise Wrong("nested")
+        if h["payload_bytes"] or h["payload_crc"]:
+            raise Wrong("payload")
+        return Read(h, nested=payload)
     if len(payload) != len(parts):
         raise Wrong("frames")
 
