@@ -35,7 +35,7 @@ import zmq
 import shoal
 from figures import check, spread
 from shoal import _core
-from shoal.cluster.protocol.slot_map import Endpoint, cut_evenly
+from shoal.cluster.protocol.slot_map import cut_evenly
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.channel import Channel
@@ -59,8 +59,9 @@ def serve(threads: int, busy: bool) -> None:
     """Serve a table of each dim with some data loops, and raw messages, until standard input ends."""
     _core.keep_freed_memory()  # as a server's process does; this also helps the raw peer, which is in the same process
     context = zmq.Context()
-    where = cut_evenly(1, SLOTS, [("tcp://127.0.0.1:0", 0)] * threads)
-    loops = [start_loop(service_of(each), context, each.address) for each in where.endpoints]
+    where = cut_evenly(1, SLOTS, [(f"endpoint {k}", 0) for k in range(threads)])
+    services = [service_of(where.arc_ranges(endpoint.id)) for endpoint in where.endpoints]
+    loops = [start_loop(service, context, "tcp://127.0.0.1:0") for service in services]
     router = context.socket(zmq.ROUTER)
     router.bind("tcp://127.0.0.1:0")
     threading.Thread(target=echo, args=(router,), daemon=True).start()
@@ -70,10 +71,10 @@ def serve(threads: int, busy: bool) -> None:
     sys.stdin.read()
 
 
-def service_of(endpoint: Endpoint) -> _core.Service:
-    """Make the service of an endpoint's slots."""
-    service = _core.Service(SLOTS, [(endpoint.first_slot, endpoint.end_slot)])
-    service.set_map(1, [(endpoint.first_slot, endpoint.end_slot)])
+def service_of(arcs: list[tuple[int, int]]) -> _core.Service:
+    """Make the service of an endpoint's arcs."""
+    service = _core.Service(SLOTS, arcs)
+    service.set_map(1, arcs)
     service.start_job(JOB, "asp")
     service.admit(0, 1, 0)
     for dim, spec in TABLES.items():

@@ -28,7 +28,7 @@ class Server:
         self._context = zmq.Context()
         self._link = SchedulerClient(address, "server")
         slots = self._link.hello(timeout=TIMEOUT).slots
-        self.services = [_core.Service(slots, [(0, slots)]) for _ in range(endpoints)]
+        self.services = [_core.Service(slots) for _ in range(endpoints)]
         for service in self.services if slot_memory is not None else ():
             service.set_memory(slot_memory)
         self._loops = [start_loop(service, self._context, "tcp://127.0.0.1:0") for service in self.services]
@@ -44,7 +44,7 @@ class Server:
             where = self._link.join(timeout=TIMEOUT, rank=self._rank, addresses=addresses).map
             for endpoint in where.of_server(self._rank):
                 service = self.services[addresses.index(endpoint.address)]
-                service.set_map(where.epoch, [(endpoint.first_slot, endpoint.end_slot)])
+                service.set_map(where.epoch, where.arc_ranges(endpoint.id))
             while not self._stop.is_set():
                 order = self._link.next_order(0.01)
                 if order is not None:

@@ -17,9 +17,9 @@ import zmq
 import shoal
 from cluster_standin import described
 from forks import in_child
+from maps import map_of
 from shoal import _core
 from shoal._core import Op, Status
-from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.worker import channel as channels
 from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.channel import Channel
@@ -47,7 +47,7 @@ class Peer:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
-        self.endpoint = Endpoint(first, end, self.address, 0)
+        self.range = (first, end, self.address, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -101,7 +101,7 @@ def answer(asked, status, **more):
 
 @contextlib.contextmanager
 def connected(*peers, timeout=TIMEOUT, policy=None, **more):
-    where = ClusterMap(1, tuple(peer.endpoint for peer in peers))
+    where = map_of(1, *(peer.range for peer in peers))
     requests = Requests(ME, where, policy or Policy(resend_after=0.05))
     channel = Channel(requests, timeout=timeout, **more)
     try:
@@ -347,7 +347,7 @@ def test_refused_slots_go_to_who_has_them_by_a_newer_map():
 
     def refresh():
         asked_for.append(1)
-        return ClusterMap(2, (Endpoint(0, 8, old.address, 0), Endpoint(8, 16, new.address, 1)))
+        return map_of(2, (0, 8, old.address, 0), (8, 16, new.address, 1))
 
     with contextlib.closing(new), connected(old, refresh=refresh) as channel:
         assert np.all(pull(channel, range(1000)) == 0)
@@ -356,7 +356,7 @@ def test_refused_slots_go_to_who_has_them_by_a_newer_map():
         assert np.all(pull(channel, range(1000)) == -1)
         assert old.rows + new.rows == 1000
         assert new.rows > 300
-        channel.set_map(ClusterMap(3, (Endpoint(0, 16, new.address, 1),)))  # the old one is gone
+        channel.set_map(map_of(3, (0, 16, new.address, 1)))  # the old one is gone
         new.service.set_map(3, [(0, 16)])
         pull(channel, range(1000))
         assert len(new.asked) == 4
@@ -385,7 +385,7 @@ def test_an_interruption_while_it_waits_leaves_the_channel_in_order():
 def test_a_channel_that_was_dropped_ends_its_thread():
     peer = Peer(0, 16)
     with contextlib.closing(peer):
-        channel = Channel(Requests(ME, ClusterMap(1, (peer.endpoint,))), context=zmq.Context.instance())
+        channel = Channel(Requests(ME, map_of(1, peer.range)), context=zmq.Context.instance())
         keeper = channel._background
         del channel
         gc.collect()

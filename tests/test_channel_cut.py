@@ -11,11 +11,11 @@ import zmq
 
 import shoal
 from cluster_standin import described
+from maps import map_of
 from shoal import _core
 from shoal._core import Op
 from shoal.cluster.protocol import connection as connections
 from shoal.cluster.protocol.curve import Guard, Keys, make_keys
-from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.channel import Channel
@@ -52,7 +52,7 @@ def through_wires(make_change, mode="asp", folder=None):
         keys = None if folder is None else Keys.load(folder, "server")
         if keys is not None:
             stack.enter_context(Guard(context, keys))
-        services, wires, endpoints = [], [], []
+        services, wires, ranges = [], [], []
         for number, (first, end) in enumerate(((0, 6), (6, 16))):
             service = _core.Service(SLOTS, [(first, end)])
             service.start_job(ME.job, mode)
@@ -63,10 +63,10 @@ def through_wires(make_change, mode="asp", folder=None):
             wire = stack.enter_context(contextlib.closing(Wire(int(loop.address.rsplit(":")[-1]), make_change(number))))
             services.append(service)
             wires.append(wire)
-            endpoints.append(Endpoint(first, end, wire.address, 0))
+            ranges.append((first, end, wire.address, 0))
         policy = Policy(resend_after=0.05, longest=0.2)
         channel = Channel(
-            Requests(ME, ClusterMap(1, tuple(endpoints)), policy),
+            Requests(ME, map_of(1, *ranges), policy),
             timeout=TIMEOUT,
             secure=None if folder is None else Keys.load(folder, "worker").client_of("server"),
         )

@@ -69,7 +69,7 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
         assert [place.rank for place in joined] == [1, 0]
         assert joined[0].map == joined[1].map
         assert joined[0].job == joined[1].job
-        assert [(e.first_slot, e.end_slot, e.server) for e in joined[0].map.endpoints] == [(0, 512, 0), (512, 1024, 1)]
+        assert [(run[0], run[1], run.endpoint.server) for run in joined[0].map.runs] == [(0, 512, 0), (512, 1024, 1)]
         table = one.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table")
         assert table == TableReply(0, FORM)
         assert two.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table") == table

@@ -170,8 +170,8 @@ def test_messages_that_are_nested_deeply_or_promise_more_than_they_hold_are_refu
 
 
 def test_another_version_is_refused_in_words_that_all_versions_read():
-    other = [messages._MAGIC + b"\x07\x00", b"anything"]
-    said = f"version 7 meet version {messages.VERSION}"
+    other = [messages._MAGIC + b"\x63\x00", b"anything"]
+    said = f"version 99 meet version {messages.VERSION}"
     with pytest.raises(MalformedMessageError, match=f"{said}: install one shoal on all machines") as caught:
         decode(other)
     assert len(caught.value.reply) == 3

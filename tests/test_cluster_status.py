@@ -38,7 +38,7 @@ def test_an_observer_sees_a_cluster_form_and_is_no_member_itself():
         with FakeServer(running.address), FakeServer(running.address):
             status = until(lambda: (found := observer.status(timeout=TIMEOUT)).epoch and found)
             assert [server.rank for server in status.servers] == [0, 1]
-            ends = [(one.first_slot, one.end_slot) for server in status.servers for one in server.endpoints]
+            ends = [slots for server in status.servers for one in server.endpoints for slots in one.slots]
             assert ends == [(0, 512), (512, 1024)]
             assert status.job is None
             with (
@@ -131,7 +131,7 @@ def test_the_command_and_the_store_report_members_slots_and_clocks(capsys):
         assert facts.keys() == status.keys()
         assert facts["cluster"] == status["cluster"]
         assert status["tables"] == ["user"]
-        assert [server["endpoints"][0]["end_slot"] for server in status["servers"]] == [512, 1024]
+        assert [server["endpoints"][0]["slots"] for server in status["servers"]] == [[[0, 512]], [[512, 1024]]]
         assert status["job"]["consistency"] == "BSP(reduce='sum')"
         assert main(["cluster", cluster.address, "status", "--timeout", str(TIMEOUT)]) == 0
         text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Control messages and the tasks of saves and loads have the bytes that ``golden/control-v6.json`` holds.
+"""Control messages and the tasks of saves and loads have the bytes that ``golden/control-v7.json`` holds.
 
     python tests/test_control_golden.py        prints the file's content
 
@@ -23,7 +23,7 @@ from shoal.cluster.protocol.status import EndpointStatus, JobStatus, LauncherSta
 from shoal.cluster.protocol.tasks import ReadTask, Report, WriteTask
 from shoal.table.spec import TableRecord
 
-GOLDEN = Path(__file__).parent / "golden" / "control-v6.json"
+GOLDEN = Path(__file__).parent / "golden" / "control-v7.json"
 
 
 def kinds(*unions: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def bodies() -> dict[str, Any]:
             "server 1 is lost",
             ("a", "b"),
             JobStatus(9, "SSP(staleness=3)", 2, (1,)),
-            (ServerStatus(0, "process 7 on host", "10.0.0.9", (EndpointStatus("tcp://h:1", 0, 64),), True, 0.5),),
+            (ServerStatus(0, "process 7 on host", "10.0.0.9", (EndpointStatus("tcp://h:1", ((0, 64),)),), True, 0.5),),
             (
                 WorkerStatus(0, "w", "10.0.0.8", 2, 17, True, 0.25),
                 WorkerStatus(None, "v", "10.0.0.8", 0, 0, False, 3.0),

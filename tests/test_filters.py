@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from maps import map_of
 from oracle.wire import murmur3_128
 from service_peer import SGD
 from shoal import _core
 from shoal._core import Op, WireDtype
-from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.filters import Filter, Filters, choose
 from shoal.cluster.worker.requests import Requests
@@ -35,7 +35,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.bytes = 0  # of requests and replies
         self.services: dict[str, _core.Service] = {}
-        endpoints = []
+        ranges = []
         for i, (first, end) in enumerate(((0, SLOTS // 2), (SLOTS // 2, SLOTS))):
             service = _core.Service(SLOTS, [(first, end)], **limits)
             service.set_map(1, [(first, end)])
@@ -43,9 +43,9 @@ class Cluster:
             service.add_table(0, dim=dim, **SGD)
             service.admit(0, 1, 0)
             self.services[f"tcp://h:{i}"] = service
-            endpoints.append(Endpoint(first, end, f"tcp://h:{i}", i))
+            ranges.append((first, end, f"tcp://h:{i}", i))
         policy = Policy(resend_after=0.1, longest=0.1, pause=0.01)
-        self.requests = Requests(WorkerIdentity(0, 1, JOB), ClusterMap(1, tuple(endpoints)), policy)
+        self.requests = Requests(WorkerIdentity(0, 1, JOB), map_of(1, *ranges), policy)
 
     def run(self, call: Any) -> Any:
         for _ in range(100_000):

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from maps import map_of
 from shoal import _core
-from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
+from shoal.cluster.protocol.slot_map import cut_evenly
 from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.filters import Filter, Filters
 from shoal.cluster.worker.requests import WINDOW, Requests
@@ -16,6 +17,7 @@ from shoal.errors import (
     ServerLostError,
     ShoalError,
 )
+from shoal.table.reductions import Function
 
 Op, Status, Dtype = _core.Op, _core.Status, _core.WireDtype
 THREAD = _core.ThreadPool(1)
@@ -404,7 +406,7 @@ def test_an_atomic_tick_leaves_once_all_endpoints_have_its_pushes_and_the_tick_b
 
 
 def test_an_atomic_tick_waits_for_nothing_where_there_is_one_endpoint():
-    r = Requests(WorkerIdentity(3, 2, 77), ClusterMap(1, (Endpoint(0, SLOTS, A, 0),)))
+    r = Requests(WorkerIdentity(3, 2, 77), map_of(1, (0, SLOTS, A, 0)))
     push(r, clock=4)
     r.tick(4, [1], 0.0, 9.0)
     r.tick(5, [], 0.0, 9.0)
@@ -496,7 +498,7 @@ def test_only_the_refused_slots_of_a_push_go_elsewhere():
     r.set_map(cut_evenly(1, SLOTS, [(A, 0), (B, 1)]), 0.2)  # not newer: try again, later
     assert not r.wants_map
     assert not r.outgoing
-    newer = type(MAP)(2, (MAP.endpoints[0].__class__(0, 6, A, 0), MAP.endpoints[1].__class__(6, 16, B, 1)))
+    newer = map_of(2, (0, 6, A, 0), (6, 16, B, 1))
     r.set_map(newer, 0.3)
     (again,) = taken(r)
     assert again.address == B
@@ -708,3 +710,77 @@ def test_timers_do_not_pile_up():
 def test_bad_calls_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
         requests().submit(arguments.pop("op"), 1, 0, 0.0, 9.0, **arguments)
+
+
+RUNS = map_of(2, (0, 4, A, 0), (4, 8, B, 1), (8, 12, A, 0), (12, 16, B, 1))  # each endpoint has two runs of slots
+
+
+def test_a_keyed_call_needs_a_message_for_each_run_of_slots_and_any_other_call_one_for_each_endpoint():
+    r = requests()
+    r.set_map(RUNS, 0.0)
+    call = pull(r)
+    asked = taken(r)
+    assert [one.address for one in asked] == [A, B, A, B]
+    for k, one in enumerate(asked):
+        assert all(4 * k <= slot < 4 * k + 4 for slot in one.slots())
+    for one in reversed(asked):
+        r.receive(one.address, one.rows(ord(one.address[6])), 0.1)
+    assert call.get().sum() == 2 * sum(one.message.count * ord(one.address[6]) for one in asked)
+    pushed = push(r)
+    parts = taken(r)
+    assert len({(one.address, one.message.sequence, one.message.part) for one in parts}) == 4
+    for one in parts:
+        assert not pushed.done
+        r.receive(one.address, one.answer(), 0.2)
+    assert pushed.done
+    r.tick(0, [1], 0.3, 9.0)
+    assert [(one.address, one.message.op) for one in taken(r)] == [(A, Op.TICK), (B, Op.TICK)]
+
+
+def test_numbers_of_slots_come_in_slot_order_from_endpoints_that_have_several_runs():
+    r = requests()
+    r.set_map(RUNS, 0.0)
+    call = r.submit(Op.REDUCE, 1, 0, 0.0, 9.0, aux=Function.NORM, payload=[np.array([1.0])], count=1)
+    ranges = {A: [*range(4), *range(8, 12)], B: [*range(4, 8), *range(12, 16)]}
+    for one in taken(r):
+        numbers = np.array([[slot, -slot] for slot in ranges[one.address]], np.float64).ravel()
+        r.receive(one.address, one.answer(0, [numbers], count=len(numbers), dtype=Dtype.FLOAT64), 0.1)
+    assert np.concatenate(call.get()).tolist() == [sign * slot for slot in range(16) for sign in (1, -1)]
+    top = r.submit(Op.REDUCE, 1, 0, 0.0, 9.0, aux=Function.TOPK, payload=[np.array([1.0])], count=1)
+    for one in taken(r):
+        numbers = np.arange(6, dtype=np.float64)  # for all slots together
+        r.receive(one.address, one.answer(0, [numbers], count=6, dtype=Dtype.FLOAT64), 0.1)
+    assert [len(numbers) for numbers in top.get()] == [6, 6]
+    odd = r.submit(Op.REDUCE, 1, 0, 0.0, 9.0, aux=Function.NORM, payload=[np.array([1.0])], count=1)
+    for one in taken(r):
+        r.receive(one.address, one.answer(0, [np.ones(9)], count=9, dtype=Dtype.FLOAT64), 0.1)
+    with pytest.raises(ProtocolError, match="with 9 numbers for 8 slots"):
+        odd.get()
+
+
+def test_a_call_to_every_endpoint_begins_again_as_a_whole_under_a_newer_map():
+    r = requests()
+    call = r.submit(Op.SWEEP, 1, 0, 0.0, 9.0, payload=[np.array([1.0])], count=1, write=True)
+    a, b = taken(r)
+    r.receive(A, a.answer(0, [np.array([100], np.uint64)], count=1), 0.1)
+    r.set_map(map_of(2, (0, 4, A, 0), (4, 16, B, 1)), 0.2)  # what B answers from now on has slots that A answered for
+    again = taken(r)
+    assert [one.address for one in again] == [A, B]
+    assert {one.message.sequence for one in (a, b, *again)} == {call.sequence}
+    for one, rows in zip(again, (30, 50), strict=True):
+        r.receive(one.address, one.answer(0, [np.array([rows], np.uint64)], count=1), 0.3)
+    assert [numbers.tolist() for numbers in call.get()] == [[30], [50]]
+
+
+def test_an_endpoint_that_refuses_a_call_to_every_endpoint_is_asked_again_and_no_other_one():
+    r = requests(pause=0.1)
+    r.set_map(RUNS, 0.0)
+    call = r.submit(Op.STATS, 1, 0, 0.0, 9.0)
+    a, b = taken(r)
+    r.receive(A, a.answer(Status.WRONG_EPOCH, [np.array([0], np.uint16)], count=1, epoch=1), 0.1)
+    r.on_time(0.3)
+    (again,) = taken(r)
+    assert again.address == A
+    for one in (b, again):
+        r.receive(one.address, one.answer(0, [np.array([7], np.uint64)], count=1), 0.4)
+    assert len(call.get()) == 2

@@ -37,8 +37,8 @@ class Narrow:
 class Bounded(Whole):
     """The last endpoint of server 1 has little memory for tables."""
 
-    def serve(self, service, address, first, end):
-        return super().serve(Narrow if address == "tcp://10.0.0.2:5001" else service, address, first, end)
+    def serve(self, service, address, arcs):
+        return super().serve(Narrow if address == "tcp://10.0.0.2:5001" else service, address, arcs)
 
 
 def whole(seed, mode, clocks=12, kind=Whole):

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from maps import map_of
 from shoal import _core
-from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
+from shoal.cluster.protocol.slot_map import cut_evenly
 from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.filters import Filter, Filters
 from shoal.cluster.worker.requests import Requests
@@ -239,13 +240,14 @@ class Cluster:
         """Make the endpoints."""
         self.map = cut_evenly(1, self.slots, [(f"tcp://{i}", i) for i in range(endpoints)])
         for endpoint in self.map.endpoints:
-            one = self.serve(service, endpoint.address, endpoint.first_slot, endpoint.end_slot)
-            one.set_map(1, [(endpoint.first_slot, endpoint.end_slot)])
+            arcs = self.map.arc_ranges(endpoint.id)
+            one = self.serve(service, endpoint.address, arcs)
+            one.set_map(1, arcs)
             one.start_job(self.job, self.mode, self.staleness, mean)
 
-    def serve(self, service, address, first, end):
+    def serve(self, service, address, arcs):
         """Make one endpoint, with all tables."""
-        one = self.services[address] = service(self.slots, [(first, end)] if first < end else [])
+        one = self.services[address] = service(self.slots, arcs)
         for table, spec in self.tables.items():
             one.add_table(table, **spec)
         return one
@@ -369,9 +371,11 @@ class Cluster:
         epoch = self.map.epoch + 1
         a.give(b, first, end, epoch)
         for i, service in ((giver, a), (other, b)):
-            endpoints[i] = Endpoint(service.first, service.end, endpoints[i].address, endpoints[i].server)
             self.reply(endpoints[i].address, service.released())
-        self.map = ClusterMap(epoch, tuple(endpoints))
+        ranges = [(service.first, service.end) for service in (self.services[one.address] for one in endpoints)]
+        self.map = map_of(
+            epoch, *((*slots, one.address, one.server) for slots, one in zip(ranges, endpoints, strict=True))
+        )
         for service in self.services.values():
             service.set_map(epoch, [(service.first, service.end)])
 
@@ -402,8 +406,8 @@ class Cluster:
         """Rows as they stand, straight out of the endpoints that own them."""
         batch = _core.KeyBatch(np.asarray(keys, np.uint64), self.slots, THREAD)
         rows = np.empty((len(batch), self.dims[table]), np.float32)
-        for endpoint in self.map.endpoints:
-            begin, end = (int(batch.offsets[slot]) for slot in (endpoint.first_slot, endpoint.end_slot))
+        for first_slot, end_slot, endpoint, _ in self.map.runs:
+            begin, end = (int(batch.offsets[slot]) for slot in (first_slot, end_slot))
             if begin < end:
                 part = _core.KeyBatch(_core.unmix(batch.hashes[begin:end]), self.slots, THREAD)
                 values = np.empty((end - begin, self.dims[table]), np.float32)

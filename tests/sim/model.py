@@ -44,7 +44,7 @@ class Push:
 class Service:
     def __init__(self, slots, arcs):
         self.slots = slots
-        self.first, self.end = arcs[0] if arcs else (0, 0)
+        self.first, self.end = (arcs[0][0], arcs[-1][1]) if arcs else (0, 0)
         self.epoch = 1
         self.job, self.mode, self.staleness, self.mean = 0, "asp", 0, False
         self.tables = {}
@@ -64,7 +64,7 @@ class Service:
 
     def set_map(self, epoch, arcs):
         self.epoch = epoch
-        ((self.first, self.end),) = arcs
+        self.first, self.end = arcs[0][0], arcs[-1][1]  # it has one run of slots
 
     def start_job(self, job, mode, staleness, mean, before=0):
         self.job, self.mode, self.staleness, self.mean = job, mode, staleness, mean

@@ -93,14 +93,12 @@ class ServerProcess(Process):
     def answered(self, body):
         if isinstance(body, m.HelloReply):
             for address in self.addresses:
-                self.world.serve(self.service, address, 0, 0)
+                self.world.serve(self.service, address, [])
             self.ask(m.Join(self.rank, self.addresses))
         elif isinstance(body, m.JoinReply):
             self.world.map = body.map
             for endpoint in body.map.of_server(self.rank):
-                self.world.services[endpoint.address].set_map(
-                    body.map.epoch, [(endpoint.first_slot, endpoint.end_slot)]
-                )
+                self.world.services[endpoint.address].set_map(body.map.epoch, body.map.arc_ranges(endpoint.id))
             self.placed = True
             for order in self.waiting:
                 self.execute(order)

@@ -270,7 +270,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
         _stopped_by_signals(server.stop),
     ):
         for endpoint in server.endpoints:
-            slots = f"{endpoint.first_slot} to {endpoint.end_slot - 1}"
+            slots = ", ".join(f"{first} to {end - 1}" for first, end in server.slots(endpoint))
             log_line(f"server {server.rank} serves slots {slots} at {endpoint.address}")
         server.run()
     return Answer("", {})

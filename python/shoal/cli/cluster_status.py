@@ -11,7 +11,7 @@ from shoal.cli.answers import FAILED, Answer
 from shoal.cli.arguments import command, machine, seconds
 
 if TYPE_CHECKING:
-    from shoal.cluster.protocol.status import StatusReply
+    from shoal.cluster.protocol.status import EndpointStatus, StatusReply
 
 EXAMPLES = """\
 examples:
@@ -52,6 +52,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer(_text(arguments.address, status), as_dict(status), FAILED if status.lost else 0)
 
 
+def _endpoint(endpoint: EndpointStatus) -> str:
+    slots = ", ".join(f"{first}-{end - 1}" for first, end in endpoint.slots)
+    return f"{endpoint.address} slots {slots or 'none'}"
+
+
 def _text(address: str, status: StatusReply) -> str:
     up = f"scheduler up {status.uptime_seconds:.0f} s, generation {status.generation}"
     lines = [f"cluster {status.cluster} at {address}: epoch {status.epoch}, {status.slots} slots; {up}"]
@@ -67,7 +72,7 @@ def _text(address: str, status: StatusReply) -> str:
     lines.append("")
     rows: list[Sequence[str]] = [("ROLE", "RANK", "HEARD", "HOST", "PROCESS", "")]
     for server in status.servers:
-        ports = "; ".join(f"{one.address} slots {one.first_slot}-{one.end_slot - 1}" for one in server.endpoints)
+        ports = "; ".join(_endpoint(one) for one in server.endpoints)
         state = _heard(server.is_connected, server.heard_seconds)
         rows.append(("server", str(server.rank), state, server.host, server.about, ports or "waits for other servers"))
     for worker in status.workers:

@@ -106,7 +106,7 @@ __all__ = [
     "refusal",
 ]
 
-VERSION = 6
+VERSION = 7
 GRACE_SECONDS = 60.0  # that a process continues while the scheduler is silent, unless it is started otherwise
 MAX_WORKERS = 1 << 14  # of a job; one thread receives the heartbeats of all
 MAX_OPEN_REQUESTS = 1024  # unanswered requests of a process

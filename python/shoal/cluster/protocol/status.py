@@ -32,11 +32,10 @@ class GetStatus(_Record, frozen=True, tag="ask-status"):
 
 
 class EndpointStatus(_Record, frozen=True):
-    """An endpoint of a server, and its slots: from ``first_slot`` up to, and without, ``end_slot``."""
+    """An endpoint of a server, and its slots: ranges from a first slot up to, and without, an end."""
 
     address: str
-    first_slot: Annotated[int, Meta(ge=0)]
-    end_slot: Annotated[int, Meta(ge=0)]
+    slots: tuple[tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]], ...]
 
 
 class ServerStatus(_Record, frozen=True):
@@ -104,8 +103,8 @@ def as_dict(record: msgspec.Struct) -> dict[str, Any]:
 
     Examples
     --------
-    >>> as_dict(EndpointStatus("tcp://h:1", 0, 512))
-    {'address': 'tcp://h:1', 'first_slot': 0, 'end_slot': 512}
+    >>> as_dict(EndpointStatus("tcp://h:1", ((0, 512),)))
+    {'address': 'tcp://h:1', 'slots': [[0, 512]]}
     """
     return {name: _plain(getattr(record, name)) for name in record.__struct_fields__}
 

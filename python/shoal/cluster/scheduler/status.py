@@ -43,8 +43,10 @@ def status_of(
         )
         if isinstance(peer, ServerPeer) and peer.rank >= 0:
             endpoints = () if map is None else map.of_server(peer.rank)
-            slots = tuple(EndpointStatus(one.address, one.first_slot, one.end_slot) for one in endpoints)
-            servers.append(ServerStatus(peer.rank, peer.about, peer.host, slots, is_connected, heard))
+            serves = tuple(
+                EndpointStatus(one.address, tuple(map.run_ranges(one.id))) for one in endpoints if map is not None
+            )
+            servers.append(ServerStatus(peer.rank, peer.about, peer.host, serves, is_connected, heard))
         elif isinstance(peer, WorkerPeer):
             rank = peer.rank if members.get(peer.rank) is peer else None
             workers.append(WorkerStatus(rank, peer.about, peer.host, peer.incarnation, peer.clock, is_connected, heard))

@@ -40,6 +40,7 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import MemoryBudgetExceededError, ShoalError
@@ -216,9 +217,10 @@ class Server:
             joined = self._scheduler.join(timeout=timeout, rank=rank, addresses=tuple(addresses))
             self.rank = joined.rank
             self.endpoints = joined.map.of_server(joined.rank)
+            self._map = joined.map
             for service, endpoint in zip(self._services, self.endpoints, strict=True):
-                service.set_map(joined.map.epoch, [(endpoint.first_slot, endpoint.end_slot)])
-            own = sum(endpoint.end_slot - endpoint.first_slot for endpoint in self.endpoints)
+                service.set_map(joined.map.epoch, joined.map.arc_ranges(endpoint.id))
+            own = sum(end - first for endpoint in self.endpoints for first, end in joined.map.run_ranges(endpoint.id))
             share = memory // max(own, 1) if memory is not None else slot_memory
             if share is not None:
                 for service in self._services:
@@ -230,6 +232,10 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def slots(self, endpoint: Endpoint) -> list[tuple[int, int]]:
+        """Return the slots that an endpoint serves: first and end of each run."""
+        return self._map.run_ranges(endpoint.id)
 
     def stop(self) -> None:
         """Make :meth:`run` return."""

@@ -198,7 +198,7 @@ class Call:
     parts: dict[RequestPart, None] = field(default_factory=dict)  # queued or sent, not answered
     misrouted: int = 0  # runs of slots that wait for a map
     next_number: dict[str, int] = field(default_factory=dict)  # address -> number of its next part
-    answers: dict[int, tuple[str, Any]] = field(default_factory=dict)  # first slot -> address and answer
+    answers: dict[str, Any] = field(default_factory=dict)  # of a call to every endpoint: by address
     total: int = 0
 
     def get(self) -> Any:

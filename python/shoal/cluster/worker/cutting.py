@@ -1,4 +1,7 @@
-"""Cutting a call into parts: along the slots of the endpoints, and where a message would be too large.
+"""Cutting a call into parts: along the map's runs of slots, and where a message would be too large.
+
+A keyed call needs a message for each run of slots in which it has keys: adjacent arcs of an endpoint share one. A call
+of one slot goes to the endpoint of that slot, any other call once to each endpoint that serves slots.
 
 Threads: functions of their arguments.
 """
@@ -6,12 +9,12 @@ Threads: functions of their arguments.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from shoal import _core
-from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
+from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.worker.calls import Call, Policy, RequestPart
 
 __all__ = ["cut", "row_bytes"]
@@ -29,13 +32,22 @@ def cut(call: Call, map: ClusterMap, policy: Policy, first: int, end: int) -> It
     ValueError
         The rows of one slot are too many for a message.
     """
-    for endpoint in _endpoints(call, map, first, end):
-        low, high = max(first, endpoint.first_slot), min(end, endpoint.end_slot)
-        begins = call.begins
-        if begins is None:
-            yield RequestPart(call, endpoint.address, endpoint.server, low, high, 0, 0)
-            continue
-        fewest = -(-int(begins[high] - begins[low]) // _MAX_PARTS)
+    begins = call.begins
+    if call.slot is not None:
+        endpoint = map.of_slot(call.slot)
+        yield RequestPart(call, endpoint.address, endpoint.server, call.slot, call.slot + 1, 0, 0)
+        return
+    if begins is None:
+        for endpoint in map.owners:
+            yield RequestPart(call, endpoint.address, endpoint.server, 0, map.slots, 0, 0)
+        return
+    runs = map.runs
+    for k in range(0 if first == 0 else bisect_right(runs, first, key=lambda run: run.end_slot), len(runs)):
+        low, high, endpoint, siblings = runs[k]
+        if low >= end:
+            return
+        low, high = max(first, low), min(end, high)
+        fewest = -(-int(begins[high] - begins[low]) // max(_MAX_PARTS // siblings, 1))
         rows = max(fewest, policy.message_bytes // row_bytes(call), 1)
         # Cuts are between slots: a slot accepts a sequence once.
         while low < high and begins[low] < begins[high]:
@@ -57,16 +69,6 @@ def _check_fits(call: Call, policy: Policy, first: int, end: int, rows: int) -> 
             f"{rows} rows of slots {first} to {end} are {size} bytes of a {Op(call.op).name.lower()}, and a server "
             f"takes at most {policy.largest_message} in a message: pass fewer keys at a time"
         )
-
-
-def _endpoints(call: Call, map: ClusterMap, first: int, end: int) -> Sequence[Endpoint]:
-    if call.slot is not None:
-        return [map.of_slot(call.slot)]
-    endpoints = map.endpoints
-    if first == 0 and end == map.slots:
-        return endpoints
-    at = bisect_right(endpoints, first, key=lambda endpoint: endpoint.end_slot)
-    return [endpoint for endpoint in endpoints[at:] if endpoint.first_slot < end]
 
 
 def row_bytes(call: Call) -> int:

@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.cluster.worker.calls import Frames, RequestPart, WorkerIdentity
+from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.worker.calls import Call, Frames, RequestPart, WorkerIdentity
 from shoal.cluster.worker.filters import EncodedPayload
+from shoal.table.reductions import Function
 
-__all__ = ["answer_buffer", "encode", "store_answer"]
+__all__ = ["answer_buffer", "encode", "in_slot_order", "store_answer"]
 
 Op = _core.Op
 
@@ -147,4 +149,30 @@ def store_answer(part: RequestPart, reply: Any) -> None:
     elif call.op == Op.SECTION:
         call.result = (reply.count, reply.values, reply.aux)
     elif call.slot is None and call.begins is None:
-        call.answers[part.first_slot] = (part.address, reply.values if call.op == Op.REDUCE else reply.numbers)
+        call.answers[part.address] = reply.values if call.op == Op.REDUCE else reply.numbers
+
+
+def in_slot_order(call: Call, map: ClusterMap) -> list[npt.NDArray[Any]]:
+    """Return the answers of all endpoints, in the order of their first slots.
+
+    Where an endpoint has several runs of slots, the answers of a function with numbers for each slot are cut by run.
+
+    Raises
+    ------
+    ValueError
+        An answer has another length than its slots need.
+    """
+    owners = map.owners
+    if call.op != Op.REDUCE or call.aux == Function.TOPK or len(map.runs) == len(owners):
+        return [call.answers[endpoint.address] for endpoint in owners]
+    pieces: dict[int, npt.NDArray[Any]] = {}
+    for endpoint in owners:
+        ranges = map.run_ranges(endpoint.id)
+        answer, slots = call.answers[endpoint.address], sum(end - first for first, end in ranges)
+        if len(answer) % slots:
+            raise ValueError(f"{len(answer)} numbers for {slots} slots")
+        width, at = len(answer) // slots, 0
+        for first, end in ranges:
+            pieces[first] = answer[at : at + width * (end - first)]
+            at += width * (end - first)
+    return [pieces[first] for first in sorted(pieces)]

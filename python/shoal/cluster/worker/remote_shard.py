@@ -290,7 +290,7 @@ class RemoteShard:
 
     @property
     def step(self) -> int:
-        """Number of the last push: under SSP and ASP, the maximum over the endpoints."""
+        """Number of the last push: under SSP and ASP, the maximum over all arcs."""
         return max(int(numbers[0]) for numbers in self.endpoint_stats())
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """The pending requests of a worker: cut by endpoint, sent, sent again, answered or given up. Without I/O or a clock.
 
-A *call* is one operation that the user requested; it is cut into *parts*, one message each, along the slots of the
-map's endpoints (calls.py, cutting.py). The owner of the sockets sends what is in :attr:`Requests.outgoing` and passes
+A *call* is one operation that the user requested; it is cut into *parts*, one message each, along the map's runs of
+slots (calls.py, cutting.py). The owner of the sockets sends what is in :attr:`Requests.outgoing` and passes
 in what arrives; the time is an argument everywhere. So the same code runs over ZeroMQ and in a simulated network.
 Together with the servers' windows of accepted sequences it gives exactly-once writes over at-least-once messages.
 
@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 
 from shoal import _core
-from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
+from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.worker.call_errors import deadline_error, refusal_error, server_lost_error
 from shoal.cluster.worker.calls import (
     HEADER_BYTES,
@@ -59,7 +59,7 @@ from shoal.cluster.worker.calls import (
     new_call,
 )
 from shoal.cluster.worker.cutting import cut, row_bytes
-from shoal.cluster.worker.encoding import answer_buffer, encode, store_answer
+from shoal.cluster.worker.encoding import answer_buffer, encode, in_slot_order, store_answer
 from shoal.cluster.worker.timers import Timers
 from shoal.errors import (
     FencedError,
@@ -288,7 +288,7 @@ class Requests:
         clock = tick.call.clock
         if peer.reads[clock] or any(run.call.clock == clock for run in self._refused):
             return False
-        if not self._atomic_clocks or len(self.map.endpoints) == 1:
+        if not self._atomic_clocks or len(self.map.owners) == 1:
             return True
         return not self._kept[clock] and next(iter(self._ticks)) is tick.call
 
@@ -432,6 +432,8 @@ class Requests:
         call = part.call
         try:
             store_answer(part, reply)
+            self._forget(part)
+            self._finish(call, now)
         except ValueError as error:
             self._settle(
                 call,
@@ -440,15 +442,12 @@ class Requests:
                     f"{part.label} answered the {call.name} with {error}: install one version of shoal on all machines"
                 ),
             )
-            return
-        self._forget(part)
-        self._finish(call, now)
 
     def _finish(self, call: Call, now: float) -> None:
         """Settle a call if all of it has been answered."""
         if not call.done and not call.parts and not call.misrouted:
             if call.op in _PER_ENDPOINT:
-                call.result = [call.answers[slot][1] for slot in sorted(call.answers)]
+                call.result = in_slot_order(call, self.map)
             self._settle(call, now)
 
     def _forget(self, part: RequestPart) -> None:
@@ -501,9 +500,9 @@ class Requests:
             if call.done:
                 continue
             call.misrouted -= 1
-            answered = {address for address, _ in call.answers.values()}
+            has_it = {part.address for part in call.parts} | call.answers.keys() if _is_everywhere(call) else ()
             for part in cut(call, self.map, self.policy, run.first_slot, run.end_slot):
-                if part.address in answered:
+                if part.address in has_it:
                     continue
                 if part.address in self._lost:
                     self._settle(call, now, self._lost_error(part, now))
@@ -525,8 +524,9 @@ class Requests:
         """Use another map.
 
         Parts in flight stay at their endpoint if it still owns their slots. Everything else is cut again: refused
-        slots, unsent parts, parts at endpoints that have changed, and, of calls to every endpoint, the unanswered
-        parts. A map that is not newer only makes refused slots be sent again after a pause.
+        slots, unsent parts, and parts at endpoints that have changed. A call to every endpoint begins again as a whole:
+        an answer of an endpoint is for the slots that it had. A map that is not newer only makes refused slots be sent
+        again after a pause.
 
         Parameters
         ----------
@@ -543,31 +543,28 @@ class Requests:
             self._retry(refused, now, wait=True)
             return
         self.map = map
-        owners = {endpoint.address: endpoint for endpoint in map.endpoints}
         for call in self._calls:
-            everywhere = call.begins is None and call.slot is None
-            moved = [part for part in call.parts if everywhere or not self._stays(part, owners.get(part.address))]
+            everywhere = _is_everywhere(call)
+            moved = [part for part in call.parts if everywhere or not self._stays(part)]
             if everywhere:
-                # Once, whatever part of it was sent so far.
                 serials = [part.serial for part in moved] + [run.serial for run in refused if run.call is call]
                 refused = [run for run in refused if run.call is not call]
                 refused.append(MisroutedSlots(min(serials), call, 0, map.slots, 0))
                 call.misrouted = 1
+                call.answers.clear()
             else:
                 refused += [MisroutedSlots(part.serial, call, part.first_slot, part.end_slot, 0) for part in moved]
                 call.misrouted += len(moved)
             for part in moved:
                 self._forget(part)
-        for address in self._peers.keys() - owners.keys():
+        for address in self._peers.keys() - {endpoint.address for endpoint in map.endpoints}:
             del self._peers[address]
         self._retry(refused, now, wait=False)
         self._pump_all(now)
 
-    @staticmethod
-    def _stays(part: RequestPart, owner: Endpoint | None) -> bool:
-        if part.message is None or owner is None:
-            return False
-        return owner.first_slot <= part.first_slot and part.end_slot <= owner.end_slot
+    def _stays(self, part: RequestPart) -> bool:
+        run = self.map.run_of(part.first_slot)
+        return part.message is not None and run.endpoint.address == part.address and part.end_slot <= run.end_slot
 
     # --- endings ------------------------------------------------------------------------------------------------
 
@@ -677,6 +674,11 @@ class Requests:
         if call.on_done is not None:
             call.on_done(call)
         return call
+
+
+def _is_everywhere(call: Call) -> bool:
+    """Whether a call goes once to each endpoint that serves slots."""
+    return call.begins is None and call.slot is None
 
 
 def _count_down(counter: Counter[int], clock: int) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Self
 
 import msgspec
 import numpy as np
 
 from shoal import _core
-from shoal.cluster.protocol.slot_map import Endpoint
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.protocol.tasks import (
     ERROR_TYPES,
     MAX_POLL_SECONDS,
@@ -44,15 +44,16 @@ class TaskCoordinator:
     Parameters
     ----------
     channel : Channel
-    endpoints : sequence of Endpoint
-        All of them.
+    map : ClusterMap
+        All endpoints that serve slots execute the task.
     what : str
         "save" or "load".
     """
 
-    def __init__(self, channel: Channel, endpoints: Sequence[Endpoint], what: str) -> None:
+    def __init__(self, channel: Channel, map: ClusterMap, what: str) -> None:
         self._channel = channel
-        self._endpoints = endpoints
+        self._endpoints = map.owners
+        self._slots = [map.run_ranges(endpoint.id)[0][0] for endpoint in map.owners]  # one of each endpoint
         self._what = what
         self._open = False
         self._number = 0
@@ -110,8 +111,7 @@ class TaskCoordinator:
     def _poll(self, words: bytes) -> list[Report | None]:
         numbers = np.array([self._number], np.uint64)
         calls = [
-            self._channel.begin(Op.SAVE_POLL, 0, slot=endpoint.first_slot, payload=[numbers, words], count=1)
-            for endpoint in self._endpoints
+            self._channel.begin(Op.SAVE_POLL, 0, slot=slot, payload=[numbers, words], count=1) for slot in self._slots
         ]
         return [self._read(endpoint, *call.result()) for endpoint, call in zip(self._endpoints, calls, strict=True)]
 
@@ -145,10 +145,8 @@ class TaskCoordinator:
         self._open = False
         numbers = [self._number, *digest_words(digest)]
         calls = [
-            self._channel.begin(
-                Op.SAVE_END, 0, slot=endpoint.first_slot, payload=[np.array(numbers, np.uint64)], count=len(numbers)
-            )
-            for endpoint in self._endpoints
+            self._channel.begin(Op.SAVE_END, 0, slot=slot, payload=[np.array(numbers, np.uint64)], count=len(numbers))
+            for slot in self._slots
         ]
         errors = []
         for call in calls:
