@@ -15,7 +15,7 @@ std::unique_ptr<DataLoop> make_loop(ReplicatedService& service, std::uintptr_t c
                                     const std::string& module, std::string address, std::size_t max_message,
                                     std::size_t unsent_bytes, int replies_per_peer, int heartbeat_ms,
                                     int dead_after_ms, int linger_ms, std::string curve_secret,
-                                    std::string zap_domain) {
+                                    std::string curve_public, std::string zap_domain) {
   LoopOptions options{.address = std::move(address),
                       .max_message = max_message,
                       .unsent_bytes = unsent_bytes,
@@ -24,6 +24,7 @@ std::unique_ptr<DataLoop> make_loop(ReplicatedService& service, std::uintptr_t c
                       .dead_after_ms = dead_after_ms,
                       .linger_ms = linger_ms,
                       .curve_secret = std::move(curve_secret),
+                      .curve_public = std::move(curve_public),
                       .zap_domain = std::move(zap_domain)};
   const py::gil_scoped_release nogil;
   return std::make_unique<DataLoop>(Zmq::of(module), reinterpret_cast<void*>(context), service,
@@ -43,6 +44,11 @@ py::dict metrics(const DataLoop& loop) {
   all["failed"] = metrics.failed;
   all["wakes"] = metrics.wakes;
   all["unsent_bytes"] = metrics.unsent_bytes;
+  all["stream_messages"] = metrics.stream_messages;
+  all["stream_bytes"] = metrics.stream_bytes;
+  all["acknowledgements"] = metrics.acknowledgements;
+  all["connections"] = metrics.connections;
+  all["stream_failures"] = metrics.stream_failures;
   return all;
 }
 
@@ -63,8 +69,8 @@ void add_data_loop(py::module_& module) {
            py::arg("address"), py::kw_only(), py::arg("max_message") = usual.max_message,
            py::arg("unsent_bytes") = usual.unsent_bytes, py::arg("replies_per_peer") = usual.replies_per_peer,
            py::arg("heartbeat_ms") = usual.heartbeat_ms, py::arg("dead_after_ms") = usual.dead_after_ms,
-           py::arg("linger_ms") = usual.linger_ms, py::arg("curve_secret") = "", py::arg("zap_domain") = "",
-           py::keep_alive<1, 2>())
+           py::arg("linger_ms") = usual.linger_ms, py::arg("curve_secret") = "", py::arg("curve_public") = "",
+           py::arg("zap_domain") = "", py::keep_alive<1, 2>())
       .def_property_readonly("address", &DataLoop::address)
       .def_property_readonly("running", &DataLoop::running)
       .def("stop", &DataLoop::stop, py::call_guard<py::gil_scoped_release>())

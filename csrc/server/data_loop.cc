@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <string_view>
 
@@ -31,6 +33,23 @@ void overload(Reply& reply) {
   wire::encode(header, {}, reply.header);
   reply.payload = {};
   reply.frames = 0;
+}
+
+constexpr Milliseconds kNever = std::numeric_limits<Milliseconds>::max();
+
+Milliseconds steady_now() noexcept {
+  using namespace std::chrono;
+  return static_cast<Milliseconds>(
+      duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count());
+}
+
+// In milliseconds from now, rounded up; -1: without an end.
+long timeout_until(Milliseconds time, Milliseconds now) noexcept {
+  constexpr Milliseconds kLongest = 3'600'000;
+  if (time == kNever) {
+    return -1;
+  }
+  return time <= now ? 0 : static_cast<long>(std::min(time - now + 1, kLongest));
 }
 
 }  // namespace
@@ -70,94 +89,13 @@ struct DataLoop::Counts {
     count.store(count.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
   }
   Count requests{0}, request_bytes{0}, replies{0}, reply_bytes{0}, dropped_gone{0}, dropped_full{0},
-      overloaded{0}, failed{0}, wakes{0};
+      overloaded{0}, failed{0}, wakes{0}, stream_messages{0}, stream_bytes{0}, acknowledgements{0},
+      connections{0}, stream_failures{0};
 };
 
 struct DataLoop::Memory {
   BufferPool pool;
   ReplyQueue replies{pool};
-};
-
-// A socket that is closed at the end of its scope, in the thread that made it.
-class DataLoop::Socket {
- public:
-  Socket(const Zmq& zmq, void* context, const LoopOptions& options)
-      : zmq_(zmq), socket_(zmq.socket(context, zmq::kRouter)) {
-    if (socket_ == nullptr) {
-      fail("no socket for " + options.address, "");
-    }
-    try {
-      prepare(options);
-    } catch (...) {
-      close();
-      throw;
-    }
-  }
-  ~Socket() { close(); }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-
-  void* get() const noexcept { return socket_; }
-
-  std::string address() const {
-    std::array<char, 1024> bound{};
-    std::size_t bytes = bound.size();
-    if (zmq_.get(socket_, zmq::kLastEndpoint, bound.data(), &bytes) != 0) {
-      fail("the bound address is not known", "");
-    }
-    return bound.data();
-  }
-
- private:
-  void close() noexcept { zmq_.close(socket_); }
-
-  [[noreturn]] void fail(const std::string& what, const std::string& remedy) const {
-    throw TransportError(what + ": " + zmq_.error_text(zmq_.error()) + remedy);
-  }
-
-  void set(int option, const void* value, std::size_t bytes) const {
-    if (zmq_.set(socket_, option, value, bytes) != 0) {
-      const auto all = zmq::names();
-      const auto named =
-          std::find_if(all.begin(), all.end(), [&](const auto& pair) { return pair.second == option; });
-      fail("libzmq does not take the option " + std::string(named->first), "");
-    }
-  }
-  void set(int option, int value) const { set(option, &value, sizeof(value)); }
-  void set(int option, std::string_view value) const { set(option, value.data(), value.size()); }
-
-  void prepare(const LoopOptions& options) const {
-    set(zmq::kLinger, options.linger_ms);
-    set(zmq::kBacklog, 1024);  // a thousand workers may connect at once
-    const auto most = static_cast<std::int64_t>(options.max_message);
-    set(zmq::kMaxMessage, &most, sizeof(most));
-    // No limit: libzmq 4.3.5 aborts the process at the next heartbeat if a peer resets a connection whose reading was
-    // suspended at the limit.
-    set(zmq::kReceiveHighWater, 0);
-    set(zmq::kSendHighWater, options.replies_per_peer);
-    set(zmq::kRouterMandatory, 1);
-    if (options.heartbeat_ms > 0) {
-      set(zmq::kHeartbeatInterval, options.heartbeat_ms);
-      set(zmq::kHeartbeatTimeout, options.dead_after_ms);
-      set(zmq::kHeartbeatTtl, options.dead_after_ms);
-    }
-    if (options.address.find('[') != std::string::npos) {
-      set(zmq::kIpv6, 1);
-    }
-    if (!options.curve_secret.empty()) {
-      set(zmq::kCurveServer, 1);
-      set(zmq::kCurveSecretKey, options.curve_secret);
-      set(zmq::kZapDomain, options.zap_domain);
-      set(zmq::kZapEnforceDomain, 1);  // without a ZAP handler every connection is refused
-    }
-    if (zmq_.bind(socket_, options.address.c_str()) != 0) {
-      fail("cannot serve at " + options.address,
-           "; choose an address of this machine, and a port that is free (0 for any)");
-    }
-  }
-
-  const Zmq& zmq_;
-  void* const socket_;
 };
 
 DataLoop::DataLoop(const Zmq& zmq, void* context, ReplicatedService& service, LoopOptions options)
@@ -223,15 +161,64 @@ LoopMetrics DataLoop::metrics() const noexcept {
           .overloaded = now(counts_->overloaded),
           .failed = now(counts_->failed),
           .wakes = now(counts_->wakes),
-          .unsent_bytes = memory_->pool.used_bytes()};
+          .unsent_bytes = memory_->pool.used_bytes(),
+          .stream_messages = now(counts_->stream_messages),
+          .stream_bytes = now(counts_->stream_bytes),
+          .acknowledgements = now(counts_->acknowledgements),
+          .connections = now(counts_->connections),
+          .stream_failures = now(counts_->stream_failures)};
+}
+
+void DataLoop::prepare(const Socket& socket) const {
+  socket.set(zmq::kLinger, options_.linger_ms);
+  socket.set(zmq::kBacklog, 1024);  // a thousand workers may connect at once
+  const auto most = static_cast<std::int64_t>(options_.max_message);
+  socket.set(zmq::kMaxMessage, &most, sizeof(most));
+  // No limit: libzmq 4.3.5 aborts the process at the next heartbeat if a peer resets a connection whose reading was
+  // suspended at the limit.
+  socket.set(zmq::kReceiveHighWater, 0);
+  socket.set(zmq::kSendHighWater, options_.replies_per_peer);
+  socket.set(zmq::kRouterMandatory, 1);
+  socket.set_heartbeats(options_.heartbeat_ms, options_.dead_after_ms);
+  if (options_.address.find('[') != std::string::npos) {
+    socket.set(zmq::kIpv6, 1);
+  }
+  if (!options_.curve_secret.empty()) {
+    socket.set(zmq::kCurveServer, 1);
+    socket.set(zmq::kCurveSecretKey, options_.curve_secret);
+    socket.set(zmq::kZapDomain, options_.zap_domain);
+    socket.set(zmq::kZapEnforceDomain, 1);  // without a ZAP handler every connection is refused
+  }
+  if (zmq_.bind(socket.get(), options_.address.c_str()) != 0) {
+    socket.fail("cannot serve at " + options_.address,
+                "; choose an address of this machine, and a port that is free (0 for any)");
+  }
+}
+
+std::string DataLoop::bound_address(const Socket& socket) const {
+  std::array<char, 1024> bound{};
+  std::size_t bytes = bound.size();
+  if (zmq_.get(socket.get(), zmq::kLastEndpoint, bound.data(), &bytes) != 0) {
+    socket.fail("the bound address is not known");
+  }
+  return bound.data();
 }
 
 // Calls `opened` once, with "" or with the error; what it refers to does not exist afterwards.
 void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
   std::unique_ptr<Socket> socket;
+  std::unique_ptr<StreamSockets> streams;
+  std::vector<zmq::PollItem> items;
   try {
-    socket = std::make_unique<Socket>(zmq_, context_, options_);
-    address_ = socket->address();
+    items.reserve(2);
+    streams = std::make_unique<StreamSockets>(zmq_, context_, service_,
+                                              StreamSocketOptions{.heartbeat_ms = options_.heartbeat_ms,
+                                                                  .dead_after_ms = options_.dead_after_ms,
+                                                                  .curve_secret = options_.curve_secret,
+                                                                  .curve_public = options_.curve_public});
+    socket = std::make_unique<Socket>(zmq_, context_, zmq::kRouter, "no socket for " + options_.address);
+    prepare(*socket);
+    address_ = bound_address(*socket);
   } catch (const std::exception& error) {
     socket.reset();  // before the caller continues, which may end the context
     opened(error.what());
@@ -239,33 +226,80 @@ void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
   }
   running_.store(true, std::memory_order_release);
   opened({});
-  MultipartMessage parts(zmq_);
-  while (!stop_.load(std::memory_order_acquire)) {
-    if (woken_.exchange(false, std::memory_order_acq_rel)) {
-      Counts::add(counts_->wakes);
-      reply_to(*socket, [this] { service_.released(memory_->replies); });
-    }
-    const MultipartMessage::Result got = parts.receive(socket->get());
-    if (got == MultipartMessage::Result::kMessage) {
-      answer(*socket, parts);
-    } else if (got == MultipartMessage::Result::kClosed) {
-      break;
-    } else {
-      std::array<zmq::PollItem, 2> items{
-          {{socket->get(), 0, zmq::kPollIn, 0}, {nullptr, wake_event_->file(), zmq::kPollIn, 0}}};
-      zmq_.poll(items.data(), static_cast<int>(items.size()), -1);
-      if (items[1].revents != 0) {
-        wake_event_->drain();
-      }
-    }
-    parts.clear();
-  }
-  parts.clear();
+  run(*socket, *streams, items);
+  streams.reset();
   socket.reset();
   running_.store(false, std::memory_order_release);
 }
 
-void DataLoop::answer(Socket& socket, MultipartMessage& parts) noexcept {
+void DataLoop::run(const Socket& socket, StreamSockets& streams, std::vector<zmq::PollItem>& items) noexcept {
+  constexpr Milliseconds kNoMemoryMs = 20;  // until the next attempt
+  MultipartMessage parts(zmq_);
+  Milliseconds now = 0;
+  int untimed = kTimedMessages;  // messages since the time was read
+  int unacknowledged = 0;        // messages since acknowledge()
+  while (!stop_.load(std::memory_order_acquire)) {
+    if (woken_.exchange(false, std::memory_order_acq_rel)) {
+      Counts::add(counts_->wakes);
+      untimed = kTimedMessages;  // the targets may have changed
+      reply_to(socket, [this] { service_.released(memory_->replies); });
+    }
+    bool up_to_date = true;
+    bool more = false;
+    if (untimed >= kTimedMessages || !streams.empty()) {
+      untimed = 0;
+      now = steady_now();
+      reply_to(socket, [&, this] {
+        service_.on_time(now, memory_->replies);
+        up_to_date = streams.update(now);
+        more = streams.exchange(now, memory_->replies);
+      });
+      count(streams.counts());
+    }
+    const MultipartMessage::Result got = parts.receive(socket.get());
+    const bool is_message = got == MultipartMessage::Result::kMessage;
+    if (is_message) {
+      answer(socket, parts);
+      ++untimed;
+      ++unacknowledged;
+    } else if (got == MultipartMessage::Result::kClosed) {
+      break;
+    }
+    parts.clear();
+    if (!is_message || unacknowledged >= kMaxUnacknowledged) {
+      unacknowledged = 0;
+      reply_to(socket, [this] { service_.acknowledge(memory_->replies); });
+    }
+    if (is_message || more) {
+      continue;
+    }
+    Milliseconds next = std::min(service_.next_time(), streams.next_time());
+    items.assign({{socket.get(), 0, zmq::kPollIn, 0}, {nullptr, wake_event_->file(), zmq::kPollIn, 0}});
+    try {
+      streams.append(items);
+    } catch (const std::bad_alloc&) {
+      items.resize(2);
+      up_to_date = false;
+    }
+    next = up_to_date ? next : std::min(next, now + kNoMemoryMs);
+    const Milliseconds current = next == kNever ? now : steady_now();
+    zmq_.poll(items.data(), static_cast<int>(items.size()), timeout_until(next, current));
+    untimed = kTimedMessages;
+    if (items[1].revents != 0) {
+      wake_event_->drain();
+    }
+  }
+}
+
+void DataLoop::count(const StreamSocketCounts& now) noexcept {
+  counts_->stream_messages.store(now.messages, std::memory_order_relaxed);
+  counts_->stream_bytes.store(now.bytes, std::memory_order_relaxed);
+  counts_->acknowledgements.store(now.acknowledgements, std::memory_order_relaxed);
+  counts_->connections.store(now.connections, std::memory_order_relaxed);
+  counts_->stream_failures.store(now.failed, std::memory_order_relaxed);
+}
+
+void DataLoop::answer(const Socket& socket, MultipartMessage& parts) noexcept {
   const wire::Frame peer = parts.frame(0);
   std::array<wire::Frame, MultipartMessage::kMaxFrames> frames;
   for (std::size_t i = 1; i < parts.count(); ++i) {
@@ -280,7 +314,7 @@ void DataLoop::answer(Socket& socket, MultipartMessage& parts) noexcept {
 }
 
 template <class Work>
-void DataLoop::reply_to(Socket& socket, const Work& work) noexcept {
+void DataLoop::reply_to(const Socket& socket, const Work& work) noexcept {
   try {
     work();
   } catch (const std::exception&) {  // no memory, not even for an error reply
@@ -292,7 +326,7 @@ void DataLoop::reply_to(Socket& socket, const Work& work) noexcept {
   memory_->replies.replies().clear();
 }
 
-void DataLoop::send(Socket& socket, Reply& reply) noexcept {
+void DataLoop::send(const Socket& socket, Reply& reply) noexcept {
   const std::size_t bytes = reply.payload_bytes();
   if (bytes > 0 && memory_->pool.used_bytes() > std::max(options_.unsent_bytes, bytes)) {
     overload(reply);

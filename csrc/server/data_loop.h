@@ -1,19 +1,21 @@
-// DataLoop: a server's endpoint: one thread, one ROUTER socket, one ReplicatedService.
+// DataLoop: a server's endpoint: one thread, one ROUTER socket, one ReplicatedService, and the connections to its backups.
 //
-// Algorithm. A single-threaded event loop over a ROUTER socket and an eventfd. Python creates the context and chooses the
+// Algorithm. A single-threaded event loop over a ROUTER socket, the sockets of the streams and an eventfd. Python creates the context and chooses the
 // address; after that no Python code runs between a request and its reply. The thread takes whole messages from the socket,
 // the service answers from the bytes where they are, and the memory of a reply is passed to the transport, which returns it
 // to the buffer pool once it is sent.
 //
 //   peer -> ROUTER -> frames -> ReplicatedService::handle -> ReplyQueue -> ROUTER -> peers
 //   a control call, in another thread -> ReplicatedService -> wake() -> released() -> ReplyQueue -> ROUTER -> peers
+//   ReplicatedService <-> StreamSockets (server/stream_sockets.h) <-> backups
 //
 // Invariants
 //   I1  Every message is read to its last frame, and answered or counted; no message ends the thread or the process.
 //   I2  The thread never waits for a peer. A reply to a peer that is gone, or that does not read its replies, is dropped and
 //       counted: the peer asks again.
 //   I3  Unsent replies hold at most `unsent_bytes`, or one reply; a reply that would exceed this becomes OVERLOADED.
-//   I4  The socket is created, used and closed by the thread. After stop() it is closed: the context may be ended.
+//   I4  The sockets are created, used and closed by the thread. After stop() they are closed: the context may be ended.
+//   I5  The service knows the time of each message: without streams to within kTimedMessages messages.
 //
 // The loop ends by stop(), or when the context is terminated. A peer whose heartbeats stop is considered gone.
 //
@@ -38,7 +40,9 @@
 #include "base/threads.h"
 #include "server/replicated_service.h"
 #include "server/reply_queue.h"
+#include "server/stream_sockets.h"
 #include "transport/multipart_message.h"
+#include "transport/socket.h"
 #include "transport/zmq.h"
 #include "wire/wire.h"
 
@@ -54,6 +58,7 @@ struct LoopOptions {
   int dead_after_ms = 10000;                         // without a heartbeat
   int linger_ms = 500;                               // for replies that are unsent at stop()
   std::string curve_secret{};  // 40 characters of Z85; empty: no encryption and no authentication
+  std::string curve_public{};  // with a secret: its public key, for connections to backups
   std::string zap_domain{};    // with a secret: the endpoint's name for the ZAP handler
 };
 
@@ -68,11 +73,20 @@ struct LoopMetrics {
   std::uint64_t overloaded = 0;    // replies replaced for I3
   std::uint64_t failed = 0;        // requests without a reply for lack of memory
   std::uint64_t wakes = 0;
-  std::uint64_t unsent_bytes = 0;  // now
+  std::uint64_t unsent_bytes = 0;     // now
+  std::uint64_t stream_messages = 0;  // sent to backups
+  std::uint64_t stream_bytes = 0;
+  std::uint64_t acknowledgements = 0;
+  std::uint64_t connections = 0;      // to backups, opened
+  std::uint64_t stream_failures = 0;  // messages that were not sent, sockets that were not opened
 };
 
 class DataLoop {
  public:
+  // After so many messages acknowledgements are queued at the latest, and the time is read.
+  static constexpr int kMaxUnacknowledged = 64;
+  static constexpr int kTimedMessages = 16;
+
   // Binds and starts serving. Throws TransportError if the address cannot be bound or an option is not accepted. `context`
   // is a libzmq context. The service must outlive the loop.
   DataLoop(const Zmq& zmq, void* context, ReplicatedService& service, LoopOptions options);
@@ -91,18 +105,21 @@ class DataLoop {
   LoopMetrics metrics() const noexcept;
 
  private:
-  class Socket;
   class EventFd;
   struct Counts;
   struct Memory;
 
+  void prepare(const Socket& socket) const;
+  std::string bound_address(const Socket& socket) const;
   void serve(const std::function<void(std::string)>& opened) noexcept;
-  void answer(Socket& socket, MultipartMessage& parts) noexcept;
+  void run(const Socket& socket, StreamSockets& streams, std::vector<zmq::PollItem>& items) noexcept;
+  void count(const StreamSocketCounts& now) noexcept;
+  void answer(const Socket& socket, MultipartMessage& parts) noexcept;
   // Sends the replies that `work` has queued, even if it throws.
   template <class Work>
-  void reply_to(Socket& socket, const Work& work) noexcept;
+  void reply_to(const Socket& socket, const Work& work) noexcept;
   bool prepare(Reply& reply, std::span<zmq::Message> messages) noexcept;
-  void send(Socket& socket, Reply& reply) noexcept;
+  void send(const Socket& socket, Reply& reply) noexcept;
 
   const Zmq zmq_;
   void* const context_;

@@ -9,13 +9,18 @@ namespace shoal {
 namespace zmq {
 
 std::span<const std::pair<std::string_view, int>> names() noexcept {
-  static constexpr std::array<std::pair<std::string_view, int>, 20> all{{
+  static constexpr std::array<std::pair<std::string_view, int>, 28> all{{
+      {"PAIR", kPair},
+      {"DEALER", kDealer},
       {"ROUTER", kRouter},
       {"SNDMORE", kMore},
       {"DONTWAIT", kDontWait},
       {"POLLIN", kPollIn},
+      {"EVENT_DISCONNECTED", kEventDisconnected},
       {"LINGER", kLinger},
+      {"RECONNECT_IVL", kReconnectInterval},
       {"BACKLOG", kBacklog},
+      {"RECONNECT_IVL_MAX", kMaxReconnectInterval},
       {"MAXMSGSIZE", kMaxMessage},
       {"SNDHWM", kSendHighWater},
       {"RCVHWM", kReceiveHighWater},
@@ -23,8 +28,11 @@ std::span<const std::pair<std::string_view, int>> names() noexcept {
       {"ROUTER_MANDATORY", kRouterMandatory},
       {"IPV6", kIpv6},
       {"CURVE_SERVER", kCurveServer},
+      {"CURVE_PUBLICKEY", kCurvePublicKey},
       {"CURVE_SECRETKEY", kCurveSecretKey},
+      {"CURVE_SERVERKEY", kCurveServerKey},
       {"ZAP_DOMAIN", kZapDomain},
+      {"HANDSHAKE_IVL", kHandshakeInterval},
       {"HEARTBEAT_IVL", kHeartbeatInterval},
       {"HEARTBEAT_TTL", kHeartbeatTtl},
       {"HEARTBEAT_TIMEOUT", kHeartbeatTimeout},
@@ -85,6 +93,8 @@ Zmq Zmq::of(const std::string& module) {
   library.find("zmq_setsockopt", zmq.set);
   library.find("zmq_getsockopt", zmq.get);
   library.find("zmq_bind", zmq.bind);
+  library.find("zmq_connect", zmq.connect);
+  library.find("zmq_socket_monitor", zmq.monitor);
   library.find("zmq_poll", zmq.poll);
   library.find("zmq_send", zmq.send);
   library.find("zmq_msg_init", zmq.init);

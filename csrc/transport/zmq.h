@@ -29,6 +29,8 @@ struct TransportError : std::runtime_error {
 
 namespace zmq {
 
+inline constexpr int kPair = 0;
+inline constexpr int kDealer = 5;
 inline constexpr int kRouter = 6;
 
 inline constexpr int kMore = 2;  // flags of a send
@@ -36,8 +38,12 @@ inline constexpr int kDontWait = 1;
 
 inline constexpr short kPollIn = 1;
 
+inline constexpr int kEventDisconnected = 0x200;
+
 inline constexpr int kLinger = 17;  // options
+inline constexpr int kReconnectInterval = 18;
 inline constexpr int kBacklog = 19;
+inline constexpr int kMaxReconnectInterval = 21;
 inline constexpr int kMaxMessage = 22;  // int64_t; the others are int
 inline constexpr int kSendHighWater = 23;
 inline constexpr int kReceiveHighWater = 24;
@@ -45,8 +51,11 @@ inline constexpr int kLastEndpoint = 32;
 inline constexpr int kRouterMandatory = 33;
 inline constexpr int kIpv6 = 42;
 inline constexpr int kCurveServer = 47;
+inline constexpr int kCurvePublicKey = 48;
 inline constexpr int kCurveSecretKey = 49;
+inline constexpr int kCurveServerKey = 50;
 inline constexpr int kZapDomain = 55;
+inline constexpr int kHandshakeInterval = 66;
 inline constexpr int kHeartbeatInterval = 75;
 inline constexpr int kHeartbeatTtl = 76;
 inline constexpr int kHeartbeatTimeout = 77;
@@ -83,6 +92,8 @@ struct Zmq {
   int (*set)(void* socket, int option, const void* value, std::size_t bytes);
   int (*get)(void* socket, int option, void* value, std::size_t* bytes);
   int (*bind)(void* socket, const char* address);
+  int (*connect)(void* socket, const char* address);
+  int (*monitor)(void* socket, const char* address, int events);  // address null: ends
   int (*poll)(zmq::PollItem*, int count, long timeout_ms);
   int (*send)(void* socket, const void* data, std::size_t bytes, int flags);
   int (*init)(zmq::Message*);

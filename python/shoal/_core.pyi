@@ -266,6 +266,7 @@ class DataLoop:
         dead_after_ms: int = ...,
         linger_ms: int = ...,
         curve_secret: str = "",
+        curve_public: str = "",
         zap_domain: str = "",
     ) -> None: ...
     @property

@@ -72,5 +72,6 @@ def start_loop(
         max_message=max_message,
         unsent_bytes=unsent_bytes,
         curve_secret="" if keys is None else keys.secret.decode("ascii"),
+        curve_public="" if keys is None else keys.public.decode("ascii"),
         zap_domain="" if keys is None else DOMAIN,
     )
