@@ -123,9 +123,8 @@ def test_control_calls_refuse_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="at most 65536 workers"):
         service.admit(1 << 20, 1, 0)
     with pytest.raises(ValueError, match="a table 0 already"):
-        service.add_table(0, dim=1, **SGD)
-    with pytest.raises(ValueError, match="no table 4"):
-        service.drop_table(4)
+        service.add_table(0, dim=2, **SGD)
+    service.drop_table(4)  # without effect
     with pytest.raises(ValueError, match="no table 4"):
         service.shard(4)
 

@@ -61,7 +61,7 @@ struct LastTick {
   std::vector<std::uint32_t> tables{};
 };
 
-// What the arcs of an endpoint share: a thread and memory. Nothing in it outlasts an operation.
+// What the arcs of a Service share: a thread and memory. Nothing in it outlasts an operation.
 struct ArcWorkspace {
   ThreadPool pool{1};
   BufferPool buffers;
@@ -103,11 +103,19 @@ class Arc {
     std::size_t rows() const noexcept { return slices.hashes.size() - done; }
   };
 
-  // Owns the slots [first, end). The workspace must outlive the arc; the disposal must not.
+  // Owns the slots [first, end). The workspace must outlive the arc, or its next move; the disposal must not.
   Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspace, Disposal& disposal);
   Arc(const Arc&) = delete;
   Arc& operator=(const Arc&) = delete;
 
+  // Another Service takes it over: from now on it uses this workspace and disposal. Nothing else refers to the former owner: rows,
+  // budgets and waiting pushes have memory of their own.
+  void move_to(ArcWorkspace& workspace, Disposal& disposal) noexcept {
+    workspace_ = &workspace;
+    disposal_ = &disposal;
+  }
+
+  const Slots& slots() const noexcept { return slots_; }  // of the whole table
   std::size_t first_slot() const noexcept { return first_; }
   std::size_t end_slot() const noexcept { return end_; }
   std::uint32_t job() const noexcept { return job_; }
@@ -117,6 +125,11 @@ class Arc {
   std::size_t pending_bytes() const noexcept { return pending_.bytes(); }
   // Of the clock that is merged next.
   std::size_t next_bytes() const noexcept { return pending_.bytes(applied_); }
+  const std::map<std::uint32_t, Table>& tables() const noexcept { return tables_; }
+  // Bytes per slot; nullopt: no budget.
+  std::optional<std::uint64_t> slot_bytes() const noexcept;
+  // Whether both execute the same job with the same workers; their clocks may differ.
+  bool agrees_with(const Arc& other) const noexcept;
   Table* find(std::uint32_t id) noexcept;
   const Table* find(std::uint32_t id) const noexcept;
   // Whether a read at this clock sees all that it must see.
@@ -131,6 +144,8 @@ class Arc {
   void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before);
   // std::invalid_argument if the worker would miss applied clocks.
   void check_admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) const;
+  // Whether it has admitted the worker, or an earlier incarnation.
+  bool serves(std::uint32_t rank, std::uint32_t incarnation) const noexcept;
   // Whether an admission replaces an admitted worker.
   bool replaces(std::uint32_t rank, std::uint32_t incarnation) const noexcept;
   // These two return the number of dropped pushes, of clocks that the worker has not ticked.
@@ -197,12 +212,18 @@ class Arc {
                  DedupWindow& dedup);
   void step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& step);
 
+  // What the shards refer to. They keep it: a save may outlive the arc.
+  struct ShardContext {
+    ThreadPool pool{1};
+    std::optional<Budget> budget;
+  };
+
   const Slots slots_;
   const std::size_t first_;
   const std::size_t end_;
-  ArcWorkspace& workspace_;
-  Disposal& disposal_;
-  std::unique_ptr<Budget> budget_;
+  ArcWorkspace* workspace_;
+  Disposal* disposal_;
+  std::shared_ptr<ShardContext> context_ = std::make_shared<ShardContext>();
 
   std::uint32_t job_ = 0;
   Mode mode_ = Mode::kBsp;

@@ -13,8 +13,8 @@ Arc::Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspac
     : slots_(slots),
       first_(first),
       end_(end),
-      workspace_(workspace),
-      disposal_(disposal),
+      workspace_(&workspace),
+      disposal_(&disposal),
       offsets_(end - first + 1) {}
 
 const Arc::Table* Arc::find(std::uint32_t id) const noexcept {
@@ -44,7 +44,7 @@ void Arc::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool 
   tick_tables_.clear();
   pending_.clear();
   for (auto& [id, table] : tables_) {
-    disposal_.add(std::move(table.loading));
+    disposal_->add(std::move(table.loading));
     table.full.clear();
     table.shard->set_clock(table.shard->table_clock(before), 0);
   }
@@ -53,7 +53,7 @@ void Arc::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool 
 std::size_t Arc::forget(std::uint32_t rank) {
   for (auto& [id, table] : tables_) {
     if (table.loader == rank) {
-      disposal_.add(std::move(table.loading));
+      disposal_->add(std::move(table.loading));
     }
   }
   return pending_.drop(rank, clocks_.clock(rank));
@@ -70,6 +70,11 @@ void Arc::check_admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32
 bool Arc::replaces(std::uint32_t rank, std::uint32_t incarnation) const noexcept {
   const auto& workers = clocks_.workers();
   return rank < workers.size() && workers[rank].admitted && workers[rank].incarnation < incarnation;
+}
+
+bool Arc::serves(std::uint32_t rank, std::uint32_t incarnation) const noexcept {
+  const auto& workers = clocks_.workers();
+  return rank < workers.size() && workers[rank].admitted && workers[rank].incarnation <= incarnation;
 }
 
 std::size_t Arc::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
@@ -92,7 +97,7 @@ LastTick Arc::fence(std::uint32_t rank, std::uint32_t incarnation) {
 std::size_t Arc::dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last) {
   const auto& workers = clocks_.workers();
   std::size_t dropped = 0;
-  if (rank < workers.size() && workers[rank].admitted && workers[rank].incarnation <= incarnation) {
+  if (serves(rank, incarnation)) {
     // A client ends a clock when every endpoint has ended the previous one, so this is at most one tick. A client that behaves
     // otherwise has only its last tick's tables.
     while (workers[rank].incarnation == incarnation && clocks_.clock(rank) < last.clock) {
@@ -107,11 +112,26 @@ std::size_t Arc::dismiss(std::uint32_t rank, std::uint32_t incarnation, const La
 
 void Arc::set_memory(std::uint64_t slot_bytes) {
   SHOAL_DCHECK(tables_.empty());
-  budget_ = std::make_unique<Budget>(slots_, slot_bytes * slots_.count(), first_, end_);
+  context_->budget.emplace(slots_, slot_bytes * slots_.count(), first_, end_);
+}
+
+std::optional<std::uint64_t> Arc::slot_bytes() const noexcept {
+  return context_->budget ? std::optional<std::uint64_t>(context_->budget->share()) : std::nullopt;
+}
+
+bool Arc::agrees_with(const Arc& other) const noexcept {
+  return job_ == other.job_ && mode_ == other.mode_ && clocks_.agrees_with(other.clocks_);
 }
 
 std::shared_ptr<Shard> Arc::make_shard(const TableSpec& spec) {
-  return std::make_shared<Shard>(spec, slots_, workspace_.pool, Locks::kOne, budget_.get(), first_, end_);
+  struct Owned {
+    std::shared_ptr<ShardContext> context;
+    Shard shard;
+  };
+  Budget* const budget = context_->budget ? &*context_->budget : nullptr;
+  const std::shared_ptr<Owned> owned(
+      new Owned{context_, Shard(spec, slots_, context_->pool, Locks::kOne, budget, first_, end_)});
+  return {owned, &owned->shard};
 }
 
 void Arc::add_table(std::uint32_t id, std::shared_ptr<Shard> shard) {
@@ -120,8 +140,8 @@ void Arc::add_table(std::uint32_t id, std::shared_ptr<Shard> shard) {
 
 void Arc::drop_table(std::uint32_t id) {
   Table& dropped = table(id);
-  disposal_.add(std::move(dropped.shard));
-  disposal_.add(std::move(dropped.loading));
+  disposal_->add(std::move(dropped.shard));
+  disposal_->add(std::move(dropped.loading));
   tables_.erase(id);
   pending_.drop_table(id);
 }

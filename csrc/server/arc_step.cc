@@ -104,17 +104,17 @@ void Arc::step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& s
     const bool counted = shard.spec().lifecycle.needs_counts();
     if (counted) {
       // Rows of a push without counts occurred once; merging needs explicit counts for all lists.
-      const auto ones = workspace_.ones.claim(longest);
+      const auto ones = workspace_->ones.claim(longest);
       std::ranges::fill(ones, 1U);
       for (SortedList& list : lists) {
         list.counts = list.counts.empty() ? ones.first(list.hashes.size()) : list.counts;
       }
     }
-    hashes = workspace_.buffers.acquire(total * sizeof(std::uint64_t));
-    grads = workspace_.buffers.acquire(total * dim * sizeof(float));
-    counts = workspace_.buffers.acquire(counted ? total * sizeof(std::uint32_t) : 0);
+    hashes = workspace_->buffers.acquire(total * sizeof(std::uint64_t));
+    grads = workspace_->buffers.acquire(total * dim * sizeof(float));
+    counts = workspace_->buffers.acquire(counted ? total * sizeof(std::uint32_t) : 0);
     const MergeOutput room{hashes.as<std::uint64_t>(), grads.as<float>(), counts.as<std::uint32_t>()};
-    const std::size_t size = merge(lists, dim, workspace_.pool, workspace_.merge, room, divisor);
+    const std::size_t size = merge(lists, dim, workspace_->pool, workspace_->merge, room, divisor);
     all = {room.hashes.first(size), room.grads.first(size * dim), room.counts.first(counted ? size : 0)};
   }
   const std::uint64_t number = shard.step();

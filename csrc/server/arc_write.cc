@@ -91,9 +91,9 @@ Arc::Rows Arc::rest(const Fresh& fresh, const Rows& rows, std::size_t dim, std::
     return rows;
   }
   const auto hashes = rows.hashes;
-  const std::span<std::uint64_t> some = workspace_.some_hashes.claim(hashes.size());
-  const std::span<float> some_values = workspace_.some_values.claim(hashes.size() * dim);
-  const std::span<std::uint32_t> some_counts = workspace_.some_counts.claim(rows.counts.size());
+  const std::span<std::uint64_t> some = workspace_->some_hashes.claim(hashes.size());
+  const std::span<float> some_values = workspace_->some_values.claim(hashes.size() * dim);
+  const std::span<std::uint32_t> some_counts = workspace_->some_counts.claim(rows.counts.size());
   std::size_t count = 0;
   for (std::size_t s = first_; s < end_; ++s) {
     const std::size_t begin = fresh.slices.offsets[s - first_];
@@ -147,7 +147,7 @@ void Arc::push(const Write& write, const Rows& rows, const Fresh& fresh, std::sh
                              .counts = some.counts,
                              .owner = std::move(owner)};
     if (kept.owner == nullptr || some.hashes.data() != rows.hashes.data()) {
-      kept.keep({}, workspace_.buffers);
+      kept.keep({}, workspace_->buffers);
     }
     pending_.add(write.clock, write.table, std::move(kept));
   }
@@ -237,7 +237,7 @@ const std::vector<std::uint64_t>& Arc::sweep(const Write& write, std::span<const
 void Arc::load_begin(const Write& write, std::shared_ptr<Shard> shard) {
   DedupWindow& dedup = history(write.rank);
   Table& target = table(write.table);
-  disposal_.add(std::exchange(target.loading, std::move(shard)));
+  disposal_->add(std::exchange(target.loading, std::move(shard)));
   target.loader = write.rank;
   dedup.calls().mark(write.sequence);
 }
@@ -269,10 +269,10 @@ void Arc::load_end(const Write& write, std::uint64_t step, std::uint32_t table_c
     target.loading->track(base);
   }
   target.full.clear();
-  disposal_.add(std::exchange(target.shard, std::move(target.loading)));
+  disposal_->add(std::exchange(target.shard, std::move(target.loading)));
   dedup.calls().mark(write.sequence);
 }
 
-void Arc::drop_loading(std::uint32_t id) { disposal_.add(std::move(table(id).loading)); }
+void Arc::drop_loading(std::uint32_t id) { disposal_->add(std::move(table(id).loading)); }
 
 }  // namespace shoal

@@ -68,6 +68,19 @@ bool Clocks::dismiss(std::uint32_t rank, std::uint32_t incarnation) {
   return leaves;
 }
 
+bool Clocks::agrees_with(const Clocks& other) const noexcept {
+  const std::size_t ranks = std::max(workers_.size(), other.workers_.size());
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const Worker mine = rank < workers_.size() ? workers_[rank] : Worker{};
+    const Worker others = rank < other.workers_.size() ? other.workers_[rank] : Worker{};
+    if (mine.incarnation != others.incarnation || mine.admitted != others.admitted ||
+        mine.fenced != others.fenced) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void Clocks::tick(std::uint32_t rank) noexcept {
   const bool was_slowest = workers_[rank].clock == slowest_;
   ++workers_[rank].clock;

@@ -63,6 +63,9 @@ class Clocks {
   void resume() noexcept;
   bool held() const noexcept { return hold_.has_value(); }
 
+  // Whether both know the same workers, in the same states; their clocks may differ.
+  bool agrees_with(const Clocks& other) const noexcept;
+
   std::uint32_t slowest() const noexcept { return slowest_; }
   std::uint32_t greatest() const noexcept { return greatest_; }
   std::uint32_t floor() const noexcept { return floor_; }

@@ -16,6 +16,15 @@ using wire::Header;
 using wire::Op;
 using wire::Status;
 
+namespace {
+
+bool has_keys(Op op) noexcept {
+  return op == Op::kPull || op == Op::kPush || op == Op::kAssign || op == Op::kErase || op == Op::kContains ||
+         op == Op::kState;
+}
+
+}  // namespace
+
 bool Service::is_read(const Header& header) noexcept {
   const Op op = header.op;
   return op == Op::kPull || op == Op::kContains || op == Op::kState || op == Op::kSlot ||
@@ -24,7 +33,11 @@ bool Service::is_read(const Header& header) noexcept {
 }
 
 Service::Service(Slots slots, const std::vector<SlotRange>& arcs, const ServiceLimits& limits)
-    : slots_(slots), limits_(limits), arc_of_(slots.count()), key_lists_(limits.key_list_bytes) {
+    : slots_(slots),
+      given_limits_(limits),
+      limits_(limits),
+      arc_of_(slots.count()),
+      key_lists_(limits.key_list_bytes) {
   // A clock is merged in one call, and a merge takes at most 2^32 - 1 hashes.
   SHOAL_CHECK(limits.pending_bytes <= std::size_t{32} << 30U,
               "at most 32 GiB of pushes can wait for their clock, got a limit of " +
@@ -37,7 +50,7 @@ Service::~Service() { close_sessions(); }
 
 Service::Table* Service::find(std::uint32_t id) noexcept {
   const auto table = tables_.find(id);
-  return table == tables_.end() ? nullptr : table->second.get();
+  return table == tables_.end() || !table->second->is_everywhere ? nullptr : table->second.get();
 }
 
 // --- in ---------------------------------------------------------------------------------------------------------
@@ -86,25 +99,38 @@ void Service::released(ReplyQueue& out) noexcept {
 }
 
 bool Service::check_worker(const Call& call) {
-  if (job() == 0) {
+  const Header& header = call.header;
+  if (arcs_.empty() && header.epoch < epoch_) {
+    if (has_keys(header.op)) {
+      return true;  // its slots are reported
+    }
+    send(call, {.status = Status::kWrongEpoch}, 1);
+    return false;
+  }
+  if (job_ == 0 || arcs_.empty()) {
     send(call, Status::kNotAdmitted);
     return false;
   }
-  if (call.header.job != job()) {
+  if (header.job != job_) {
     send(call, Status::kWrongJob);
     return false;
   }
-  switch (arcs_.front()->clocks().state(call.header.worker, call.header.incarnation)) {
-    case Clocks::WorkerState::kAdmitted:
-      return true;
-    case Clocks::WorkerState::kFenced:
-      send(call, Status::kFenced);
-      return false;
-    case Clocks::WorkerState::kUnknown:
-      send(call, Status::kNotAdmitted);
-      return false;
+  const auto asked = std::span(arcs_).first(arcs_agree_ ? 1 : arcs_.size());
+  const auto any = [&](Clocks::WorkerState state) {
+    return std::ranges::any_of(asked, [&](const auto& arc) {
+      return arc->job() == job_ && arc->clocks().state(header.worker, header.incarnation) == state;
+    });
+  };
+  const bool all_have_job = std::ranges::all_of(asked, [&](const auto& arc) { return arc->job() == job_; });
+  if (any(Clocks::WorkerState::kFenced)) {
+    send(call, Status::kFenced);
+    return false;
   }
-  return false;
+  if (!all_have_job || any(Clocks::WorkerState::kUnknown)) {
+    send(call, Status::kNotAdmitted);
+    return false;
+  }
+  return true;
 }
 
 bool Service::check_epoch(const Call& call) {
@@ -160,7 +186,7 @@ bool Service::recall(Call& call) {
   const Header& header = call.header;
   if ((header.flags & wire::kDigest) == 0) {
     if (header.worker != wire::kAnonymous) {
-      key_lists_.insert(digest(call.hashes, job()), call.hashes);
+      key_lists_.insert(digest(call.hashes, job_), call.hashes);
     }
     return true;
   }

@@ -16,6 +16,11 @@
 //
 // Arcs may differ in `applied` while a step waits for memory in one of them.
 //
+// Arcs move between Services as objects: take_arcs() of one, adopt() of another. What an adopted arc lacks of the orders that the
+// other arcs have executed, or they of its orders, is completed when the order is repeated: each order has an effect in those arcs
+// alone that have not executed it. Until then requests of workers that some arc does not know, and of tables that some arc does not
+// have, are refused.
+//
 // A save (server/checkpoint_session.h) begins at a clock as a read does: it contains what a pull at that clock would read, in
 // all its tables. Other threads write it to files; it ends at the latest with the worker that began it. The rows of a load are
 // sent by the worker, or read from files by the same threads.
@@ -30,15 +35,16 @@
 // Invariants
 //   I1  No read is deferred that may be answered.
 //   I2  In BSP no arc applies the clock of a deferred read.
-//   I3  The arcs have the same job and the same workers. A request that throws is executed when it is sent again, in those arcs and
-//       slots that have not executed it (I2 of server/arc.h).
+//   I3  A worker's request is executed only if all arcs have its job and have admitted it. A request that throws is executed when it
+//       is sent again, in those arcs and slots that have not executed it (I2 of server/arc.h).
 //
 // Bounds: deferred reads (number; bytes with their replies), pending pushes (bytes; those of later clocks may take half), and
 // the bytes of a reply. A request that would exceed one gets OVERLOADED and may be repeated. The rows have a memory budget
 // (policy/budget.h): a request that would exceed it gets RESOURCE_EXHAUSTED. A BSP step that would exceed it is not made, and
 // the next pulls and pushes of the table report it.
 //
-// Threads: any; one mutex, which no call holds while it waits. Memory for replies comes from the reply queue's pool.
+// Threads: any; one mutex, which no call holds while it waits, and before it one for the calls that change arcs or make tables.
+// Memory for replies comes from the reply queue's pool.
 
 #pragma once
 
@@ -124,8 +130,17 @@ class Service {
   // Serves the slots of these ranges, which ascend, from now on. A range that has no arc yet gets one, with the tables that there
   // are; this is possible until the first job. Each arc serves at most one range.
   void set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges);
+  // Removes the arcs of these slots, for another Service: each range is that of one arc. Deferred reads of their slots are refused,
+  // and saves and loads in progress that include them are cancelled. Anything else in the arcs goes on where they are adopted.
+  std::vector<std::unique_ptr<Arc>> take_arcs(const std::vector<SlotRange>& ranges);
+  // Takes over arcs of slots that have none here, and their tables. Their slots are served from the next set_map() on. If it throws,
+  // nothing has changed.
+  void adopt(std::vector<std::unique_ptr<Arc>>&& arcs);
+  // Frees arcs that nobody needs any more, in a background thread.
+  void discard(std::vector<std::unique_ptr<Arc>> arcs);
+
   // Starts a job without admitted workers; pending work of the last job is dropped, tables stay. Its clock starts at 0; the
-  // tables' clocks continue from the clock `before` that the last job reached. No effect if the job has already started.
+  // tables' clocks continue from the clock `before` that the last job reached. No effect in arcs where the job has already started.
   void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0);
   void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
   // Refuses the worker from now on and returns its last tick here; the others still wait for it. Its last clock may have
@@ -141,7 +156,9 @@ class Service {
   // Sets the tables' memory budget, in bytes per slot; before the first table is added. Pending pushes and deferred reads are
   // then limited to a quarter of the budget of the slots here each, but not below kMinWaitingBytes; lower limits stay.
   void set_memory(std::uint64_t slot_bytes);
+  // Adds a table to the arcs that do not have it. std::invalid_argument: there is another one of this number.
   void add_table(std::uint32_t id, const TableSpec& spec);
+  // No effect if there is no such table.
   void drop_table(std::uint32_t id);
   std::vector<std::uint32_t> tables() const;
   // A copy of a table's current state, for tests.
@@ -209,6 +226,7 @@ class Service {
   bool check_epoch(const Call& call);
   // Caches the key list of a message, or finds the one that its digest names: false, after a reply, if there is none.
   bool recall(Call& call);
+  // Null also for a table that some arc does not have.
   Table* find(std::uint32_t id) noexcept;
   // Cuts hashes along the arcs that serve them, into slices_; the slots of the others are collected in refused_.
   void route(std::span<const std::uint64_t> hashes);
@@ -216,8 +234,7 @@ class Service {
   bool serves(std::size_t slot) const noexcept;
   void serve_ranges(const std::vector<SlotRange>& ranges);
   Arc* arc_of(std::size_t slot) const noexcept { return arc_of_[slot]; }
-  // Job, mode and workers are the same in all arcs.
-  std::uint32_t job() const noexcept { return arcs_.empty() ? 0 : arcs_.front()->job(); }
+  // The mode is the same in all arcs wherever it matters (I3).
   Mode mode() const noexcept { return arcs_.empty() ? Mode::kAsp : arcs_.front()->mode(); }
   std::uint32_t floor() const noexcept;
   // The least and the greatest of the arcs.
@@ -240,6 +257,14 @@ class Service {
   template <class Change>
   void control(const Change& change);
   void forget_worker(std::uint32_t rank);
+  // What belongs to the requests of a job: dropped if another one begins.
+  void begin_job(std::uint32_t job);
+  // Replies to the deferred reads of slots that are not served here any more.
+  void refuse_deferred() noexcept;
+  // After each change of arcs, workers or tables.
+  void compare_arcs() noexcept;
+  void index_arcs() noexcept;
+  void limit_waiting() noexcept;
 
   // service_write.cc: PUSH, ASSIGN, ERASE, LOAD_*, TICK, SWEEP, and REDUCE where it changes rows
   void tick(const Call& call, std::span<const std::uint64_t> sequences,
@@ -318,15 +343,19 @@ class Service {
   void advance(ReplyQueue& out) noexcept;
   void release(DeferredReads::Read&& read, ReplyQueue& out) noexcept;
 
+  std::mutex arcs_mutex_;  // before mutex_: held by calls that change arcs, or make tables for them
   mutable std::mutex mutex_;
   std::function<void()> waker_;
   const Slots slots_;
+  const ServiceLimits given_limits_;
   ServiceLimits limits_;
   std::uint32_t epoch_ = 0;
   mutable ArcWorkspace workspace_;
   std::vector<std::unique_ptr<Arc>> arcs_;   // in the order of their slots
   std::vector<Arc*> arc_of_;                 // by slot; null: no arc has it
   std::vector<Served> served_;               // in the order of their slots
+  std::uint32_t job_ = 0;                    // the last one that began here
+  bool arcs_agree_ = true;                   // all have the same job and the same workers
   std::optional<std::uint64_t> slot_bytes_;  // the memory budget
   std::map<std::uint32_t, std::unique_ptr<Table>> tables_;
   Disposal disposal_;  // of replaced tables; declared after what they use

@@ -143,6 +143,11 @@ void Service::save_begin(const Call& call) {
                                 : send_words(call, std::array{kBusy, std::uint64_t{other->name().rank}});
         }
       }
+      if (!loads &&
+          shard
+              ->has_snapshot()) {  // of a save that was cancelled where the arc came from, and will close soon
+        return send(call, Status::kOverloaded);
+      }
       if (request.kind == Snapshot::Kind::kDelta && (base.empty() || shard->base() != base)) {
         return send_words(call, std::array{kNoBase, number & 0xffffffffU});
       }
@@ -188,7 +193,8 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
   const bool written = numbers.size() > 1;
   for (const auto& [id, table] : tables_) {
     for (const auto& arc : arcs_) {
-      const auto& loading = arc->find(id)->loading;
+      const Arc::Table* const here = arc->find(id);
+      const auto loading = here == nullptr ? nullptr : here->loading;
       if (save != nullptr && !written && loading != nullptr && save->holds(*loading)) {
         arc->drop_loading(id);  // an incomplete load is discarded
       }

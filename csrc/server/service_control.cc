@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
+#include <memory>
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "server/service.h"
 #include "server/service_table.h"
+#include "shard/spec_bytes.h"
 
 namespace shoal {
 
@@ -18,6 +22,7 @@ template <class Change>
 void Service::control(const Change& change) {
   const std::lock_guard lock(mutex_);
   change();
+  compare_arcs();
   advance(released_);
   if (waker_ && !released_.replies().empty()) {
     waker_();
@@ -57,7 +62,7 @@ void Service::serve_ranges(const std::vector<SlotRange>& ranges) {
     }
     SHOAL_CHECK(covered == 0, "an arc of the slots [" + std::to_string(range.first) + ", " +
                                   std::to_string(range.end) + ") overlaps another");
-    SHOAL_CHECK(job() == 0, "arcs are made before the first job");
+    SHOAL_CHECK(job_ == 0, "arcs are made before the first job");
     fresh.push_back(std::make_unique<Arc>(slots_, range.first, range.end, workspace_, disposal_));
     Arc& arc = *fresh.back();
     if (slot_bytes_) {
@@ -71,48 +76,183 @@ void Service::serve_ranges(const std::vector<SlotRange>& ranges) {
   slices_.reserve(arcs_.size() + fresh.size());
   arcs_.reserve(arcs_.size() + fresh.size());
   std::ranges::move(fresh, std::back_inserter(arcs_));
+  served_ = std::move(served);
+  index_arcs();
+  compare_arcs();
+}
+
+void Service::index_arcs() noexcept {
   std::ranges::sort(arcs_, {}, [](const auto& arc) { return arc->first_slot(); });
+  std::ranges::fill(arc_of_, nullptr);
   for (const auto& arc : arcs_) {
     std::fill(arc_of_.begin() + static_cast<std::ptrdiff_t>(arc->first_slot()),
               arc_of_.begin() + static_cast<std::ptrdiff_t>(arc->end_slot()), arc.get());
   }
-  served_ = std::move(served);
+  limit_waiting();
+}
+
+void Service::limit_waiting() noexcept {
+  limits_ = given_limits_;
+  if (slot_bytes_) {
+    const std::uint64_t quarter = *slot_bytes_ / 4 * served_slots();
+    const std::size_t most = std::max<std::uint64_t>(quarter, kMinWaitingBytes);
+    limits_.pending_bytes = std::min(limits_.pending_bytes, most);
+    limits_.deferred_bytes = std::min(limits_.deferred_bytes, most);
+  }
+}
+
+void Service::compare_arcs() noexcept {
+  arcs_agree_ = std::ranges::all_of(
+      arcs_, [&](const auto& arc) { return arc->job() == job_ && arc->agrees_with(*arcs_.front()); });
+  for (const auto& [id, table] : tables_) {
+    table->is_everywhere =
+        std::ranges::all_of(arcs_, [id](const auto& arc) { return arc->find(id) != nullptr; });
+  }
+}
+
+void Service::refuse_deferred() noexcept {
+  auto& reads = deferred_.reads();
+  for (auto where = reads.begin(); where != reads.end();) {
+    const auto next = std::next(where);
+    find_refused(where->second.header, where->second.hashes.as<std::uint64_t>());
+    if (!refused_.empty()) {
+      release(deferred_.take(where), released_);
+    }
+    where = next;
+  }
 }
 
 void Service::set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges) {
+  const std::lock_guard arcs(arcs_mutex_);
   control([&] {
     serve_ranges(ranges);
     epoch_ = epoch;
-    // Reads of slots that have moved away are refused now, not when their clock is reached.
-    auto& reads = deferred_.reads();
-    for (auto where = reads.begin(); where != reads.end();) {
-      const auto next = std::next(where);
-      find_refused(where->second.header, where->second.hashes.as<std::uint64_t>());
-      if (!refused_.empty()) {
-        release(deferred_.take(where), released_);
+    refuse_deferred();  // now, not when their clock is reached
+  });
+}
+
+// --- arcs that move ---------------------------------------------------------------------------------------------
+
+std::vector<std::unique_ptr<Arc>> Service::take_arcs(const std::vector<SlotRange>& ranges) {
+  const std::lock_guard arcs(arcs_mutex_);
+  std::vector<std::unique_ptr<Arc>> taken;
+  control([&] {
+    const auto find_arc = [&](const SlotRange& range) {
+      return std::ranges::find_if(arcs_, [&](const auto& arc) {
+        return arc != nullptr && arc->first_slot() == range.first && arc->end_slot() == range.end;
+      });
+    };
+    for (const SlotRange& range : ranges) {
+      SHOAL_CHECK(find_arc(range) != arcs_.end(), "no arc here has the slots [" +
+                                                      std::to_string(range.first) + ", " +
+                                                      std::to_string(range.end) + ")");
+      SHOAL_CHECK(std::ranges::count_if(
+                      ranges, [&](const SlotRange& other) { return other.first == range.first; }) == 1,
+                  "the slots [" + std::to_string(range.first) + ", " + std::to_string(range.end) +
+                      ") are named twice");
+    }
+    taken.reserve(ranges.size());
+    for (const SlotRange& range : ranges) {
+      Arc& arc = **find_arc(range);
+      for (const auto& [id, table] : arc.tables()) {
+        for (const auto& session : sessions_) {
+          if (session->holds(*table.shard) || (table.loading != nullptr && session->holds(*table.loading))) {
+            session->cancel();
+          }
+        }
       }
-      where = next;
+      std::erase_if(served_, [&](const Served& served) { return served.arc == &arc; });
+      taken.push_back(std::move(*find_arc(range)));
+    }
+    std::erase(arcs_, nullptr);
+    index_arcs();
+    refuse_deferred();
+  });
+  return taken;
+}
+
+void Service::adopt(std::vector<std::unique_ptr<Arc>>&& arcs) {
+  const std::lock_guard arcs_lock(arcs_mutex_);
+  control([&] {
+    std::map<std::uint32_t, std::unique_ptr<Table>> fresh;
+    std::vector<bool> present(slots_.count());
+    for (const auto& arc : arcs) {
+      SHOAL_CHECK(arc->slots().count() == slots_.count(),
+                  "an arc of " + std::to_string(arc->slots().count()) + " slots does not fit a service of " +
+                      std::to_string(slots_.count()));
+      for (std::size_t s = arc->first_slot(); s < arc->end_slot(); ++s) {
+        SHOAL_CHECK(arc_of(s) == nullptr && !present[s], "slot " + std::to_string(s) + " has an arc already");
+        present[s] = true;
+      }
+      SHOAL_CHECK(
+          arc->slot_bytes() == (slot_bytes_ || !arcs_.empty() ? slot_bytes_ : arcs.front()->slot_bytes()),
+          "an arc has another memory budget than this service");
+      for (const auto& [id, table] : arc->tables()) {
+        const TableSpec& spec = table.shard->spec();
+        const auto known = tables_.find(id);
+        const auto& there = known != tables_.end() ? known->second : fresh[id];
+        if (there == nullptr) {
+          fresh[id] = std::make_unique<Table>(spec);
+        } else {
+          SHOAL_CHECK(encode(there->spec) == encode(spec),
+                      "table " + std::to_string(id) + " has another description in an arc");
+        }
+      }
+    }
+    arcs_.reserve(arcs_.size() + arcs.size());
+    slices_.reserve(arcs_.size() + arcs.size());
+    if (!arcs.empty() && arcs.front()->slot_bytes()) {
+      slot_bytes_ = arcs.front()->slot_bytes();
+    }
+    tables_.merge(fresh);
+    for (auto& arc : arcs) {
+      arc->move_to(workspace_, disposal_);
+      arcs_.push_back(std::move(arc));
+    }
+    arcs.clear();
+    index_arcs();
+    if (job_ == 0 && !arcs_.empty()) {
+      begin_job(arcs_.front()->job());
     }
   });
+}
+
+void Service::discard(std::vector<std::unique_ptr<Arc>> arcs) {
+  const std::lock_guard lock(mutex_);
+  for (auto& arc : arcs) {
+    arc->move_to(workspace_, disposal_);
+    while (!arc->tables().empty()) {
+      arc->drop_table(arc->tables().begin()->first);
+    }
+  }
+}
+
+// --- jobs and workers -------------------------------------------------------------------------------------------
+
+void Service::begin_job(std::uint32_t job) {
+  if (job == job_) {
+    return;
+  }
+  job_ = job;
+  postponed_.clear();
+  deferred_.clear();
+  key_lists_.clear();
+  cancel_sessions(std::nullopt);
+  for (auto& [id, table] : tables_) {
+    table->views.clear();
+  }
 }
 
 void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean,
                         std::uint32_t before) {
   SHOAL_CHECK(job != 0, "a job's number is not 0");
   control([&] {
-    if (job == this->job()) {
-      return;
-    }
     for (const auto& arc : arcs_) {
-      arc->start_job(job, mode, staleness, mean, before);
+      if (arc->job() != job) {
+        arc->start_job(job, mode, staleness, mean, before);
+      }
     }
-    postponed_.clear();
-    deferred_.clear();
-    key_lists_.clear();
-    cancel_sessions(std::nullopt);
-    for (auto& [id, table] : tables_) {
-      table->views.clear();
-    }
+    begin_job(job);
   });
 }
 
@@ -146,7 +286,7 @@ void Service::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t
     for (const auto& arc : arcs_) {
       arc->check_admit(rank, incarnation, clock);
     }
-    if (!arcs_.empty() && arcs_.front()->replaces(rank, incarnation)) {
+    if (std::ranges::any_of(arcs_, [&](const auto& arc) { return arc->replaces(rank, incarnation); })) {
       forget_worker(rank);
     }
     for (const auto& arc : arcs_) {
@@ -164,17 +304,15 @@ LastTick Service::fence(std::uint32_t rank, std::uint32_t incarnation) {
       last = std::move(here);
     }
   }
+  compare_arcs();
   return last;
 }
 
 std::uint32_t Service::dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last) {
   std::uint32_t greatest = 0;
   control([&] {
-    if (!arcs_.empty()) {
-      const auto& workers = arcs_.front()->clocks().workers();
-      if (rank < workers.size() && workers[rank].admitted && workers[rank].incarnation <= incarnation) {
-        forget_worker(rank);
-      }
+    if (std::ranges::any_of(arcs_, [&](const auto& arc) { return arc->serves(rank, incarnation); })) {
+      forget_worker(rank);
     }
     for (const auto& arc : arcs_) {
       metrics_.dropped_pushes += arc->dismiss(rank, incarnation, last);
@@ -202,39 +340,51 @@ void Service::resume() {
 }
 
 void Service::set_memory(std::uint64_t slot_bytes) {
+  const std::lock_guard arcs(arcs_mutex_);
   const std::lock_guard lock(mutex_);
+  if (slot_bytes_ == slot_bytes) {
+    return;
+  }
   SHOAL_CHECK(tables_.empty(), "there are tables already: set the memory budget before adding tables");
   for (const auto& arc : arcs_) {
     arc->set_memory(slot_bytes);
   }
   slot_bytes_ = slot_bytes;
-  const std::uint64_t quarter = slot_bytes / 4 * served_slots();
-  const std::size_t most = std::max<std::uint64_t>(quarter, kMinWaitingBytes);
-  limits_.pending_bytes = std::min(limits_.pending_bytes, most);
-  limits_.deferred_bytes = std::min(limits_.deferred_bytes, most);
+  limit_waiting();
 }
 
 void Service::add_table(std::uint32_t id, const TableSpec& spec) {
-  // Not under the mutex, which would delay requests: arcs are neither made nor given a budget at the same time as tables.
+  const std::lock_guard arcs(arcs_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = tables_.find(id);
+    SHOAL_CHECK(known == tables_.end() || encode(known->second->spec) == encode(spec),
+                "there is a table " + std::to_string(id) + " already: drop it first");
+  }
+  // Without the mutex, which would delay requests.
   auto table = std::make_unique<Table>(spec);
-  std::vector<std::shared_ptr<Shard>> shards;
+  std::vector<std::pair<Arc*, std::shared_ptr<Shard>>> shards;
   for (const auto& arc : arcs_) {
-    shards.push_back(arc->make_shard(spec));
+    if (arc->find(id) == nullptr) {
+      shards.emplace_back(arc.get(), arc->make_shard(spec));
+    }
   }
   const std::lock_guard lock(mutex_);
-  const bool fresh = tables_.try_emplace(id, std::move(table)).second;
-  SHOAL_CHECK(fresh, "there is a table " + std::to_string(id) + " already: drop it first");
-  for (std::size_t i = 0; i < arcs_.size(); ++i) {
-    arcs_[i]->add_table(id, std::move(shards[i]));
+  tables_.try_emplace(id, std::move(table));
+  for (auto& [arc, shard] : shards) {
+    arc->add_table(id, std::move(shard));
   }
+  compare_arcs();
 }
 
 void Service::drop_table(std::uint32_t id) {
+  const std::lock_guard arcs(arcs_mutex_);
   control([&] {
     const auto dropped = tables_.extract(id);
-    SHOAL_CHECK(!dropped.empty(), "there is no table " + std::to_string(id));
     for (const auto& arc : arcs_) {
-      arc->drop_table(id);
+      if (arc->find(id) != nullptr) {
+        arc->drop_table(id);
+      }
     }
     auto& reads = deferred_.reads();
     for (auto where = reads.begin(); where != reads.end();) {
@@ -259,7 +409,8 @@ std::vector<std::uint32_t> Service::tables() const {
 std::unique_ptr<Shard> Service::snapshot(std::uint32_t id) const {
   const std::lock_guard lock(mutex_);
   const auto table = tables_.find(id);
-  SHOAL_CHECK(table != tables_.end(), "there is no table " + std::to_string(id));
+  SHOAL_CHECK(table != tables_.end() && table->second->is_everywhere,
+              "there is no table " + std::to_string(id));
   auto copy = std::make_unique<Shard>(table->second->spec, slots_, workspace_.pool);
   std::vector<std::byte> section;
   for (const auto& arc : arcs_) {

@@ -16,8 +16,9 @@ struct Service::Table {
 
   TableSpec spec;
   Rows rows;
-  std::uint64_t pushes = 0;  // pushes applied at once
-  std::vector<View> views;   // by rank
+  bool is_everywhere = true;  // in all arcs
+  std::uint64_t pushes = 0;   // pushes applied at once
+  std::vector<View> views;    // by rank
 };
 
 }  // namespace shoal

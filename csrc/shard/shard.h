@@ -123,6 +123,7 @@ class Shard {
   // slots, changes do not wait for that; the save fails if much more has to be logged.
   bool is_saving() const noexcept { return saving_.active.load() && !saving_.lost.load(); }
   bool fits_save(std::size_t rows) const noexcept;
+  bool has_snapshot() const noexcept { return saving_.active.load(); }
   // Releases the shard's part of the budget before the destructor runs, which may be much later. Call nothing else
   // after it.
   void leave_budget();
