@@ -362,6 +362,26 @@ def test_refused_slots_go_to_who_has_them_by_a_newer_map():
         assert len(new.asked) == 4
 
 
+def test_what_a_dead_server_has_not_answered_goes_at_once_over_a_connection_that_is_open():
+    """The server answers nothing; then the map names its backup, to which nothing was sent before."""
+    silent, backup = Peer(0, 16, lambda number, asked: []), Peer(0, 16)
+    policy = Policy(resend_after=1000.0, longest=1000.0)
+    with contextlib.closing(backup), connected(silent, policy=policy) as channel, ThreadPoolExecutor(1) as pool:
+        channel.set_map(map_of(2, (0, 16, silent.address, 0), backups=[(silent.address, backup.address)]))
+        eventually(lambda: backup.address in channel._connections)
+        waiting = pool.submit(pull, channel, range(100))
+        pushed = push(channel, range(50))
+        eventually(lambda: len(silent.asked) == 2)
+        assert backup.asked == []
+        backup.service.set_map(3, [(0, 16)])
+        channel.set_map(map_of(3, (0, 16, backup.address, 1)))
+        assert len(waiting.result(TIMEOUT)) == 100
+        pushed.wait()
+        assert backup.rows == 50
+        assert channel.metrics()["moved"] == 2
+        assert set(channel._connections) == {backup.address}
+
+
 def test_an_interruption_while_it_waits_leaves_the_channel_in_order():
     free = threading.Event()
     peer = Peer(0, 16, lambda number, asked: None if free.is_set() else [])

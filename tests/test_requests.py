@@ -784,3 +784,56 @@ def test_an_endpoint_that_refuses_a_call_to_every_endpoint_is_asked_again_and_no
     for one in (b, again):
         r.receive(one.address, one.answer(0, [np.array([7], np.uint64)], count=1), 0.4)
     assert len(call.get()) == 2
+
+
+def test_what_an_endpoint_has_not_answered_goes_to_its_backup_as_soon_as_the_map_says_so():
+    r = requests(resend_after=30.0)
+    pushed, pulled = push(r), pull(r)
+    at_a = [one for one in taken(r) if one.address == A]
+    r.receive(A, at_a[1].answer(Status.DEFERRED), 0.1)  # a read that the dead endpoint kept
+    r.on_time(0.2)
+    waiting = push(r, clock=0)  # not sent: still in the queue of this test
+    assert {one[0] for one in r.outgoing} == {A, B}
+    r.set_map(map_of(2, (0, SLOTS, B, 1)), 0.3)
+    moved = taken(r)
+    assert {one.address for one in moved} == {B}
+    here = [one for one in moved if max(one.slots()) < 8]
+    assert [(one.message.op, one.message.sequence) for one in here] == [
+        (Op.PUSH, pushed.sequence),
+        (Op.PULL, here[1].message.sequence),
+        (Op.PUSH, waiting.sequence),
+    ]
+    assert r.counts["moved"] == 3
+    assert not any(call.done for call in (pushed, pulled, waiting))
+
+
+def test_a_server_that_a_newer_map_lists_is_not_lost():
+    r = requests()
+    r.lose(0, "silent", 0.0)
+    assert isinstance(pull(r).error, ServerLostError)
+    r.set_map(map_of(2, (0, 8, A, 0), (8, 16, B, 1)), 0.1)
+    assert pull(r).error is None
+
+
+def test_a_tick_begins_again_under_a_newer_map_after_the_pushes_of_its_clock():
+    r = requests()
+    pushed = push(r)
+    parts = taken(r)
+    for one in parts:
+        r.receive(one.address, one.answer(), 0.1)
+    assert pushed.done
+    tick = r.tick(0, [1], 0.1, 9.0)
+    at_a, at_b = taken(r)
+    r.receive(A, at_a.answer(), 0.2)
+    late = push(r, clock=1)
+    taken(r)
+    r.set_map(map_of(2, (0, 4, A, 0), (4, 16, B, 1)), 0.3)
+    ticks = [one for one in taken(r) if one.message.op == Op.TICK]
+    assert [(one.address, one.message.epoch, one.message.clock) for one in ticks] == [(A, 2, 0), (B, 2, 0)]
+    for one in ticks:
+        assert not tick.done
+        r.receive(one.address, one.answer(), 0.4)
+    assert tick.done
+    assert not late.done
+    r.receive(B, at_b.answer(), 0.5)  # of the former map
+    assert r.counts["strays"] == 1

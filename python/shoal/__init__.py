@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from shoal.errors import (
         ClosedError,
+        ClusterChangedError,
         CorruptionError,
         DeadlineExceededError,
         FencedError,
@@ -110,6 +111,7 @@ __all__ = [
     "AfterCount",
     "Batch",
     "ClosedError",
+    "ClusterChangedError",
     "Constant",
     "CorruptionError",
     "DeadlineExceededError",
@@ -185,9 +187,9 @@ _NAMES_OF = {
     "shoal.consistency": "ASP BSP SSP",
     "shoal.data": "Batch FeatureNames Reader hash_strings read_arrow read_criteo read_csv read_libffm read_libsvm "
     "read_parquet read_vw",
-    "shoal.errors": "ClosedError CorruptionError DeadlineExceededError FencedError MemoryBudgetExceededError "
-    "NotConnectedError ProtocolError SaveConflictError ServerLostError ShoalError SnapshotLostError "
-    "StorageError WrongProcessError",
+    "shoal.errors": "ClosedError ClusterChangedError CorruptionError DeadlineExceededError FencedError "
+    "MemoryBudgetExceededError NotConnectedError ProtocolError SaveConflictError ServerLostError ShoalError "
+    "SnapshotLostError StorageError WrongProcessError",
     "shoal.export": "Export ExportTable open_export",
     "shoal.lifecycle": "AfterBloom AfterCount DecayedScore MaxRows MinNorm TimeToLive WithProbability",
     "shoal.metrics": "Metrics",

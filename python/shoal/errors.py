@@ -9,6 +9,7 @@ from shoal._core import MemoryBudgetExceededError, ShoalError, SnapshotLostError
 
 __all__ = [
     "ClosedError",
+    "ClusterChangedError",
     "CorruptionError",
     "DeadlineExceededError",
     "FencedError",
@@ -39,6 +40,10 @@ class SaveConflictError(StorageError):
 
 class ClosedError(ShoalError):
     """The store or export was closed."""
+
+
+class ClusterChangedError(ShoalError):
+    """Slots have moved to other endpoints during a save or a load. Nothing has changed: call it again."""
 
 
 class DeadlineExceededError(ShoalError):

@@ -141,6 +141,7 @@ class Channel:
         self._sender = _core.ZeroCopySender(backend())
         self._connections: dict[str, Connection] = {}  # by address
         self._by_socket: dict[Any, Connection] = {}  # by socket and by monitor
+        self._connected_epoch = 0  # of the map that the connections follow
         self._poller = zmq.Poller()
         self._bytes_sent = 0
         self._bytes_received = 0
@@ -309,7 +310,7 @@ class Channel:
     def repetitions(self) -> int:
         """Number of messages that were sent again, or to another endpoint."""
         counts = self._requests.counts
-        return counts["resent"] + counts["refused"]
+        return counts["resent"] + counts["refused"] + counts["moved"]
 
     def metrics(self) -> dict[str, int]:
         """Return counts of messages and bytes since the channel was opened."""
@@ -333,8 +334,13 @@ class Channel:
         """Fail all calls, pending and later ones, with this error."""
         self._update(lambda requests, now: requests.close(error, now))
 
+    @property
+    def map(self) -> ClusterMap:
+        """The newest map."""
+        return self._requests.map
+
     def set_map(self, map: ClusterMap) -> None:
-        """Use another map."""
+        """Use another map, if it is newer: what is under way at endpoints that have gone is sent elsewhere at once."""
         self._update(lambda requests, now: requests.set_map(map, now))
 
     def _update(self, change: Callable[[Requests, float], None]) -> None:
@@ -450,6 +456,8 @@ class Channel:
             source.received()
 
     def _send(self) -> None:
+        if self._connected_epoch != self._requests.map.epoch:
+            self._follow_map()
         self._reopen()
         outgoing = self._requests.outgoing
         while outgoing:
@@ -463,10 +471,19 @@ class Channel:
             except TransportError as error:
                 self._drop(target, str(error))
 
-    def _connect(self, address: str) -> Connection:
-        for gone in self._connections.keys() - {endpoint.address for endpoint in self._requests.map.endpoints}:
+    def _follow_map(self) -> None:
+        """Close connections to endpoints that have gone, and open those to backups, which a failover needs."""
+        map = self._requests.map
+        self._connected_epoch = map.epoch
+        for gone in self._connections.keys() - {endpoint.address for endpoint in map.endpoints}:
             self._drop(self._connections[gone], "")
             del self._connections[gone]
+        for stream in map.streams:
+            address = map.endpoint(stream.backup).address
+            if address not in self._connections:
+                self._connect(address)
+
+    def _connect(self, address: str) -> Connection:
         made = Connection(self._context, self._poller, address, self._prepare, time.monotonic())
         self._connections[address] = made
         self._by_socket |= {made.socket: made, made.monitor: made}

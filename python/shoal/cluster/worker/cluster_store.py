@@ -422,7 +422,7 @@ class ClusterStore(Store):
                 if self._shared_storage and shards:
                     numbered = [(shard.number, spec, kind) for shard, spec, kind in shards]
                     snapshots: checkpoint.SnapshotSet = held.enter_context(
-                        ServerSnapshotSet(self.channel, self._joined.map, numbered, base, lambda: self.lost_workers)
+                        ServerSnapshotSet(self.channel, numbered, base, lambda: self.lost_workers)
                     )
                 else:
                     if any(kind != "plain" for _, _, kind in shards):
@@ -455,7 +455,7 @@ class ClusterStore(Store):
             return RemoteLoadTarget(self.channel, self._find(spec), spec, self._slots, base)
 
         def by_servers(tables: list[RemoteLoadTarget], on_progress: Callable[[int], None]) -> list[int]:
-            with ServerLoad(self.channel, self._joined.map, [table.number for table in tables]) as loading:
+            with ServerLoad(self.channel, [table.number for table in tables]) as loading:
                 return loading.read(chain[-1], self._slots, on_progress)
 
         restore = by_servers if self._shared_storage and manifest.tables else None

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from shoal.checkpoint.format import ChainEntry
-from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.tasks import ReadTask, digest_words
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.tasks import TaskCoordinator
@@ -39,14 +38,12 @@ class ServerLoad(TaskCoordinator):
     Parameters
     ----------
     channel : Channel
-    map : ClusterMap
-        All endpoints that serve slots take part.
     tables : sequence of int
         The servers' numbers of the tables.
     """
 
-    def __init__(self, channel: Channel, map: ClusterMap, tables: Sequence[int]) -> None:
-        super().__init__(channel, map, "load")
+    def __init__(self, channel: Channel, tables: Sequence[int]) -> None:
+        super().__init__(channel, "load")
         self._tables = tables
 
     def read(self, link: ChainEntry, slots: int, on_progress: Callable[[int], None]) -> list[int]:

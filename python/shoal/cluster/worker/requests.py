@@ -105,7 +105,7 @@ class Requests:
         To be sent, in order. What cannot be sent may be dropped: it is treated as lost, and sent again.
     counts : Counter
         sent, resent, answers, strays (late or unknown), garbled, deferred, refused (slots), retry, overloaded,
-        not_admitted, bad_request, reconnected.
+        not_admitted, bad_request, reconnected, moved (parts that a newer map has sent elsewhere).
     """
 
     def __init__(
@@ -555,10 +555,16 @@ class Requests:
             else:
                 refused += [MisroutedSlots(part.serial, call, part.first_slot, part.end_slot, 0) for part in moved]
                 call.misrouted += len(moved)
+            self.counts["moved"] += len(moved)
             for part in moved:
                 self._forget(part)
-        for address in self._peers.keys() - {endpoint.address for endpoint in map.endpoints}:
+        living = {endpoint.address for endpoint in map.endpoints}
+        for address in self._peers.keys() - living:
             del self._peers[address]
+        self._lost.clear()  # a newer map is of living endpoints
+        kept = [entry for entry in self.outgoing if entry[0] in living]
+        self.outgoing.clear()
+        self.outgoing.extend(kept)
         self._retry(refused, now, wait=False)
         self._pump_all(now)
 

@@ -29,7 +29,7 @@ import msgspec
 
 from shoal.checkpoint.format import SLOT_FILE, ChainEntry, SavedTable
 from shoal.checkpoint.write import join_tables, unknown_base
-from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
+from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.protocol.tasks import MAX_POLL_SECONDS, Report, WriteTask, digest_words, encode
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.tasks import TaskCoordinator
@@ -64,8 +64,6 @@ class ServerSnapshotSet(TaskCoordinator):
     Parameters
     ----------
     channel : Channel
-    map : ClusterMap
-        All endpoints that serve slots take part.
     tables : sequence of (int, TableSpec, str)
         The servers' number of each table, and whether it is saved "plain", as a "base" of deltas, or as a "delta".
     base : ChainEntry, optional
@@ -91,12 +89,11 @@ class ServerSnapshotSet(TaskCoordinator):
     def __init__(
         self,
         channel: Channel,
-        map: ClusterMap,
         tables: Sequence[tuple[int, TableSpec, str]],
         base: ChainEntry | None = None,
         lost: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        super().__init__(channel, map, "save")
+        super().__init__(channel, "save")
         self.specs = [spec for _, spec, _ in tables]
         self.rows = 0
         self._kinds = [kind for _, _, kind in tables]

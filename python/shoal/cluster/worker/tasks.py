@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from shoal import _core
-from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
+from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.protocol.tasks import (
     ERROR_TYPES,
     MAX_POLL_SECONDS,
@@ -28,7 +28,7 @@ from shoal.cluster.protocol.tasks import (
     encode,
 )
 from shoal.cluster.worker.channel import Channel
-from shoal.errors import DeadlineExceededError, ProtocolError, ShoalError
+from shoal.errors import ClusterChangedError, DeadlineExceededError, ProtocolError, ShoalError
 
 __all__ = ["TaskCoordinator"]
 
@@ -44,14 +44,14 @@ class TaskCoordinator:
     Parameters
     ----------
     channel : Channel
-    map : ClusterMap
-        All endpoints that serve slots execute the task.
+        Its newest map has the endpoints: those that serve slots. If slots move, the task fails.
     what : str
         "save" or "load".
     """
 
-    def __init__(self, channel: Channel, map: ClusterMap, what: str) -> None:
+    def __init__(self, channel: Channel, what: str) -> None:
         self._channel = channel
+        self._map = map = channel.map
         self._endpoints = map.owners
         self._slots = [map.run_ranges(endpoint.id)[0][0] for endpoint in map.owners]  # one of each endpoint
         self._what = what
@@ -71,7 +71,23 @@ class TaskCoordinator:
         self._open = True
         self._number = future.call.sequence
         self.clock = future.call.clock
-        return [figures.tolist() for figures in future.result()]
+        answers = [figures.tolist() for figures in future.result()]
+        self._check_map()
+        return answers
+
+    def _check_map(self) -> None:
+        """Check that the endpoints still have the slots that they had at the beginning.
+
+        Raises
+        ------
+        ClusterChangedError
+        """
+        map = self._channel.map
+        if map.runs != self._map.runs:
+            raise ClusterChangedError(
+                f"slots have moved to other endpoints during the {self._what} (the map had epoch {self._map.epoch} and "
+                f"has epoch {map.epoch}): the former data is kept, {self._what} again"
+            )
 
     def _abandoned(self, endpoint: Endpoint) -> ShoalError:
         return ShoalError(f"{endpoint.label} has cancelled the {self._what} before it began")
@@ -113,7 +129,9 @@ class TaskCoordinator:
         calls = [
             self._channel.begin(Op.SAVE_POLL, 0, slot=slot, payload=[numbers, words], count=1) for slot in self._slots
         ]
-        return [self._read(endpoint, *call.result()) for endpoint, call in zip(self._endpoints, calls, strict=True)]
+        answers = [call.result() for call in calls]
+        self._check_map()
+        return [self._read(endpoint, *answer) for endpoint, answer in zip(self._endpoints, answers, strict=True)]
 
     def _read(self, endpoint: Endpoint, known: bool, words: bytes) -> Report | None:
         if not known:
