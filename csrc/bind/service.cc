@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -42,23 +44,91 @@ std::unique_ptr<ReplicatedService> make_service(std::size_t slots, const Ranges&
   return std::make_unique<ReplicatedService>(Slots(slots), slot_ranges(arcs), limits);
 }
 
-void start_job(ReplicatedService& service, std::uint32_t job, const std::string& mode,
-               std::uint32_t staleness, bool mean, std::uint32_t before) {
-  SHOAL_CHECK(mode == "bsp" || mode == "ssp" || mode == "asp", "no mode " + mode + ": bsp, ssp or asp");
-  const Mode chosen = mode == "bsp" ? Mode::kBsp : (mode == "ssp" ? Mode::kSsp : Mode::kAsp);
-  const py::gil_scoped_release nogil;
-  service.start_job(job, chosen, staleness, mean, before);
+// The replica of a stream, for orders that its primary did not live to log. Its service must outlive it.
+struct ReplicaControl {
+  ReplicatedService* service;
+  StreamId stream;
+};
+
+template <class Act>
+auto on(ReplicatedService& service, const Act& act) {
+  return act(service);
+}
+template <class Act>
+auto on(ReplicaControl& replica, const Act& act) {
+  return replica.service->with_replica(replica.stream, act);
 }
 
-void add_table(ReplicatedService& service, std::uint32_t id, std::size_t dim, const std::string& dtype,
-               const std::string& optimizer, std::map<std::string, double> params, const std::string& init,
-               double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
-               const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire) {
-  const TableSpec spec = make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter, init_seed,
-                                   seed, admit, expire);
-  const py::gil_scoped_release nogil;
-  service.add_table(id, spec);
+// The scheduler's orders, which a service and its replicas take alike.
+template <class Face>
+void add_orders(py::class_<Face>& face) {
+  using Nogil = py::call_guard<py::gil_scoped_release>;
+  face.def(
+          "start_job",
+          [](Face& self, std::uint32_t job, const std::string& mode, std::uint32_t staleness, bool mean,
+             std::uint32_t before) {
+            SHOAL_CHECK(mode == "bsp" || mode == "ssp" || mode == "asp",
+                        "no mode " + mode + ": bsp, ssp or asp");
+            const Mode chosen = mode == "bsp" ? Mode::kBsp : (mode == "ssp" ? Mode::kSsp : Mode::kAsp);
+            on(self, [&](auto& service) { service.start_job(job, chosen, staleness, mean, before); });
+          },
+          py::arg("job"), py::arg("mode"), py::arg("staleness") = 0, py::arg("mean") = false,
+          py::arg("before") = 0, Nogil())
+      .def(
+          "admit",
+          [](Face& self, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
+            on(self, [&](auto& service) { service.admit(rank, incarnation, clock); });
+          },
+          py::arg("rank"), py::arg("incarnation"), py::arg("clock"), Nogil())
+      .def(
+          "fence",
+          [](Face& self, std::uint32_t rank, std::uint32_t incarnation) {
+            const LastTick last = on(self, [&](auto& service) { return service.fence(rank, incarnation); });
+            return std::pair(last.clock, last.tables);
+          },
+          py::arg("rank"), py::arg("incarnation"), Nogil())
+      .def(
+          "dismiss",
+          [](Face& self, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
+             std::vector<std::uint32_t> tables) {
+            const LastTick last{.clock = clock, .tables = std::move(tables)};
+            return on(self, [&](auto& service) { return service.dismiss(rank, incarnation, last); });
+          },
+          py::arg("rank"), py::arg("incarnation"), py::arg("clock") = 0,
+          py::arg("tables") = std::vector<std::uint32_t>(), Nogil())
+      .def(
+          "hold", [](Face& self) { return on(self, [](auto& service) { return service.hold(); }); }, Nogil())
+      .def(
+          "resume", [](Face& self) { on(self, [](auto& service) { service.resume(); }); }, Nogil())
+      .def(
+          "add_table",
+          [](Face& self, std::uint32_t id, std::size_t dim, const std::string& dtype,
+             const std::string& optimizer, std::map<std::string, double> params, const std::string& init,
+             double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
+             const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire) {
+            const TableSpec spec = make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter,
+                                             init_seed, seed, admit, expire);
+            on(self, [&](auto& service) { service.add_table(id, spec); });
+          },
+          py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
+          py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
+          py::arg("admit") = py::none(), py::arg("expire") = py::list(), Nogil())
+      .def(
+          "set_memory",
+          [](Face& self, std::uint64_t slot_bytes) {
+            on(self, [&](auto& service) { service.set_memory(slot_bytes); });
+          },
+          py::arg("slot_bytes"), Nogil())
+      .def(
+          "drop_table",
+          [](Face& self, std::uint32_t id) { on(self, [&](auto& service) { service.drop_table(id); }); },
+          py::arg("id"), Nogil())
+      .def(
+          "tables", [](Face& self) { return on(self, [](auto& service) { return service.tables(); }); },
+          Nogil());
 }
+
+// --- messages ---------------------------------------------------------------------------------------------------
 
 py::bytes as_bytes(const void* data, std::size_t size) { return {static_cast<const char*>(data), size}; }
 
@@ -76,28 +146,134 @@ py::list as_list(ReplyQueue& out) {
   return replies;
 }
 
-py::list handle(ReplicatedService& service, const py::bytes& peer, const py::sequence& message) {
+// What `act` queues.
+template <class Act>
+py::list replies_of(const Act& act) {
+  BufferPool pool;
+  ReplyQueue out(pool);
+  {
+    const py::gil_scoped_release nogil;
+    act(out);
+  }
+  return as_list(out);
+}
+
+// Calls use(frames) with the bytes of a message.
+template <class Use>
+py::list with_frames(const py::sequence& message, const Use& use) {
   std::vector<BufferView> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle frame : message) {
     frames.push_back(borrowed.emplace_back(frame).bytes());
   }
-  const std::string name = peer;
-  BufferPool pool;
-  ReplyQueue out(pool);
-  {
-    const py::gil_scoped_release nogil;
-    service.handle(name, frames, out);
-  }
-  return as_list(out);
+  return replies_of([&](ReplyQueue& out) { use(frames, out); });
 }
 
-py::list released(ReplicatedService& service) {
-  BufferPool pool;
-  ReplyQueue out(pool);
-  service.released(out);
-  return as_list(out);
+py::list handle(ReplicatedService& service, const py::bytes& peer, const py::sequence& message) {
+  const std::string name = peer;
+  return with_frames(message, [&](std::span<const wire::Frame> frames, ReplyQueue& out) {
+    service.handle(name, frames, out);
+  });
 }
+
+py::list handle_backup(ReplicatedService& service, StreamId stream, const py::sequence& message) {
+  return with_frames(message, [&](std::span<const wire::Frame> frames, ReplyQueue& out) {
+    service.handle_backup(stream, frames, out);
+  });
+}
+
+// [header, frames...], or None
+py::object next_message(ReplicatedService& service, StreamId stream) {
+  StreamMessage message;
+  if (!service.next_message(stream, message)) {
+    return py::none();
+  }
+  py::list frames;
+  frames.append(as_bytes(message.header.data(), message.header.size()));
+  for (std::size_t i = 0; i < message.count; ++i) {
+    const wire::Frame bytes = message.frames.at(i).bytes;
+    frames.append(as_bytes(bytes.data(), bytes.size()));
+  }
+  return frames;
+}
+
+// --- assignments ------------------------------------------------------------------------------------------------
+
+// (stream, address, server key, in sync, arriving), (stream, in sync)
+using Outgoing = std::tuple<StreamId, std::string, std::string, Ranges, Ranges>;
+using Incoming = std::tuple<StreamId, Ranges>;
+
+void assign(ReplicatedService& service, std::uint32_t epoch, const Ranges& primary,
+            const std::vector<Outgoing>& outgoing, const std::vector<Incoming>& incoming,
+            std::uint64_t copy_rate) {
+  Assignment assignment{.epoch = epoch, .primary = slot_ranges(primary), .copy_rate = copy_rate};
+  for (const auto& [stream, address, key, in_sync, arriving] : outgoing) {
+    assignment.outgoing.push_back({.stream = stream,
+                                   .address = address,
+                                   .server_key = key,
+                                   .in_sync = slot_ranges(in_sync),
+                                   .arriving = slot_ranges(arriving)});
+  }
+  for (const auto& [stream, in_sync] : incoming) {
+    assignment.incoming.push_back({.stream = stream, .in_sync = slot_ranges(in_sync)});
+  }
+  const py::gil_scoped_release nogil;
+  service.assign(assignment);
+}
+
+py::list as_list(const std::vector<SlotRange>& ranges) {
+  py::list all;
+  for (const SlotRange& range : ranges) {
+    all.append(py::make_tuple(range.first, range.end));
+  }
+  return all;
+}
+
+py::dict replication(const ReplicatedService& service) {
+  ReplicationStatus now;
+  {
+    const py::gil_scoped_release nogil;
+    now = service.replication();
+  }
+  py::list streams;
+  for (const auto& stream : now.streams) {
+    py::dict one;
+    one["stream"] = stream.stream;
+    one["sent"] = stream.sent;
+    one["acknowledged"] = stream.acknowledged;
+    one["bytes"] = stream.bytes;
+    one["silent"] = stream.silent;
+    one["in_sync"] = as_list(stream.in_sync);
+    one["fenced"] = stream.fenced;
+    one["fault"] = stream.fault;
+    streams.append(one);
+  }
+  py::list replicas;
+  for (const auto& replica : now.replicas) {
+    py::dict one;
+    one["stream"] = replica.stream;
+    one["position"] = replica.position;
+    one["in_sync"] = as_list(replica.in_sync);
+    one["fault"] = replica.fault;
+    replicas.append(one);
+  }
+  py::dict all;
+  all["position"] = now.position;
+  all["held"] = now.held;
+  all["streams"] = streams;
+  all["replicas"] = replicas;
+  return all;
+}
+
+py::list targets(const ReplicatedService& service) {
+  py::list all;
+  for (const StreamTarget& target : service.targets()) {
+    all.append(py::make_tuple(target.stream, target.address, target.server_key));
+  }
+  return all;
+}
+
+// --- figures ----------------------------------------------------------------------------------------------------
 
 template <class Name, std::size_t n>
 py::dict counted(const std::array<std::uint64_t, n>& counts) {
@@ -163,12 +339,13 @@ py::dict metrics(const ReplicatedService& service) {
 }
 
 // A copy of a table's rows, with the service's threads (why not keep_alive: bind/shard.cc).
+template <class Face>
 py::object shard(const py::object& self, std::uint32_t id) {
-  const auto& service = self.cast<const ReplicatedService&>();
+  auto& face = self.cast<Face&>();
   std::unique_ptr<Shard> copy;
   {
     const py::gil_scoped_release nogil;
-    copy = service.snapshot(id);
+    copy = on(face, [&](auto& service) { return service.snapshot(id); });
   }
   py::object held = py::cast(std::move(copy));
   py::detail::keep_alive_impl(held, self);
@@ -237,50 +414,56 @@ void restore_filter(CheckpointSession& save, std::size_t table, std::size_t cut,
 void add_service(py::module_& module) {
   using Nogil = py::call_guard<py::gil_scoped_release>;
   const ServiceLimits limits;
-  py::class_<ReplicatedService>(module, "Service")
+  py::class_<ReplicatedService> service(module, "Service");
+  service
       .def(py::init(&make_service), py::arg("slots"), py::arg("arcs") = Ranges(), py::kw_only(),
            py::arg("deferred_reads") = limits.deferred_reads,
            py::arg("deferred_bytes") = limits.deferred_bytes, py::arg("pending_bytes") = limits.pending_bytes,
            py::arg("reply_bytes") = limits.reply_bytes, py::arg("key_list_bytes") = limits.key_list_bytes)
       .def(
           "set_map",
-          [](ReplicatedService& service, std::uint32_t epoch, const Ranges& arcs) {
-            service.set_map(epoch, slot_ranges(arcs));
+          [](ReplicatedService& self, std::uint32_t epoch, const Ranges& arcs) {
+            self.set_map(epoch, slot_ranges(arcs));
           },
           py::arg("epoch"), py::arg("arcs"), Nogil())
-      .def("start_job", &start_job, py::arg("job"), py::arg("mode"), py::arg("staleness") = 0,
-           py::arg("mean") = false, py::arg("before") = 0)
-      .def("admit", &ReplicatedService::admit, py::arg("rank"), py::arg("incarnation"), py::arg("clock"),
-           Nogil())
-      .def(
-          "fence",
-          [](ReplicatedService& service, std::uint32_t rank, std::uint32_t incarnation) {
-            const LastTick last = service.fence(rank, incarnation);
-            return std::pair(last.clock, last.tables);
-          },
-          py::arg("rank"), py::arg("incarnation"), Nogil())
-      .def(
-          "dismiss",
-          [](ReplicatedService& service, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
-             std::vector<std::uint32_t> tables) {
-            return service.dismiss(rank, incarnation, {.clock = clock, .tables = std::move(tables)});
-          },
-          py::arg("rank"), py::arg("incarnation"), py::arg("clock") = 0,
-          py::arg("tables") = std::vector<std::uint32_t>(), Nogil())
-      .def("hold", &ReplicatedService::hold, Nogil())
-      .def("resume", &ReplicatedService::resume, Nogil())
-      .def("add_table", &add_table, py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"),
-           py::arg("params"), py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"),
-           py::arg("seed"), py::arg("admit") = py::none(), py::arg("expire") = py::list())
-      .def("set_memory", &ReplicatedService::set_memory, py::arg("slot_bytes"), Nogil())
-      .def("drop_table", &ReplicatedService::drop_table, py::arg("id"), Nogil())
-      .def("tables", &ReplicatedService::tables, Nogil())
-      .def("shard", &shard, py::arg("id"))
+      .def("shard", &shard<ReplicatedService>, py::arg("id"))
       .def("next_session", &next_session)
       .def("close_sessions", &ReplicatedService::close_sessions, Nogil())
+      .def("assign", &assign, py::arg("epoch"), py::arg("primary"), py::arg("outgoing") = py::list(),
+           py::arg("incoming") = py::list(), py::arg("copy_rate") = 0)
+      .def("position", &ReplicatedService::position, Nogil())
+      .def("committed", &ReplicatedService::committed, py::arg("position"), Nogil())
+      .def("retired", &ReplicatedService::retired, Nogil())
+      .def("replication", &replication)
+      .def(
+          "replica",
+          [](ReplicatedService& self, StreamId stream) {
+            self.with_replica(stream, [](const Service& /*checked*/) {});
+            return ReplicaControl{&self, stream};
+          },
+          py::arg("stream"), py::keep_alive<0, 1>())
       .def("handle", &handle, py::arg("peer"), py::arg("frames"))
-      .def("released", &released)
+      .def("released",
+           [](ReplicatedService& self) { return replies_of([&](ReplyQueue& out) { self.released(out); }); })
+      .def(
+          "acknowledge",
+          [](ReplicatedService& self) { return replies_of([&](ReplyQueue& out) { self.acknowledge(out); }); })
+      .def("targets", &targets)
+      .def("next_message", &next_message, py::arg("stream"))
+      .def("handle_backup", &handle_backup, py::arg("stream"), py::arg("frames"))
+      .def("reconnected", &ReplicatedService::reconnected, py::arg("stream"))
+      .def(
+          "on_time",
+          [](ReplicatedService& self, Milliseconds now_ms) {
+            return replies_of([&](ReplyQueue& out) { self.on_time(now_ms, out); });
+          },
+          py::arg("now_ms"))
+      .def("next_time", &ReplicatedService::next_time)
       .def("metrics", &metrics);
+  add_orders(service);
+  py::class_<ReplicaControl> replica(module, "Replica");
+  replica.def("shard", &shard<ReplicaControl>, py::arg("id"));
+  add_orders(replica);
   py::class_<CheckpointSession, std::shared_ptr<CheckpointSession>>(module, "CheckpointSession")
       .def_property_readonly("slots", &CheckpointSession::slots)
       .def_property_readonly("summaries", &summaries)

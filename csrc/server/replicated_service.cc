@@ -1,17 +1,127 @@
 #include "server/replicated_service.h"
 
-#include <limits>
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <iterator>
 #include <utility>
+
+#include "base/check.h"
 
 namespace shoal {
 
+using wire::Header;
+using wire::Op;
+using wire::Status;
+
+namespace {
+
+// The op of a message that was not checked yet.
+Op op_of(std::span<const wire::Frame> frames) noexcept {
+  const bool has_header = !frames.empty() && frames[0].size() == sizeof(Header);
+  return has_header ? Op{std::to_integer<std::uint8_t>(frames[0][offsetof(Header, op)])} : Op::kNone;
+}
+
+// Whether requests of this op change arcs. Those of LOAD_* do, but no stream outlives them.
+bool may_change(Op op) noexcept {
+  switch (op) {
+    case Op::kPush:
+    case Op::kTick:
+    case Op::kAssign:
+    case Op::kErase:
+    case Op::kReduce:
+    case Op::kSweep:
+    case Op::kSaveBegin:
+    case Op::kSaveEnd:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Frames with memory of their own.
+struct OwnFrames {
+  std::vector<std::vector<std::byte>> frames;
+};
+
+std::vector<SharedFrame> copy_of(std::span<const wire::Frame> frames) {
+  auto own = std::make_shared<OwnFrames>();
+  for (const wire::Frame frame : frames) {
+    own->frames.emplace_back(frame.begin(), frame.end());
+  }
+  std::vector<SharedFrame> shared;
+  for (const auto& frame : own->frames) {
+    shared.push_back({.bytes = frame, .owner = own});
+  }
+  return shared;
+}
+
+// The frames of a message, whose bytes stay when the service takes them.
+std::vector<SharedFrame> share(std::span<const wire::Frame> frames, MultipartMessage* received) {
+  if (received == nullptr) {
+    return copy_of(frames);
+  }
+  const auto owner = received->share();
+  std::vector<SharedFrame> shared;
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    shared.push_back({.bytes = owner->frame(i + 1), .owner = owner});  // the first one is the peer
+  }
+  return shared;
+}
+
+std::string name_of(const SlotRange& range) {
+  return "[" + std::to_string(range.first) + ", " + std::to_string(range.end) + ")";
+}
+
+bool contains(std::span<const SlotRange> ranges, const SlotRange& one) noexcept {
+  return std::ranges::any_of(ranges, [&](const SlotRange& range) { return range.first == one.first; });
+}
+
+}  // namespace
+
 ReplicatedService::ReplicatedService(Slots slots, const std::vector<SlotRange>& arcs,
                                      const ServiceLimits& limits)
-    : service_(slots, arcs, limits) {}
+    : service_(slots, arcs, limits), limits_(limits) {}
 
-// --- control ----------------------------------------------------------------------------------------------------
+// --- orders -----------------------------------------------------------------------------------------------------
 
-void ReplicatedService::set_waker(std::function<void()> waker) { service_.set_waker(std::move(waker)); }
+void ReplicatedService::set_waker(std::function<void()> waker) {
+  const std::lock_guard lock(mutex_);
+  service_.set_waker(waker);
+  waker_ = std::move(waker);
+}
+
+void ReplicatedService::wake() {
+  if (waker_) {
+    waker_();
+  }
+}
+
+template <class Act>
+auto ReplicatedService::control(Order order, const Act& act) {
+  const std::lock_guard lock(mutex_);
+  const auto append = [&] {
+    if (!log_.has_streams()) {
+      return;
+    }
+    try {
+      append_order(order);
+      append_released();
+    } catch (const std::bad_alloc&) {
+      log_.stop("there was no memory to log an order");
+    }
+    wake();
+  };
+  if constexpr (std::is_void_v<decltype(act())>) {
+    act();
+    append();
+  } else {
+    auto result = act();
+    append();
+    return result;
+  }
+}
 
 void ReplicatedService::set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges) {
   const std::lock_guard lock(mutex_);
@@ -20,74 +130,400 @@ void ReplicatedService::set_map(std::uint32_t epoch, const std::vector<SlotRange
 
 void ReplicatedService::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean,
                                   std::uint32_t before) {
-  const std::lock_guard lock(mutex_);
-  service_.start_job(job, mode, staleness, mean, before);
+  control(StartJob{job, mode, staleness, mean, before},
+          [&] { service_.start_job(job, mode, staleness, mean, before); });
 }
 
 void ReplicatedService::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
-  const std::lock_guard lock(mutex_);
-  service_.admit(rank, incarnation, clock);
+  control(Admit{rank, incarnation, clock}, [&] { service_.admit(rank, incarnation, clock); });
 }
 
 LastTick ReplicatedService::fence(std::uint32_t rank, std::uint32_t incarnation) {
-  const std::lock_guard lock(mutex_);
-  return service_.fence(rank, incarnation);
+  return control(Fence{rank, incarnation}, [&] { return service_.fence(rank, incarnation); });
 }
 
 std::uint32_t ReplicatedService::dismiss(std::uint32_t rank, std::uint32_t incarnation,
                                          const LastTick& last) {
-  const std::lock_guard lock(mutex_);
-  return service_.dismiss(rank, incarnation, last);
+  return control(Dismiss{rank, incarnation, last}, [&] { return service_.dismiss(rank, incarnation, last); });
 }
 
 std::uint32_t ReplicatedService::hold() {
-  const std::lock_guard lock(mutex_);
-  return service_.hold();
+  return control(Hold{}, [&] { return service_.hold(); });
 }
 
 void ReplicatedService::resume() {
-  const std::lock_guard lock(mutex_);
-  service_.resume();
+  control(Resume{}, [&] { service_.resume(); });
 }
 
 void ReplicatedService::set_memory(std::uint64_t slot_bytes) {
-  const std::lock_guard lock(mutex_);
-  service_.set_memory(slot_bytes);
+  control(SetMemory{slot_bytes}, [&] { service_.set_memory(slot_bytes); });
 }
 
-void ReplicatedService::add_table(std::uint32_t id, const TableSpec& spec) { service_.add_table(id, spec); }
+void ReplicatedService::add_table(std::uint32_t id, const TableSpec& spec) {
+  // Not under the mutex, which would delay requests: the table's first request comes after the order was reported done.
+  service_.add_table(id, spec);
+  control(AddTable{id, spec}, [] {});
+}
 
 void ReplicatedService::drop_table(std::uint32_t id) {
-  const std::lock_guard lock(mutex_);
-  service_.drop_table(id);
+  control(DropTable{id}, [&] { service_.drop_table(id); });
+}
+
+// --- the log ----------------------------------------------------------------------------------------------------
+
+void ReplicatedService::append_order(const Order& order, std::optional<StreamId> stream) {
+  auto bytes = std::make_shared<const std::vector<std::byte>>(encode(order));
+  LogRecord record{.kind = wire::Record::kOrder, .count = 1};
+  record.frames[0] = {.bytes = *bytes, .owner = bytes};
+  log_.append(std::move(record), {}, [](const auto&) { return 0U; }, stream);
+}
+
+void ReplicatedService::append_request(std::span<const wire::Frame> frames,
+                                       std::span<const SharedFrame> shared,
+                                       const Service::Executed& executed) {
+  LogRecord record{.kind = wire::Record::kRequest,
+                   .status = executed.status,
+                   .end_slot = static_cast<std::uint32_t>(executed.arcs.back().end),
+                   .count = shared.size()};
+  std::ranges::copy(shared, record.frames.begin());
+  const Header header = wire::peek(frames).value_or(Header{});
+  if ((header.flags & wire::kDigest) != 0) {
+    // The replica has no key lists: it gets the list that the digest named.
+    Header named = header;
+    named.flags &= static_cast<std::uint16_t>(~wire::kDigest);
+    record.frames[1] = copy_of(std::array{std::as_bytes(executed.key_list)}).front();
+    std::array<wire::Frame, wire::kMaxFrames> payload;
+    for (std::size_t i = 1; i < record.count; ++i) {
+      payload.at(i - 1) = record.frames.at(i).bytes;
+    }
+    std::array<std::byte, sizeof(Header)> encoded;
+    wire::encode(named, std::span(payload).first(record.count - 1), encoded);
+    record.frames[0] = copy_of(std::array{wire::Frame(encoded)}).front();
+  }
+  const bool is_tick = header.op == Op::kTick;
+  // A call without keys concerns every arc; its arcs are those that were reached.
+  log_.append(std::move(record), executed.arcs, [&](const ReplicationLog::Stream& stream) {
+    return is_tick ? service_.applied_sum(stream.in_sync) + 1 : 0U;
+  });
+}
+
+void ReplicatedService::append_released() {
+  for (const Service::ReleasedWrite& write : service_.take_released()) {
+    std::array<std::byte, sizeof(Header)> encoded;
+    Header header = write.header;
+    const std::array<wire::Frame, 1> payload{write.parameters};
+    wire::encode(header, payload, encoded);
+    const std::array<wire::Frame, 2> frames{wire::Frame(encoded), write.parameters};
+    append_request(frames, copy_of(frames), write.executed);
+  }
 }
 
 // --- data -------------------------------------------------------------------------------------------------------
 
 void ReplicatedService::handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
                                MultipartMessage* received) noexcept {
+  const std::lock_guard lock(mutex_);
+  const Op op = op_of(frames);
+  if (op == Op::kReplicate) {
+    return receive_record(peer, frames, out);
+  }
+  if (!log_.has_streams() || op == Op::kPing) {
+    return service_.handle(peer, frames, out, received);
+  }
+  serve_logged(peer, frames, out, received);
+}
+
+void ReplicatedService::serve_logged(std::string_view peer, std::span<const wire::Frame> frames,
+                                     ReplyQueue& out, MultipartMessage* received) noexcept {
+  std::vector<SharedFrame> shared;
+  const Op op = op_of(frames);
+  if (may_change(op) && frames.size() <= wire::kMaxFrames) {
+    try {
+      shared = share(frames, received);  // before the service takes frames
+    } catch (const std::bad_alloc&) {
+      return;  // nothing was executed: the peer asks again
+    }
+  }
+  const std::size_t before = out.replies().size();
   service_.handle(peer, frames, out, received);
+  try {
+    const Service::Executed& executed = service_.executed();
+    if (!executed.arcs.empty()) {
+      append_request(std::array{shared[0].bytes}, shared, executed);
+    }
+    append_released();
+    if (op == Op::kLoadBegin && executed.status == Status::kOk) {
+      log_.stop("a load");
+    }
+    if (!log_.open_gate()) {
+      log_.hold(out, before);
+    }
+  } catch (const std::bad_alloc&) {
+    log_.stop("there was no memory to log a request");
+    out.replies().erase(out.replies().begin() + static_cast<std::ptrdiff_t>(before), out.replies().end());
+  }
 }
 
-void ReplicatedService::released(ReplyQueue& out) noexcept { service_.released(out); }
-
-void ReplicatedService::acknowledge(ReplyQueue& /*out*/) noexcept {}
-
-std::vector<StreamTarget> ReplicatedService::targets() const { return {}; }
-
-bool ReplicatedService::next_message(StreamId /*stream*/, StreamMessage& /*message*/) noexcept {
-  return false;
+void ReplicatedService::released(ReplyQueue& out) noexcept {
+  const std::lock_guard lock(mutex_);
+  log_.release(out);
+  const std::size_t before = out.replies().size();
+  service_.released(out);
+  if (log_.open_gate()) {
+    return;
+  }
+  try {
+    log_.hold(out, before);
+  } catch (const std::bad_alloc&) {
+    out.replies().erase(out.replies().begin() + static_cast<std::ptrdiff_t>(before), out.replies().end());
+  }
 }
 
-void ReplicatedService::handle_backup(StreamId /*stream*/, std::span<const wire::Frame> /*frames*/,
-                                      ReplyQueue& /*out*/) noexcept {}
+void ReplicatedService::receive_record(std::string_view peer, std::span<const wire::Frame> frames,
+                                       ReplyQueue& out) noexcept {
+  if (wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = false}, decoded_)) {
+    return service_.handle(peer, frames, out);  // replies what is wrong with it
+  }
+  const StreamId stream = decoded_.header.stream();
+  if (Replica* const replica = find_replica(stream); replica != nullptr) {
+    return replica->handle(peer, decoded_);
+  }
+  try {
+    // It is unknown as long as the assignment that names it has not arrived.
+    queue_replicate_reply(out, peer, stream, fenced_.contains(stream) ? Status::kFenced : Status::kRetry, 0);
+  } catch (const std::bad_alloc&) {
+    // The primary sends it again.
+  }
+}
 
-void ReplicatedService::reconnected(StreamId /*stream*/) noexcept {}
+void ReplicatedService::acknowledge(ReplyQueue& out) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const auto& replica : replicas_) {
+    try {
+      replica->acknowledge(out);
+    } catch (const std::bad_alloc&) {
+      // Next time.
+    }
+  }
+}
 
-void ReplicatedService::on_time(Milliseconds /*now*/, ReplyQueue& /*out*/) noexcept {}
+// --- streams ----------------------------------------------------------------------------------------------------
+
+std::vector<StreamTarget> ReplicatedService::targets() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<StreamTarget> all;
+  for (const auto& [id, stream] : log_.streams()) {
+    all.push_back({.stream = id, .address = stream.address, .server_key = stream.server_key});
+  }
+  return all;
+}
+
+bool ReplicatedService::next_message(StreamId stream, StreamMessage& message) noexcept {
+  const std::lock_guard lock(mutex_);
+  auto* const one = log_.find(stream);
+  return one != nullptr && log_.next_message(*one, message);
+}
+
+void ReplicatedService::handle_backup(StreamId stream, std::span<const wire::Frame> frames,
+                                      ReplyQueue& out) noexcept {
+  const std::lock_guard lock(mutex_);
+  auto* const one = log_.find(stream);
+  const wire::Fault fault =
+      wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = true}, decoded_);
+  if (one == nullptr || fault || decoded_.header.op != Op::kReplicate || decoded_.header.stream() != stream) {
+    return;
+  }
+  log_.acknowledge(*one, decoded_.header, decoded_.text);
+  log_.release(out);
+}
+
+void ReplicatedService::reconnected(StreamId stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (auto* const one = log_.find(stream); one != nullptr) {
+    log_.rewind(*one);
+  }
+}
+
+void ReplicatedService::on_time(Milliseconds now, ReplyQueue& out) noexcept {
+  const std::lock_guard lock(mutex_);
+  log_.on_time(now);
+  log_.release(out);
+}
 
 Milliseconds ReplicatedService::next_time() const noexcept {
-  return std::numeric_limits<Milliseconds>::max();
+  const std::lock_guard lock(mutex_);
+  return log_.next_time();
+}
+
+std::uint64_t ReplicatedService::position() const {
+  const std::lock_guard lock(mutex_);
+  return log_.position();
+}
+
+bool ReplicatedService::committed(std::uint64_t position) const {
+  const std::lock_guard lock(mutex_);
+  return log_.committed() >= position;
+}
+
+bool ReplicatedService::retired() const {
+  const std::lock_guard lock(mutex_);
+  return log_.committed() >= retired_at_;
+}
+
+ReplicationStatus ReplicatedService::replication() const {
+  const std::lock_guard lock(mutex_);
+  ReplicationStatus status{.position = log_.position(), .held = log_.held()};
+  for (const auto& [id, stream] : log_.streams()) {
+    status.streams.push_back({.stream = id,
+                              .sent = stream.sent,
+                              .acknowledged = stream.acknowledged,
+                              .bytes = stream.bytes,
+                              .silent = static_cast<double>(log_.now() - stream.heard) / 1e3,
+                              .in_sync = stream.in_sync,
+                              .fenced = stream.fenced,
+                              .fault = stream.fault});
+  }
+  for (const auto& replica : replicas_) {
+    status.replicas.push_back({.stream = replica->stream(),
+                               .position = replica->position(),
+                               .in_sync = replica->service().arcs(),
+                               .fault = replica->fault()});
+  }
+  return status;
+}
+
+// --- assignment -------------------------------------------------------------------------------------------------
+
+Replica* ReplicatedService::find_replica(StreamId stream) noexcept {
+  const auto found =
+      std::ranges::find_if(replicas_, [&](const auto& replica) { return replica->stream() == stream; });
+  return found == replicas_.end() ? nullptr : found->get();
+}
+
+Replica& ReplicatedService::replica_of(StreamId stream) {
+  Replica* const replica = find_replica(stream);
+  SHOAL_CHECK(replica != nullptr, "this endpoint holds no replica of stream " + std::to_string(stream));
+  return *replica;
+}
+
+// Where an arc that is listed comes from another place, that place must not have diverged.
+void ReplicatedService::check(const Assignment& assignment) const {
+  for (const auto& replica : replicas_) {
+    if (replica->fault().empty()) {
+      continue;
+    }
+    for (const SlotRange& range : replica->service().arcs()) {
+      const bool moves = contains(assignment.primary, range) ||
+                         std::ranges::any_of(assignment.incoming, [&](const Assignment::Incoming& one) {
+                           return one.stream != replica->stream() && contains(one.in_sync, range);
+                         });
+      SHOAL_CHECK(!moves,
+                  "the replica of the slots " + name_of(range) + " has diverged: " + replica->fault());
+    }
+  }
+}
+
+void ReplicatedService::assign(const Assignment& assignment) {
+  std::vector<std::unique_ptr<Replica>> dropped;  // destroyed without the mutex
+  Arcs loose;                                     // arcs on their way
+  {
+    const std::lock_guard lock(mutex_);
+    if (assignment.epoch <= assigned_) {
+      return;
+    }
+    check(assignment);
+    // Replicas: those of streams that are not listed are fenced, and give their arcs; the others give what they do not keep.
+    for (const auto& replica : replicas_) {
+      const auto listed =
+          std::ranges::find(assignment.incoming, replica->stream(), &Assignment::Incoming::stream);
+      std::vector<SlotRange> gives;
+      for (const SlotRange& range : replica->service().arcs()) {
+        if (listed == assignment.incoming.end() || !contains(listed->in_sync, range)) {
+          gives.push_back(range);
+        }
+      }
+      std::ranges::move(replica->service().take_arcs(gives), std::back_inserter(loose));
+    }
+    std::erase_if(replicas_, [&](std::unique_ptr<Replica>& replica) {
+      const bool stays = std::ranges::any_of(assignment.incoming, [&](const Assignment::Incoming& one) {
+        return one.stream == replica->stream();
+      });
+      if (!stays) {
+        fenced_.insert(replica->stream());
+        dropped.push_back(std::move(replica));
+      }
+      return !stays;
+    });
+    std::ranges::move(std::exchange(retired_, {}), std::back_inserter(loose));
+    const auto take = [&](std::span<const SlotRange> wanted) {
+      Arcs arcs;
+      for (std::unique_ptr<Arc>& arc : loose) {
+        if (arc != nullptr && contains(wanted, {arc->first_slot(), arc->end_slot()})) {
+          arcs.push_back(std::move(arc));
+        }
+      }
+      std::erase(loose, nullptr);
+      return arcs;
+    };
+    // What is served: replies to deferred reads of slots that leave are made before their arcs leave.
+    std::vector<SlotRange> leaves;
+    std::vector<SlotRange> stays;
+    for (const SlotRange& range : service_.arcs()) {
+      (contains(assignment.primary, range) ? stays : leaves).push_back(range);
+    }
+    service_.adopt(take(assignment.primary));
+    service_.set_map(assignment.epoch, assignment.primary);
+    if (!leaves.empty()) {
+      retired_ = service_.take_arcs(leaves);
+      retired_at_ = log_.position();
+    }
+    for (const Assignment::Incoming& one : assignment.incoming) {
+      Replica* replica = find_replica(one.stream);
+      if (replica == nullptr) {
+        replica =
+            replicas_.emplace_back(std::make_unique<Replica>(one.stream, Slots(slots()), limits_)).get();
+      }
+      std::ranges::move(std::exchange(retired_, {}), std::back_inserter(loose));
+      replica->service().adopt(take(one.in_sync));
+      replica->service().set_map(assignment.epoch, one.in_sync);  // makes the others, empty
+    }
+    open_streams(assignment);
+    assigned_ = assignment.epoch;
+    targets_version_.fetch_add(1, std::memory_order_acq_rel);
+    wake();
+  }
+}
+
+void ReplicatedService::open_streams(const Assignment& assignment) {
+  std::vector<StreamId> closed;
+  for (const auto& [id, stream] : log_.streams()) {
+    if (std::ranges::find(assignment.outgoing, id, &Assignment::Outgoing::stream) ==
+        assignment.outgoing.end()) {
+      closed.push_back(id);
+    }
+  }
+  for (const StreamId id : closed) {
+    log_.close(id);
+  }
+  for (const Assignment::Outgoing& one : assignment.outgoing) {
+    ReplicationLog::Stream* stream = log_.find(one.stream);
+    if (stream != nullptr) {
+      stream->in_sync = one.in_sync;
+      continue;
+    }
+    stream = &log_.open(one.stream, one.address, one.server_key);
+    stream->in_sync = one.in_sync;
+    // What the Service has been told so far.
+    if (const auto slot_bytes = service_.slot_bytes()) {
+      append_order(SetMemory{*slot_bytes}, one.stream);
+    }
+    for (auto& [id, spec] : service_.specs()) {
+      append_order(AddTable{id, spec}, one.stream);
+    }
+  }
+  if (log_.has_streams()) {
+    service_.track_executed();
+  }
 }
 
 }  // namespace shoal

@@ -32,11 +32,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "server/orders.h"
+#include "server/replica.h"
+#include "server/replication_log.h"
 #include "server/reply_queue.h"
 #include "server/service.h"
 #include "transport/multipart_message.h"
@@ -45,8 +50,26 @@
 
 namespace shoal {
 
-using Milliseconds = std::uint64_t;
-using StreamId = std::uint64_t;
+// What the scheduler wants an endpoint to do.
+struct Assignment {
+  struct Outgoing {
+    StreamId stream = 0;
+    std::string address{};     // of the backup's data loop
+    std::string server_key{};  // of its CURVE key, 40 characters of Z85; empty: no encryption
+    std::vector<SlotRange> in_sync{};
+    std::vector<SlotRange> arriving{};
+  };
+  struct Incoming {
+    StreamId stream = 0;
+    std::vector<SlotRange> in_sync{};
+  };
+
+  std::uint32_t epoch = 0;
+  std::vector<SlotRange> primary{};  // arcs, ascending
+  std::vector<Outgoing> outgoing{};
+  std::vector<Incoming> incoming{};
+  std::uint64_t copy_rate = 0;  // bytes per second and endpoint; 0: no limit
+};
 
 // Where a stream is to be connected.
 struct StreamTarget {
@@ -55,11 +78,29 @@ struct StreamTarget {
   std::string server_key;
 };
 
-// A message of a stream: a REPLICATE header, and frames that are sent in place. Any number of copies share the frames.
-struct StreamMessage {
-  std::array<std::byte, sizeof(wire::Header)> header;
-  std::array<SharedFrame, wire::kMaxFrames + 1> frames;
-  std::size_t count = 0;  // of the frames
+// For displays and for the control plane.
+struct ReplicationStatus {
+  struct Outgoing {
+    StreamId stream = 0;
+    std::uint64_t sent = 0;  // sequences
+    std::uint64_t acknowledged = 0;
+    std::size_t bytes = 0;  // of records that are not acknowledged
+    double silent = 0;      // seconds since the backup was heard
+    std::vector<SlotRange> in_sync{};
+    bool fenced = false;
+    std::string fault{};
+  };
+  struct Incoming {
+    StreamId stream = 0;
+    std::uint64_t position = 0;
+    std::vector<SlotRange> in_sync{};
+    std::string fault{};
+  };
+
+  std::uint64_t position = 0;
+  std::size_t held = 0;  // replies
+  std::vector<Outgoing> streams{};
+  std::vector<Incoming> replicas{};
 };
 
 class ReplicatedService {
@@ -91,6 +132,25 @@ class ReplicatedService {
   // the service.
   void set_waker(std::function<void()> waker);
 
+  // --- replication: any thread ---------------------------------------------------------------------------------------
+
+  // Makes the endpoint what the assignment says. No effect if its epoch is not newer than the last one's. Throws
+  // std::invalid_argument, with nothing changed, if it names arcs of a replica that has diverged.
+  void assign(const Assignment& assignment);
+  // The last position that was appended.
+  std::uint64_t position() const;
+  // Whether every stream has acknowledged everything up to it.
+  bool committed(std::uint64_t position) const;
+  // Whether all that was appended before arcs left the Service is committed.
+  bool retired() const;
+  ReplicationStatus replication() const;
+  // Calls act(Service&) with the Service of the replica of a stream. What it does is appended to no log.
+  template <class Act>
+  auto with_replica(StreamId stream, const Act& act) {
+    const std::lock_guard lock(mutex_);
+    return act(replica_of(stream).service());
+  }
+
   // --- data: called by the data loop's thread --------------------------------------------------------------------------
 
   // As Service::handle(). Replies that wait for a commit are held; handle_backup(), on_time() and released() queue them.
@@ -118,9 +178,37 @@ class ReplicatedService {
   Milliseconds next_time() const noexcept;
 
  private:
+  using Arcs = std::vector<std::unique_ptr<Arc>>;
+
+  // Executes an order and appends it.
+  template <class Act>
+  auto control(Order order, const Act& act);
+  void append_order(const Order& order, std::optional<StreamId> stream = {});
+  void append_request(std::span<const wire::Frame> frames, std::span<const SharedFrame> shared,
+                      const Service::Executed& executed);
+  void append_released();
+  void serve_logged(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
+                    MultipartMessage* received) noexcept;
+  void receive_record(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
+  Replica* find_replica(StreamId stream) noexcept;
+  Replica& replica_of(StreamId stream);
+  // assign(), step by step
+  void check(const Assignment& assignment) const;
+  void open_streams(const Assignment& assignment);
+  void wake();
+
   mutable std::mutex mutex_;
-  std::atomic<std::uint64_t> targets_version_{0};
+  std::function<void()> waker_;
   Service service_;
+  const ServiceLimits limits_;
+  ReplicationLog log_;
+  std::uint32_t assigned_ = 0;  // epoch of the last assignment
+  std::vector<std::unique_ptr<Replica>> replicas_;
+  std::set<StreamId> fenced_;     // incoming streams that were closed
+  Arcs retired_;                  // that left the Service; kept for the replica that may list them
+  std::uint64_t retired_at_ = 0;  // position
+  std::atomic<std::uint64_t> targets_version_{0};
+  wire::Decoded decoded_;  // the current REPLICATE, or its reply
 };
 
 }  // namespace shoal

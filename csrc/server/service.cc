@@ -58,6 +58,11 @@ Service::Table* Service::find(std::uint32_t id) noexcept {
 void Service::handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
                      MultipartMessage* received) noexcept {
   const std::lock_guard lock(mutex_);
+  execute(peer, frames, out, received);
+}
+
+void Service::execute(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
+                      MultipartMessage* received) noexcept {
   const wire::Fault fault =
       wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = false}, decoded_);
   const Call call{peer, decoded_.header, decoded_.hashes, decoded_.floats(), decoded_.counts, decoded_.values,
@@ -66,6 +71,9 @@ void Service::handle(std::string_view peer, std::span<const wire::Frame> frames,
   for (const wire::Frame frame : frames) {
     metrics_.bytes_in += frame.size();
   }
+  executed_.arcs.clear();
+  last_status_ = Status::kInternal;
+  executed_.key_list = {};
   try {
     // Reserve room for the reply first: an executed request must not fail because its reply cannot be queued.
     auto& replies = out.replies();
@@ -81,6 +89,8 @@ void Service::handle(std::string_view peer, std::span<const wire::Frame> frames,
   } catch (const std::exception& error) {
     fail(call, error);
   }
+  executed_.status = last_status_;
+  executed_.has_keys = !decoded_.hashes.empty() || !executed_.key_list.empty();
   advance(out);
 }
 
@@ -134,7 +144,7 @@ bool Service::check_worker(const Call& call) {
 }
 
 bool Service::check_epoch(const Call& call) {
-  const bool newest = call.header.epoch >= epoch_;
+  const bool newest = call.header.epoch >= epoch_ || replays();
   if (!newest) {
     send(call, {.status = Status::kWrongEpoch}, 1);
   }
@@ -168,12 +178,12 @@ void Service::serve(const Call& call) {
     return send(call, Status::kNoTable);
   }
   const bool of_the_map = header.op == Op::kReduce || header.op == Op::kSweep;
-  if (of_the_map && header.epoch < epoch_) {  // the map defines which slots the answer covers
+  if (of_the_map && header.epoch < epoch_ && !replays()) {  // the map defines which slots the answer covers
     refused_.clear();
     return send(call, {.status = Status::kWrongEpoch}, 1);
   }
   Call known = call;
-  if ((header.flags & (wire::kKeep | wire::kDigest)) != 0 && !recall(known)) {
+  if ((header.flags & (wire::kKeep | wire::kDigest)) != 0 && !replays() && !recall(known)) {
     return;
   }
   if (is_read(header)) {
@@ -197,6 +207,7 @@ bool Service::recall(Call& call) {
     return false;
   }
   call.hashes = *list;  // stays valid: messages are served one at a time
+  executed_.key_list = *list;
   return true;
 }
 
@@ -333,6 +344,7 @@ void Service::send(const Call& call, Header header, std::size_t frames, PooledBu
   reply.payload[1] = std::move(second);
   reply.frames = frames;
   call.out.add(std::move(reply));
+  last_status_ = header.status;
   ++metrics_.replies;
   ++metrics_.statuses[static_cast<std::size_t>(header.status)];
   metrics_.bytes_out += sizeof(Header) + header.payload_bytes;

@@ -53,6 +53,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -182,6 +183,34 @@ class Service {
   // Moves the replies that control calls have queued.
   void released(ReplyQueue& out) noexcept;
 
+  // --- replication (server/replicated_service.h): one caller at a time, control calls included -----------------------------
+
+  // What a write did to the arcs. They are asked in the order of their slots; where one fails, the later ones are not.
+  struct Executed {
+    std::vector<SlotRange> arcs{};  // that executed it, wholly or in part; none: it has changed nothing
+    wire::Status status = wire::Status::kOk;
+    bool has_keys = false;
+    std::span<const std::uint64_t> key_list{};  // that its digest named; valid until the next call
+  };
+  // A write that waited for its clock and was executed by a later call.
+  struct ReleasedWrite {
+    wire::Header header;
+    std::vector<std::byte> parameters;  // the frame: float64 of a SWEEP, numbers of a SAVE_BEGIN
+    Executed executed;
+  };
+  // From now on executed() and take_released() report what each call does.
+  void track_executed();
+  const Executed& executed() const noexcept { return executed_; }
+  std::vector<ReleasedWrite> take_released();
+  // Executes a write that an equal Service has executed, in the arcs below `end_slot`. Map, limits and saves in progress are not
+  // asked. The status of the reply, which is dropped.
+  wire::Status replay(std::span<const wire::Frame> frames, std::size_t end_slot) noexcept;
+  // The sum of the clocks that the arcs have applied, to compare two Services.
+  std::uint32_t applied_sum(std::span<const SlotRange> arcs) const noexcept;
+  std::vector<SlotRange> arcs() const;
+  std::optional<std::uint64_t> slot_bytes() const;
+  std::map<std::uint32_t, TableSpec> specs() const;
+
   ServiceMetrics metrics() const;
   std::size_t slots() const noexcept { return slots_.count(); }
 
@@ -219,6 +248,8 @@ class Service {
 
   // service.cc: receiving a message, and replying
   static bool is_read(const wire::Header& header) noexcept;
+  void execute(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
+               MultipartMessage* received) noexcept;
   void serve(const Call& call);
   void serve_write(const Call& call, Table& table);
   bool check_worker(const Call& call);
@@ -266,6 +297,17 @@ class Service {
   void index_arcs() noexcept;
   void limit_waiting() noexcept;
 
+  // service_replay.cc
+  // An arc is about to execute a write.
+  void touch(const Arc& arc) {
+    if (tracks_) {
+      executed_.arcs.push_back({arc.first_slot(), arc.end_slot()});
+    }
+  }
+  // Whether the write that is replayed failed before it reached this arc.
+  bool skips(const Arc& arc) const noexcept { return arc.first_slot() >= replay_end_; }
+  bool replays() const noexcept { return replay_end_ != kNoReplay; }
+
   // service_write.cc: PUSH, ASSIGN, ERASE, LOAD_*, TICK, SWEEP, and REDUCE where it changes rows
   void tick(const Call& call, std::span<const std::uint64_t> sequences,
             std::span<const std::uint32_t> tables);
@@ -305,6 +347,8 @@ class Service {
   void save_begin(const Call& call);
   void save_poll(const Call& call, std::span<const std::uint64_t> numbers);
   void save_end(const Call& call, std::span<const std::uint64_t> numbers);
+  // The arcs have executed a call without effect on rows.
+  void mark_all(const Call& call);
   CheckpointSession* find_session(const CheckpointSession::Name& name) const noexcept;
   // Of one worker or of all; loads, saves, or both.
   void cancel_sessions(std::optional<std::uint32_t> rank, std::optional<bool> loads = {});
@@ -342,6 +386,7 @@ class Service {
   bool is_complete(std::uint32_t clock) const noexcept;
   void advance(ReplyQueue& out) noexcept;
   void release(DeferredReads::Read&& read, ReplyQueue& out) noexcept;
+  void execute_released(const Call& call);
 
   std::mutex arcs_mutex_;  // before mutex_: held by calls that change arcs, or make tables for them
   mutable std::mutex mutex_;
@@ -369,6 +414,15 @@ class Service {
   std::condition_variable session_begun_;
   bool sessions_closed_ = false;
   ReplyQueue released_{workspace_.buffers};
+
+  // Replication.
+  static constexpr std::size_t kNoReplay = std::numeric_limits<std::size_t>::max();
+  bool tracks_ = false;
+  Executed executed_;
+  wire::Status last_status_ = wire::Status::kOk;  // of the last reply
+  std::vector<ReleasedWrite> released_writes_;
+  std::size_t replay_end_ = kNoReplay;
+  ReplyQueue replayed_{workspace_.buffers};  // dropped
 
   // Scratch memory of the current request.
   wire::Decoded decoded_;

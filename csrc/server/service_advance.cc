@@ -1,6 +1,7 @@
 // Service: completed clocks, and the reads that they release.
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -41,26 +42,43 @@ void Service::release(DeferredReads::Read&& read, ReplyQueue& out) noexcept {
   const DeferredReads::Read mine = std::move(read);
   const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, {}, mine.parameters.bytes(),
                   out};
+  std::optional<ReleasedWrite> write;  // if it is one
+  if (tracks_ && !is_read(call.header)) {
+    write = ReleasedWrite{.header = call.header, .parameters = {}, .executed = std::move(executed_)};
+    executed_ = {};
+  }
   try {
-    if (call.header.op == wire::Op::kSaveBegin) {
-      return save_begin(call);
-    }
-    Table* const table = find(call.header.table);
-    find_refused(call.header, call.hashes);
-    if (table == nullptr) {
-      send(call, wire::Status::kNoTable);
-    } else if (!refused_.empty()) {
-      send_done(call, refusal(out));
-    } else if ((call.header.op != wire::Op::kReduce && call.header.op != wire::Op::kSweep) ||
-               check_epoch(call)) {
-      if (is_read(call.header)) {
-        answer(call, *table);
-      } else {
-        sweep(call);
-      }
-    }
+    execute_released(call);
   } catch (const std::exception& error) {
     fail(call, error);
+  }
+  if (write) {
+    std::swap(write->executed, executed_);
+    if (!write->executed.arcs.empty()) {
+      write->executed.status = last_status_;
+      write->parameters.assign(call.bytes.begin(), call.bytes.end());
+      released_writes_.push_back(std::move(*write));
+    }
+  }
+}
+
+void Service::execute_released(const Call& call) {
+  if (call.header.op == wire::Op::kSaveBegin) {
+    return save_begin(call);
+  }
+  Table* const table = find(call.header.table);
+  find_refused(call.header, call.hashes);
+  if (table == nullptr) {
+    send(call, wire::Status::kNoTable);
+  } else if (!refused_.empty()) {
+    send_done(call, refusal(call.out));
+  } else if ((call.header.op != wire::Op::kReduce && call.header.op != wire::Op::kSweep) ||
+             check_epoch(call)) {
+    if (is_read(call.header)) {
+      answer(call, *table);
+    } else {
+      sweep(call);
+    }
   }
 }
 

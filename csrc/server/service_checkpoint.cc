@@ -91,13 +91,17 @@ void Service::save_begin(const Call& call) {
     const CheckpointSession* const save = find_session(name);
     return send_words(call, save == nullptr ? std::span<const std::uint64_t>() : save->summaries());
   }
-  if (sessions_closed_ || numbers.size() <= wire::kBaseWords) {
+  if ((sessions_closed_ && !replays()) || numbers.size() <= wire::kBaseWords) {
     return send_text(
         call, Status::kBadRequest,
         sessions_closed_ ? "this server writes no checkpoints" : "a save names at least one table");
   }
   if (!check_epoch(call)) {
     return;
+  }
+  if (replays()) {  // the primary has begun it; a session does not outlive its server
+    mark_all(call);
+    return send(call, Status::kOk);
   }
   const auto tables = numbers.subspan(wire::kBaseWords);
   const bool loads = tables.front() >> kKindShift == kLoad;
@@ -159,11 +163,18 @@ void Service::save_begin(const Call& call) {
   unclaimed_sessions_.reserve(unclaimed_sessions_.size() + 1);
   sessions_.push_back(save);
   unclaimed_sessions_.push_back(std::move(save));
-  for (const auto& arc : arcs_) {
-    arc->mark(write_of(call));
-  }
+  mark_all(call);
   send_words(call, sessions_.back()->summaries());
   session_begun_.notify_one();
+}
+
+void Service::mark_all(const Call& call) {
+  for (const auto& arc : arcs_) {
+    if (!skips(*arc)) {
+      touch(*arc);
+      arc->mark(write_of(call));
+    }
+  }
 }
 
 void Service::save_poll(const Call& call, std::span<const std::uint64_t> numbers) {
@@ -202,13 +213,11 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
   }
   const bool ended = save != nullptr &&
                      save->end(written ? std::optional(wire::base_name(numbers.subspan(1))) : std::nullopt);
-  if (written && !ended) {
+  if (written && !ended && !replays()) {
     return send_text(call, Status::kBadRequest,
                      "there is no such save: it was given up before it was written");
   }
-  for (const auto& arc : arcs_) {
-    arc->mark(write_of(call));
-  }
+  mark_all(call);
   send(call, Status::kOk);
 }
 

@@ -83,7 +83,7 @@ void Service::defer(const Call& call, std::size_t reply_bytes) {
   const std::size_t bytes = call.hashes.size_bytes() + call.bytes.size() + reply_bytes;
   const bool full =
       deferred_.size() >= limits_.deferred_reads || deferred_.bytes() + bytes > limits_.deferred_bytes;
-  if (full && !deferred_.has(call.header)) {
+  if (full && !replays() && !deferred_.has(call.header)) {
     return send(call, Status::kOverloaded);
   }
   PooledBuffer hashes = workspace_.buffers.acquire(call.hashes.size_bytes());

@@ -78,26 +78,29 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
   if (!check_epoch(call)) {
     return;
   }
-  const bool all_here = std::ranges::all_of(sequences, [&](std::uint64_t number) {
-    const std::uint64_t sequence = number & kSequences;
-    const std::size_t slot = number >> kSequenceBits;  // plus one; 0 for any
-    if (slot == 0) {
-      return std::ranges::any_of(arcs_,
-                                 [&](const auto& arc) { return arc->has_done(header.worker, sequence); });
-    }
-    Arc* const arc = slot <= slots_.count() ? arc_of(slot - 1) : nullptr;
-    return arc != nullptr && arc->has_done(header.worker, sequence, slot - 1);
-  });
+  const bool all_here = replays() || std::ranges::all_of(sequences, [&](std::uint64_t number) {
+                          const std::uint64_t sequence = number & kSequences;
+                          const std::size_t slot = number >> kSequenceBits;  // plus one; 0 for any
+                          if (slot == 0) {
+                            return std::ranges::any_of(arcs_, [&](const auto& arc) {
+                              return arc->has_done(header.worker, sequence);
+                            });
+                          }
+                          Arc* const arc = slot <= slots_.count() ? arc_of(slot - 1) : nullptr;
+                          return arc != nullptr && arc->has_done(header.worker, sequence, slot - 1);
+                        });
   if (!all_here ||
       std::ranges::any_of(arcs_, [&](const auto& arc) { return header.clock > clock_of(arc); })) {
     return send(call, Status::kRetry);
   }
-  if (mode() == Mode::kBsp && header.clock > applied() &&
+  if (!replays() && mode() == Mode::kBsp && header.clock > applied() &&
       pending_bytes() - next_bytes() > limits_.pending_bytes / 2) {
     return send(call, Status::kOverloaded);
   }
   for (const auto& arc : arcs_) {
-    if (clock_of(arc) == header.clock) {  // else it took the tick before another one had no memory for it
+    // Else it took the tick before another one had no memory for it.
+    if (clock_of(arc) == header.clock && !skips(*arc)) {
+      touch(*arc);
       arc->tick(header.worker, tables);
     }
   }
@@ -124,6 +127,9 @@ void Service::route_write(const Call& call) {
     for (const auto& arc : arcs_) {
       slices_.push_back({.arc = arc.get(), .begin = 0, .count = 0, .fresh = {}});
     }
+  }
+  if (replays()) {
+    std::erase_if(slices_, [&](const Slice& slice) { return skips(*slice.arc); });
   }
 }
 
@@ -190,6 +196,7 @@ void Service::push(const Call& call, Table& table) {
     } else {
       View& last = view(table, call.header.worker);
       each_fresh([&](Slice& slice) {
+        touch(*slice.arc);
         slice.arc->push(write_of(call), rows_of(call, slice, dim), slice.fresh, nullptr);
       });
       metrics_.push_staleness.add(table.pushes - last.pushes - last.own);
@@ -201,9 +208,10 @@ void Service::push(const Call& call, Table& table) {
 }
 
 bool Service::postpone(const Call& call) {
-  const bool fits = std::ranges::all_of(slices_, [&](const Slice& slice) {
-    return !slice.fresh.any || slice.arc->find(call.header.table)->shard->fits_save(slice.fresh.rows());
-  });
+  const bool fits =
+      replays() || std::ranges::all_of(slices_, [&](const Slice& slice) {
+        return !slice.fresh.any || slice.arc->find(call.header.table)->shard->fits_save(slice.fresh.rows());
+      });
   if (fits || !postponed(call.header.worker).postpone(call.header.sequence, kMaxPostponed)) {
     return false;
   }
@@ -223,11 +231,11 @@ bool Service::keep(const Call& call, std::size_t dim) {
   });
   const std::uint32_t applied = this->applied();
   const std::size_t next = next_bytes();
-  if (header.clock > applied && pending_bytes() - next + bytes > limits_.pending_bytes / 2) {
+  if (!replays() && header.clock > applied && pending_bytes() - next + bytes > limits_.pending_bytes / 2) {
     send(call, Status::kOverloaded);
     return false;
   }
-  if (header.clock == applied && next + bytes > limits_.pending_bytes) {
+  if (!replays() && header.clock == applied && next + bytes > limits_.pending_bytes) {
     send_text(call, Status::kBadRequest,
               "the pushes of clock " + std::to_string(header.clock) + " hold " +
                   std::to_string(next + bytes) + " bytes here, and the limit is " +
@@ -255,10 +263,12 @@ bool Service::keep(const Call& call, std::size_t dim) {
           .hashes = kept.hashes.subspan(at, slice.count),
           .values = kept.grads.subspan(at * dim, slice.count * dim),
           .counts = kept.counts.empty() ? kept.counts : kept.counts.subspan(at, slice.count)};
+      touch(*slice.arc);
       slice.arc->push(write_of(call), mine, slice.fresh, kept.owner);
     });
   } else {
     each_fresh([&](Slice& slice) {
+      touch(*slice.arc);
       slice.arc->push(write_of(call), rows_of(call, slice, dim), slice.fresh, nullptr);
     });
   }
@@ -279,6 +289,7 @@ void Service::assign(const Call& call, Table& table) {
   }
   PooledBuffer refused = refusal(call.out);
   each_fresh([&](Slice& slice) {
+    touch(*slice.arc);
     slice.arc->assign(write_of(call), rows_of(call, slice, table.rows.dim()), slice.fresh);
   });
   send_done(call, std::move(refused));
@@ -291,7 +302,10 @@ void Service::erase(const Call& call) {
     return;
   }
   PooledBuffer refused = refusal(call.out);
-  each_fresh([&](Slice& slice) { slice.arc->erase(write_of(call), slice.fresh); });
+  each_fresh([&](Slice& slice) {
+    touch(*slice.arc);
+    slice.arc->erase(write_of(call), slice.fresh);
+  });
   std::uint64_t erased = 0;
   for (const auto& arc : arcs_) {  // also where its slots are not served any more
     erased += arc->erased(call.header.worker, call.header.sequence);
@@ -312,12 +326,19 @@ bool Service::has_done(const Call& call) {
 void Service::change(const Call& call) {
   const bool saves = std::ranges::any_of(
       arcs_, [&](const auto& arc) { return arc->find(call.header.table)->shard->is_saving(); });
-  if (!has_done(call) && saves &&
+  const bool done = has_done(call);
+  if (!done && saves && !replays() &&
       postponed(call.header.worker).postpone(call.header.sequence, kMaxPostponedAll)) {
     return send(call, Status::kOverloaded);
   }
   std::vector<double> answers;
   for (const auto& arc : arcs_) {
+    if (skips(*arc)) {
+      break;
+    }
+    if (!done) {
+      touch(*arc);
+    }
     const auto served = std::ranges::find(served_, arc.get(), &Served::arc);
     const bool is_here = served != served_.end();
     const auto& some =
@@ -333,7 +354,8 @@ void Service::change(const Call& call) {
 void Service::sweep(const Call& call) {
   const Header& header = call.header;
   const bool waits = mode() == Mode::kBsp;
-  if (!has_done(call) && waits) {
+  const bool done = has_done(call);
+  if (!done && waits) {
     if (header.clock < last_applied()) {
       return send_text(call, Status::kBadRequest,
                        "a sweep of clock " + std::to_string(header.clock) + " came after its end");
@@ -345,6 +367,12 @@ void Service::sweep(const Call& call) {
   const auto rules = Lifecycle::expiries(doubles_of(call));
   std::vector<std::uint64_t> answer;
   for (const auto& arc : arcs_) {
+    if (skips(*arc)) {
+      break;
+    }
+    if (!done) {
+      touch(*arc);
+    }
     add_words(answer, arc->sweep(write_of(call), rules));
   }
   send_words(call, answer);

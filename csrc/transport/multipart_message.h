@@ -4,11 +4,12 @@
 // kept, so that count() == kMaxFrames means "too many". clear() and the destructor close what is kept.
 //
 //   ReceivedFrame   one frame, taken out of its message by take(): its bytes stay where libzmq received them
+//   SharedMessage   references to all frames, made by share(): their bytes are not copied, except those of very small frames
 //
 // A frame of more than 8 KiB has memory of its own; a smaller one is a part of a buffer of 8 KiB that it shares with others, so
 // keeping it would keep more memory than its bytes. take() leaves out what is below kMinTakenBytes.
 //
-// Threads: none of its own. A MultipartMessage has one owner, the thread that uses the socket. A ReceivedFrame may be destroyed
+// Threads: none of its own. A MultipartMessage has one owner, the thread that uses the socket. A ReceivedFrame or a SharedMessage may be destroyed
 // by any thread, also after its socket was closed and its context terminated: libzmq counts references to the memory of a
 // frame atomically.
 
@@ -51,6 +52,8 @@ class ReceivedFrame {
   std::unique_ptr<zmq::Message, Close> message_;
   std::size_t bytes_ = 0;
 };
+
+class SharedMessage;
 
 class MultipartMessage {
  public:
@@ -101,6 +104,9 @@ class MultipartMessage {
     return {static_cast<const std::byte*>(zmq_.data(&messages_.at(i))), zmq_.size(&messages_.at(i))};
   }
 
+  // References to all frames, which stay here as well.
+  std::shared_ptr<SharedMessage> share();
+
   // Takes the frame whose bytes these are; an empty one remains in its place. None if the bytes are not those of one whole frame,
   // or fewer than kMinTakenBytes.
   ReceivedFrame take(wire::Frame bytes) {
@@ -119,5 +125,37 @@ class MultipartMessage {
   std::size_t count_ = 0;
   std::size_t bytes_ = 0;
 };
+
+class SharedMessage {
+ public:
+  explicit SharedMessage(const Zmq& zmq) noexcept : zmq_(zmq) {}
+  ~SharedMessage() {
+    while (count_ > 0) {
+      zmq_.close_message(&messages_.at(--count_));
+    }
+  }
+  SharedMessage(const SharedMessage&) = delete;
+  SharedMessage& operator=(const SharedMessage&) = delete;
+
+  wire::Frame frame(std::size_t i) noexcept {
+    return {static_cast<const std::byte*>(zmq_.data(&messages_.at(i))), zmq_.size(&messages_.at(i))};
+  }
+
+ private:
+  friend class MultipartMessage;
+  const Zmq zmq_;
+  std::array<zmq::Message, MultipartMessage::kMaxFrames> messages_{};
+  std::size_t count_ = 0;
+};
+
+inline std::shared_ptr<SharedMessage> MultipartMessage::share() {
+  auto shared = std::make_shared<SharedMessage>(zmq_);
+  for (; shared->count_ < count_; ++shared->count_) {
+    zmq::Message& copy = shared->messages_.at(shared->count_);
+    zmq_.init(&copy);
+    zmq_.copy_message(&copy, &messages_.at(shared->count_));
+  }
+  return shared;
+}
 
 }  // namespace shoal

@@ -102,6 +102,7 @@ Zmq Zmq::of(const std::string& module) {
   library.find("zmq_msg_init_data", zmq.init_data);
   library.find("zmq_msg_recv", zmq.receive_message);
   library.find("zmq_msg_send", zmq.send_message);
+  library.find("zmq_msg_copy", zmq.copy_message);
   library.find("zmq_msg_move", zmq.move_message);
   library.find("zmq_msg_close", zmq.close_message);
   library.find("zmq_msg_data", zmq.data);

@@ -102,6 +102,7 @@ struct Zmq {
                    void* hint);
   int (*receive_message)(zmq::Message*, void* socket, int flags);
   int (*send_message)(zmq::Message*, void* socket, int flags);
+  int (*copy_message)(zmq::Message* to, zmq::Message* from);
   int (*move_message)(zmq::Message* to, zmq::Message* from);
   int (*close_message)(zmq::Message*);
   void* (*data)(zmq::Message*);

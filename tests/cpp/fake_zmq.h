@@ -31,6 +31,7 @@ class Fake {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
     bool more = false;
+    int references = 1;
     void (*free)(void*, void*) = nullptr;
     void* hint = nullptr;
     Bytes own;
@@ -77,7 +78,7 @@ class Fake {
     return copied;
   }
   void drop(Content* content) {
-    if (content != nullptr) {
+    if (content != nullptr && --content->references == 0) {
       if (content->free != nullptr) {
         content->free(content->data, content->hint);
       }
@@ -290,6 +291,14 @@ inline Zmq Fake::functions() {
       of(message) = make();
     }
     return put(std::exchange(of(message), nullptr), flags);
+  };
+  zmq.copy_message = [](zmq::Message* to, zmq::Message* from) {
+    current->drop(std::exchange(of(to), nullptr));
+    if (of(from) != nullptr) {
+      ++of(from)->references;
+      of(to) = of(from);
+    }
+    return 0;
   };
   zmq.move_message = [](zmq::Message* to, zmq::Message* from) {
     current->drop(std::exchange(of(to), std::exchange(of(from), nullptr)));

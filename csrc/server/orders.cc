@@ -1,0 +1,155 @@
+#include "server/orders.h"
+
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "base/byte_stream.h"
+#include "base/check.h"
+#include "shard/spec_bytes.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr const char* kName = "an order";
+
+template <class Field>
+void put(ByteWriter& to, const Field& field) {
+  to.put(field);
+}
+void put(ByteWriter& to, const LastTick& last) {
+  to.put(last.clock);
+  to.put_array(std::span<const std::uint32_t>(last.tables));
+}
+void put(ByteWriter& to, const TableSpec& spec) {
+  const std::vector<std::byte> bytes = encode(spec);
+  to.put(std::uint64_t{bytes.size()});
+  to.put_raw(bytes);
+}
+
+template <class... Fields>
+void put_all(ByteWriter& to, const Fields&... fields) {
+  (put(to, fields), ...);
+}
+
+struct Write {
+  ByteWriter& to;
+
+  void operator()(const StartJob& order) const {
+    put_all(to, order.job, static_cast<std::uint8_t>(order.mode), order.staleness,
+            static_cast<std::uint8_t>(order.mean), order.before);
+  }
+  void operator()(const Admit& order) const { put_all(to, order.rank, order.incarnation, order.clock); }
+  void operator()(const Fence& order) const { put_all(to, order.rank, order.incarnation); }
+  void operator()(const Dismiss& order) const { put_all(to, order.rank, order.incarnation, order.last); }
+  void operator()(const Hold& /*order*/) const {}
+  void operator()(const Resume& /*order*/) const {}
+  void operator()(const SetMemory& order) const { put_all(to, order.slot_bytes); }
+  void operator()(const AddTable& order) const { put_all(to, order.id, order.spec); }
+  void operator()(const DropTable& order) const { put_all(to, order.id); }
+};
+
+}  // namespace
+
+std::vector<std::byte> encode(const Order& order) {
+  ByteWriter to;
+  to.bytes().reserve(64);
+  to.put(static_cast<std::uint8_t>(order.index()));
+  std::visit(Write{to}, order);
+  return to.take();
+}
+
+Order decode_order(std::span<const std::byte> bytes) {
+  ByteReader from(bytes, kName);
+  const auto number = [&](const char* field) { return from.take<std::uint32_t>(field); };
+  const auto kind = from.take<std::uint8_t>("its number");
+  Order order;
+  switch (kind) {
+    case 0: {
+      StartJob start;
+      start.job = number("the job");
+      start.mode = from.take_enum("the mode", Mode::kAsp);
+      start.staleness = number("the staleness");
+      start.mean = from.take_flag("the mean");
+      start.before = number("the clock before");
+      order = start;
+      break;
+    }
+    case 1: {
+      Admit admit;
+      admit.rank = number("the rank");
+      admit.incarnation = number("the incarnation");
+      admit.clock = number("the clock");
+      order = admit;
+      break;
+    }
+    case 2: {
+      Fence fence;
+      fence.rank = number("the rank");
+      fence.incarnation = number("the incarnation");
+      order = fence;
+      break;
+    }
+    case 3: {
+      Dismiss dismiss;
+      dismiss.rank = number("the rank");
+      dismiss.incarnation = number("the incarnation");
+      dismiss.last.clock = number("the clock");
+      dismiss.last.tables = from.take_array<std::uint32_t>("the tables");
+      order = std::move(dismiss);
+      break;
+    }
+    case 4:
+      order = Hold{};
+      break;
+    case 5:
+      order = Resume{};
+      break;
+    case 6:
+      order = SetMemory{from.take<std::uint64_t>("the bytes of a slot")};
+      break;
+    case 7: {
+      const std::uint32_t id = number("the table");
+      const std::size_t size = from.take_count("the description", 1);
+      order = AddTable{id, decode_spec(from.take_raw(size, "the description"))};
+      break;
+    }
+    case 8:
+      order = DropTable{number("the table")};
+      break;
+    default:
+      SHOAL_CHECK(false, "there is no order " + std::to_string(kind));
+  }
+  from.done();
+  return order;
+}
+
+void execute(const Order& order, Service& service) {
+  std::visit(
+      [&](const auto& one) {
+        using One = std::decay_t<decltype(one)>;
+        if constexpr (std::is_same_v<One, StartJob>) {
+          service.start_job(one.job, one.mode, one.staleness, one.mean, one.before);
+        } else if constexpr (std::is_same_v<One, Admit>) {
+          service.admit(one.rank, one.incarnation, one.clock);
+        } else if constexpr (std::is_same_v<One, Fence>) {
+          service.fence(one.rank, one.incarnation);
+        } else if constexpr (std::is_same_v<One, Dismiss>) {
+          service.dismiss(one.rank, one.incarnation, one.last);
+        } else if constexpr (std::is_same_v<One, Hold>) {
+          service.hold();
+        } else if constexpr (std::is_same_v<One, Resume>) {
+          service.resume();
+        } else if constexpr (std::is_same_v<One, SetMemory>) {
+          service.set_memory(one.slot_bytes);
+        } else if constexpr (std::is_same_v<One, AddTable>) {
+          service.add_table(one.id, one.spec);
+        } else {
+          service.drop_table(one.id);
+        }
+      },
+      order);
+}
+
+}  // namespace shoal

@@ -1,0 +1,214 @@
+#include "server/replication_log.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal {
+
+using wire::Header;
+using wire::Record;
+using wire::Status;
+
+std::size_t LogRecord::bytes() const noexcept {
+  std::size_t bytes = sizeof(Header);
+  for (std::size_t i = 0; i < count; ++i) {
+    bytes += frames.at(i).bytes.size();
+  }
+  return bytes;
+}
+
+bool ReplicationLog::Stream::has(std::size_t slot) const noexcept {
+  return std::ranges::any_of(in_sync,
+                             [&](const SlotRange& range) { return slot >= range.first && slot < range.end; });
+}
+
+ReplicationLog::Stream* ReplicationLog::find(StreamId id) noexcept {
+  const auto found = streams_.find(id);
+  return found == streams_.end() ? nullptr : &found->second;
+}
+
+ReplicationLog::Stream& ReplicationLog::open(StreamId id, const std::string& address,
+                                             const std::string& server_key) {
+  Stream& stream = streams_[id];
+  stream.id = id;
+  stream.address = address;
+  stream.server_key = server_key;
+  stream.heard = stream.last_sent = now_;
+  return stream;
+}
+
+void ReplicationLog::close(StreamId id) { streams_.erase(id); }
+
+// --- appending --------------------------------------------------------------------------------------------------
+
+bool ReplicationLog::touches(const Stream& stream, std::span<const SlotRange> arcs) noexcept {
+  return arcs.empty() ||
+         std::ranges::any_of(arcs, [&](const SlotRange& arc) { return stream.has(arc.first); });
+}
+
+void ReplicationLog::add(Stream& stream, Entry entry) {
+  const std::size_t bytes = entry.record->bytes();
+  stream.entries.push_back(std::move(entry));
+  stream.bytes += bytes;
+}
+
+// --- replies ----------------------------------------------------------------------------------------------------
+
+std::uint64_t ReplicationLog::committed() const noexcept {
+  std::uint64_t position = position_;
+  for (const auto& [id, stream] : streams_) {
+    if (!stream.entries.empty()) {
+      position = std::min(position, stream.entries.front().position - 1);
+    }
+  }
+  return position;
+}
+
+bool ReplicationLog::is_stopped() const noexcept {
+  return std::ranges::any_of(
+      streams_, [&](const auto& one) { return one.second.stopped() || now_ - one.second.heard > kSilentMs; });
+}
+
+void ReplicationLog::hold(ReplyQueue& out, std::size_t first) {
+  auto& replies = out.replies();
+  for (std::size_t i = first; i < replies.size(); ++i) {
+    held_.push_back({.position = position_, .reply = std::move(replies[i])});
+  }
+  replies.erase(replies.begin() + static_cast<std::ptrdiff_t>(first), replies.end());
+}
+
+void ReplicationLog::release(ReplyQueue& out) noexcept {
+  if (!can_release()) {
+    return;
+  }
+  const std::uint64_t position = committed();
+  try {
+    while (!held_.empty() && held_.front().position <= position) {
+      out.add(std::move(held_.front().reply));
+      held_.pop_front();
+    }
+  } catch (const std::bad_alloc&) {
+    // The others leave next time: a reply is moved only once there is room for it.
+  }
+}
+
+// --- sending ----------------------------------------------------------------------------------------------------
+
+bool ReplicationLog::next_message(Stream& stream, StreamMessage& message) noexcept {
+  if (stream.stopped()) {
+    return false;
+  }
+  Header header{.op = wire::Op::kReplicate};
+  header.set_stream(stream.id);
+  message.count = 0;
+  const std::uint64_t next = stream.sent + 1;
+  if (next > stream.last() || stream.sent_bytes > kMaxSentBytes) {
+    if (!stream.alive_due) {
+      return false;
+    }
+    stream.alive_due = false;
+    header.sequence = stream.sent;
+    header.aux = static_cast<std::uint32_t>(Record::kAlive);
+    wire::encode(header, {}, message.header);
+    stream.last_sent = now_;
+    return true;
+  }
+  const Entry& entry = stream.entries[next - stream.acknowledged - 1];
+  const LogRecord& record = *entry.record;
+  header.sequence = next;
+  header.aux = static_cast<std::uint32_t>(record.kind);
+  std::array<wire::Frame, wire::kMaxFrames> payload;
+  std::size_t own = 0;  // frames that this header covers
+  if (record.kind == Record::kRequest) {
+    header.count = entry.is_whole ? static_cast<std::uint32_t>(record.status) : LogRecord::kNotCompared;
+    header.clock = record.end_slot;
+    header.epoch = entry.applied;
+  } else {
+    header.dtype = wire::Dtype::kUint8;
+    own = record.count;
+  }
+  for (std::size_t i = 0; i < record.count; ++i) {
+    message.frames.at(i) = record.frames.at(i);
+    payload.at(i) = record.frames.at(i).bytes;
+  }
+  message.count = record.count;
+  wire::encode(header, std::span(payload).first(own), message.header);
+  stream.sent = next;
+  stream.sent_bytes += record.bytes();
+  stream.last_sent = now_;
+  stream.alive_due = false;
+  return true;
+}
+
+void ReplicationLog::acknowledge(Stream& stream, const Header& reply, std::string_view text) noexcept {
+  stream.heard = now_;
+  if (reply.status == Status::kFenced) {
+    stream.fenced = true;
+    return;
+  }
+  // The backup has executed nothing that was not sent; a greater number belongs to no record.
+  if (reply.sequence > stream.acknowledged && reply.sequence <= stream.last()) {
+    while (stream.acknowledged < reply.sequence) {
+      const std::size_t bytes = stream.entries.front().record->bytes();
+      stream.entries.pop_front();
+      stream.bytes -= bytes;
+      ++stream.acknowledged;
+      if (stream.acknowledged <= stream.sent) {
+        stream.sent_bytes -= bytes;
+      }
+    }
+    stream.sent = std::max(stream.sent, stream.acknowledged);
+    stream.gap_ms = kGapMs;
+  }
+  if (reply.status == Status::kRetry && now_ - stream.rewound >= stream.gap_ms) {
+    rewind(stream);
+    stream.gap_ms = std::min(2 * stream.gap_ms, kMaxGapMs);
+  } else if (reply.status == Status::kInternal && stream.fault.empty()) {
+    try {
+      stream.fault = text.empty() ? "the backup has diverged" : std::string(text);
+    } catch (const std::bad_alloc&) {
+      stream.fault = "diverged";  // short enough to need no memory
+    }
+  }
+}
+
+void ReplicationLog::rewind(Stream& stream) noexcept {
+  stream.sent = stream.acknowledged;
+  stream.sent_bytes = 0;
+  stream.rewound = now_;
+}
+
+void ReplicationLog::stop(const char* why) noexcept {
+  for (auto& [id, stream] : streams_) {
+    try {
+      stream.fault = why;
+    } catch (const std::bad_alloc&) {
+      stream.fault = "no memory";  // short enough to need none
+    }
+  }
+}
+
+void ReplicationLog::on_time(Milliseconds now) noexcept {
+  now_ = std::max(now_, now);
+  for (auto& [id, stream] : streams_) {
+    if (stream.stopped()) {
+      continue;
+    }
+    if (now_ - stream.last_sent >= kAliveMs) {
+      stream.alive_due = true;
+    }
+  }
+}
+
+Milliseconds ReplicationLog::next_time() const noexcept {
+  Milliseconds next = kNever;
+  for (const auto& [id, stream] : streams_) {
+    if (stream.stopped()) {
+      continue;
+    }
+    next = std::min(next, stream.last_sent + kAliveMs);
+  }
+  return next;
+}
+
+}  // namespace shoal

@@ -1,0 +1,172 @@
+// ReplicationLog: the streams of an endpoint to its backups, and the replies that wait for their acknowledgements.
+//
+// Algorithm. A replicated log with cumulative acknowledgements and go-back-N retransmission. append() gives a record the endpoint's next
+// position and adds it to the streams whose arcs it concerns, where it gets the stream's next sequence. A stream sends its records in
+// order, keeps those that are not acknowledged, and sends them again from the first one when its connection was replaced or the backup
+// reports a gap. Without messages it sends keep-alive ones, which name the last record: a lost record is noticed after kAliveMs. A
+// position is committed once every stream has acknowledged its records up to there.
+//
+//   append -> record 17 -> stream a: sequence 9, stream b: sequence 17          acknowledged(b, 16): committed() is 16, replies up to
+//                                                                               16 leave
+//
+// A stream of which nothing is heard for kSilentMs stops replies, although it may have acknowledged all records: another endpoint
+// may have been promoted. A stream with a fault, or that its backup has fenced, stops them until it is closed.
+//
+// Invariants
+//   I1  Held replies have ascending positions, and the first one is above committed() unless a stream is silent.
+//   I2  A stream keeps all its records above `acknowledged`, and no others.
+//
+// Threads: none of its own; one owner. Records are shared with the transport.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "server/arc.h"
+#include "server/reply_queue.h"
+#include "transport/shared_frame.h"
+#include "wire/wire.h"
+
+namespace shoal {
+
+using Milliseconds = std::uint64_t;
+using StreamId = std::uint64_t;
+
+// A message of a stream: a REPLICATE header, and frames that are sent in place.
+struct StreamMessage {
+  std::array<std::byte, sizeof(wire::Header)> header{};
+  std::array<SharedFrame, wire::kMaxFrames> frames{};
+  std::size_t count = 0;  // of the frames
+};
+
+// What is appended. Immutable; shared by streams and messages.
+struct LogRecord {
+  static constexpr std::uint32_t kNotCompared = 0xffffffffU;  // in place of a status
+
+  wire::Record kind = wire::Record::kAlive;
+  wire::Status status = wire::Status::kOk;  // REQUEST: of its execution
+  std::uint32_t end_slot = 0;               // REQUEST: the arcs below it have executed it
+  std::array<SharedFrame, wire::kMaxFrames> frames{};
+  std::size_t count = 0;
+
+  std::size_t bytes() const noexcept;
+};
+
+class ReplicationLog {
+ public:
+  static constexpr Milliseconds kNever = std::numeric_limits<Milliseconds>::max();
+  static constexpr Milliseconds kAliveMs = 200;   // a keep-alive after so long without a message
+  static constexpr Milliseconds kSilentMs = 500;  // half of the time after which a server is suspected
+  // Between two reports of a gap that are followed; doubles without progress.
+  static constexpr Milliseconds kGapMs = 20;
+  static constexpr Milliseconds kMaxGapMs = 1000;
+  static constexpr std::size_t kMaxSentBytes = std::size_t{64}
+                                               << 20U;  // sent and not acknowledged, per stream
+
+  struct Entry {
+    std::shared_ptr<const LogRecord> record;
+    std::uint64_t position = 0;
+    bool is_whole =
+        false;  // REQUEST: all arcs that executed it are the stream's, so that the backup has the same status
+    std::uint32_t applied =
+        0;  // TICK: one more than Service::applied_sum() of the stream's arcs; 0: not compared
+  };
+  struct Stream {
+    StreamId id = 0;
+    std::string address{};
+    std::string server_key{};
+    std::vector<SlotRange> in_sync{};
+    std::deque<Entry> entries{};     // not acknowledged
+    std::uint64_t acknowledged = 0;  // sequence
+    std::uint64_t sent = 0;          // sequence
+    std::size_t bytes = 0;           // of the entries
+    std::size_t sent_bytes = 0;      // of those that were sent
+    Milliseconds heard = 0;
+    Milliseconds last_sent = 0;
+    Milliseconds gap_ms = kGapMs;
+    Milliseconds rewound = 0;
+    bool alive_due = false;
+    bool fenced = false;
+    std::string fault{};
+
+    std::uint64_t last() const noexcept { return acknowledged + entries.size(); }
+    bool stopped() const noexcept { return fenced || !fault.empty(); }
+    bool has(std::size_t slot) const noexcept;
+  };
+
+  bool has_streams() const noexcept { return !streams_.empty(); }
+  std::map<StreamId, Stream>& streams() noexcept { return streams_; }
+  const std::map<StreamId, Stream>& streams() const noexcept { return streams_; }
+  Stream* find(StreamId id) noexcept;
+  Stream& open(StreamId id, const std::string& address, const std::string& server_key);
+  void close(StreamId id);
+
+  // Gives the record a position and adds it to the streams that have one of the arcs; without arcs, to all. `applied` is called for
+  // each of them. std::bad_alloc: it is missing in some of the streams.
+  template <class Applied>
+  void append(LogRecord record, std::span<const SlotRange> arcs, const Applied& applied,
+              std::optional<StreamId> only = {}) {
+    const auto shared = std::make_shared<const LogRecord>(std::move(record));
+    ++position_;
+    for (auto& [id, stream] : streams_) {
+      if (touches(stream, arcs) && (!only || *only == id)) {
+        add(stream, {.record = shared,
+                     .position = position_,
+                     .is_whole = std::ranges::all_of(
+                         arcs, [&](const SlotRange& arc) { return stream.has(arc.first); }),
+                     .applied = applied(stream)});
+      }
+    }
+  }
+  std::uint64_t position() const noexcept { return position_; }
+  // All positions up to it are acknowledged by all streams.
+  std::uint64_t committed() const noexcept;
+  // Whether replies to what has been appended so far may leave.
+  bool open_gate() const noexcept { return held_.empty() && committed() == position_ && !is_stopped(); }
+  // Whether a stream is silent or stopped.
+  bool is_stopped() const noexcept;
+
+  // Holds the replies from number `first` on until everything appended so far is committed.
+  void hold(ReplyQueue& out, std::size_t first);
+  // Queues the held replies that may leave. False if there is no memory: call it again.
+  void release(ReplyQueue& out) noexcept;
+  std::size_t held() const noexcept { return held_.size(); }
+  bool can_release() const noexcept {
+    return !held_.empty() && held_.front().position <= committed() && !is_stopped();
+  }
+
+  bool next_message(Stream& stream, StreamMessage& message) noexcept;
+  void acknowledge(Stream& stream, const wire::Header& reply, std::string_view text) noexcept;
+  void rewind(Stream& stream) noexcept;
+  // Stops all streams.
+  void stop(const char* why) noexcept;
+  void on_time(Milliseconds now) noexcept;
+  Milliseconds next_time() const noexcept;
+  Milliseconds now() const noexcept { return now_; }
+
+ private:
+  struct Held {
+    std::uint64_t position = 0;
+    Reply reply;
+  };
+  static bool touches(const Stream& stream, std::span<const SlotRange> arcs) noexcept;
+  void add(Stream& stream, Entry entry);
+
+  std::map<StreamId, Stream> streams_;
+  std::uint64_t position_ = 0;
+  std::deque<Held> held_;
+  Milliseconds now_ = 0;
+};
+
+}  // namespace shoal

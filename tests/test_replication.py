@@ -1,0 +1,354 @@
+"""A primary and its backups without sockets: equal state, commits, promotion, and what a divergence does."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replicated import ADAGRAD, ARCS, SLOTS, Cluster, Driver, Faults, digest_of, equal, random_script
+from service_peer import SGD, Reply, Worker, deliver
+from shoal import _core
+from shoal._core import Op, Status
+
+ADMITTED: dict[str, Any] = {**SGD, "admit": ("AfterCount", {"n": 2.0}), "expire": [("TimeToLive", {"clocks": 2.0})]}
+TABLES = {0: 1, 1: 4, 2: 1}
+MODES = [("bsp", 0), ("ssp", 1), ("asp", 0)]
+
+
+def prepare(service: Any, mode: str, staleness: int, *, memory: int | None = None) -> None:
+    """The orders that begin a job of three workers."""
+    if memory is not None:
+        service.set_memory(memory)
+    service.add_table(0, dim=1, **SGD)
+    service.add_table(1, dim=4, **ADAGRAD)
+    service.add_table(2, dim=1, **ADMITTED)
+    service.start_job(1, mode, staleness)
+    for rank in range(3):
+        service.admit(rank, 1, 0)
+
+
+def alone(mode: str, staleness: int, **how: Any) -> _core.Service:
+    service = _core.Service(SLOTS, ARCS)
+    service.set_map(1, ARCS)
+    prepare(service, mode, staleness, **how)
+    return service
+
+
+def random_faults(rng: random.Random) -> Faults:
+    return Faults(rng, cut=0.2, double=0.1, swap=0.1, lose_reply=0.2)
+
+
+def script_of(seed: int, mode: str) -> list[Any]:
+    return random_script(random.Random(seed), tables=TABLES, counted=[2], bsp=mode == "bsp")
+
+
+# --- equal state -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("mode", "staleness"), MODES)
+def test_a_replica_equals_its_primary_after_each_acknowledged_position(mode: str, staleness: int, seed: int) -> None:
+    cluster = Cluster()
+    prepare(cluster.primary, mode, staleness)
+    cluster.faults = random_faults(random.Random(seed))
+    driver = Driver(script_of(seed, mode))
+    replica = cluster.services[1].replica(1)
+    compared = 0
+    while driver.begin(cluster.send):
+        driver.take(cluster.step())
+        if cluster.primary.committed(cluster.primary.position()):
+            compared += 1
+            assert equal(cluster.primary, replica)
+    driver.take(cluster.settle())
+    assert equal(cluster.primary, replica)
+    assert not driver.waiting
+    assert compared > 5
+    status = cluster.services[1].replication()["replicas"][0]
+    assert status["fault"] == ""
+    assert status["position"] == cluster.primary.replication()["streams"][0]["acknowledged"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("mode", "staleness"), MODES)
+def test_after_a_promotion_at_any_moment_the_results_are_those_of_an_undisturbed_run(
+    mode: str, staleness: int, seed: int
+) -> None:
+    script = script_of(100 + seed, mode)
+    undisturbed = Driver(script)
+    reference = alone(mode, staleness)
+    undisturbed.run(lambda frames, peer: deliver(reference, frames, peer))
+
+    rng = random.Random(seed)
+    cluster = Cluster()
+    prepare(cluster.primary, mode, staleness)
+    cluster.faults = random_faults(rng)
+    driver = Driver(script)
+    until = rng.randrange(len(script))
+    # What the primary accepted in its last moments has reached the backup in part, or not at all.
+    while driver.begun < until and driver.begin(cluster.send):
+        if rng.random() < 0.5:
+            driver.take(cluster.step())
+    cluster.promote()
+    driver.again(cluster.send)
+    while driver.begin(cluster.send):
+        pass
+    assert not driver.waiting
+    assert equal(reference, cluster.primary)
+    assert driver.answers.keys() == undisturbed.answers.keys()
+    for name, reply in driver.answers.items():
+        other = undisturbed.answers[name]
+        assert (reply.status, reply.text) == (other.status, other.text), name
+        if reply.op in (Op.PULL, Op.SWEEP):
+            np.testing.assert_array_equal(reply.values, other.values)
+        if reply.op == Op.ERASE:
+            assert reply.aux == other.aux
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replica_of_tables_with_a_memory_budget_equals_its_primary(seed: int) -> None:
+    memory = 8 << 10  # bytes a slot: some pushes exceed it
+    script = random_script(random.Random(seed), tables=TABLES, counted=[2], keys=3000, clocks=3, bsp=False)
+    cluster = Cluster()
+    prepare(cluster.primary, "asp", 0, memory=memory)
+    driver = Driver(script, final=[Status.RETRY])  # a tick whose push had no room
+    while driver.begin(cluster.send):
+        driver.take(cluster.step())
+    driver.take(cluster.settle())
+    replica = cluster.services[1].replica(1)
+    assert cluster.services[1].replication()["replicas"][0]["fault"] == ""
+    assert equal(cluster.primary, replica)
+    assert any(reply.status == Status.RESOURCE_EXHAUSTED for reply in driver.answers.values())
+
+
+def test_every_acknowledged_push_is_applied_once_after_a_promotion() -> None:
+    rng = random.Random(5)
+    cluster = Cluster()
+    prepare(cluster.primary, "asp", 0)
+    cluster.faults = random_faults(rng)
+    key, worker = 7 << 60, Worker(0)
+    waiting: dict[int, Any] = {}
+
+    def take(replies: list[Reply]) -> None:
+        for reply in replies:
+            assert reply.status == Status.OK
+            waiting.pop(reply.sequence, None)
+
+    total = 0
+    for sequence in range(1, 61):
+        total += sequence
+        waiting[sequence] = worker.push([key], [-sequence], sequence=sequence)
+        take(cluster.send(waiting[sequence]))
+        if sequence % 3 == 0:
+            take(cluster.step())
+        if sequence == 40:
+            cluster.promote()
+            for frames in list(waiting.values()):
+                take(cluster.send(frames))
+    assert not waiting
+    reply = cluster.send(worker.pull([key]))[0]
+    assert reply.values.ravel().tolist() == [float(total)]
+
+
+def test_two_backups_equal_the_primary_and_each_may_be_promoted() -> None:
+    for number in (1, 2):
+        script = script_of(9, "bsp")
+        reference = alone("bsp", 0)
+        Driver(script).run(lambda frames, peer, on=reference: deliver(on, frames, peer))
+        cluster = Cluster(backups=2)
+        prepare(cluster.primary, "bsp", 0)
+        driver = Driver(script)
+        while driver.begun < len(script) // 2 and driver.begin(cluster.send):
+            driver.take(cluster.step())
+        cluster.promote(number)
+        driver.again(cluster.send)
+        while driver.begin(cluster.send):
+            pass
+        assert not driver.waiting
+        assert equal(reference, cluster.primary)
+
+
+# --- commits -----------------------------------------------------------------------------------------------------
+
+
+def test_no_reply_leaves_before_every_backup_has_acknowledged_what_it_saw() -> None:
+    cluster = Cluster(backups=2)
+    prepare(cluster.primary, "asp", 0)
+    cluster.settle()
+    worker = Worker()
+    first, second = cluster.links
+    second.is_down = True
+    assert cluster.send(worker.push([5], [1], sequence=1)) == []
+    assert cluster.send(worker.pull([5])) == []  # it would read what is not committed
+    assert cluster.step() == []
+    assert not cluster.primary.committed(cluster.primary.position())
+    second.is_down = False
+    cluster.primary.reconnected(second.stream)
+    replies = cluster.settle()
+    assert [reply.op for reply in replies] == [Op.PUSH, Op.PULL]
+    assert first.primary is second.primary
+
+
+def test_reads_leave_at_once_while_nothing_waits_for_a_commit() -> None:
+    cluster = Cluster()
+    prepare(cluster.primary, "asp", 0)
+    cluster.settle()
+    assert [reply.op for reply in cluster.send(Worker().pull([5]))] == [Op.PULL]
+
+
+def test_a_primary_that_has_not_heard_of_its_backup_for_a_while_answers_nobody() -> None:
+    cluster = Cluster()
+    prepare(cluster.primary, "asp", 0)
+    cluster.settle()
+    cluster.links[0].is_down = True
+    for _ in range(24):
+        cluster.step()
+    assert cluster.send(Worker().pull([5])) == []
+    cluster.links[0].is_down = False
+    assert [reply.op for reply in cluster.settle()] == [Op.PULL]
+
+
+def test_an_idle_stream_is_kept_alive_and_a_lost_record_is_sent_again() -> None:
+    cluster = Cluster()
+    prepare(cluster.primary, "asp", 0)
+    cluster.settle()
+    acknowledged = cluster.primary.replication()["streams"][0]["acknowledged"]
+    for _ in range(100):
+        cluster.step()
+        assert cluster.primary.replication()["streams"][0]["silent"] < 0.5
+    assert cluster.primary.replication()["streams"][0]["acknowledged"] == acknowledged
+    assert cluster.send(Worker().push([5], [1], sequence=1)) == []
+    assert cluster.primary.next_message(1) is not None  # lost
+    assert [reply.op for reply in cluster.settle()] == [Op.PUSH]
+
+
+def test_an_order_is_committed_once_the_backup_has_executed_it() -> None:
+    cluster = Cluster()
+    cluster.primary.add_table(0, dim=1, **SGD)
+    position = cluster.primary.position()
+    assert not cluster.primary.committed(position)
+    cluster.step()
+    assert cluster.primary.committed(position)
+    assert cluster.services[1].replica(1).tables() == [0]
+
+
+# --- fencing -----------------------------------------------------------------------------------------------------
+
+
+def test_of_two_primaries_only_the_newer_one_answers() -> None:
+    cluster = Cluster()
+    prepare(cluster.primary, "asp", 0)
+    cluster.settle()
+    link = cluster.links[0]
+    old = cluster.promote()
+    worker = Worker()
+    assert [reply.status for reply in cluster.send(worker.push([5], [1], sequence=1))] == [Status.OK]
+    assert deliver(old, worker.push([5], [2], sequence=2)) == []
+    assert deliver(old, worker.pull([5])) == []
+    for now in range(0, 5000, 50):
+        assert old.on_time(cluster.now + now) == []
+        assert link.carry() == []
+    assert old.replication()["streams"][0]["fenced"]
+    assert old.replication()["held"] == 2
+    assert deliver(old, worker.pull([5])) == []
+    assert cluster.send(worker.pull([5]))[0].values.ravel().tolist() == [-1.0]
+
+
+def test_records_that_arrive_before_the_assignment_wait_for_it() -> None:
+    primary, backup = _core.Service(SLOTS), _core.Service(SLOTS)
+    primary.assign(1, ARCS, [(9, "b", "", ARCS, [])])
+    cluster = Cluster()
+    cluster.primary, cluster.services = primary, [primary, backup]
+    cluster.links = [type(cluster.links[0])(9, primary, backup)]
+    prepare(primary, "asp", 0)
+    primary.handle(b"worker", Worker().push([5], [1], sequence=1))
+    for _ in range(10):
+        assert cluster.step() == []
+    backup.assign(1, [], [], [(9, ARCS)])
+    assert [reply.op for reply in cluster.settle()] == [Op.PUSH]
+    assert equal(primary, backup.replica(9))
+
+
+def test_an_older_assignment_has_no_effect() -> None:
+    cluster = Cluster()
+    cluster.promote()
+    cluster.primary.assign(1, [], [], [(1, ARCS)])
+    assert cluster.primary.replication()["replicas"] == []
+    prepare(cluster.primary, "asp", 0)
+    assert cluster.send(Worker().pull([5]))[0].status == Status.OK
+
+
+# --- divergence --------------------------------------------------------------------------------------------------
+
+
+def test_a_diverged_replica_is_reported_and_never_promoted() -> None:
+    cluster = Cluster()
+    prepare(cluster.primary, "asp", 0)
+    cluster.settle()
+    cluster.services[1].replica(1).drop_table(1)  # what a broken backup could do
+    worker = Worker()
+    assert cluster.send(worker.push([5], [[1, 1, 1, 1]], sequence=1, table=1)) == []
+    for _ in range(10):
+        assert cluster.step() == []
+    fault = cluster.primary.replication()["streams"][0]["fault"]
+    assert 'its status is "no table", the primary\'s is "ok"' in fault
+    with pytest.raises(ValueError, match=r"the replica of the slots \[0, 4\) has diverged"):
+        cluster.services[1].assign(2, ARCS)
+    # The assignment without the stream: the primary goes on alone.
+    cluster.primary.assign(2, ARCS)
+    assert [Reply.of(*reply).op for reply in cluster.primary.released()] == [Op.PUSH]
+
+
+def test_a_replica_whose_clock_was_not_applied_has_diverged() -> None:
+    cluster = Cluster()
+    prepare(cluster.primary, "bsp", 0)
+    cluster.settle()
+    cluster.services[1].replica(1).hold()  # nothing is applied beyond this clock
+    for rank in range(3):
+        cluster.send(Worker(rank, epoch=1).tick(0, sequence=1))
+    cluster.step()
+    for rank in range(3):
+        cluster.send(Worker(rank, epoch=1).tick(1, sequence=2))
+    for _ in range(5):
+        cluster.step()
+    assert "the clocks applied add up to" in cluster.primary.replication()["streams"][0]["fault"]
+
+
+# --- arcs that move ----------------------------------------------------------------------------------------------
+
+
+def test_an_arc_moves_to_its_backup_and_the_other_streams_follow() -> None:
+    # p serves four arcs; n and b hold replicas of them. The first arc moves to n; b takes its replica along.
+    cluster = Cluster(backups=2)
+    p, n, b = cluster.services
+    prepare(p, "asp", 0)
+    moved, rest = ARCS[:1], ARCS[1:]
+    worker = Worker(epoch=1)
+    hashes = np.array([1, 5 << 60], np.uint64)  # in the moved arc, and in another
+    cluster.send(worker.push(hashes, [1, 1], sequence=1))
+    cluster.settle()
+
+    streams = [(1, "n", "", rest, []), (2, "b", "", rest, [])]
+    p.assign(2, rest, streams, [])
+    assert p.retired()
+    refused = [Reply.of(*reply) for reply in p.handle(b"w", worker.push(hashes, [1, 1], sequence=2))]
+    for reply in refused + cluster.settle():
+        assert (reply.status, reply.slots) == (Status.WRONG_EPOCH, (0,))
+    n.assign(2, moved, [(3, "b", "", moved, [])], [(1, rest)])
+    b.assign(2, [], [], [(2, rest), (3, moved)])
+    cluster.links.append(type(cluster.links[0])(3, n, b))
+    n.handle(b"w", worker.push(hashes[:1], [1], sequence=2))
+    for now in range(10):
+        n.on_time(now)
+        for link in cluster.links:
+            link.carry()
+    assert n.replication()["held"] == 0
+    assert n.committed(n.position())
+    assert equal(n, b.replica(3), moved)
+    assert equal(p, n.replica(1), rest)
+    assert equal(p, b.replica(2), rest)
+    pulled = [Reply.of(*reply) for reply in n.handle(b"w", worker.pull(hashes[:1]))]
+    assert pulled[0].values.ravel().tolist() == [-2.0]
+    assert digest_of(p, 0, rest) == digest_of(b.replica(2), 0, rest)
