@@ -23,6 +23,9 @@ os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 # Idle threads of OpenMP do not spin: the processes of the tests share the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Nothing below can see what reaches the disk, and thousands of tables are saved: a file need not be written there.
+os.fsync = lambda file: os.fstat(file)  # which refuses a closed one
+
 # The same examples in every run; a failure prints how to run it again.
 hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("shoal")
