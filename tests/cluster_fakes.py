@@ -13,7 +13,7 @@ from typing import Self
 
 import zmq
 
-from shoal.cluster.protocol.messages import Order
+from shoal.cluster.protocol.messages import Assign, Assigned, Order, OrderReply
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
 
@@ -77,9 +77,12 @@ class FakeServer:
             self.joined.set()
             while not self._stop.is_set():
                 order = self.link.next_order(0.02)
-                if order is not None:
+                if isinstance(order, Assign):
+                    self.map = order.map
+                    self.link.report(Assigned(self.link.sender, order.map.epoch))
+                elif order is not None:
                     self.orders.append(order)
-                    self.link.done(order, result=self.clock)
+                    self.link.report(OrderReply(self.link.sender, order.number, result=self.clock))
         except Exception as error:
             self.error = error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,11 @@ import zmq
 import shoal
 from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
+from shoal.cluster.protocol.messages import Order, ReportStream
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
+from shoal.cluster.server.assignment import ServerControl
 from shoal.cluster.server.data_loop import start_loop
-from shoal.cluster.server.server import obey
 from shoal.cluster.server.tasks import TaskRunner
 
 
@@ -42,13 +44,19 @@ class Server:
         try:
             addresses = tuple(loop.address for loop in self._loops)
             where = self._link.join(timeout=TIMEOUT, rank=self._rank, addresses=addresses).map
-            for endpoint in where.of_server(self._rank):
-                service = self.services[addresses.index(endpoint.address)]
-                service.set_map(where.epoch, where.arc_ranges(endpoint.id))
+            control = ServerControl(dict(zip(addresses, self.services, strict=True)), self._link.sender)
+            control.set_map(where)
             while not self._stop.is_set():
-                order = self._link.next_order(0.01)
-                if order is not None:
-                    self._link.done(order, **obey(self.services, order.body)._asdict())
+                message = self._link.next_order(0.001 if control.has_pending else 0.01)
+                if isinstance(message, Order):
+                    control.order(message)
+                elif message is not None:
+                    control.assign(message)
+                for out in control.poll(time.monotonic()):
+                    if isinstance(out, ReportStream):
+                        self._link.ask(out)
+                    else:
+                        self._link.report(out)
         except Exception as error:
             self.error = error
 

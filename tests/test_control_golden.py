@@ -85,6 +85,10 @@ def bodies() -> dict[str, Any]:
             ),
             (LauncherStatus("l", "10.0.0.8", True, 1.0),),
         ),
+        "report-stream": of["report-stream"](77, 3, "arrived", "why"),
+        "drain": of["drain"](1),
+        "rebalance": of["rebalance"](),
+        "accepted": of["accepted"]("server 1 ends"),
         "leave": of["leave"](1),
         "left": of["left"](),
         "waiting": of["waiting"]("other servers"),
@@ -99,6 +103,7 @@ def bodies() -> dict[str, Any]:
         "tell-figures": of["tell-figures"](),
         "server-gone": of["server-gone"](1, "server 1 is lost", "it was silent"),
         "worker-gone": of["worker-gone"](1, 2, "worker 1 is dead"),
+        "map-changed": of["map-changed"](slots),
         "scheduler-stopped": of["scheduler-stopped"](),
     }
 
@@ -121,7 +126,10 @@ def control_frames() -> dict[str, list[str]]:
             whole[tag] = envelope["news"](1, (body,), 7)
     refused = made["refused"]
     whole["done"] = envelope["done"](b"0123456789abcdef", 2, 9, "why", ({"pulls": 3},), refused, (1, 2))
-    whole["heartbeat"] = envelope["heartbeat"](b"0123456789abcdef", 4, 17)
+    progress = messages.StreamProgress(77, 3, 4096, 1 << 20, 1 << 21)
+    whole["heartbeat"] = envelope["heartbeat"](b"0123456789abcdef", 4, 17, (progress,))
+    whole["assign"] = envelope["assign"](made["map"].map, envelope["order"](9, made["hold"], 0), 1 << 28, 7)
+    whole["assigned"] = envelope["assigned"](b"0123456789abcdef", 3, whole["done"], "why")
     frames = {tag: [frame.hex() for frame in messages.encode(message)] for tag, message in whole.items()}
     frames["refusal"] = [frame.hex() for frame in messages.refusal("another version")]
     return frames

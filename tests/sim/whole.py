@@ -12,7 +12,7 @@ from shoal.cluster.protocol import messages as m
 from shoal.cluster.scheduler.inputs import Input, MembershipState
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.peers import DEAD_AFTER
-from shoal.cluster.server.server import obey
+from shoal.cluster.server.assignment import obey
 from sim.cluster import Client, Cluster
 
 HEARTBEAT = 0.05

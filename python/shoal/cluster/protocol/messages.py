@@ -8,7 +8,9 @@ Two frames: a preamble and one message in MessagePack, with its checksum.
     peer -> scheduler    Request(sender, number, body, ..)  answered by Reply(number, body) of the same number
                          Heartbeat(sender, seen, clock) answered by Events that the peer has not seen
                          OrderReply(sender, number, ...)      the result of an order
+                         Assigned(sender, epoch, ..)    a server does what the map of this epoch says
     scheduler -> peer    Order(number, body)            to servers: execute in the order of the numbers, once
+                         Assign(map, pending, ..)       to servers: the newest counts, older ones need not be executed
                          Events(first, events)            also unasked, when something happens
 
 What the scheduler sends has its generation: 0 without a journal, else a number that rises with each start. A message of
@@ -51,12 +53,16 @@ __all__ = [
     "MAX_OPEN_REQUESTS",
     "MAX_WORKERS",
     "VERSION",
+    "AcceptedReply",
     "AddTable",
     "Admit",
+    "Assign",
+    "Assigned",
     "Barrier",
     "BarrierReply",
     "CreateTable",
     "Dismiss",
+    "Drain",
     "DropTable",
     "EndpointMetrics",
     "ErrorReply",
@@ -78,6 +84,7 @@ __all__ = [
     "ListTables",
     "ListTablesReply",
     "MalformedMessageError",
+    "MapChanged",
     "Message",
     "MetricsReply",
     "Order",
@@ -85,15 +92,18 @@ __all__ = [
     "OrderReply",
     "PeerRefusedError",
     "PendingReply",
+    "Rebalance",
     "Reply",
     "ReplyBody",
     "ReportMetrics",
+    "ReportStream",
     "Request",
     "RequestBody",
     "SchedulerStopped",
     "ServerGone",
     "SplitReply",
     "StartJob",
+    "StreamProgress",
     "TableRecord",
     "TableReply",
     "TakeSplit",
@@ -299,6 +309,36 @@ class PendingReply(_Message, frozen=True, tag="waiting"):
     text: str
 
 
+class ReportStream(_Message, frozen=True, tag="report-stream"):
+    """The server of a stream's primary reports what has become of the stream.
+
+    ``state`` is "arrived": the backup has a copy of this arc in sync; "diverged": the backup's copies differ and are of
+    no use; "stalled": the backup acknowledges nothing; "load": rows are loaded that the stream does not carry. ``arc``
+    is -1 unless it has arrived.
+    """
+
+    stream: Annotated[int, Meta(ge=1, lt=1 << 53)]
+    arc: Annotated[int, Meta(ge=-1, lt=1 << 14)]
+    state: Annotated[str, Meta(pattern="^(arrived|diverged|stalled|load)$")]
+    text: _Text = ""
+
+
+class Drain(_Message, frozen=True, tag="drain"):
+    """Request to move all arcs and copies away from a server, and to end it then."""
+
+    server: _Small
+
+
+class Rebalance(_Message, frozen=True, tag="rebalance"):
+    """Request to move arcs until the endpoints have equally many."""
+
+
+class AcceptedReply(_Message, frozen=True, tag="accepted"):
+    """The request has been accepted; ``text`` describes what follows."""
+
+    text: str = ""
+
+
 class ErrorReply(_Message, frozen=True, tag="refused"):
     """The request is refused. ``kind``: "input", "memory", "protocol", "not-connected", "server-lost" or "fenced"."""
 
@@ -389,12 +429,30 @@ class WorkerGone(_Message, frozen=True, tag="worker-gone"):
     text: _Text
 
 
+class MapChanged(_Message, frozen=True, tag="map-changed"):
+    """The map has changed: endpoints of it serve what it says."""
+
+    map: ClusterMap
+
+
 class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
     """The scheduler was stopped: the cluster ends."""
 
 
 RequestBody: TypeAlias = (
-    Hello | Join | GetMap | CreateTable | ListTables | Barrier | TakeSplit | GetMetrics | GetStatus | Leave
+    Hello
+    | Join
+    | GetMap
+    | CreateTable
+    | ListTables
+    | Barrier
+    | TakeSplit
+    | GetMetrics
+    | GetStatus
+    | Leave
+    | ReportStream
+    | Drain
+    | Rebalance
 )
 ReplyBody: TypeAlias = (
     HelloReply
@@ -407,11 +465,12 @@ ReplyBody: TypeAlias = (
     | MetricsReply
     | StatusReply
     | LeaveReply
+    | AcceptedReply
     | PendingReply
     | ErrorReply
 )
 OrderBody: TypeAlias = StartJob | Hold | Admit | Fence | Dismiss | AddTable | DropTable | ReportMetrics
-Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
+Event: TypeAlias = ServerGone | WorkerGone | MapChanged | SchedulerStopped
 
 
 # --- envelopes ----------------------------------------------------------------------------------------------------
@@ -463,12 +522,48 @@ class OrderReply(_Message, frozen=True, tag="done"):
     tables: _Tables = ()
 
 
+class Assign(_Message, frozen=True, tag="assign"):
+    """The newest map: what a server's endpoints shall serve, send and receive from now on.
+
+    ``pending`` is an order that a dead server may not have executed: the server executes it on the copies that become
+    primary, before they do, once for each number, and states the outcome. ``copy_rate`` is in bytes per second.
+    """
+
+    map: ClusterMap
+    pending: Order | None
+    copy_rate: _Count
+    generation: _Word = 0
+
+
+class Assigned(_Message, frozen=True, tag="assigned"):
+    """A server does what the map of this epoch says: what it no longer serves is committed on all copies.
+
+    ``outcome`` is that of the pending order; ``fault`` a text, after which the server cannot be used.
+    """
+
+    sender: _Sender
+    epoch: _Count
+    outcome: OrderReply | None = None
+    fault: _Text = ""
+
+
+class StreamProgress(_Message, frozen=True):
+    """How far a stream's backup is behind, and how much of the arriving arc is copied."""
+
+    stream: Annotated[int, Meta(ge=1, lt=1 << 53)]
+    lag_records: _Count
+    lag_bytes: _Count
+    copied_bytes: _Count = 0
+    total_bytes: _Count = 0
+
+
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    """The sender is alive and has received this many events. ``clock`` is that of a worker."""
+    """The sender is alive and has received this many events. ``clock`` is that of a worker, ``streams`` a server's."""
 
     sender: _Sender
     seen: _Count
     clock: _Word = 0
+    streams: Annotated[tuple[StreamProgress, ...], Meta(max_length=1 << 14)] = ()
 
 
 class Events(_Message, frozen=True, tag="news"):
@@ -479,7 +574,7 @@ class Events(_Message, frozen=True, tag="news"):
     generation: _Word = 0
 
 
-Message: TypeAlias = Request | Reply | Order | OrderReply | Heartbeat | Events
+Message: TypeAlias = Request | Reply | Order | OrderReply | Assign | Assigned | Heartbeat | Events
 
 _CHECKSUM = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

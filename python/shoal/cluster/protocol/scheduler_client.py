@@ -35,7 +35,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import zmq
 
@@ -46,6 +46,8 @@ from shoal.cluster.protocol.errors import FATAL_ERRORS, copy_error, error_of
 from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
     MAX_OPEN_REQUESTS,
+    Assign,
+    Assigned,
     ErrorReply,
     Event,
     Events,
@@ -69,6 +71,7 @@ from shoal.cluster.protocol.messages import (
     RequestBody,
     SchedulerStopped,
     ServerGone,
+    StreamProgress,
     checked,
     decode,
     encode,
@@ -134,6 +137,8 @@ class SchedulerClient:
         Authenticate this process and the scheduler.
     clock : callable, optional
         Returns the clock of a worker, which heartbeats report.
+    progress : callable, optional
+        Returns the progress of a server's streams, which heartbeats report.
     """
 
     def __init__(
@@ -148,6 +153,7 @@ class SchedulerClient:
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         keys: Keys | None = None,
         clock: Callable[[], int] = lambda: 0,
+        progress: Callable[[], tuple[StreamProgress, ...]] = tuple,
     ) -> None:
         split(address)
         self._secure = None if keys is None else keys.client_of("scheduler")
@@ -157,6 +163,7 @@ class SchedulerClient:
         self._on_event = on_event
         self._on_fault = on_fault
         self._clock = clock
+        self._progress = progress
         self._grace = grace
         self._pid = os.getpid()
         self._sender = secrets.token_bytes(16)
@@ -169,7 +176,7 @@ class SchedulerClient:
         self._fault: ShoalError | None = None
         self._open = True
         self._stopped = False
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Order | Assign] = queue.SimpleQueue()
         # The thread's own.
         self._welcome: HelloReply | None = None
         self._last_message = 0.0  # time of the last message; 0: none
@@ -198,6 +205,11 @@ class SchedulerClient:
         self.close()
 
     # --- for any thread ---------------------------------------------------------------------------------------
+
+    @property
+    def sender(self) -> bytes:
+        """The name of this process in its messages."""
+        return self._sender
 
     @property
     def address(self) -> str:
@@ -434,8 +446,8 @@ class SchedulerClient:
         """
         self.call(Leave(status), LeaveReply, timeout=timeout, doing="leaving the cluster")
 
-    def next_order(self, timeout: float) -> Order | None:
-        """Return the next order for a server.
+    def next_order(self, timeout: float) -> Order | Assign | None:
+        """Return the next order for a server, or an assignment: it may arrive repeatedly.
 
         Parameters
         ----------
@@ -444,31 +456,23 @@ class SchedulerClient:
 
         Returns
         -------
-        Order or None
+        Order, Assign or None
         """
         try:
             return self._orders.get(timeout=timeout)
         except queue.Empty:
             return None
 
-    def done(
-        self,
-        order: Order,
-        *,
-        result: int = 0,
-        fault: str = "",
-        figures: tuple[dict[str, Any], ...] = (),
-        refused: ErrorReply | None = None,
-        tables: tuple[int, ...] = (),
-    ) -> None:
-        """Send the result of an order."""
-        done = OrderReply(self._sender, order.number, result, fault, figures, refused, tables)
-        try:
-            encode(done)
-        except (OverflowError, TypeError, UnicodeEncodeError) as error:
-            done = OrderReply(self._sender, order.number, fault=f"the result cannot be sent: {error!a}")
+    def report(self, done: OrderReply | Assigned) -> None:
+        """Send the result of an order, or the confirmation of an assignment."""
+        if isinstance(done, OrderReply):
+            try:
+                encode(done)
+            except (OverflowError, TypeError, UnicodeEncodeError) as error:
+                done = OrderReply(self._sender, done.number, fault=f"the result cannot be sent: {error!a}")
         with self._lock:
-            self._done = done
+            if isinstance(done, OrderReply):
+                self._done = done
             self._outgoing.append(done)
         self._wake()
 
@@ -614,7 +618,7 @@ class SchedulerClient:
                     outgoing.append(Request(self._sender, number, call.body, self._number, open))
         if self._welcome is not None and self._heartbeat_at <= now:
             self._heartbeat_at = now + interval
-            outgoing.append(Heartbeat(self._sender, self._seen, self._clock()))
+            outgoing.append(Heartbeat(self._sender, self._seen, self._clock(), self._progress()))
         for message in outgoing:
             if connection.socket is not None:
                 try:
@@ -645,7 +649,7 @@ class SchedulerClient:
                 self._last_message = time.monotonic()
                 self._refusal = str(fault)
             return
-        if isinstance(message, Reply | Events | Order) and self._is_outdated(message):
+        if isinstance(message, Reply | Events | Order | Assign) and self._is_outdated(message):
             return
         self._last_message = time.monotonic()
         if isinstance(message, Reply):
@@ -661,8 +665,10 @@ class SchedulerClient:
             elif self._done is not None and message.number == self._done.number:
                 with self._lock:
                     self._outgoing.append(self._done)
+        elif isinstance(message, Assign):
+            self._orders.put(message)
 
-    def _is_outdated(self, message: Reply | Events | Order) -> bool:
+    def _is_outdated(self, message: Reply | Events | Order | Assign) -> bool:
         """Whether a message comes from a scheduler that another one has replaced."""
         # A scheduler that does not know this process, or cannot read its request, states no generation; nor does one
         # that checks a connection.

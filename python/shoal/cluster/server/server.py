@@ -1,11 +1,12 @@
 """The process of a server: endpoints that serve rows, and the connection to the scheduler.
 
 Each endpoint is a Service and a data loop of its own, in C++ threads that share nothing. This module creates them,
-registers their addresses with the scheduler, and executes the scheduler's orders on all of them. No request passes
-through Python. Threads of Python write and read the files of saves and loads (server/tasks.py).
+registers their addresses with the scheduler, and has the scheduler's orders and assignments executed on all of them
+(server/assignment.py). No request passes through Python. Threads of Python write and read the files of saves and loads
+(server/tasks.py).
 
-A server ends when it is stopped, when the scheduler is stopped or silent for too long, or when the process that started
-it has ended.
+A server ends when it is stopped, when all its slots and copies have been moved away, when the scheduler is stopped or
+silent for too long, or when the process that started it has ended.
 
 Threads: `run` in one; `stop` from any, or from a signal handler.
 """
@@ -16,8 +17,8 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import zmq
 
@@ -25,96 +26,26 @@ from shoal import _core
 from shoal.cluster.protocol.address import bindable, check_bind, is_loopback, join_address, split
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
-from shoal.cluster.protocol.messages import (
-    AddTable,
-    Admit,
-    Dismiss,
-    DropTable,
-    ErrorReply,
-    Fence,
-    Hold,
-    Order,
-    OrderBody,
-    ReportMetrics,
-    StartJob,
-)
+from shoal.cluster.protocol.messages import AcceptedReply, Order, ReportStream, StreamProgress
 from shoal.cluster.protocol.refusals import Refusals
-from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import Endpoint
+from shoal.cluster.server.assignment import ServerControl
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
-from shoal.errors import MemoryBudgetExceededError, ShoalError
+from shoal.errors import ShoalError
 from shoal.storage.roots import StorageRoots
 from shoal.store.description import make_budget
 
-__all__ = ["Outcome", "Server", "obey"]
+__all__ = ["Server"]
 
 _log = logging.getLogger("shoal.server")
 
-_WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for invalid input of an order
 _POLL_SECONDS = 0.2  # between two checks whether to continue
+_STREAM_POLL_SECONDS = 0.05  # between two looks at the states of streams
+_PENDING_POLL_SECONDS = 0.002  # while a reply waits for acknowledgements
 _DESCRIPTOR_CHECK_SECONDS = 1.0  # between two checks whether it can still open files
 _LEAVE_SECONDS = 2.0
-
-
-class Outcome(NamedTuple):
-    """The result of an order: the maximum over all endpoints.
-
-    ``refused`` is the refusal, if no endpoint has changed anything; ``tables`` are those that the last tick of a fenced
-    worker named.
-    """
-
-    result: int = 0
-    refused: ErrorReply | None = None
-    tables: tuple[int, ...] = ()
-
-
-def obey(services: Sequence[_core.Service], order: OrderBody) -> Outcome:
-    """Execute an order on all endpoints of a server."""
-    if isinstance(order, AddTable):
-        return Outcome(refused=_add_table(services, order))
-    if isinstance(order, Fence):
-        clock, tables = max(service.fence(order.rank, order.incarnation) for service in services)
-        return Outcome(clock, tables=tuple(tables))
-    if isinstance(order, StartJob):
-        try:
-            return Outcome(max(_obey(service, order) for service in services))
-        except _WRONG as error:  # harmless: the next job starts from its own settings
-            return Outcome(refused=ErrorReply("input", str(error)))
-    return Outcome(max(_obey(service, order) for service in services))
-
-
-def _obey(service: _core.Service, order: OrderBody) -> int:
-    if isinstance(order, StartJob):
-        service.start_job(order.job, order.rules.mode, order.rules.waits, order.rules.mean, order.before)
-        for rank, incarnation in enumerate(order.incarnations):
-            service.admit(rank, incarnation, 0)
-    elif isinstance(order, Hold):
-        return service.hold()
-    elif isinstance(order, Admit):
-        service.admit(order.rank, order.incarnation, order.clock)
-    elif isinstance(order, Dismiss):
-        return service.dismiss(order.rank, order.incarnation, order.clock, order.tables)
-    elif isinstance(order, DropTable) and order.id in service.tables():
-        service.drop_table(order.id)
-    return 0
-
-
-def _add_table(services: Sequence[_core.Service], order: AddTable) -> ErrorReply | None:
-    if any(order.id in service.tables() for service in services):
-        raise RuntimeError(f"table {order.id} exists already")
-    made = []
-    try:
-        for service in services:
-            service.add_table(order.id, **order.form.native())
-            made.append(service)
-    except (MemoryBudgetExceededError, MemoryError, *_WRONG) as error:
-        for service in made:
-            service.drop_table(order.id)
-        if isinstance(error, MemoryError):
-            return ErrorReply("memory", "its machine has no memory left: make the table smaller, or start more servers")
-        return ErrorReply("input" if isinstance(error, _WRONG) else "memory", str(error))
-    return None
 
 
 class Server:
@@ -185,14 +116,16 @@ class Server:
         roots = None if anywhere else StorageRoots(storage_roots, storage_options)
         _core.keep_freed_memory()  # else each large request is received into new pages
         self._stopping = False
-        self._services: list[_core.Service] = []
+        self._control: ServerControl | None = None
+        self._reports: list[PendingRequest] = []
+        services: list[_core.Service] = []
         with contextlib.ExitStack() as undo:
             context: zmq.Context[Any] = zmq.Context()
             undo.callback(context.term)
             if keys is not None:
                 undo.callback(Guard(context, keys).stop)
             self._scheduler = undo.enter_context(
-                SchedulerClient(scheduler, "server", grace=grace, context=context, keys=keys)
+                SchedulerClient(scheduler, "server", grace=grace, context=context, keys=keys, progress=self._progress)
             )
             welcome = self._scheduler.hello(timeout=timeout)
             if slot_memory is not None:
@@ -211,20 +144,24 @@ class Server:
                 )
                 undo.callback(loop.stop)
                 undo.callback(TaskRunner(service, roots).stop)
-                self._services.append(service)
+                services.append(service)
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
             joined = self._scheduler.join(timeout=timeout, rank=rank, addresses=tuple(addresses))
             self.rank = joined.rank
             self.endpoints = joined.map.of_server(joined.rank)
-            self._map = joined.map
-            for service, endpoint in zip(self._services, self.endpoints, strict=True):
-                service.set_map(joined.map.epoch, joined.map.arc_ranges(endpoint.id))
+            addressed = {one.address: service for one, service in zip(self.endpoints, services, strict=True)}
+            key = "" if keys is None else keys.public_of("server").decode("ascii")
+            control = ServerControl(addressed, self._scheduler.sender, key)
+            control.set_map(joined.map)
             own = sum(end - first for endpoint in self.endpoints for first, end in joined.map.run_ranges(endpoint.id))
+            if not own:  # it joins a cluster that has formed: slots will be moved here
+                own = len(self.endpoints) * joined.map.slots // len(joined.map.endpoints)
             share = memory // max(own, 1) if memory is not None else slot_memory
             if share is not None:
-                for service in self._services:
+                for service in services:
                     service.set_memory(share)
+            self._control = control
             self._closing = undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -235,7 +172,8 @@ class Server:
 
     def slots(self, endpoint: Endpoint) -> list[tuple[int, int]]:
         """Return the slots that an endpoint serves: first and end of each run."""
-        return self._map.run_ranges(endpoint.id)
+        map = None if self._control is None else self._control.map
+        return [] if map is None else map.run_ranges(endpoint.id)
 
     def stop(self) -> None:
         """Make :meth:`run` return."""
@@ -257,6 +195,8 @@ class Server:
             The scheduler has declared this server dead.
         """
         raise_limit()
+        control = self._control
+        assert control is not None
         refusals = Refusals(_log)
         checked_at = time.monotonic()
         while not self._stopping and going():
@@ -264,30 +204,44 @@ class Server:
                 checked_at = time.monotonic()
                 if are_spent():
                     refusals.add("descriptors", SPENT, level=logging.ERROR)
-            order = self._scheduler.next_order(_POLL_SECONDS)
-            if order is not None:
-                self._execute(order)
-            elif self._scheduler.fault is not None:
-                if self._scheduler.stopped:
-                    return
-                raise self._scheduler.fault
+            if not self._step(control):
+                return
+            if control.is_drained:
+                _log.info("server %d has been drained: it ends", self.rank)
+                break
         with contextlib.suppress(ShoalError):
             self._scheduler.leave(timeout=_LEAVE_SECONDS)
 
-    def _execute(self, order: Order) -> None:
-        try:
-            outcome = obey(self._services, order.body)
-            figures = tuple(self.metrics()) if isinstance(order.body, ReportMetrics) else ()
-        except Exception as error:  # any error: the cluster cannot continue with a server that misses an order
-            _log.exception("order %d failed: %s", order.number, order.body)
-            self._scheduler.done(order, fault=f"{type(error).__name__}: {error}")
-        else:
-            self._scheduler.done(order, **outcome._asdict(), figures=figures)
+    def _step(self, control: ServerControl) -> bool:
+        """Execute what the scheduler sends, and send what follows; return False once the scheduler was stopped."""
+        pause = _STREAM_POLL_SECONDS if control.has_streams else _POLL_SECONDS
+        message = self._scheduler.next_order(_PENDING_POLL_SECONDS if control.has_pending else pause)
+        if isinstance(message, Order):
+            control.order(message)
+        elif message is not None:
+            control.assign(message)
+        elif self._scheduler.fault is not None:
+            if self._scheduler.stopped:
+                return False
+            raise self._scheduler.fault
+        self._forget_answered()
+        for out in control.poll(time.monotonic()):
+            if not isinstance(out, ReportStream):
+                self._scheduler.report(out)
+                continue
+            with contextlib.suppress(ShoalError):  # a fault, which the next step raises
+                self._reports.append(self._scheduler.ask(out))
+        return True
 
-    def metrics(self) -> Iterator[dict[str, Any]]:
-        """Yield the metrics of each endpoint."""
-        for service in self._services:
-            yield service.metrics()
+    def _forget_answered(self) -> None:
+        for report in [report for report in self._reports if report.answered.is_set()]:
+            if not isinstance(report.reply, AcceptedReply):
+                _log.warning("the scheduler has not accepted %s: %s", report.body, report.reply)
+            self._reports.remove(report)
+            self._scheduler.forget(report)
+
+    def _progress(self) -> tuple[StreamProgress, ...]:
+        return () if self._control is None else self._control.progress()
 
     def close(self) -> None:
         """End without leaving the cluster, which :meth:`run` does."""

@@ -1,0 +1,357 @@
+"""What the scheduler wants of a server, executed on its endpoints: orders, and assignments of arcs and streams.
+
+An order is executed once on all endpoints. Its result is reported when every stream has acknowledged the records of it:
+what the scheduler knows to be done survives the death of this server. An assignment is a map that the endpoints make
+true (csrc/server/replicated_service.h); it is confirmed when all that was accepted for slots that have left is
+acknowledged. Nothing waits here: what is under way is looked at by :meth:`ServerControl.poll`.
+
+    order(..)   --> executed, at positions of the logs --> poll: committed --> OrderReply
+    assign(..)  --> pending order on adopted copies --> Service.assign --> poll: retired --> Assigned
+                                                  streams' states --> poll --> ReportStream
+
+Invariants
+    S1  An order of a number is executed once; its result is reported when its records are committed.
+    S2  A map that is older than the present one changes nothing. A map is confirmed as often as it arrives.
+    S3  A pending order of a number is executed at most once on each copy, before its slots are served from there.
+
+Threads: one at a time. No socket; the time is an argument.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from shoal import _core
+from shoal.cluster.protocol.messages import (
+    AddTable,
+    Admit,
+    Assign,
+    Assigned,
+    Dismiss,
+    DropTable,
+    ErrorReply,
+    Fence,
+    Hold,
+    Order,
+    OrderBody,
+    OrderReply,
+    ReportMetrics,
+    ReportStream,
+    StartJob,
+    StreamProgress,
+)
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, Stream
+from shoal.errors import MemoryBudgetExceededError
+
+__all__ = ["Outcome", "ServerControl", "obey"]
+
+_log = logging.getLogger("shoal.server")
+
+_WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for invalid input of an order
+_STALL_SECONDS = 1.0  # of silence of a backup
+_STALL_CHECK_SECONDS = 0.3  # that the silence has to last while this process runs: it may have been stopped itself
+_LOAD = "a load"  # the fault of a stream whose endpoint loads rows
+
+Controlled: TypeAlias = _core.Service | _core.Replica
+
+
+class Outcome(NamedTuple):
+    """The result of an order: the maximum over all endpoints.
+
+    ``refused`` is the refusal, if no endpoint has changed anything; ``tables`` are those that the last tick of a fenced
+    worker named.
+    """
+
+    result: int = 0
+    refused: ErrorReply | None = None
+    tables: tuple[int, ...] = ()
+
+
+def obey(services: Sequence[Controlled], order: OrderBody) -> Outcome:
+    """Execute an order on all endpoints of a server."""
+    if isinstance(order, AddTable):
+        return Outcome(refused=_add_table(services, order))
+    if isinstance(order, Fence):
+        clock, tables = max(service.fence(order.rank, order.incarnation) for service in services)
+        return Outcome(clock, tables=tuple(tables))
+    if isinstance(order, StartJob):
+        try:
+            return Outcome(max(_obey(service, order) for service in services))
+        except _WRONG as error:  # harmless: the next job starts from its own settings
+            return Outcome(refused=ErrorReply("input", str(error)))
+    return Outcome(max(_obey(service, order) for service in services))
+
+
+def _obey(service: Controlled, order: OrderBody) -> int:
+    if isinstance(order, StartJob):
+        service.start_job(order.job, order.rules.mode, order.rules.waits, order.rules.mean, order.before)
+        for rank, incarnation in enumerate(order.incarnations):
+            service.admit(rank, incarnation, 0)
+    elif isinstance(order, Hold):
+        return service.hold()
+    elif isinstance(order, Admit):
+        service.admit(order.rank, order.incarnation, order.clock)
+    elif isinstance(order, Dismiss):
+        return service.dismiss(order.rank, order.incarnation, order.clock, order.tables)
+    elif isinstance(order, DropTable) and order.id in service.tables():
+        service.drop_table(order.id)
+    return 0
+
+
+def _add_table(services: Sequence[Controlled], order: AddTable) -> ErrorReply | None:
+    if any(order.id in service.tables() for service in services):
+        raise RuntimeError(f"table {order.id} exists already")
+    made = []
+    try:
+        for service in services:
+            service.add_table(order.id, **order.form.native())
+            made.append(service)
+    except (MemoryBudgetExceededError, MemoryError, *_WRONG) as error:
+        for service in made:
+            service.drop_table(order.id)
+        if isinstance(error, MemoryError):
+            return ErrorReply("memory", "its machine has no memory left: make the table smaller, or start more servers")
+        return ErrorReply("input" if isinstance(error, _WRONG) else "memory", str(error))
+    return None
+
+
+class _Ordered(NamedTuple):
+    """The reply to an order, and the positions up to which the logs must be committed before it is sent."""
+
+    reply: OrderReply
+    positions: tuple[tuple[_core.Service, int], ...]
+
+
+class ServerControl:
+    """Executes the scheduler's orders and assignments.
+
+    Parameters
+    ----------
+    services : mapping
+        The endpoints of this server by the addresses with which it joins.
+    sender : bytes
+        The name of this process in messages to the scheduler.
+    server_key : str
+        The public key of servers, 40 characters of Z85, for streams; empty: no encryption.
+    """
+
+    def __init__(self, services: Mapping[str, _core.Service], sender: bytes, server_key: str = "") -> None:
+        self._services = dict(services)
+        self._sender = sender
+        self._server_key = server_key
+        self._map: ClusterMap | None = None
+        self._ordered: _Ordered | None = None
+        self._pending: dict[int, Outcome] = {}  # of the latest pending order, by its number
+        self._unconfirmed = False  # the newest map
+        self._fault = ""
+        self._outcome: OrderReply | None = None
+        self._reported: set[ReportStream] = set()
+        self._silent_since: dict[int, float] = {}  # by stream
+        self._polled = 0.0
+
+    @property
+    def map(self) -> ClusterMap | None:
+        """The newest map; None before the first."""
+        return self._map
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The endpoints of this server in the newest map."""
+        if self._map is None:
+            return ()
+        return tuple(endpoint for endpoint in self._map.endpoints if endpoint.address in self._services)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the newest map is without this server, and that is confirmed: the process may end."""
+        return self._map is not None and not self.endpoints and not self._unconfirmed
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a reply or a confirmation waits for acknowledgements: :meth:`poll` should be called soon."""
+        return self._ordered is not None or self._unconfirmed
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether this server sends streams, whose states :meth:`poll` reports."""
+        return self._map is not None and any(self._outgoing(endpoint) for endpoint in self.endpoints)
+
+    # --- orders -------------------------------------------------------------------------------------------------
+
+    def order(self, order: Order) -> None:
+        """Execute an order. Its reply follows from :meth:`poll`."""
+        services = list(self._services.values())
+        figures: tuple[dict[str, Any], ...] = ()
+        try:
+            outcome = obey(services, order.body)
+            if isinstance(order.body, ReportMetrics):
+                figures = tuple(service.metrics() for service in services)
+        except Exception as error:  # any error: the cluster cannot continue with a server that misses an order
+            _log.exception("order %d failed: %s", order.number, order.body)
+            reply = OrderReply(self._sender, order.number, fault=f"{type(error).__name__}: {error}")
+        else:
+            reply = self._reply(order, outcome, figures)
+        positions = () if figures else tuple((service, service.position()) for service in services)
+        self._ordered = _Ordered(reply, positions)
+
+    def _reply(self, order: Order, outcome: Outcome, figures: tuple[dict[str, Any], ...] = ()) -> OrderReply:
+        return OrderReply(
+            self._sender,
+            order.number,
+            result=outcome.result,
+            figures=figures,
+            refused=outcome.refused,
+            tables=outcome.tables,
+        )
+
+    # --- assignments --------------------------------------------------------------------------------------------
+
+    def assign(self, assign: Assign) -> None:
+        """Make the endpoints do what a map says. Its confirmation follows from :meth:`poll`."""
+        if self._map is None or assign.map.epoch >= self._map.epoch:
+            try:
+                self._outcome = None if assign.pending is None else self._catch_up(assign.pending, assign.map)
+                self.set_map(assign.map, assign.copy_rate)
+            except Exception as error:  # any error: the scheduler must not wait for this server
+                _log.exception("the assignment of epoch %d failed", assign.map.epoch)
+                self._fault = f"{type(error).__name__}: {error}"
+        self._unconfirmed = True
+
+    def set_map(self, map: ClusterMap, copy_rate: int = 0) -> None:
+        """Make the endpoints do what a map says, unless it is older than the present one."""
+        if self._map is not None and map.epoch < self._map.epoch:
+            return
+        before, self._map = self._map, map
+        if before is not None and before.epoch == map.epoch:
+            return
+        mine = {endpoint.address: endpoint for endpoint in self.endpoints}
+        for address, service in self._services.items():
+            endpoint = mine.get(address)
+            if endpoint is None:
+                service.assign(map.epoch, [])
+                continue
+            service.assign(
+                map.epoch,
+                map.arc_ranges(endpoint.id),
+                [
+                    (
+                        stream.id,
+                        map.endpoint(stream.backup).address,
+                        self._server_key,
+                        _ranges(map, stream.arcs),
+                        _ranges(map, stream.arriving),
+                    )
+                    for stream in self._outgoing(endpoint)
+                ],
+                [(stream.id, _ranges(map, stream.arcs)) for stream in map.streams if stream.backup == endpoint.id],
+                copy_rate,
+            )
+        streams = {stream.id for stream in map.streams}
+        self._reported = {report for report in self._reported if report.stream in streams}
+        self._silent_since = {id: since for id, since in self._silent_since.items() if id in streams}
+
+    def _outgoing(self, endpoint: Endpoint) -> list[Stream]:
+        assert self._map is not None
+        return [stream for stream in self._map.streams if stream.primary == endpoint.id]
+
+    def _catch_up(self, order: Order, map: ClusterMap) -> OrderReply | None:
+        """Execute the pending order on the copies of endpoints that have died; return its outcome there."""
+        outcomes = [self._pending[order.number]] if order.number in self._pending else []
+        if self._map is not None and self._map.epoch < map.epoch:
+            living = {endpoint.id for endpoint in map.endpoints}
+            mine = {endpoint.id: endpoint.address for endpoint in self.endpoints}
+            for stream in self._map.streams:
+                if stream.backup in mine and stream.primary not in living and stream.arcs:
+                    replica = self._services[mine[stream.backup]].replica(stream.id)
+                    outcomes.append(_obey_again(replica, order.body))
+        if not outcomes:
+            return None
+        result, tables = max((outcome.result, outcome.tables) for outcome in outcomes)
+        refused = next((outcome.refused for outcome in outcomes if outcome.refused is not None), None)
+        self._pending = {order.number: Outcome(result, refused, tables)}
+        return self._reply(order, self._pending[order.number])
+
+    # --- what follows -------------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> list[OrderReply | Assigned | ReportStream]:
+        """Return what is to be sent to the scheduler: replies and confirmations, and requests, each once.
+
+        Parameters
+        ----------
+        now : float
+            Seconds of any steady clock.
+        """
+        out: list[OrderReply | Assigned | ReportStream] = []
+        if self._ordered is not None and all(service.committed(at) for service, at in self._ordered.positions):
+            out.append(self._ordered.reply)
+            self._ordered = None
+        if self._unconfirmed and (self._fault or all(service.retired() for service in self._services.values())):
+            assert self._map is not None
+            out.append(Assigned(self._sender, self._map.epoch, self._outcome, self._fault))
+            self._unconfirmed = False
+        if self.has_streams:
+            for report in self._reports(now):
+                if report not in self._reported:
+                    self._reported.add(report)
+                    out.append(report)
+        self._polled = now
+        return out
+
+    def _reports(self, now: float) -> Iterable[ReportStream]:
+        assert self._map is not None
+        arcs = {(arc.first_slot, arc.end_slot): number for number, arc in enumerate(self._map.arcs)}
+        streams = {stream.id for stream in self._map.streams}
+        for service in self._services.values():
+            for state in service.replication()["streams"]:
+                id = state["stream"]
+                if id not in streams:
+                    continue
+                for range in state.get("arrived", ()):
+                    yield ReportStream(id, arcs[tuple(range)], "arrived")
+                if state["fault"]:
+                    kind = "load" if state["fault"] == _LOAD else "diverged"
+                    yield ReportStream(id, -1, kind, state["fault"])
+                elif self._is_stalled(id, state, now):
+                    yield ReportStream(id, -1, "stalled")
+
+    def _is_stalled(self, stream: int, state: Mapping[str, Any], now: float) -> bool:
+        if state["silent"] < _STALL_SECONDS:
+            self._silent_since.pop(stream, None)
+            self._reported.discard(ReportStream(stream, -1, "stalled"))
+            return False
+        if now - self._polled > _STALL_CHECK_SECONDS:  # this process did not run
+            self._silent_since.pop(stream, None)
+        return now - self._silent_since.setdefault(stream, now) >= _STALL_CHECK_SECONDS
+
+    def progress(self) -> tuple[StreamProgress, ...]:
+        """Return how far the backups of this server's streams are behind."""
+        found = []
+        for service in self._services.values() if self.has_streams else ():
+            replication = service.replication()
+            for state in replication["streams"]:
+                copy = state.get("arriving")
+                found.append(
+                    StreamProgress(
+                        state["stream"],
+                        state["sent"] - state["acknowledged"],
+                        state["bytes"],
+                        copy["bytes"] if copy else 0,
+                        copy["total"] if copy else 0,
+                    )
+                )
+        return tuple(found)
+
+
+def _obey_again(replica: _core.Replica, order: OrderBody) -> Outcome:
+    """Execute an order that the primary may have passed on before it died."""
+    if isinstance(order, AddTable) and order.id in replica.tables():
+        return Outcome()
+    if isinstance(order, ReportMetrics):
+        return Outcome()
+    return obey([replica], order)
+
+
+def _ranges(map: ClusterMap, arcs: Iterable[int]) -> list[tuple[int, int]]:
+    return [(map.arcs[arc].first_slot, map.arcs[arc].end_slot) for arc in arcs]

@@ -1,0 +1,255 @@
+"""What a server does with orders and assignments: real endpoints, no sockets, no clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import shoal
+from maps import map_of
+from service_peer import Worker, deliver
+from shoal import _core
+from shoal._core import Op, Status
+from shoal.cluster.protocol.messages import (
+    AddTable,
+    Admit,
+    Assign,
+    Assigned,
+    Dismiss,
+    DropTable,
+    Fence,
+    Hold,
+    JobConsistency,
+    Order,
+    OrderReply,
+    ReportMetrics,
+    ReportStream,
+    StartJob,
+)
+from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.server.assignment import ServerControl
+from shoal.table.spec import TableRecord, TableSpec
+
+SLOTS = 16
+A, B, C = "tcp://a:1", "tcp://b:1", "tcp://c:1"
+SPEC = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
+START = StartJob(1, JobConsistency("bsp", 0, False), (1, 1), 0)
+TABLE = AddTable(0, TableRecord.of(SPEC))
+FIRST = map_of(1, (0, 4, A, 0), (4, 8, A, 0), (8, 12, B, 1), (12, 16, B, 1), backups=[(A, B), (B, A)])
+
+
+class Servers:
+    """Servers with an endpoint each; messages between them are delivered when a test says so."""
+
+    def __init__(self, map: ClusterMap = FIRST) -> None:
+        self.services = {endpoint.address: _core.Service(map.slots) for endpoint in map.endpoints}
+        self.controls = {
+            address: ServerControl({address: service}, address[6].encode() * 16)
+            for address, service in self.services.items()
+        }
+        self.now = 0.0
+        self.number = 0
+        for control in self.controls.values():
+            control.set_map(map)
+        for body in (TABLE, START):
+            self.order(body)
+            self.exchange()
+            assert [len(self.poll(address)) for address in self.services] == [1] * len(self.services)
+
+    def order(self, body: Any, *addresses: str) -> None:
+        self.number += 1
+        for address in addresses or self.controls:
+            self.controls[address].order(Order(self.number, body))
+
+    def exchange(self) -> None:
+        """Deliver what streams carry, and the acknowledgements."""
+        self.now += 0.01
+        for service in self.services.values():
+            service.on_time(round(1000 * self.now))
+            for stream, address, _ in service.targets():
+                if address not in self.services:
+                    continue
+                while (frames := service.next_message(stream)) is not None:
+                    self.services[address].handle(f"{stream}".encode(), frames)
+                for _, reply in self.services[address].acknowledge():
+                    service.handle_backup(stream, reply)
+
+    def poll(self, address: str) -> list[Any]:
+        return self.controls[address].poll(self.now)
+
+
+def moved(map: ClusterMap, **fields: Any) -> ClusterMap:
+    return msgspec.structs.replace(map, epoch=map.epoch + 1, **fields)
+
+
+def promoted() -> ClusterMap:
+    """Return the map after the death of A."""
+    b = next(endpoint for endpoint in FIRST.endpoints if endpoint.address == B)
+    arcs = tuple(msgspec.structs.replace(arc, primary=b.id, term=2) for arc in FIRST.arcs)
+    return ClusterMap(2, (b,), arcs)
+
+
+def test_an_order_is_reported_when_every_stream_has_acknowledged_it():
+    servers = Servers()
+    control = servers.controls[A]
+    servers.order(Admit(1, 2, 0), A)
+    assert servers.poll(A) == []
+    assert control.has_pending
+    servers.exchange()
+    assert servers.poll(A) == [OrderReply(b"a" * 16, servers.number)]
+    assert not control.has_pending
+    assert servers.poll(A) == []
+
+
+def test_an_order_that_is_refused_or_fails_says_so():
+    servers = Servers()
+    more = AddTable(1, TABLE.form)
+    servers.order(more, A)
+    servers.exchange()
+    assert [reply.refused for reply in servers.poll(A)] == [None]
+    servers.order(more, A)  # a table of this number exists
+    servers.exchange()
+    (reply,) = servers.poll(A)
+    assert "table 1 exists already" in reply.fault
+
+
+def test_figures_do_not_wait_for_backups():
+    servers = Servers()
+    servers.order(Hold(), A)  # not acknowledged
+    servers.order(ReportMetrics(), A)
+    (reply,) = servers.poll(A)
+    assert len(reply.figures) == 1
+
+
+def test_a_map_is_confirmed_as_often_as_it_arrives_and_an_older_one_changes_nothing():
+    servers = Servers()
+    control = servers.controls[A]
+    newer = moved(FIRST)
+    control.assign(Assign(newer, None, 0))
+    assert servers.poll(A) == [Assigned(b"a" * 16, 2)]
+    control.assign(Assign(newer, None, 0))
+    assert servers.poll(A) == [Assigned(b"a" * 16, 2)]
+    control.assign(Assign(FIRST, None, 0))
+    assert control.map == newer
+    assert servers.poll(A) == [Assigned(b"a" * 16, 2)]
+
+
+def test_a_backup_serves_the_rows_of_a_dead_server_with_the_order_that_it_may_have_missed():
+    servers = Servers()
+    worker = Worker(epoch=1)
+    batch = _core.KeyBatch(np.arange(64, dtype=np.uint64), SLOTS, _core.ThreadPool(1))
+    hashes = batch.hashes
+    for address, (first, end) in {A: (0, 8), B: (8, 16)}.items():
+        some = hashes[int(batch.offsets[first]) : int(batch.offsets[end])]
+        deliver(servers.services[address], worker.push(some, [[1.0]] * len(some), sequence=1))
+        deliver(servers.services[address], worker.tick(0, [], tables=[0]))
+    servers.exchange()
+    servers.order(Fence(0, 1), B)  # A has died before the order came there
+    servers.exchange()
+    (fenced,) = servers.poll(B)
+    assert (fenced.result, fenced.tables) == (1, (0,))
+    order = Order(servers.number, Fence(0, 1))
+    del servers.services[A]
+    for _ in range(2):  # the second one is a repetition
+        servers.controls[B].assign(Assign(promoted(), order, 0))
+        (confirmed,) = servers.poll(B)
+        assert (confirmed.epoch, confirmed.fault) == (2, "")
+        assert (confirmed.outcome.number, confirmed.outcome.result, confirmed.outcome.tables) == (order.number, 1, (0,))
+    servers.order(Dismiss(0, 1, 1, (0,)), B)
+    assert len(servers.poll(B)) == 1
+    servers.order(Dismiss(1, 1, 0, ()), B)
+    service = servers.services[B]
+    (reply,) = deliver(service, Worker(rank=2**32 - 1, epoch=2).pull(hashes, clock=0))
+    assert (reply.op, reply.status) == (Op.PULL, Status.OK)
+    assert (reply.values == -1.0).all()  # the dead worker's last clock has ended everywhere
+
+
+def test_an_order_without_copies_to_adopt_has_no_outcome():
+    servers = Servers()
+    servers.controls[A].assign(Assign(moved(FIRST), Order(9, Fence(0, 1)), 0))
+    assert servers.poll(A) == [Assigned(b"a" * 16, 2, None)]
+
+
+def test_tables_of_a_pending_order_are_made_once():
+    servers = Servers()
+    more = AddTable(1, TABLE.form)
+    servers.order(more, A)
+    servers.exchange()  # A passed it on, and died
+    del servers.services[A]
+    servers.order(more, B)
+    servers.controls[B].assign(Assign(promoted(), Order(servers.number, more), 0))
+    replies = servers.poll(B)
+    assert [type(reply) for reply in replies] == [OrderReply, Assigned]
+    assert replies[1].fault == ""
+    assert servers.services[B].tables() == [0, 1]
+    servers.order(DropTable(1), B)
+    assert servers.services[B].tables() == [0]
+
+
+def test_a_server_without_endpoints_in_the_newest_map_is_drained():
+    servers = Servers(map_of(1, (0, 16, A, 0), backups=[(A, B)]))
+    (a, b), (arc,) = servers.controls[A].map.endpoints, servers.controls[A].map.arcs
+    final = ClusterMap(2, (b,), (msgspec.structs.replace(arc, primary=b.id, term=2),))
+    control = servers.controls[A]
+    assert not control.is_drained
+    control.assign(Assign(final, None, 0))
+    assert not control.is_drained  # not confirmed yet
+    assert [type(out) for out in servers.poll(A)] == [Assigned]
+    assert control.is_drained
+    assert a not in final.endpoints
+
+
+def test_a_backup_that_acknowledges_nothing_is_reported_once_until_it_answers():
+    servers = Servers()
+    service, control = servers.services[A], servers.controls[A]
+
+    def run(seconds: float, answers: bool) -> list[Any]:
+        out = []
+        for _ in range(round(seconds / 0.05)):
+            servers.now += 0.05
+            service.on_time(round(1000 * servers.now))
+            if answers:
+                servers.exchange()
+            out += control.poll(servers.now)
+        return out
+
+    run(0.5, True)
+    assert run(1.0, False) == []
+    assert run(2.0, False) == [ReportStream(1, -1, "stalled")]
+    assert run(1.0, True) == []
+    assert run(3.0, False) == [ReportStream(1, -1, "stalled")]
+
+
+def test_a_server_that_was_stopped_itself_reports_no_stall():
+    servers = Servers()
+    servers.exchange()
+    servers.poll(A)
+    servers.now += 60.0
+    servers.services[A].on_time(round(1000 * servers.now))
+    assert servers.poll(A) == []
+    servers.exchange()
+    servers.now += 0.05
+    assert servers.poll(A) == []
+
+
+def test_progress_names_what_a_backup_has_not_acknowledged():
+    servers = Servers()
+    assert [(one.stream, one.lag_records) for one in servers.controls[A].progress()] == [(1, 0)]
+    servers.order(Hold(), A)
+    assert servers.services[A].next_message(1) is not None  # sent, and lost
+    (one,) = servers.controls[A].progress()
+    assert (one.stream, one.lag_records) == (1, 1)
+    assert one.lag_bytes > 0
+
+
+@pytest.mark.parametrize("address", [A, B])
+def test_a_promotion_needs_no_pending_order(address):
+    servers = Servers()
+    other = {A: B, B: A}[address]
+    endpoint = next(one for one in FIRST.endpoints if one.address == other)
+    arcs = tuple(msgspec.structs.replace(arc, primary=endpoint.id, term=2) for arc in FIRST.arcs)
+    servers.controls[other].assign(Assign(ClusterMap(2, (endpoint,), arcs), None, 0))
+    assert servers.poll(other) == [Assigned(other[6].encode() * 16, 2)]
