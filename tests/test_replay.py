@@ -8,7 +8,6 @@ depend on it: the network here delivers nothing before it is stored.
 from __future__ import annotations
 
 import random
-from collections import deque
 
 import msgspec
 import pytest
@@ -63,12 +62,7 @@ def shown(value: object) -> object:
 def described(membership: Membership) -> list[object]:
     """All of the state, also in the middle of operations."""
     running = [one for one in (membership._orders._operation, *membership._orders._operations) if one is not None]
-    kept = membership._orders._operation, membership._orders._operations
-    membership._orders._operation, membership._orders._operations = None, deque()
-    try:
-        state = structs.replace(membership.save(), now=0.0)
-    finally:
-        membership._orders._operation, membership._orders._operations = kept
+    state = structs.replace(membership._state(), now=0.0)
     frames = [
         (one.gi_code.co_name, one.gi_frame.f_lineno, {name: shown(it) for name, it in one.gi_frame.f_locals.items()})
         for one in running
@@ -77,7 +71,10 @@ def described(membership: Membership) -> list[object]:
     wanted = {name: [(worker.sender, number) for worker, number in them] for name, them in kept_tables(membership)}
     admitting = membership._jobs._admitting and membership._jobs._admitting.sender
     results = sorted(membership._orders._results.items()) if running else []
-    return [msgspec.msgpack.encode(state), frames, wanted, admitting, results, membership._jobs._vacant]
+    changes = [
+        (server.confirmed_epoch, sorted(server.serves), server.pending) for server in membership._peers.servers.values()
+    ]
+    return [msgspec.msgpack.encode(state), changes, frames, wanted, admitting, results, membership._jobs._vacant]
 
 
 def kept_tables(membership: Membership) -> list[tuple[str, list[tuple[Peer, int]]]]:

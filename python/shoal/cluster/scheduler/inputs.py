@@ -15,6 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from shoal.cluster.protocol.messages import (
+    Assigned,
     Event,
     JobConsistency,
     Join,
@@ -29,9 +30,12 @@ from shoal.cluster.protocol.slot_map import ClusterMap
 __all__ = [
     "Asked",
     "Bound",
+    "Confirmed",
     "Died",
+    "DrainRequested",
     "Ended",
     "EventsSeen",
+    "FailoverState",
     "Input",
     "JobState",
     "MembersSilent",
@@ -39,7 +43,9 @@ __all__ = [
     "Obeyed",
     "PassState",
     "PeerState",
+    "Planned",
     "Probed",
+    "RebalanceRequested",
     "Restarted",
     "Settings",
     "SplitState",
@@ -67,6 +73,32 @@ class Obeyed(_Record, frozen=True, tag="obeyed"):
     now: float
     done: OrderReply
     counts: dict[str, int] = {}
+
+
+class Confirmed(_Record, frozen=True, tag="confirmed"):
+    """A server does what its assignment says."""
+
+    now: float
+    done: Assigned
+
+
+class Planned(_Record, frozen=True, tag="planned"):
+    """It was time to look for arcs that lack copies or have to move."""
+
+    now: float
+
+
+class DrainRequested(_Record, frozen=True, tag="drain"):
+    """A tool asked for the end of a server, without the loss of its arcs."""
+
+    now: float
+    server: int
+
+
+class RebalanceRequested(_Record, frozen=True, tag="rebalance"):
+    """A tool asked for equally many arcs everywhere."""
+
+    now: float
 
 
 class Probed(_Record, frozen=True, tag="probed"):
@@ -120,7 +152,21 @@ class Ended(_Record, frozen=True, tag="ended"):
     now: float
 
 
-Input: TypeAlias = Asked | Obeyed | Probed | Died | MembersSilent | EventsSeen | Bound | Restarted | Ended
+Input: TypeAlias = (
+    Asked
+    | Obeyed
+    | Confirmed
+    | Planned
+    | DrainRequested
+    | RebalanceRequested
+    | Probed
+    | Died
+    | MembersSilent
+    | EventsSeen
+    | Bound
+    | Restarted
+    | Ended
+)
 
 
 # --- the state --------------------------------------------------------------------------------------------------------
@@ -138,6 +184,8 @@ class Settings(_State, frozen=True):
     slots: Annotated[int, msgspec.Meta(ge=2)]
     heartbeat: Annotated[float, msgspec.Meta(gt=0)]
     grace: Annotated[float, msgspec.Meta(gt=0)]
+    replicas: Annotated[int, msgspec.Meta(ge=0)]
+    copy_rate: Annotated[int, msgspec.Meta(ge=1)]  # bytes per second
 
 
 class PeerState(_State, frozen=True):
@@ -157,6 +205,7 @@ class PeerState(_State, frozen=True):
     addresses: tuple[str, ...] = ()
     orders: int = 0
     order: Order | None = None
+    member: bool = False
     incarnation: int = 0
     wants: Join = Join()
 
@@ -198,6 +247,17 @@ class JobState(_State, frozen=True):
     clock: int
 
 
+class FailoverState(_State, frozen=True):
+    """A server that has died, and whose arcs others have. ``served_at`` is None until they serve."""
+
+    server: int
+    about: str
+    why: str
+    slots: str
+    at: float
+    served_at: float | None
+
+
 class MembershipState(_State, frozen=True):
     """The state of a membership between two operations. Peers are named by their senders."""
 
@@ -213,6 +273,13 @@ class MembershipState(_State, frozen=True):
     former: list[tuple[bytes, ReplyBody]]
     servers: list[bytes]
     map: ClusterMap | None
+    next_endpoint: int
+    steps: int
+    draining: list[int]
+    balance: bool
+    avoid: list[tuple[int, int, float]]
+    plan_at: float | None
+    failovers: list[FailoverState]
     broken: str
     events: list[Event]
     events_dropped: int

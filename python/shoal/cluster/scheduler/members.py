@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from shoal.cluster.protocol.messages import JobConsistency, Join, Message, Order, ReplyBody, Request
+from shoal.cluster.protocol.messages import JobConsistency, Join, Message, Order, ReplyBody, Request, StreamProgress
 from shoal.cluster.scheduler.inputs import JobState, PassState, PeerState
 from shoal.cluster.scheduler.splits import SplitTracker
 
@@ -119,13 +119,29 @@ class ServerPeer(Peer):
     order: Order | None = None  # not acknowledged
     resend_at: float = 0.0
     resend_seconds: float = 0.0  # from the last time that it was sent
+    member: bool = False  # of the formed cluster: it executes orders
+    confirmed_epoch: int = 0  # of the last assignment that it has confirmed
+    offered_epoch: int = 0  # of the last one that it was sent
+    offered_at: float = 0.0  # since when it has one that it has not confirmed; counted as `Peers.running`
+    serves: set[int] = field(default_factory=set)  # arcs, as far as it has confirmed
+    may_serve: set[int] = field(default_factory=set)  # arcs that it has or may have
+    pending: Order | None = None  # what it has to execute on the copies that become primary
+    assign_at: float = 0.0  # when to send the assignment again
+    assign_seconds: float = 0.0  # from the last time that it was sent
+    streams: tuple[StreamProgress, ...] = ()  # of its last heartbeat
     probe: int = 0  # number of the last LivenessProbe
     probe_at: float | None = None  # when to probe next; None: a probe is under way
 
     def save(self) -> PeerState:
         """As :meth:`Peer.save`."""
-        own = {"join": self.join, "addresses": self.addresses, "orders": self.orders, "order": self.order}
-        return structs.replace(Peer.save(self), **own)
+        return structs.replace(
+            Peer.save(self),
+            join=self.join,
+            addresses=self.addresses,
+            orders=self.orders,
+            order=self.order,
+            member=self.member,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +168,7 @@ def restore_peer(state: PeerState, now: float, seen: int) -> Peer:
     common = (state.sender, state.role, state.about, state.host, b"", now, seen, state.rank, state.inside)
     kept = (dict(state.replies), state.latest, frozenset(state.open), dict(state.waiting))
     if state.role == "server":
-        return ServerPeer(*common, *kept, state.addresses, state.join, state.orders, state.order)
+        return ServerPeer(*common, *kept, state.addresses, state.join, state.orders, state.order, member=state.member)
     if state.role == "worker":
         return WorkerPeer(*common, *kept, state.incarnation, state.join, state.wants)
     return LauncherPeer(*common, *kept)

@@ -12,7 +12,7 @@ can be started again.
     job        W workers have joined; those that asked for no rank get the remaining ones. All servers start the job,
                then all workers receive JoinReply; it ends when the last worker has left or died, and the next join
                begins another
-    broken     a server was lost, and its rows with it: every request is refused with its name
+    broken     a server was lost, and rows of which there is no copy with it: every request is refused with its name
 
 Everything that must be the same on all servers is an operation: a generator that yields an order, which goes to every
 server, and receives the results. One operation runs at a time, the others wait in a queue, so all servers see the same
@@ -36,21 +36,26 @@ Invariants (tests/test_membership.py tests them on random schedules):
   I10 A peer whose connection has ended is declared dead before it counts as silent only if it is confirmed: a server
       when all its addresses refuse connections, another peer when it has not connected again in time.
 
+Over 600 lines: every input is received, recorded and passed on here, and the state is saved here as a whole.
+
 This module receives inputs and passes each to the part that handles it. The parts keep the state, and use only those
 above them in this list:
 
-    peers.py      which processes are known, their connections, replies and events
-    orders.py     operations
-    servers.py    the servers and the map
-    tables.py     the tables
-    jobs.py       workers, jobs, barriers, passes over the data
-    launchers.py  what has become of workers' programs
+    peers.py        which processes are known, their connections, replies and events
+    orders.py       operations
+    assignments.py  the map, and which servers have carried it out
+    replicas.py     deaths, copies, moves: the next map, which planner.py makes
+    tables.py       the tables
+    servers.py      servers that join, the end of one, metrics
+    jobs.py         workers, jobs, barriers, passes over the data
+    launchers.py    what has become of workers' programs
 
 Threads: one.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -62,8 +67,10 @@ from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
     MAX_OPEN_REQUESTS,
     MAX_WORKERS,
+    Assigned,
     Barrier,
     CreateTable,
+    Drain,
     ErrorReply,
     Events,
     GetMap,
@@ -80,9 +87,11 @@ from shoal.cluster.protocol.messages import (
     Order,
     OrderReply,
     PendingReply,
+    Rebalance,
     Reply,
     ReplyBody,
     ReportMetrics,
+    ReportStream,
     Request,
     RequestBody,
     SchedulerStopped,
@@ -90,17 +99,22 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import GetStatus, StatusReply
+from shoal.cluster.scheduler.assignments import Assignments
 from shoal.cluster.scheduler.inputs import (
     Asked,
     Bound,
+    Confirmed,
     Died,
+    DrainRequested,
     Ended,
     EventsSeen,
     Input,
     MembershipState,
     MembersSilent,
     Obeyed,
+    Planned,
     Probed,
+    RebalanceRequested,
     Restarted,
     Settings,
 )
@@ -118,16 +132,18 @@ from shoal.cluster.scheduler.members import (
 from shoal.cluster.scheduler.numbers import NumberSource
 from shoal.cluster.scheduler.orders import Orders
 from shoal.cluster.scheduler.peers import ROLES, Peers
+from shoal.cluster.scheduler.replicas import Replicas
 from shoal.cluster.scheduler.servers import Servers
 from shoal.cluster.scheduler.status import status_of
 from shoal.cluster.scheduler.tables import Tables
 
-__all__ = ["Membership"]
+__all__ = ["COPY_RATE", "Membership"]
 
 _MAX_PEERS = 1 << 15  # further ones wait until others have left
 _MAX_WAITING = 1024  # requests of a peer
 _DISCONNECTED_CHECK_SECONDS = 0.01
 _CHECK_SECONDS = 0.5
+COPY_RATE = 1 << 28  # bytes per second
 
 _TOO_MANY = f"more than {MAX_OPEN_REQUESTS} replies are not confirmed: a request names those that its sender awaits"
 
@@ -147,6 +163,10 @@ class Membership:
         Seconds between heartbeats. A peer is dead after 5 without one.
     grace : float
         Seconds that the other processes continue while the scheduler is silent.
+    replicas : int
+        Copies of each slot on other servers, beside the one that serves it. With 0 the loss of a server ends the job.
+    copy_rate : int
+        Bytes per second that each endpoint sends at most to make a new copy.
     rng : random.Random
         Makes the seed of the numbers of the cluster and of jobs.
     now : float
@@ -165,6 +185,8 @@ class Membership:
         slots: int = 1024,
         heartbeat: float = 2.0,
         grace: float = GRACE_SECONDS,
+        replicas: int = 0,
+        copy_rate: int = COPY_RATE,
         rng: random.Random,
         now: float,
         counts: Callable[[], dict[str, int]] = dict,
@@ -180,7 +202,22 @@ class Membership:
             raise ValueError(f"heartbeat must be a number of seconds above 0, got {heartbeat}")
         if grace <= 0:
             raise ValueError(f"grace must be a number of seconds above 0, got {grace}")
-        settings = Settings(servers=servers, workers=workers, slots=slots, heartbeat=heartbeat, grace=grace)
+        if not 0 <= replicas < servers:
+            raise ValueError(
+                f"replicas must be a number from 0 to {servers - 1}, since each copy is on another of the {servers} "
+                f"servers, got {replicas}: start more servers, or keep fewer copies"
+            )
+        if copy_rate < 1:
+            raise ValueError(f"copy_rate must be a number of bytes per second above 0, got {copy_rate}")
+        settings = Settings(
+            servers=servers,
+            workers=workers,
+            slots=slots,
+            heartbeat=heartbeat,
+            grace=grace,
+            replicas=replicas,
+            copy_rate=copy_rate,
+        )
         self.settings = settings
         self._record = record
         self._counts = counts
@@ -193,8 +230,10 @@ class Membership:
         self.launchers = Launchers()
         self._peers = Peers(settings, now)
         self._orders = Orders(self._peers)
-        self._servers = Servers(settings, self._peers, self._orders)
+        self._assignments = Assignments(settings, self._peers, self._orders)
+        self._replicas = Replicas(settings, self._peers, self._orders, self._assignments, self._numbers)
         self._tables = Tables(self._peers, self._orders)
+        self._servers = Servers(settings, self._peers, self._orders, self._assignments, self._replicas, self._tables)
         self._jobs = Jobs(settings, self._peers, self._orders, self._servers, self._tables, self._numbers)
 
     # --- input ----------------------------------------------------------------------------------------------
@@ -230,6 +269,11 @@ class Membership:
             if isinstance(peer, ServerPeer) and peer.order is not None and peer.order.number == message.number:
                 counts = self._counts() if isinstance(peer.order.body, ReportMetrics) else {}
                 self._accept(Obeyed(peers.now, message, counts))
+        elif isinstance(message, Assigned):
+            peer = self._hear(message.sender, route)
+            is_current = isinstance(peer, ServerPeer) and message.epoch == peer.offered_epoch
+            if isinstance(peer, ServerPeer) and is_current and self._assignments.is_awaited(peer):
+                self._accept(Confirmed(peers.now, message))
         return self._flush()
 
     def probed(self, probe: AddressProbe, fault: tuple[str, str] | None, now: float) -> Outgoing:
@@ -265,14 +309,26 @@ class Membership:
         """
         peers = self._peers
         peers.advance(now)
-        for death in peers.find_dead():
+        for death in itertools.chain(peers.find_dead(), self._assignments.find_dead()):
             self._accept(death)
         if seen := peers.seen_by_all():
             self._accept(EventsSeen(peers.now, seen))
         silent = self._jobs.members_may_be_dead()
         if silent != self._jobs.members_silent:
             self._accept(MembersSilent(peers.now, silent))
+        plan_at = self._replicas.plan_at
+        if plan_at is not None and plan_at <= peers.now and not self.broken:
+            self._accept(Planned(peers.now))
         self._orders.resend()
+        self._assignments.resend()
+        return self._flush()
+
+    def suspect(self, rank: int, why: str, now: float) -> Outgoing:
+        """Declare a server dead that answers no more. If it is alive, it is fenced: a false suspicion costs time."""
+        self._peers.advance(now)
+        server = self._peers.servers.get(rank)
+        if server is not None and server.member:
+            self._accept(Died(self._peers.now, server.sender, why))
         return self._flush()
 
     def bound(self, address: str, now: float) -> Outgoing:
@@ -322,9 +378,16 @@ class Membership:
             fault = self._orders.done(server, entry.done)
             if fault:
                 self._remove(server, fault)
+        elif isinstance(entry, Confirmed):
+            self._apply_confirmation(entry.done)
+        elif isinstance(entry, Planned):
+            self._replicas.plan()
+        elif isinstance(entry, DrainRequested):
+            self._replicas.drain(entry.server)
+        elif isinstance(entry, RebalanceRequested):
+            self._replicas.rebalance()
         elif isinstance(entry, Probed):
             self._servers.apply_probe(entry)
-            self._jobs.start_if_complete()
         elif isinstance(entry, Died):
             self._remove(self._peers.known[entry.sender], entry.why)
         elif isinstance(entry, MembersSilent):
@@ -339,19 +402,36 @@ class Membership:
         else:
             self.ended = True
             self._peers.publish(SchedulerStopped())
+        self._replicas.carried_out()
         self._jobs.fill_vacancies()
+        self._jobs.start_if_complete()
+
+    def _apply_confirmation(self, done: Assigned) -> None:
+        server = self._peers.known[done.sender]
+        assert isinstance(server, ServerPeer)
+        fault = f"it failed to carry out its assignment: {done.fault}" if done.fault else ""
+        if done.outcome is not None and server.pending is not None and server.pending.number == done.outcome.number:
+            server.pending = None
+            fault = fault or self._orders.adopted(server, done.outcome)
+        if fault:
+            self._remove(server, fault)
+        else:
+            self._assignments.confirm(server, done)
 
     # --- the state as a record --------------------------------------------------------------------------------
 
     @property
     def at_rest(self) -> bool:
-        """Whether no operation is in progress: only then can the state be saved."""
-        return self._orders.at_rest
+        """Whether no operation and no change of the map is in progress: only then can the state be saved."""
+        return self._orders.at_rest and (self._assignments.are_confirmed or bool(self.broken))
 
     def save(self) -> MembershipState:
         """Return the whole state."""
         if not self.at_rest:
             raise RuntimeError("an operation is in progress: save the state when there is none")
+        return self._state()
+
+    def _state(self) -> MembershipState:
         return MembershipState(
             settings=self.settings,
             cluster=self.cluster,
@@ -362,7 +442,9 @@ class Membership:
             ended=self.ended,
             tables=list(self._tables.all),
             **self.launchers.save(),
+            steps=self._orders.steps,
             **self._peers.save(),
+            **self._replicas.save(),
             **self._servers.save(),
             **self._jobs.save(),
         )
@@ -381,6 +463,9 @@ class Membership:
         made.generation, made.address, made.ended = state.generation, state.address, state.ended
         made.launchers.restore(state)
         made._peers.restore(state)
+        made._orders.steps = state.steps
+        made._assignments.restore(state.map)
+        made._replicas.restore(state)
         made._servers.restore(state)
         made._tables.restore(state.tables)
         made._jobs.restore(state)
@@ -434,15 +519,25 @@ class Membership:
         """When to call :meth:`on_time`, which may also be called earlier."""
         if self._peers.has_disconnected:
             return self.now + _DISCONNECTED_CHECK_SECONDS
-        resends = (server.resend_at for server in self._peers.servers.values() if server.order is not None)
-        return min([self.now + min(_CHECK_SECONDS, self.settings.heartbeat / 4), *resends])
+        times = [self.now + min(_CHECK_SECONDS, self.settings.heartbeat / 4)]
+        if self._replicas.plan_at is not None and not self.broken:
+            times.append(self._replicas.plan_at)
+        for server in self._peers.servers.values():
+            if server.order is not None:
+                times.append(server.resend_at)
+            if self._assignments.is_awaited(server):
+                times.append(server.assign_at)
+        return min(times)
 
     # --- requests ---------------------------------------------------------------------------------------------
 
     def _hear(self, sender: bytes, route: bytes) -> Peer | None:
         peer, reconnected = self._peers.hear(sender, route)
-        if reconnected and isinstance(peer, ServerPeer) and peer.order is not None:
-            self._orders.send(peer)
+        if reconnected and isinstance(peer, ServerPeer):
+            if peer.order is not None:
+                self._orders.send(peer)
+            if self._assignments.is_awaited(peer):
+                self._assignments.send(peer)
         return peer
 
     def _ask(self, route: bytes, host: str, ask: Request) -> None:
@@ -450,6 +545,8 @@ class Membership:
         peer = self._hear(ask.sender, route)
         if isinstance(body, GetStatus):  # it changes nothing, so it is no input
             peers.out.append((route, Reply(ask.number, self._cluster_status())))
+        elif isinstance(body, Drain | Rebalance):  # from any process; to repeat it changes nothing
+            peers.out.append((route, Reply(ask.number, self._command(body))))
         elif peer is not None:
             if peer.settles(ask) or peer.is_new(ask):
                 self._accept(Asked(peers.now, "", ask), route)
@@ -465,6 +562,15 @@ class Membership:
             peers.out.append((route, Reply(ask.number, full)))
         else:
             self._accept(Asked(peers.now, host, ask), route)
+
+    def _command(self, body: Drain | Rebalance) -> ReplyBody:
+        if self.broken:
+            return ErrorReply("server-lost", self.broken)
+        if isinstance(body, Drain):
+            self._record(DrainRequested(self._peers.now, body.server))
+            return self._replicas.drain(body.server)
+        self._record(RebalanceRequested(self._peers.now))
+        return self._replicas.rebalance()
 
     def _cluster_status(self) -> StatusReply:
         return status_of(
@@ -531,6 +637,8 @@ class Membership:
                 self._jobs.join(peer, number, body)
         elif isinstance(body, GetMap) and self.map is not None:
             reply(peer, number, GetMapReply(self.map))
+        elif isinstance(body, ReportStream) and isinstance(peer, ServerPeer) and peer.member:
+            reply(peer, number, self._replicas.report(peer, body))
         elif isinstance(body, ListTables):
             reply(peer, number, ListTablesReply(self._tables.all))
         elif not isinstance(peer, WorkerPeer) or not peer.inside:

@@ -4,16 +4,20 @@ An operation is a generator that yields an order, which goes to every server, an
 runs at a time, the others wait in a queue, so all servers see the same orders in the same order. An order is sent again
 until it is acknowledged; the next one is sent after that.
 
+If a server dies, those that adopt its arcs execute the order in progress on the copies, and their outcome replaces its
+result.
+
 Invariant: I3 of membership.py. Threads: one.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeAlias
 
-from shoal.cluster.protocol.messages import AddTable, ErrorReply, Order, OrderBody, OrderReply, StartJob
+from shoal.cluster.protocol.messages import AddTable, ErrorReply, Order, OrderBody, OrderReply, ReportMetrics, StartJob
 from shoal.cluster.scheduler.members import ServerPeer
 from shoal.cluster.scheduler.peers import Peers
 
@@ -25,14 +29,29 @@ _MAX_RESEND_SECONDS = 1.0
 Operation: TypeAlias = Generator[OrderBody, list[OrderReply], None]
 
 
+def _resume(operation: Operation, results: list[OrderReply]) -> OrderBody:
+    return operation.send(results)
+
+
 class Orders:
-    """The operations, and the order in progress."""
+    """The operations, and the order in progress.
+
+    Attributes
+    ----------
+    steps : int
+        Number of orders so far, which identifies the one in progress.
+    """
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._operations: deque[Operation] = deque()
         self._operation: Operation | None = None
+        self._body: OrderBody | None = None
+        self._awaited: set[int] = set()  # ranks, and -1 - rank for the outcome at copies that a server has adopted
         self._results: dict[int, OrderReply] = {}
+        self._is_paused = False
+        self._is_stepping = False
+        self.steps = 0
 
     @property
     def at_rest(self) -> bool:
@@ -42,34 +61,52 @@ class Orders:
     def begin(self, operation: Operation) -> None:
         """Run an operation after those that wait."""
         self._operations.append(operation)
-        if self._operation is None:
-            self._next_operation()
+        self._continue()
 
     def cancel(self) -> None:
         """End all operations."""
         operations, self._operations = self._operations, deque()
         if self._operation is not None:
             operations.appendleft(self._operation)
-            self._operation = None
+            self._operation = self._body = None
+            self._results, self._awaited = {}, set()
         for operation in operations:
             operation.close()
 
-    def _next_operation(self) -> None:
-        while self._operation is None and self._operations:
-            self._operation = self._operations.popleft()
-            self._step(lambda operation: next(operation))
+    def pause(self, is_paused: bool) -> None:
+        """Begin no further order, or go on: none is executed while it is open which server has an arc."""
+        self._is_paused = is_paused
+        self._continue()
+
+    def _continue(self) -> None:
+        """Take the next step of the operations that none waits for."""
+        while not self._is_paused and not self._is_stepping:
+            if self._operation is None and self._operations:
+                self._operation = self._operations.popleft()
+                self._step(lambda operation: next(operation))
+            elif self._operation is not None and not self._awaited:
+                results = [self._results[key] for key in sorted(self._results)]
+                self._step(functools.partial(_resume, results=results))
+            else:
+                return
 
     def _step(self, go: Callable[[Operation], OrderBody]) -> None:
         assert self._operation is not None
+        self._is_stepping = True  # it may begin others
         try:
-            body = go(self._operation)
+            self._body = go(self._operation)
         except StopIteration:
-            self._operation = None
+            self._operation = self._body = None
+            self._results = {}
             return
-        self._results = {}
-        for server in self._peers.servers.values():
+        finally:
+            self._is_stepping = False
+        self.steps += 1
+        members = [server for server in self._peers.servers.values() if server.member]
+        self._results, self._awaited = {}, {server.rank for server in members}
+        for server in members:
             server.orders += 1
-            server.order = Order(server.orders, body)
+            server.order = Order(server.orders, self._body)
             self.send(server)
 
     def send(self, server: ServerPeer, *, again: bool = False) -> None:
@@ -91,24 +128,47 @@ class Orders:
         order = server.order
         assert order is not None
         server.order = None
+        return self._keep(server.rank, order.body, done)
+
+    def adopted(self, server: ServerPeer, done: OrderReply) -> str:
+        """Process the outcome of the order in progress at the copies that a server has adopted, as in :meth:`done`."""
+        return "" if self._body is None else self._keep(-1 - server.rank, self._body, done)
+
+    def _keep(self, key: int, body: OrderBody, done: OrderReply) -> str:
         fault = done.fault
-        if done.refused is not None and not isinstance(order.body, AddTable | StartJob):
-            fault = fault or f"it refused {type(order.body).__name__}: {done.refused.text}"
+        if done.refused is not None and not isinstance(body, AddTable | StartJob):
+            fault = fault or f"it refused {type(body).__name__}: {done.refused.text}"
         if fault:
             return f"it failed to execute an order: {fault}"
-        self._results[server.rank] = done
-        if len(self._results) == len(self._peers.servers) and self._operation is not None:
-            results = [self._results[rank] for rank in sorted(self._results)]
-            self._step(lambda operation: operation.send(results))
-            self._next_operation()
+        if key in self._awaited:
+            self._awaited.discard(key)
+            self._results[key] = done
+            self._continue()
         return ""
+
+    def replace(self, server: ServerPeer, adopters: Iterable[ServerPeer]) -> None:
+        """Wait no longer for a dead server: those that adopt its arcs execute the order in progress on the copies.
+
+        To be called before the adopters receive their assignments.
+        """
+        keys = {server.rank, -1 - server.rank} & self._awaited
+        if self._operation is None or self._body is None or not keys:
+            return
+        self._awaited -= keys
+        if not isinstance(self._body, ReportMetrics):
+            for adopter in adopters:
+                adopter.pending = Order(self.steps, self._body)
+                self._awaited.add(-1 - adopter.rank)
+        self._continue()
 
     def refusal(self, results: list[OrderReply], what: str) -> ErrorReply | None:
         """Return the refusal of the first server that refused an order, with its name."""
-        servers = (self._peers.servers[rank] for rank in sorted(self._peers.servers))
-        for server, done in zip(servers, results, strict=True):
+        for done in results:
             if done.refused is not None:
-                where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
+                server = self._peers.known.get(done.sender)
+                where = "a server"
+                if isinstance(server, ServerPeer):
+                    where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
                 text = f"{where} {what}: {done.refused.text}"
                 self._peers.notes.append(text)
                 return ErrorReply(done.refused.kind, text)

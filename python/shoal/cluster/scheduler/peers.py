@@ -295,6 +295,8 @@ class Peers:
         peer.seen = seen
         if isinstance(peer, WorkerPeer):
             peer.clock = message.clock
+        elif isinstance(peer, ServerPeer):
+            peer.streams = message.streams
         return Events(seen, tuple(self._events[seen - self._events_dropped :]))
 
     def seen_by_all(self) -> int:

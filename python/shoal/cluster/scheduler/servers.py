@@ -2,13 +2,15 @@
 
     forming    servers join, in any order; their ranks are 0..S-1
     map        the last server has joined: the slots are divided evenly among all endpoints, in the order of the ranks
-    broken     a server was lost, and its rows with it
+    growing    further servers join; slots move to them
+    broken     a server was lost, and rows with it
 
 Threads: one.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from shoal.cluster.protocol.address import complete, split
@@ -21,11 +23,14 @@ from shoal.cluster.protocol.messages import (
     ReportMetrics,
     ServerGone,
 )
-from shoal.cluster.protocol.slot_map import ClusterMap, cut_evenly
+from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.scheduler.assignments import Assignments
 from shoal.cluster.scheduler.inputs import MembershipState, Probed, Settings
 from shoal.cluster.scheduler.members import AddressProbe, ServerPeer, WorkerPeer
 from shoal.cluster.scheduler.orders import Operation, Orders
 from shoal.cluster.scheduler.peers import Peers
+from shoal.cluster.scheduler.replicas import Replicas
+from shoal.cluster.scheduler.tables import Tables
 
 __all__ = ["Servers"]
 
@@ -35,29 +40,42 @@ class Servers:
 
     Attributes
     ----------
-    map : ClusterMap or None
-        None before all servers have joined.
     broken : str
         Description of the lost server; empty while none was lost.
     counts : dict
         The scheduler's own metrics, as they were when the last server reported its metrics.
     """
 
-    def __init__(self, settings: Settings, peers: Peers, orders: Orders) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        peers: Peers,
+        orders: Orders,
+        assignments: Assignments,
+        replicas: Replicas,
+        tables: Tables,
+    ) -> None:
         self._settings = settings
         self._peers = peers
         self._orders = orders
-        self.map: ClusterMap | None = None
+        self._assignments = assignments
+        self._replicas = replicas
+        self._tables = tables
         self.broken = ""
         self.counts: dict[str, int] = {}
 
     def save(self) -> dict[str, Any]:
         """Return the fields of :class:`.MembershipState` that are kept here."""
-        return {"map": self.map, "broken": self.broken}
+        return {"broken": self.broken}
 
     def restore(self, state: MembershipState) -> None:
         """Take a saved state."""
-        self.map, self.broken = state.map, state.broken
+        self.broken = state.broken
+
+    @property
+    def map(self) -> ClusterMap | None:
+        """The map that workers use; None before all servers have joined."""
+        return self._assignments.published
 
     # --- joining ----------------------------------------------------------------------------------------------
 
@@ -67,7 +85,7 @@ class Servers:
         if fault:
             self._peers.reply(server, number, ErrorReply("input", fault))
             return
-        free = (rank for rank in range(self._settings.servers) if rank not in self._peers.servers)
+        free = (rank for rank in itertools.count() if rank not in self._peers.servers)
         server.rank = next(free) if join.rank is None else join.rank
         server.addresses = tuple(complete(address, server.host) for address in join.addresses)
         server.join = number
@@ -79,9 +97,10 @@ class Servers:
         servers, size = self._peers.servers, self._settings.servers
         if server.rank >= 0:
             return f"{server} has joined already"
-        if len(servers) == size:
+        is_formed = self._assignments.newest is not None
+        if len(servers) == size and not is_formed:
             return f"the cluster has all of its {size} servers: pass a larger --servers to the scheduler"
-        if join.rank is not None and not 0 <= join.rank < size:
+        if join.rank is not None and not 0 <= join.rank < size and not is_formed:
             return f"rank {join.rank} is out of range for {size} servers: ranks start at 0"
         if join.rank is not None and join.rank in servers:
             return f"{servers[join.rank]} has that rank: give every server its own rank, or none"
@@ -107,7 +126,10 @@ class Servers:
         if entry.fault is None:
             server.inside = True
             server.waiting[server.join] = "other servers"
-            self._form()
+            if self._assignments.newest is None:
+                self._form()
+            else:
+                self._orders.begin(self._admit(server))
             return
         address, what = entry.fault
         text = (
@@ -123,11 +145,22 @@ class Servers:
         ready = [self._peers.servers[rank] for rank in sorted(self._peers.servers)]
         if len(ready) < self._settings.servers or not all(server.inside for server in ready):
             return
-        loops = [(address, server.rank) for server in ready for address in server.addresses]
-        self.map = cut_evenly(1, self._settings.slots, loops)
-        self._peers.notes.append(f"all servers have joined: {', '.join(address for address, _ in loops)}")
+        self._replicas.form(ready)
+        map = self._assignments.newest
+        assert map is not None
+        addresses = ", ".join(endpoint.address for endpoint in map.endpoints)
+        self._peers.notes.append(f"all servers have joined: {addresses}")
         for server in ready:
-            self._peers.reply(server, server.join, JoinReply(server.rank, self.map, ()))
+            self._peers.reply(server, server.join, JoinReply(server.rank, map, ()))
+
+    def _admit(self, server: ServerPeer) -> Operation:
+        """Let a server join a formed cluster, between two orders: it executes those that follow."""
+        if self._peers.servers.get(server.rank) is server:
+            map = self._replicas.admit(server)
+            where = ", ".join(server.addresses)
+            self._peers.notes.append(f"server {server.rank} has joined: {where}; slots move to it")
+            self._peers.reply(server, server.join, JoinReply(server.rank, map, self._tables.all))
+        yield from ()
 
     def missing(self) -> str:
         """Return how many servers have joined."""
@@ -139,14 +172,12 @@ class Servers:
     def lose(self, server: ServerPeer, why: str) -> bool:
         """Process the end of a server; returns whether rows were lost with it."""
         del self._peers.servers[server.rank]
-        if self.map is None:
-            return False  # it had no rows: another may replace it
-        where = ", ".join(server.addresses)
-        text = (
-            f"server {server.rank} at {where} ({server.about}) is lost with its rows, {why}: "
-            "start the cluster again and load a checkpoint"
-        )
-        self.broken = self.broken or text
+        if self.broken:
+            return False
+        text = self._replicas.lose(server, why)
+        if not text:
+            return False
+        self.broken = text
         self._peers.notes.append(text)
         self._peers.publish(ServerGone(server.rank, text, why))
         return True
@@ -162,7 +193,11 @@ class Servers:
         results = yield ReportMetrics()
         assert self.map is not None
         if worker.sender in self._peers.known:
-            figures = (one for done in results for one in done.figures)
-            pairs = zip(self.map.endpoints, figures, strict=False)
-            endpoints = tuple(EndpointMetrics(where.server, where.address, one) for where, one in pairs)
-            self._peers.reply(worker, number, MetricsReply(endpoints, self.counts))
+            endpoints = []
+            for done in results:
+                server = self._peers.known.get(done.sender)
+                for where, figures in zip(
+                    self.map.of_server(server.rank) if server else (), done.figures, strict=False
+                ):
+                    endpoints.append(EndpointMetrics(where.server, where.address, figures))
+            self._peers.reply(worker, number, MetricsReply(tuple(endpoints), self.counts))

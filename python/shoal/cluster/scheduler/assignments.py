@@ -1,0 +1,157 @@
+"""Assignments: each server makes the newest map so, in an order in which no arc has two primaries.
+
+What servers have to do is declared. An assignment is the whole map; the newest counts, and a server that has missed
+some needs nothing else. A map is carried out in four stages, each of which begins when the one before it is confirmed:
+
+    givers    servers that may serve arcs which the map has elsewhere: they retire them
+    backups   servers with copies of arcs that have another primary: they expect them over its stream
+    takers    servers that the map gives arcs
+    others    all other servers; the map is published to workers
+
+No order begins before the last stage, so an order is executed on each arc once.
+
+Invariants
+  A1  An arc is assigned to a server only after each other one that may serve it has confirmed that it does not, or is
+      dead: then its streams are fenced.
+  A2  A primary serves an arc only after the backups that have it in sync expect its stream.
+  A3  A published map is confirmed by all servers that serve arcs by it.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.cluster.protocol.messages import Assign, Assigned, MapChanged
+from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.scheduler.inputs import Died, Settings
+from shoal.cluster.scheduler.members import ServerPeer
+from shoal.cluster.scheduler.orders import Orders
+from shoal.cluster.scheduler.peers import Peers
+from shoal.cluster.scheduler.planner import owned
+
+__all__ = ["Assignments"]
+
+_RESEND_SECONDS = 0.1  # until an assignment is sent again; each time twice as long as before
+_MAX_RESEND_SECONDS = 1.0
+_MAX_SECONDS = 30.0  # in which a server that is alive confirms its assignment
+
+
+class Assignments:
+    """The map, and which servers have carried it out.
+
+    Attributes
+    ----------
+    newest : ClusterMap or None
+        None before all servers have joined.
+    published : ClusterMap or None
+        The newest one that workers know.
+    """
+
+    def __init__(self, settings: Settings, peers: Peers, orders: Orders) -> None:
+        self._settings = settings
+        self._peers = peers
+        self._orders = orders
+        self.newest: ClusterMap | None = None
+        self.published: ClusterMap | None = None
+
+    def restore(self, map: ClusterMap | None) -> None:
+        """Take the map of a saved state: it is carried out."""
+        self.newest = self.published = map
+        if map is not None:
+            own = owned(map)
+            for server in self._peers.servers.values():
+                if server.member:
+                    server.confirmed_epoch = server.offered_epoch = map.epoch
+                    server.serves = set(own.get(server.rank, ()))
+                    server.may_serve = set(server.serves)
+
+    @property
+    def are_confirmed(self) -> bool:
+        """Whether all servers have carried out the newest map."""
+        return self.published is self.newest and not any(self._late())
+
+    def change(self, map: ClusterMap) -> None:
+        """Carry out another map."""
+        self.newest = map
+        self.carry_out()
+
+    def take_as_given(self, server: ServerPeer) -> None:
+        """Count the newest map as confirmed by a server that has received it in the reply to its request to join."""
+        assert self.newest is not None
+        server.confirmed_epoch = server.offered_epoch = self.newest.epoch
+        server.serves = set(owned(self.newest).get(server.rank, ()))
+        server.may_serve = set(server.serves)
+
+    def confirm(self, server: ServerPeer, done: Assigned) -> None:
+        """Process that a server has carried out the map of an epoch."""
+        if self.newest is None or done.epoch != self.newest.epoch or server.confirmed_epoch == done.epoch:
+            return
+        server.confirmed_epoch = done.epoch
+        server.pending = None
+        server.serves = set(owned(self.newest).get(server.rank, ()))
+        server.may_serve = set(server.serves)
+        self.carry_out()
+
+    def _late(self) -> Iterator[ServerPeer]:
+        """Yield the servers that have not confirmed the newest map, also those that were drained."""
+        if self.newest is not None:
+            for server in self._peers.servers.values():
+                is_served = server.member or server.confirmed_epoch > 0
+                if server.inside and is_served and server.confirmed_epoch < self.newest.epoch:
+                    yield server
+
+    def carry_out(self) -> None:
+        """Begin the stages whose turn it is."""
+        map = self.newest
+        if map is None:
+            return
+        own = owned(map)
+        late = list(self._late())
+        givers = [server for server in late if server.may_serve - own.get(server.rank, set())]
+        takers = [server for server in late if own.get(server.rank, set()) - server.serves]
+        gained = {arc for server in takers for arc in own[server.rank] - server.serves}
+        ranks = {map.endpoint(one.backup).server for one in map.streams if not gained.isdisjoint(one.arcs)}
+        backups = [server for server in late if server.rank in ranks and server not in takers]
+        for server in givers or backups or takers or late:
+            if server.offered_epoch < map.epoch:
+                if server.offered_epoch == server.confirmed_epoch:
+                    server.offered_at = self._peers.running
+                server.offered_epoch = map.epoch
+                server.may_serve |= own.get(server.rank, set())
+                self.send(server)
+        if not givers and not takers and self.published is not map:
+            was_published, self.published = self.published is not None, map
+            if was_published:
+                self._peers.publish(MapChanged(map))
+        self._orders.pause(bool(givers or takers))
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    def is_awaited(self, server: ServerPeer) -> bool:
+        """Whether a server was sent an assignment that it has not confirmed."""
+        return self.newest is not None and server.confirmed_epoch < server.offered_epoch == self.newest.epoch
+
+    def send(self, server: ServerPeer, *, again: bool = False) -> None:
+        """Send a server the newest map."""
+        assert self.newest is not None
+        longer = min(2 * server.assign_seconds, _MAX_RESEND_SECONDS)
+        server.assign_seconds = longer if again else _RESEND_SECONDS
+        server.assign_at = self._peers.now + server.assign_seconds
+        self._peers.out.append((server.route, Assign(self.newest, server.pending, self._settings.copy_rate)))
+
+    def resend(self) -> None:
+        """Send the assignments that were not confirmed in time again."""
+        for server in self._peers.servers.values():
+            is_due = server.assign_at <= self._peers.now and server.disconnected_at is None
+            if is_due and self.is_awaited(server):
+                self.send(server, again=True)
+
+    def find_dead(self) -> Iterator[Died]:
+        """Yield the servers that are alive and have not confirmed in time."""
+        for server in list(self._peers.servers.values()):
+            seconds = self._peers.running - server.offered_at
+            if seconds > _MAX_SECONDS and server.sender in self._peers.known and self.is_awaited(server):
+                why = f"it has not carried out its assignment of epoch {server.offered_epoch} for {seconds:.1f} s"
+                yield Died(self._peers.now, server.sender, why)

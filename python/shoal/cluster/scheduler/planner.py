@@ -1,0 +1,392 @@
+"""Where arcs and their copies shall be: the next map after a death, an arrived copy, a join, a drain.
+
+Everything here is a function of its arguments. A change of the map is made on a `Layout`, its mutable form.
+
+`plan` makes what is possible at once, and begins copies for the rest. One map moves arcs from one server to one other
+and opens no other stream, which could carry nothing before all have the map:
+
+    serve elsewhere  an arc of a draining server moves to an endpoint that has a copy of it; for a rebalance, from the
+                     endpoint with the most arcs to the one with the fewest
+    drop             copies beyond `replicas`: those on draining servers first, then of endpoints with many copies
+    copy             to the endpoint of another server that has the fewest arcs and copies: one arc at a time for each
+                     primary. First what lacks a backup, then what has to move
+
+Threads: functions of their arguments; a layout is for one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from shoal.cluster.protocol.slot_map import Arc, ClusterMap, Endpoint, Stream
+
+__all__ = ["Layout", "Wishes", "describe_slots", "find_uneven", "owned", "plan", "ring"]
+
+
+class Wishes(NamedTuple):
+    """What the map shall come to.
+
+    Parameters
+    ----------
+    replicas : int
+        Copies of each arc beside the one that serves it.
+    draining : collection of int
+        Ranks of servers that shall have none.
+    balance : bool
+        Whether the endpoints shall serve equally many arcs.
+    avoid : collection of (int, int)
+        Primary and backup between which no stream shall be opened at present.
+    """
+
+    replicas: int
+    draining: Collection[int] = ()
+    balance: bool = False
+    avoid: Collection[tuple[int, int]] = ()
+
+
+class Layout:
+    """The map in a form that can be changed.
+
+    Attributes
+    ----------
+    endpoints : dict of Endpoint
+        By id.
+    primaries : list of int
+        Of each arc, the endpoint that serves it.
+    copies : list of set of int
+        Of each arc, the endpoints that have a copy in sync.
+    arriving : list of set of int
+        Of each arc, the endpoints to which it is being copied.
+    """
+
+    def __init__(self, map: ClusterMap, draw: Callable[[], int]) -> None:
+        self._map = map
+        self._draw = draw
+        self._streams = {(stream.primary, stream.backup): stream.id for stream in map.streams}
+        self.endpoints: dict[int, Endpoint] = {endpoint.id: endpoint for endpoint in map.endpoints}
+        self.primaries = [arc.primary for arc in map.arcs]
+        self.copies: list[set[int]] = [set() for _ in map.arcs]
+        self.arriving: list[set[int]] = [set() for _ in map.arcs]
+        for stream in map.streams:
+            for arc in stream.arcs:
+                self.copies[arc].add(stream.backup)
+            for arc in stream.arriving:
+                self.arriving[arc].add(stream.backup)
+
+    def server(self, id: int) -> int:
+        """Return the rank of an endpoint's server."""
+        return self.endpoints[id].server
+
+    def served(self, id: int) -> int:
+        """Return how many arcs an endpoint serves."""
+        return self.primaries.count(id)
+
+    def load(self, id: int) -> int:
+        """Return how many arcs and copies an endpoint has, or will have."""
+        held = zip(self.copies, self.arriving, strict=True)
+        return self.served(id) + sum((id in copies) + (id in arriving) for copies, arriving in held)
+
+    def is_free(self, id: int) -> bool:
+        """Whether an endpoint has no arcs, copies and streams."""
+        return not self.load(id) and not any(id in pair for pair in self._streams)
+
+    def has_stream(self, primary: int, backup: int) -> bool:
+        """Whether there is a stream between two endpoints."""
+        return (primary, backup) in self._streams
+
+    def is_copying(self, primary: int) -> bool:
+        """Whether an arc of an endpoint is being copied."""
+        return any(self.arriving[arc] for arc, own in enumerate(self.primaries) if own == primary)
+
+    def close(self, primary: int, backup: int) -> None:
+        """Close a stream: another one between the same endpoints has another id."""
+        self._streams.pop((primary, backup), None)
+        for arc, own in enumerate(self.primaries):
+            if own == primary:
+                self.copies[arc].discard(backup)
+                self.arriving[arc].discard(backup)
+
+    def tidy(self) -> bool:
+        """Close the streams that have had no arcs in the map already; returns whether there are any.
+
+        One that loses its last arc stays in the next map: its primary has to commit what it has sent.
+        """
+        empty = {(one.primary, one.backup) for one in self._map.streams if not one.arcs and not one.arriving}
+        pairs = zip(self.primaries, self.copies, self.arriving, strict=True)
+        used = {(primary, backup) for primary, copies, arriving in pairs for backup in copies | arriving}
+        spare = empty & self._streams.keys() - used
+        for pair in spare:
+            del self._streams[pair]
+        return bool(spare)
+
+    def arrive(self, arc: int, backup: int) -> None:
+        """Count a copy as being in sync."""
+        self.arriving[arc].remove(backup)
+        self.copies[arc].add(backup)
+
+    def move(self, arc: int, target: int, replicas: int) -> None:
+        """Serve an arc from an endpoint that has a copy; the one that gives it keeps a copy if one would be missing."""
+        giver, own = self.primaries[arc], self.server(target)
+        others = {id for id in self.copies[arc] if self.server(id) != own}  # those of one server are lost together
+        if len(others) < replicas and self.server(giver) != own:
+            others.add(giver)
+        self.primaries[arc], self.copies[arc], self.arriving[arc] = target, others, set()
+
+    def remove_endpoints(self, gone: Collection[int], unsure: Collection[int]) -> list[int]:
+        """Remove endpoints that have died, and serve their arcs from copies.
+
+        Parameters
+        ----------
+        gone : collection of int
+            Their ids.
+        unsure : collection of int
+            Arcs that they may have served although the map has them elsewhere.
+
+        Returns
+        -------
+        list of int
+            Arcs of which there is no copy left; they keep their primary.
+        """
+        lost = []
+        for id in gone:
+            self.endpoints.pop(id, None)
+        for pair in [pair for pair in self._streams if pair[0] in gone or pair[1] in gone]:
+            del self._streams[pair]
+        for arc, primary in enumerate(self.primaries):
+            self.copies[arc] -= set(gone)
+            self.arriving[arc] -= set(gone)
+            if primary in gone:
+                if not self.copies[arc]:
+                    lost.append(arc)
+                    continue
+                self.primaries[arc] = min(self.copies[arc], key=lambda id: (self.served(id), id))
+            elif arc not in unsure:
+                continue
+            # What the dead one sent last may have reached some copies and not others.
+            self.copies[arc], self.arriving[arc] = set(), set()
+        return lost
+
+    def to_map(self, epoch: int, added: Iterable[Endpoint] = ()) -> ClusterMap:
+        """Return the map."""
+        pairs: dict[tuple[int, int], tuple[list[int], list[int]]] = {pair: ([], []) for pair in self._streams}
+        arcs = []
+        for k, before in enumerate(self._map.arcs):
+            for backup in sorted(self.copies[k]):
+                pairs.setdefault((self.primaries[k], backup), ([], []))[0].append(k)
+            for backup in sorted(self.arriving[k]):
+                pairs.setdefault((self.primaries[k], backup), ([], []))[1].append(k)
+            arcs.append((before, self.primaries[k]))
+        held_before: list[set[int]] = [set() for _ in arcs]
+        for stream in self._map.streams:
+            for k in stream.arcs:
+                held_before[k].add(stream.backup)
+        streams = []
+        for primary, backup in sorted(pairs):
+            in_sync, arriving = pairs[primary, backup]
+            id = self._streams.get((primary, backup)) or self._draw()
+            streams.append(Stream(id, primary, backup, tuple(in_sync), tuple(arriving)))
+        return ClusterMap(
+            epoch,
+            tuple(sorted([*self.endpoints.values(), *added], key=lambda one: one.id)),
+            tuple(
+                Arc(
+                    arc.first_slot,
+                    arc.end_slot,
+                    primary,
+                    arc.term if (primary, self.copies[k]) == (arc.primary, held_before[k]) else epoch,
+                )
+                for k, (arc, primary) in enumerate(arcs)
+            ),
+            tuple(streams),
+        )
+
+
+def plan(layout: Layout, wishes: Wishes, *, may_move: bool) -> bool:
+    """Bring a layout nearer to the wishes.
+
+    Parameters
+    ----------
+    layout : Layout
+        Changed in place.
+    wishes : Wishes
+    may_move : bool
+        Whether arcs may be served from elsewhere now.
+
+    Returns
+    -------
+    bool
+        Whether something was changed.
+    """
+    planner = _Planner(layout, wishes)
+    if may_move and planner.move():
+        return True
+    changed = planner.drop()
+    return planner.copy() or changed
+
+
+def find_uneven(layout: Layout, wishes: Wishes) -> tuple[int, int] | None:
+    """Return endpoints of two servers with many arcs and with few, unless a move would not make them more even."""
+    if not wishes.balance:
+        return None
+    served = {
+        id: layout.served(id) for id, endpoint in layout.endpoints.items() if endpoint.server not in wishes.draining
+    }
+    pairs = [
+        (served[taker] - served[giver], giver, taker)
+        for giver in served
+        for taker in served
+        if served[giver] > served[taker] + 1 and layout.server(giver) != layout.server(taker)
+    ]
+    return min(pairs)[1:] if pairs else None
+
+
+class _Planner:
+    def __init__(self, layout: Layout, wishes: Wishes) -> None:
+        self._layout = layout
+        self._wishes = wishes
+        self._staying = sorted(
+            id for id, endpoint in layout.endpoints.items() if endpoint.server not in wishes.draining
+        )
+
+    def _is_draining(self, id: int) -> bool:
+        return self._layout.server(id) in self._wishes.draining
+
+    def move(self) -> bool:
+        """Serve from elsewhere what has a copy there already."""
+        its, wishes = self._layout, self._wishes
+        ranks = None  # of the giver and the taker
+        for arc, primary in enumerate(its.primaries):
+            ready = [id for id in its.copies[arc] if not self._is_draining(id)]
+            if self._is_draining(primary) and ready:
+                target = min(ready, key=lambda id: (its.served(id), id))
+                if ranks in (None, found := (its.server(primary), its.server(target))):
+                    ranks = found
+                    its.move(arc, target, wishes.replicas)
+        while (pair := self._uneven()) is not None and ranks in (
+            None,
+            found := (its.server(pair[0]), its.server(pair[1])),
+        ):
+            ready = [arc for arc, own in enumerate(its.primaries) if own == pair[0] and pair[1] in its.copies[arc]]
+            if not ready:
+                break
+            ranks = found
+            its.move(ready[0], pair[1], wishes.replicas)
+        return ranks is not None
+
+    def _uneven(self) -> tuple[int, int] | None:
+        return find_uneven(self._layout, self._wishes)
+
+    def drop(self) -> bool:
+        """Drop the copies that are not needed."""
+        its, replicas, changed = self._layout, self._wishes.replicas, False
+        for arc, copies in enumerate(its.copies):
+            staying = [id for id in copies if not self._is_draining(id)]
+            spare = [id for id in copies if self._is_draining(id)] if len(staying) >= replicas else []
+            if self._uneven() is None and not self._is_draining(its.primaries[arc]):
+                spare += sorted(staying, key=lambda id: (-its.load(id), id))[: max(0, len(staying) - replicas)]
+            for id in spare:
+                copies.discard(id)
+                changed = True
+        return changed
+
+    def copy(self) -> bool:
+        """Begin copies: one for each primary."""
+        its, changed = self._layout, False
+        uneven = self._uneven()
+        for primary in sorted(set(its.primaries)):
+            if its.is_copying(primary):
+                continue
+            arcs = [arc for arc, own in enumerate(its.primaries) if own == primary]
+            target = self._backup_for(arcs) or self._elsewhere_for(primary, arcs, uneven)
+            if target is not None:
+                arc, backup = target
+                its.arriving[arc].add(backup)
+                changed = True
+        return changed
+
+    def _backup_for(self, arcs: Iterable[int]) -> tuple[int, int] | None:
+        """Return an arc that lacks a backup, and where to copy it."""
+        its = self._layout
+        for arc in arcs:
+            copies = [id for id in its.copies[arc] if not self._is_draining(id)]
+            primary = its.primaries[arc]
+            # On a draining server, the copy from which the arc will be served is one more.
+            wanted = self._wishes.replicas
+            if len(copies) >= wanted:
+                continue
+            taken = {its.server(id) for id in copies} | {its.server(primary)}
+            free = [id for id in self._staying if its.server(id) not in taken and not self._avoids(primary, id)]
+            if free:
+                return arc, min(free, key=lambda id: (not its.has_stream(primary, id), its.load(id), id))
+        return None
+
+    def _elsewhere_for(self, primary: int, arcs: list[int], uneven: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Return an arc that has to move, and where to copy it first."""
+        its = self._layout
+        if self._is_draining(primary):
+            targets = [id for id in self._staying if not self._avoids(primary, id)]
+            for arc in arcs:
+                if targets and not any(not self._is_draining(id) for id in its.copies[arc]):
+                    return arc, min(targets, key=lambda id: (its.served(id), its.load(id), id))
+        elif uneven is not None and uneven[0] == primary and not self._avoids(*uneven):
+            taker = uneven[1]
+            free = [arc for arc in arcs if taker not in its.copies[arc]]
+            # Two copies on one server are lost together.
+            apart = [arc for arc in free if its.server(taker) not in {its.server(id) for id in its.copies[arc]}]
+            return ((apart or free)[0], taker) if free else None
+        return None
+
+    def _avoids(self, primary: int, backup: int) -> bool:
+        return (primary, backup) in self._wishes.avoid
+
+
+def describe_slots(map: ClusterMap, arcs: Iterable[int]) -> str:
+    """Return the slots of arcs for a message.
+
+    Examples
+    --------
+    >>> from shoal.cluster.protocol.slot_map import cut_evenly
+    >>> describe_slots(cut_evenly(1, 64, [("tcp://a:1", 0)]), [0, 1, 3])
+    '0 to 7, 12 to 15'
+    """
+    ranges: list[list[int]] = []
+    for arc in sorted(arcs):
+        one = map.arcs[arc]
+        if ranges and ranges[-1][1] == one.first_slot:
+            ranges[-1][1] = one.end_slot
+        else:
+            ranges.append([one.first_slot, one.end_slot])
+    return ", ".join(f"{first} to {end - 1}" for first, end in ranges)
+
+
+def ring(map: ClusterMap, replicas: int, draw: Callable[[], int]) -> ClusterMap:
+    """Return a new map whose endpoints have backups at the same place of the next servers, all in sync: all are empty.
+
+    Parameters
+    ----------
+    map : ClusterMap
+        Of a cluster that has just formed.
+    replicas : int
+        Less than the number of servers.
+    draw : callable
+        Returns the id of a stream.
+    """
+    layout = Layout(map, draw)
+    servers = sorted({endpoint.server for endpoint in map.endpoints})
+    for arc, primary in enumerate(layout.primaries):
+        own = map.endpoint(primary)
+        place = map.of_server(own.server).index(own)
+        at = servers.index(own.server)
+        for step in range(1, replicas + 1):
+            others = map.of_server(servers[(at + step) % len(servers)])
+            layout.copies[arc].add(others[place % len(others)].id)
+    return layout.to_map(map.epoch)
+
+
+def owned(map: ClusterMap) -> Mapping[int, set[int]]:
+    """Return the arcs that each server serves, by rank."""
+    found: dict[int, set[int]] = {}
+    for arc, one in enumerate(map.arcs):
+        found.setdefault(map.endpoint(one.primary).server, set()).add(arc)
+    return found

@@ -1,0 +1,298 @@
+"""Replicas: which endpoint serves each arc and which ones have copies of it, from the first map on.
+
+    forming     each endpoint has backups on other servers: at the same place of the next ones (a ring)
+    death       each arc of the dead server is served from a copy; without one, the rows are lost and the cluster broken
+    report      a copy has arrived, or a stream is of no use and is closed
+    plan        copies what lacks a backup, empties servers that are drained, evens out: see planner.py
+
+The death of a server is for ever: its endpoints and streams have numbers that are not used again, and a backup refuses
+what comes over a stream that its assignment does not list. So a server that was declared dead and is alive can
+acknowledge nothing.
+
+Invariants (tests/test_replicas.py tests them on random schedules)
+  R1  An arc has at most one primary in each epoch, and one that is not the first had it in sync.
+  R2  After the death of a server each of its arcs that has a copy is served again.
+  R3  In the end every arc has as many copies as there are other servers for them, at most `replicas`.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import structs
+
+from shoal.base.plural import counted
+from shoal.cluster.protocol.messages import AcceptedReply, ErrorReply, ReplyBody, ReportStream
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
+from shoal.cluster.scheduler.assignments import Assignments
+from shoal.cluster.scheduler.inputs import FailoverState, MembershipState, Settings
+from shoal.cluster.scheduler.members import ServerPeer
+from shoal.cluster.scheduler.numbers import NumberSource
+from shoal.cluster.scheduler.orders import Orders
+from shoal.cluster.scheduler.peers import Peers
+from shoal.cluster.scheduler.planner import Layout, Wishes, describe_slots, find_uneven, owned, plan, ring
+
+__all__ = ["Replicas"]
+
+_AVOID_SECONDS = 5.0  # in which a stream that was closed is not opened again
+_ORDER_SECONDS = 0.05  # until a move is planned again that an operation is in the way of
+_MAX_FAILOVERS = 16  # that are remembered
+
+
+class Replicas:
+    """Arcs, copies and streams.
+
+    Attributes
+    ----------
+    draining : set of int
+        Ranks of servers that are to have no arcs and copies.
+    failovers : deque of FailoverState
+        The last ones.
+    """
+
+    def __init__(
+        self, settings: Settings, peers: Peers, orders: Orders, assignments: Assignments, numbers: NumberSource
+    ) -> None:
+        self._settings = settings
+        self._peers = peers
+        self._orders = orders
+        self._assignments = assignments
+        self._numbers = numbers
+        self._next_endpoint = 0
+        self._balance = False
+        self._avoid: dict[tuple[int, int], float] = {}  # primary and backup, until when
+        self._plan_at: float | None = None
+        self.draining: set[int] = set()
+        self.failovers: deque[FailoverState] = deque(maxlen=_MAX_FAILOVERS)
+
+    def save(self) -> dict[str, Any]:
+        """Return the fields of :class:`.MembershipState` that are kept here."""
+        return {
+            "map": self._assignments.newest,
+            "next_endpoint": self._next_endpoint,
+            "draining": sorted(self.draining),
+            "balance": self._balance,
+            "avoid": [(*pair, until) for pair, until in self._avoid.items()],
+            "plan_at": self._plan_at,
+            "failovers": list(self.failovers),
+        }
+
+    def restore(self, state: MembershipState) -> None:
+        """Take a saved state."""
+        self._next_endpoint, self.draining, self._balance = state.next_endpoint, set(state.draining), state.balance
+        self._avoid = {(primary, backup): until for primary, backup, until in state.avoid}
+        self._plan_at = state.plan_at
+        self.failovers.extend(state.failovers)
+
+    # --- joining ----------------------------------------------------------------------------------------------
+
+    def form(self, servers: Iterable[ServerPeer]) -> None:
+        """Make the first map, of these servers in the order of their ranks."""
+        ready = list(servers)
+        loops = [(address, server.rank) for server in ready for address in server.addresses]
+        map = cut_evenly(1, self._settings.slots, loops)
+        self._next_endpoint = len(loops)
+        for server in ready:
+            server.member = True
+        if self._settings.replicas:
+            self._assignments.change(ring(map, self._settings.replicas, self._draw))
+            return
+        self._assignments.newest = map
+        for server in ready:
+            self._assignments.take_as_given(server)
+        self._assignments.carry_out()
+
+    def admit(self, server: ServerPeer) -> ClusterMap:
+        """Add the endpoints of a server, without arcs, and move some there; returns the map."""
+        first = self._next_endpoint
+        self._next_endpoint += len(server.addresses)
+        endpoints = [Endpoint(first + k, address, server.rank) for k, address in enumerate(server.addresses)]
+        server.member = True
+        self._balance = True
+        layout, map = self._layout()
+        self._assignments.newest = layout.to_map(map.epoch + 1, endpoints)
+        self._assignments.take_as_given(server)
+        self._change(self._assignments.newest)
+        return self._assignments.newest
+
+    # --- the end of a server ----------------------------------------------------------------------------------
+
+    def lose(self, server: ServerPeer, why: str) -> str:
+        """Serve the arcs of a server that has died from their copies; returns what is lost if some have none."""
+        map = self._assignments.newest
+        if map is None:
+            return ""
+        self.draining.discard(server.rank)
+        self._keep_enough()
+        own = owned(map).get(server.rank, set())
+        gone = {endpoint.id for endpoint in map.of_server(server.rank)}
+        if not gone:  # it was drained, or was not admitted yet
+            self._orders.replace(server, ())
+            self._assignments.carry_out()
+            return ""
+        layout, _ = self._layout()
+        lost = layout.remove_endpoints(gone, server.may_serve - own)
+        if lost:
+            return self._describe_loss(server, why, map, lost)
+        ranks = {layout.server(layout.primaries[arc]) for arc in own}
+        adopters = [self._peers.servers[rank] for rank in sorted(ranks)]
+        slots = describe_slots(map, own)
+        text = f"server {server.rank} at {', '.join(server.addresses)} ({server.about}) is dead, {why}"
+        if own:
+            names = ", ".join(f"server {adopter.rank}" for adopter in adopters)
+            self._peers.notes.append(f"{text}: {names} will serve its slots {slots} from copies")
+            self.failovers.append(FailoverState(**_of(server, why), slots=slots, at=self._peers.now, served_at=None))
+        else:
+            self._peers.notes.append(f"{text}: it served no slots")
+        # No order begins before the new map is carried out: the dead one's is executed on the copies first.
+        self._orders.pause(True)
+        self._orders.replace(server, adopters)
+        self._change(layout.to_map(map.epoch + 1))
+        return ""
+
+    def _keep_enough(self) -> None:
+        """Drain no server that the others need for their copies."""
+        members = {server.rank for server in self._peers.servers.values() if server.member}
+        if self.draining and len(members - self.draining) <= self._settings.replicas:
+            ranks = ", ".join(f"server {rank}" for rank in sorted(self.draining))
+            self._peers.notes.append(f"{ranks} stays: the others are too few for replicas={self._settings.replicas}")
+            self.draining.clear()
+
+    def _describe_loss(self, server: ServerPeer, why: str, map: ClusterMap, lost: list[int]) -> str:
+        where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
+        if self._settings.replicas:
+            slots = describe_slots(map, lost)
+            where = f"{where}, which had the last copy of slots {slots},"
+        return f"{where} is lost with its rows, {why}: start the cluster again and load a checkpoint"
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def report(self, server: ServerPeer, report: ReportStream) -> ReplyBody:
+        """Process what a server reports of a stream of one of its endpoints."""
+        layout, map = self._layout()
+        stream = next((stream for stream in map.streams if stream.id == report.stream), None)
+        if stream is None or layout.server(stream.primary) != server.rank:
+            return AcceptedReply("the stream is closed")
+        if report.state == "arrived":
+            if report.arc in stream.arriving:
+                layout.arrive(report.arc, stream.backup)
+                self._change(layout.to_map(map.epoch + 1))
+            return AcceptedReply()
+        layout.close(stream.primary, stream.backup)
+        self._avoid[stream.primary, stream.backup] = self._peers.now + _AVOID_SECONDS
+        to = layout.endpoints[stream.backup].label
+        slots = describe_slots(map, stream.arcs) or "none"
+        self._peers.notes.append(
+            f"the copies of slots {slots} at {to} are given up, {report.state}: {report.text or 'no reason is known'}"
+        )
+        self._change(layout.to_map(map.epoch + 1))
+        return AcceptedReply("the stream is closed")
+
+    def drain(self, rank: int) -> ReplyBody:
+        """Begin to empty a server."""
+        fault = self._drain_error(rank)
+        if fault:
+            return ErrorReply("input", fault)
+        if rank not in self.draining:
+            self.draining.add(rank)
+            self._plan_at = self._peers.now
+            self._peers.notes.append(f"server {rank} is drained: its slots move to other servers, then it ends")
+        return AcceptedReply(f"server {rank} ends when other servers have all of its slots")
+
+    def _drain_error(self, rank: int) -> str:
+        server = self._peers.servers.get(rank)
+        if server is None or not server.member:
+            return f"the cluster has no server {rank}"
+        left = sum(one.member and one.rank not in {*self.draining, rank} for one in self._peers.servers.values())
+        needed = self._settings.replicas + 1
+        if left < needed:
+            return (
+                f"without server {rank} the cluster has {counted(left, 'server')}, and replicas="
+                f"{self._settings.replicas} needs {needed}: start another server first"
+            )
+        return ""
+
+    def rebalance(self) -> ReplyBody:
+        """Begin to move arcs until all endpoints have equally many."""
+        if self._assignments.newest is None:
+            return ErrorReply("input", "not all servers have joined yet: there are no slots to move")
+        self._balance = True
+        self._plan_at = self._peers.now
+        return AcceptedReply("slots move until all endpoints have equally many")
+
+    # --- planning ---------------------------------------------------------------------------------------------
+
+    @property
+    def plan_at(self) -> float | None:
+        """When to look for arcs that lack copies or have to move; None: nothing has changed since the last time."""
+        return self._plan_at if self._assignments.are_confirmed else None
+
+    def plan(self) -> None:
+        """Bring the map nearer to what it shall be."""
+        layout, map = self._layout()
+        now = self._peers.now
+        self._plan_at = None
+        self._avoid = {pair: until for pair, until in self._avoid.items() if until > now}
+        wishes = Wishes(self._settings.replicas, self.draining, self._balance, self._avoid.keys())
+        may_move = self._orders.at_rest
+        changed = plan(layout, wishes, may_move=may_move)
+        changed |= layout.tidy()
+        if may_move and not changed:
+            changed = self._release_drained(layout)
+        if self._avoid:
+            self._plan_at = min(self._avoid.values())
+        if (self.draining or self._balance) and not may_move:
+            self._plan_at = now + _ORDER_SECONDS
+        if changed:
+            self._change(layout.to_map(map.epoch + 1))
+        elif self._balance and find_uneven(layout, wishes) is None:
+            self._balance = False
+            self._plan_at = now  # copies that it has made and are not needed
+
+    def _release_drained(self, layout: Layout) -> bool:
+        """Take the endpoints of empty servers out of the map, which ends them; returns whether there are any."""
+        released = False
+        for rank in sorted(self.draining):
+            ids = [id for id, endpoint in layout.endpoints.items() if endpoint.server == rank]
+            server = self._peers.servers.get(rank)
+            if ids and server is not None and all(layout.is_free(id) for id in ids):
+                for id in ids:
+                    del layout.endpoints[id]
+                server.member = False
+                self._peers.notes.append(f"server {rank} is empty: it ends")
+                released = True
+        return released
+
+    def carried_out(self) -> None:
+        """Note that all arcs are served again after a failover."""
+        map = self._assignments.published
+        if map is None or map is not self._assignments.newest:
+            return
+        for k, one in enumerate(self.failovers):
+            if one.served_at is None:
+                self.failovers[k] = structs.replace(one, served_at=self._peers.now)
+                seconds = self._peers.now - one.at
+                self._peers.notes.append(
+                    f"slots {one.slots} of dead server {one.server} are served again, {seconds:.3f} s after it was "
+                    f"declared dead: epoch {map.epoch}"
+                )
+
+    def _layout(self) -> tuple[Layout, ClusterMap]:
+        map = self._assignments.newest
+        assert map is not None
+        return Layout(map, self._draw), map
+
+    def _change(self, map: ClusterMap) -> None:
+        self._plan_at = self._peers.now
+        self._assignments.change(map)
+
+    def _draw(self) -> int:
+        return self._numbers.draw(52) + 1
+
+
+def _of(server: ServerPeer, why: str) -> dict[str, Any]:
+    return {"server": server.rank, "about": server.about, "why": why}
