@@ -156,6 +156,30 @@ void AdmissionFilter::restore(Slots cut, Slot slot, std::span<const std::byte> b
   }
 }
 
+void AdmissionFilter::save_all(ByteWriter& out) const {
+  if (bloom_) {
+    bloom_->save_all(out);
+    return;
+  }
+  out.put(static_cast<std::uint8_t>(counter_ ? 1 : 0));
+  if (counter_) {
+    counter_->save_all(out);
+  }
+}
+
+void AdmissionFilter::restore_all(ByteReader& in) {
+  if (bloom_) {
+    bloom_->restore_all(in);
+  } else if (in.take_flag("counter of waiting keys")) {
+    const Admission& rule = admission_->rule();
+    in.check(rule.kind == Kind::kCount, "counter of waiting keys", "is not of this admission rule");
+    counter_ =
+        std::make_unique<OccurrenceCounter>(admission_->counter_layout(), slot_, admission_->no_chunks(),
+                                            rule.n, rule.within, admission_->max_counted(slot_));
+    counter_->restore_all(in, admission_->slots(), slot_);
+  }
+}
+
 // --- for a save -------------------------------------------------------------------------------------------------
 
 void AdmissionFilter::mark(const Layout& numbers) {

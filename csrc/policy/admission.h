@@ -26,6 +26,7 @@
 #include <span>
 #include <vector>
 
+#include "base/byte_stream.h"
 #include "policy/bloom.h"
 #include "policy/lifecycle.h"
 #include "policy/occurrence_counter.h"
@@ -118,6 +119,10 @@ class AdmissionFilter {
   // this table can have written the bytes.
   void save(std::vector<std::byte>& bytes) const;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes);
+
+  // The whole state, and back into a new filter: both are equal afterwards, and decide alike.
+  void save_all(ByteWriter& out) const;
+  void restore_all(ByteReader& in);
 
   // For a save, see above. `numbers` is the layout of a PreImageLog and must outlive the save.
   void mark(const Layout& numbers);

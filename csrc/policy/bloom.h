@@ -22,6 +22,7 @@
 #include <span>
 #include <vector>
 
+#include "base/byte_stream.h"
 #include "base/memory.h"
 #include "base/mix.h"
 #include "policy/lifecycle.h"
@@ -82,6 +83,10 @@ class Bloom {
   // Restores the lines of a saved slot, of any number of slots, that belong to this one. Requires make_room().
   static constexpr std::size_t kHead = 8;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes) noexcept;
+
+  // The window and the lines, and back into a new filter.
+  void save_all(ByteWriter& out) const;
+  void restore_all(ByteReader& in);
 
   // The filter at the moment a save began: all lines if it was cleared since, else those that have changed.
   struct Before {

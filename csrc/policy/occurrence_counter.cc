@@ -131,6 +131,35 @@ std::size_t OccurrenceCounter::sweep(std::uint32_t now) {
 
 void OccurrenceCounter::save(std::vector<std::byte>& bytes) const { append_all(bytes, table_.entries()); }
 
+void OccurrenceCounter::save_all(ByteWriter& out) const {
+  const auto entries = table_.entries();
+  out.put(table_.capacity().buckets);
+  out.put(std::uint64_t{entries.size()});
+  append_all(out.bytes(), entries);
+}
+
+void OccurrenceCounter::restore_all(ByteReader& in, Slots slots, Slot slot) {
+  const SlotTable::Capacity capacity{.buckets = in.take<std::uint64_t>("waiting keys' capacity")};
+  const std::size_t n = in.take_count("waiting keys", kSavedBytes);
+  const auto hashes = in.take_raw(n * sizeof(std::uint64_t), "waiting keys");
+  const auto counts = in.take_raw(n * sizeof(std::uint32_t), "waiting keys");
+  const auto clocks = in.take_raw(n * sizeof(std::uint32_t), "waiting keys");
+  in.check(n <= most_, "waiting keys", "are more than the rule admits");
+  table_.begin_restore(capacity, n);
+  std::uint64_t last = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    std::uint64_t hash = 0;
+    Row row{};
+    std::memcpy(&hash, hashes.data() + i * sizeof hash, sizeof hash);
+    std::memcpy(&row.count, counts.data() + i * sizeof row.count, sizeof row.count);
+    std::memcpy(&row.clock, clocks.data() + i * sizeof row.clock, sizeof row.clock);
+    in.check((i == 0 || hash > last) && slots.of(hash) == slot, "waiting keys",
+             "must ascend within their slot");
+    last = hash;
+    put(table_.insert(hash), row);
+  }
+}
+
 void OccurrenceCounter::save(const SlotTable& copy, const PreImageLog& pre_images,
                              std::vector<std::byte>& bytes) {
   append_all(bytes, pre_images.laid_over(copy.entries()));

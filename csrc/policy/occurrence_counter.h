@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "base/byte_stream.h"
 #include "policy/lifecycle.h"
 #include "table/pre_image_log.h"
 #include "table/slot_table.h"
@@ -49,6 +50,10 @@ class OccurrenceCounter {
   static constexpr std::size_t kSavedBytes = sizeof(std::uint64_t) + kRowBytes;  // per key
   // Restores one saved key. Requires make_room().
   void restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept;
+
+  // The keys with the capacity of the table, and back into an empty counter: both are equal afterwards, and decide alike.
+  void save_all(ByteWriter& out) const;
+  void restore_all(ByteReader& in, Slots slots, Slot slot);
 
   // During a save (policy/admission.h) the caller must call keep() before keys are asked about or forgotten. Keys
   // discarded by this class are logged here; `lost` is set if memory for that runs out. Null ends the logging.

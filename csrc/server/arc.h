@@ -41,6 +41,7 @@
 #include "server/dedup_window.h"
 #include "server/disposal.h"
 #include "server/pending_pushes.h"
+#include "server/slot_range.h"
 #include "shard/reductions.h"
 #include "shard/shard.h"
 #include "transport/buffer_pool.h"
@@ -48,12 +49,6 @@
 namespace shoal {
 
 enum class Mode : std::uint8_t { kBsp, kSsp, kAsp };
-
-// Slots [first, end).
-struct SlotRange {
-  std::size_t first = 0;
-  std::size_t end = 0;
-};
 
 // The last tick of a worker: its clock, and the tables that it named (under BSP).
 struct LastTick {
@@ -105,6 +100,9 @@ class Arc {
 
   // Owns the slots [first, end). The workspace must outlive the arc, or its next move; the disposal must not.
   Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspace, Disposal& disposal);
+  // An arc equal to the one whose save() made these pieces. It has no workspace until move_to().
+  // std::invalid_argument names what is wrong; MemoryBudgetExceededError.
+  static std::unique_ptr<Arc> restore(std::span<const std::span<const std::byte>> pieces);
   Arc(const Arc&) = delete;
   Arc& operator=(const Arc&) = delete;
 
@@ -136,6 +134,11 @@ class Arc {
   bool is_complete(std::uint32_t clock) const noexcept;
   // Divides hashes of these slots by slot. Valid until the next cut() or fresh().
   SlotSlices cut(std::span<const std::uint64_t> hashes);
+
+  // --- copies: arc_bytes.cc -----------------------------------------------------------------------------------------
+
+  // The whole state, in pieces; equal arcs have equal bytes. std::invalid_argument: a table is being saved or loaded.
+  std::vector<std::vector<std::byte>> save() const;
 
   // --- orders: arc_control.cc ---------------------------------------------------------------------------------------
 
@@ -199,6 +202,8 @@ class Arc {
   void step();
 
  private:
+  Arc(Slots slots, std::size_t first, std::size_t end);
+
   DedupWindow& history(std::uint32_t rank);
   DedupWindow* find_history(std::uint32_t rank) const noexcept;
   Table& table(std::uint32_t id);
@@ -221,8 +226,8 @@ class Arc {
   const Slots slots_;
   const std::size_t first_;
   const std::size_t end_;
-  ArcWorkspace* workspace_;
-  Disposal* disposal_;
+  ArcWorkspace* workspace_ = nullptr;
+  Disposal* disposal_ = nullptr;
   std::shared_ptr<ShardContext> context_ = std::make_shared<ShardContext>();
 
   std::uint32_t job_ = 0;

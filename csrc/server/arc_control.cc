@@ -9,13 +9,13 @@
 
 namespace shoal {
 
+Arc::Arc(Slots slots, std::size_t first, std::size_t end)
+    : slots_(slots), first_(first), end_(end), offsets_(end - first + 1) {}
+
 Arc::Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspace, Disposal& disposal)
-    : slots_(slots),
-      first_(first),
-      end_(end),
-      workspace_(&workspace),
-      disposal_(&disposal),
-      offsets_(end - first + 1) {}
+    : Arc(slots, first, end) {
+  move_to(workspace, disposal);
+}
 
 const Arc::Table* Arc::find(std::uint32_t id) const noexcept {
   const auto table = tables_.find(id);

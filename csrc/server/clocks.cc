@@ -81,6 +81,47 @@ bool Clocks::agrees_with(const Clocks& other) const noexcept {
   return true;
 }
 
+void Clocks::save(ByteWriter& out) const {
+  out.put(greatest_);
+  out.put(static_cast<std::uint8_t>(hold_ ? 1 : 0));
+  out.put(hold_.value_or(0));
+  std::size_t ranks = workers_.size();
+  while (ranks != 0 && workers_[ranks - 1].incarnation == 0) {
+    --ranks;
+  }
+  out.put(static_cast<std::uint32_t>(ranks));
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const Worker& worker = workers_[rank];
+    out.put(worker.incarnation);
+    out.put(worker.clock);
+    out.put(static_cast<std::uint8_t>((worker.admitted ? 1 : 0) | (worker.fenced ? 2 : 0)));
+  }
+}
+
+Clocks Clocks::restore(ByteReader& in) {
+  constexpr const char* kField = "clocks";
+  Clocks made;
+  made.greatest_ = in.take<std::uint32_t>(kField);
+  const bool is_held = in.take_flag(kField);
+  const auto hold = in.take<std::uint32_t>(kField);
+  made.hold_ = is_held ? std::optional(hold) : std::nullopt;
+  const auto ranks = in.take_between<std::uint32_t>("workers", 0, kMaxWorkers);
+  in.check(ranks <= in.left(), "workers", "are not all there");
+  made.workers_.resize(ranks);
+  for (Worker& worker : made.workers_) {
+    worker.incarnation = in.take<std::uint32_t>(kField);
+    worker.clock = in.take<std::uint32_t>(kField);
+    const auto flags = in.take_between<std::uint8_t>(kField, 0, 3);
+    worker.admitted = (flags & 1U) != 0;
+    worker.fenced = (flags & 2U) != 0;
+    in.check(!worker.admitted || (worker.incarnation != 0 && worker.clock <= made.greatest_), kField,
+             "do not fit together");
+    made.admitted_ += worker.admitted ? 1 : 0;
+  }
+  made.update();
+  return made;
+}
+
 void Clocks::tick(std::uint32_t rank) noexcept {
   const bool was_slowest = workers_[rank].clock == slowest_;
   ++workers_[rank].clock;

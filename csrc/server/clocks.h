@@ -22,6 +22,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/byte_stream.h"
+
 namespace shoal {
 
 class Clocks {
@@ -65,6 +67,9 @@ class Clocks {
 
   // Whether both know the same workers, in the same states; their clocks may differ.
   bool agrees_with(const Clocks& other) const noexcept;
+
+  void save(ByteWriter& out) const;
+  static Clocks restore(ByteReader& in);
 
   std::uint32_t slowest() const noexcept { return slowest_; }
   std::uint32_t greatest() const noexcept { return greatest_; }

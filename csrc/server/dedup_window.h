@@ -22,11 +22,14 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <vector>
+
+#include "base/byte_stream.h"
 
 namespace shoal {
 
@@ -51,6 +54,16 @@ class SequenceWindow {
       mask_ |= std::uint64_t{1} << (top_ - number);
     }
   }
+
+  void save(ByteWriter& out) const {
+    out.put(top_);
+    out.put(mask_);
+  }
+  void restore(ByteReader& in) {
+    top_ = in.take<std::uint64_t>("window");
+    mask_ = in.take<std::uint64_t>("window");
+  }
+  bool operator==(const SequenceWindow&) const = default;
 
  private:
   std::uint64_t top_ = 0;
@@ -102,6 +115,47 @@ class DedupWindow {
     *entry = {number, next};
   }
 
+  // Whether no write has been here.
+  bool is_new() const noexcept {
+    const auto none = [](const auto& entry) { return entry.number == 0; };
+    return calls_ == SequenceWindow() &&
+           std::ranges::all_of(slots_, [](const SequenceWindow& slot) { return slot == SequenceWindow(); }) &&
+           std::ranges::all_of(erased_, none) && std::ranges::all_of(partial_pushes_, none);
+  }
+  void save(ByteWriter& out) const {
+    for (const SequenceWindow& slot : slots_) {
+      slot.save(out);
+    }
+    calls_.save(out);
+    for (const Erased& one : erased_) {
+      out.put(one.number);
+      out.put(one.rows);
+    }
+    for (const PartialPush& one : partial_pushes_) {
+      out.put(one.number);
+      out.put(one.next);
+    }
+    save_answers(answers_, out);
+    save_answers(swept_, out);
+  }
+  // Into a new one, of the same slots.
+  void restore(ByteReader& in) {
+    for (SequenceWindow& slot : slots_) {
+      slot.restore(in);
+    }
+    calls_.restore(in);
+    for (Erased& one : erased_) {
+      one.number = in.take<std::uint64_t>("erased");
+      one.rows = in.take<std::uint64_t>("erased");
+    }
+    for (PartialPush& one : partial_pushes_) {
+      one.number = in.take<std::uint64_t>("partial push");
+      one.next = in.take<std::uint64_t>("partial push");
+    }
+    restore_answers(answers_, in);
+    restore_answers(swept_, in);
+  }
+
  private:
   struct Erased {
     std::uint64_t number = 0;
@@ -109,6 +163,26 @@ class DedupWindow {
   };
   template <class T>
   using Answers = std::map<std::uint64_t, std::vector<T>>;  // by number
+
+  // Without those of calls that failed, which have no numbers.
+  template <class T>
+  static void save_answers(const Answers<T>& answers, ByteWriter& out) {
+    out.put(static_cast<std::uint64_t>(
+        std::ranges::count_if(answers, [](const auto& answer) { return !answer.second.empty(); })));
+    for (const auto& [number, numbers] : answers) {
+      if (!numbers.empty()) {
+        out.put(number);
+        out.put_array(std::span<const T>(numbers));
+      }
+    }
+  }
+  template <class T>
+  static void restore_answers(Answers<T>& answers, ByteReader& in) {
+    for (std::size_t left = in.take_count("answers", 2 * sizeof(std::uint64_t)); left != 0; --left) {
+      const auto number = in.take<std::uint64_t>("answer");
+      answers[number] = in.take_array<T>("answer");
+    }
+  }
 
   template <class T>
   static std::vector<T>& kept(Answers<T>& answers, std::uint64_t number) {

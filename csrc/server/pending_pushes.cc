@@ -1,6 +1,7 @@
 #include "server/pending_pushes.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <tuple>
 #include <utility>
@@ -108,6 +109,135 @@ void PendingPushes::drop_table(std::uint32_t table) {
       step.kept.erase(kept);
     }
   }
+}
+
+void PendingPushes::save(ByteWriter& out) const {
+  out.put(static_cast<std::uint32_t>(steps_.size()));
+  for (const auto& [clock, step] : steps_) {
+    out.put(clock);
+    out.put(std::uint64_t{step.ticked});
+    out.put(std::uint64_t{step.stepped});
+    out.put(static_cast<std::uint32_t>(step.tables.size()));
+    for (const std::uint32_t table : step.tables) {
+      out.put(table);
+    }
+    out.put(static_cast<std::uint32_t>(step.sweeps.size()));
+    for (const Sweep& sweep : step.sweeps) {
+      out.put(sweep.rank);
+      out.put(sweep.sequence);
+      out.put(sweep.table);
+      out.put(static_cast<std::uint8_t>(sweep.done ? 1 : 0));
+      out.put(static_cast<std::uint8_t>(sweep.rules.size()));
+      for (const Expiry& rule : sweep.rules) {
+        out.put(rule.kind);
+        out.put(rule.clocks);
+        out.put(rule.decay);
+        out.put(rule.floor);
+        out.put(rule.rows);
+        out.put(static_cast<std::uint8_t>(rule.frequent ? 1 : 0));
+      }
+    }
+    std::vector<std::pair<std::uint32_t, const Push*>> pushes;
+    for (const auto& [table, kept] : step.kept) {
+      for (const Push& push : kept) {
+        pushes.emplace_back(table, &push);
+      }
+    }
+    // Not in the order of arrival, on which nothing depends.
+    std::ranges::sort(pushes, {}, [](const auto& one) {
+      const Push& push = *one.second;
+      return std::tuple(one.first, push.rank, push.sequence, push.hashes.empty() ? 0 : push.hashes.front());
+    });
+    out.put(std::uint64_t{pushes.size()});
+    for (const auto& [table, push] : pushes) {
+      out.put(table);
+      out.put(push->rank);
+      out.put(push->sequence);
+      out.put_array(push->hashes);
+      out.put_array(push->grads);
+      out.put_array(push->counts);
+    }
+  }
+}
+
+PendingPushes PendingPushes::restore(ByteReader& in, Slots slots, const SlotRange& range,
+                                     const std::map<std::uint32_t, std::size_t>& dims) {
+  constexpr std::size_t kMaxRules = 255;
+  constexpr const char* kField = "pending pushes";
+  const auto check_table = [&](std::uint32_t table) {
+    in.check(dims.contains(table), kField, "are of a table that the arc does not have");
+  };
+  PendingPushes made;
+  std::optional<std::uint32_t> last;
+  for (auto steps = in.take<std::uint32_t>(kField); steps != 0; --steps) {
+    const auto clock = in.take<std::uint32_t>(kField);
+    in.check(!last || *last < clock, kField, "must be in the order of their clocks");
+    last = clock;
+    ClockStep& step = made.step(clock);
+    step.ticked = in.take<std::uint64_t>(kField);
+    step.stepped = in.take<std::uint64_t>(kField);
+    std::vector<std::uint32_t> named;
+    for (auto left = in.take<std::uint32_t>(kField); left != 0; --left) {
+      const auto table = named.emplace_back(in.take<std::uint32_t>(kField));
+      check_table(table);
+      if (step.tables.insert(table).second) {
+        made.add(step, kOverhead);
+      }
+    }
+    for (auto left = in.take<std::uint32_t>(kField); left != 0; --left) {
+      Sweep& sweep = step.sweeps.emplace_back();
+      sweep.rank = in.take<std::uint32_t>(kField);
+      sweep.sequence = in.take<std::uint64_t>(kField);
+      sweep.table = in.take<std::uint32_t>(kField);
+      sweep.done = in.take_flag(kField);
+      for (auto rules = in.take_between<std::uint8_t>(kField, 0, kMaxRules); rules != 0; --rules) {
+        Expiry rule{.kind = in.take_enum("rule", Expiry::Kind::kMaxRows)};
+        rule.clocks = in.take<std::uint32_t>("rule");
+        rule.decay = in.take<double>("rule");
+        rule.floor = in.take<double>("rule");
+        rule.rows = in.take<std::uint64_t>("rule");
+        rule.frequent = in.take_flag("rule");
+        sweep.rules.push_back(rule);
+      }
+    }
+    struct Arrays {
+      std::vector<std::uint64_t> hashes;
+      std::vector<float> grads;
+      std::vector<std::uint32_t> counts;
+    };
+    for (auto left = in.take<std::uint64_t>(kField); left != 0; --left) {
+      const auto table = in.take<std::uint32_t>(kField);
+      check_table(table);
+      Push push;
+      push.rank = in.take<std::uint32_t>(kField);
+      push.sequence = in.take<std::uint64_t>(kField);
+      const auto arrays = std::make_shared<Arrays>();
+      arrays->hashes = in.take_array<std::uint64_t>(kField);
+      arrays->grads = in.take_array<float>(kField);
+      arrays->counts = in.take_array<std::uint32_t>(kField);
+      const auto& hashes = arrays->hashes;
+      in.check(std::ranges::adjacent_find(hashes, std::greater_equal<>()) == hashes.end() &&
+                   (hashes.empty() || (index_of(slots.of(hashes.front())) >= range.first &&
+                                       index_of(slots.of(hashes.back())) < range.end)),
+               kField, "must ascend within the slots of the arc");
+      in.check(arrays->grads.size() == hashes.size() * dims.at(table) &&
+                   (arrays->counts.empty() || arrays->counts.size() == hashes.size()),
+               kField, "have arrays of other lengths");
+      push.hashes = arrays->hashes;
+      push.grads = arrays->grads;
+      push.counts = arrays->counts;
+      push.owner = arrays;
+      made.add(clock, table, std::move(push));
+    }
+    std::size_t rows = 0;
+    if (!step.kept.empty()) {
+      for (const Push& push : step.kept.begin()->second) {
+        rows += push.hashes.size();
+      }
+    }
+    in.check(step.stepped <= rows, kField, "have fewer rows than are stepped");
+  }
+  return made;
 }
 
 void PendingPushes::clear() {

@@ -29,7 +29,10 @@
 #include <span>
 #include <vector>
 
+#include "base/byte_stream.h"
+#include "base/mix.h"
 #include "policy/lifecycle.h"
+#include "server/slot_range.h"
 #include "transport/buffer_pool.h"
 #include "transport/multipart_message.h"
 
@@ -94,6 +97,11 @@ class PendingPushes {
   // Marks the table as processed.
   void finish_table(std::uint32_t table) noexcept;
   void pop() noexcept;
+
+  // restore() checks that each push is of these slots and of a table of `dims` (by number), with rows of its dim.
+  void save(ByteWriter& out) const;
+  static PendingPushes restore(ByteReader& in, Slots slots, const SlotRange& range,
+                               const std::map<std::uint32_t, std::size_t>& dims);
 
   std::size_t bytes() const noexcept { return bytes_; }
   std::size_t bytes(std::uint32_t clock) const noexcept {

@@ -217,6 +217,16 @@ void Service::adopt(std::vector<std::unique_ptr<Arc>>&& arcs) {
   });
 }
 
+std::vector<std::vector<std::byte>> Service::save_arc(const SlotRange& range) const {
+  const std::lock_guard lock(mutex_);
+  const auto arc = std::ranges::find_if(arcs_, [&](const auto& one) {
+    return one->first_slot() == range.first && one->end_slot() == range.end;
+  });
+  SHOAL_CHECK(arc != arcs_.end(), "no arc here has the slots [" + std::to_string(range.first) + ", " +
+                                      std::to_string(range.end) + ")");
+  return (*arc)->save();
+}
+
 void Service::discard(std::vector<std::unique_ptr<Arc>> arcs) {
   const std::lock_guard lock(mutex_);
   for (auto& arc : arcs) {

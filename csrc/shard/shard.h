@@ -48,6 +48,7 @@
 #include <string>
 #include <vector>
 
+#include "base/byte_stream.h"
 #include "base/mix.h"
 #include "base/threads.h"
 #include "batch/key_batch.h"
@@ -222,6 +223,17 @@ class Shard {
   std::string base(Purpose purpose = Purpose::kSave) const;
   // Records changes from now on, as if the rows had just been saved as `base`. Requires exclusive use of the shard.
   void track(std::string base);
+
+  // --- whole state: shard/state_bytes.cc -------------------------------------------------------------------------
+
+  // Everything that later calls depend on, and the counters of changes: of the table, and of one slot, with the capacities on
+  // which decisions under a budget depend. Equal states have equal bytes. Not during a save. Restored into a new shard of the
+  // same description, first the table, then each slot: the shards are equal, and go on alike. std::invalid_argument, and
+  // MemoryBudgetExceededError, leave the shard unusable.
+  void save_state(ByteWriter& out) const;
+  void save_state(Slot slot, ByteWriter& out) const;
+  void restore_state(ByteReader& in);
+  void restore_state(Slot slot, ByteReader& in);
 
   // --- lifecycle ------------------------------------------------------------------------------------------------
 

@@ -128,6 +128,24 @@ bool Slab::make_room(std::size_t rows, std::size_t likely) {
   return moves;
 }
 
+void Slab::restore(std::size_t rows, bool is_small) {
+  if (rows == 0) {
+    return;
+  }
+  if (is_small) {
+    small_.resize(rows * chunks_->row_bytes());
+    places_.assign(1, small_.data());
+    rows_ = rows;
+    return;
+  }
+  const std::size_t wanted = rows >> chunks_->shift();
+  places_.reserve(wanted);
+  while (places_.size() < wanted) {
+    places_.push_back(chunks_->take());
+    rows_ = places_.size() << chunks_->shift();
+  }
+}
+
 void Slab::cut(std::size_t rows) noexcept {
   if (rows >= rows_) {
     return;

@@ -70,6 +70,7 @@ class Slab {
   // Row numbers are below this.
   std::size_t rows() const noexcept { return rows_; }
   std::size_t bytes() const noexcept;
+  std::size_t chunk_rows() const noexcept { return chunks_->rows(); }
 
   std::byte* row(std::uint32_t number) const noexcept {
     return places_[number >> chunks_->shift()] + (number & (chunks_->rows() - 1)) * chunks_->row_bytes();
@@ -82,6 +83,10 @@ class Slab {
   bool make_room(std::size_t rows, std::size_t likely);
   // Drops the rows from number `rows` on and returns chunks that hold no other rows.
   void cut(std::size_t rows) noexcept;
+
+  // Whether it is a region of its own. restore() gives an empty slab room for exactly `rows` rows of that kind.
+  bool is_small() const noexcept { return small_.bytes() != 0; }
+  void restore(std::size_t rows, bool is_small);
 
   // Makes this slab a read-only copy of another, in memory of its own that is reused from one copy to the next.
   bool has_image_room(std::size_t bytes) const noexcept { return bytes <= small_.bytes(); }

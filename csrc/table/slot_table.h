@@ -129,6 +129,19 @@ class SlotTable {
   bool erase(std::uint64_t hash) noexcept;
   void give_back(bool all = false);
 
+  // What bytes() and later growth depend on, besides the rows.
+  struct Capacity {
+    std::uint64_t buckets = 0;
+    std::uint64_t slab_rows = 0;
+    std::uint64_t slab_end = 0;
+    bool slab_is_small = false;
+  };
+  Capacity capacity() const noexcept { return {buckets_, slab_.rows(), slab_end_, slab_.is_small()}; }
+  // Makes an empty table equal to one of `rows` rows that had this capacity: begin_restore(), the inserts in ascending order of
+  // hash, finish_restore(). std::invalid_argument if no table of so many rows has it.
+  void begin_restore(const Capacity& capacity, std::size_t rows);
+  void finish_restore(const Capacity& capacity) noexcept;
+
   // All rows in ascending order of hash.
   std::vector<Entry> entries() const;
 

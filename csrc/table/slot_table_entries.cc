@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "table/slot_table.h"
 #include "table/slot_table_cells.h"
 
@@ -151,6 +153,41 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
   std::ranges::copy(strays, all.begin() + static_cast<std::ptrdiff_t>(begin));
   std::ranges::inplace_merge(all, all.begin() + static_cast<std::ptrdiff_t>(begin), {}, &Entry::hash);
   return all;
+}
+
+void SlotTable::begin_restore(const Capacity& capacity, std::size_t rows) {
+  constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 36U;  // of one slot: more than any machine gives it
+  const std::uint64_t chunk_rows = layout_->narrow ? 1 : slab_.chunk_rows();
+  const bool has_sound_index =
+      capacity.buckets <= kMaxBytes / kCacheLine &&
+      Region::rounded(capacity.buckets * kCacheLine) == capacity.buckets * kCacheLine &&
+      rows <= limit_of(capacity.buckets);
+  const bool has_sound_slab =
+      layout_->narrow
+          ? capacity.slab_rows == 0 && capacity.slab_end == 0 && !capacity.slab_is_small
+          : capacity.slab_end >= rows && capacity.slab_end <= capacity.slab_rows &&
+                capacity.slab_rows < kNoRow && capacity.slab_rows <= kMaxBytes / layout_->row_bytes &&
+                (capacity.slab_is_small ? capacity.slab_rows != 0 && capacity.slab_rows <= chunk_rows
+                                        : capacity.slab_rows % chunk_rows == 0);
+  SHOAL_CHECK(buckets_ == 0 && has_sound_index && has_sound_slab,
+              "no table of " + std::to_string(rows) + " rows has " + std::to_string(capacity.buckets) +
+                  " buckets and room for " + std::to_string(capacity.slab_rows) + " wide rows");
+  index_.resize(capacity.buckets * kCacheLine);
+  if (capacity.buckets <= 4 * buckets_for(rows)) {
+    index_.populate(0);
+  }
+  set_buckets(capacity.buckets);
+  if (!layout_->narrow) {
+    slab_.restore(capacity.slab_rows, capacity.slab_is_small);
+  }
+}
+
+void SlotTable::finish_restore(const Capacity& capacity) noexcept {
+  const std::uint32_t live = slab_end_;
+  slab_end_ = static_cast<std::uint32_t>(capacity.slab_end);
+  for (std::uint32_t number = slab_end_; number-- > live;) {
+    free_row(number);
+  }
 }
 
 bool SlotTable::has_image_room(const ImageBytes& bytes) const noexcept {

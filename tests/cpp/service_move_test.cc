@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "check.h"
 #include "server/service.h"
 
@@ -25,23 +26,38 @@ constexpr std::size_t kSlots = 16;
 const std::vector<SlotRange> kArcs{{0, 2}, {2, 8}, {8, 9}, {9, 16}};
 constexpr std::uint64_t kRead = std::uint64_t{1} << 63U;
 
+constexpr std::uint32_t kTables = 5;
+
 TableSpec spec(std::uint32_t id) {
-  if (id == 0) {
-    return {
-        .dim = 2,
-        .dtype = Dtype::kFloat32,
-        .optimizer = Optimizer("Adagrad", {{"lr", 0.1}, {"n0", 0.1}, {"eps", 1e-8}, {"weight_decay", 0.0}}),
-        .init = Init("Uniform", 0.1, 3),
-        .seed = 4,
-        .lifecycle =
-            Lifecycle(NamedRule{"AfterCount", {{"n", 2}, {"within", 5}}}, {{"TimeToLive", {{"clocks", 6}}}})};
+  const auto with = [](std::size_t dim, Optimizer optimizer, Lifecycle lifecycle,
+                       Dtype dtype = Dtype::kFloat32) {
+    return TableSpec{.dim = dim,
+                     .dtype = dtype,
+                     .optimizer = std::move(optimizer),
+                     .init = Init("Uniform", 0.1, 3),
+                     .seed = 4,
+                     .lifecycle = std::move(lifecycle)};
+  };
+  const Optimizer sgd("SGD", {{"lr", 0.3}, {"weight_decay", 0.01}});
+  switch (id) {
+    case 0:
+      return with(
+          2, Optimizer("Adagrad", {{"lr", 0.1}, {"n0", 0.1}, {"eps", 1e-8}, {"weight_decay", 0.0}}),
+          Lifecycle(NamedRule{"AfterCount", {{"n", 2}, {"within", 5}}}, {{"TimeToLive", {{"clocks", 6}}}}));
+    case 1:
+      return with(3, sgd, {}, Dtype::kBfloat16);  // rows with padding
+    case 2:
+      return with(
+          1, Optimizer("FTRL", {{"alpha", 0.1}, {"beta", 1}, {"l1", 0.01}, {"l2", 0.1}, {"n0", 0}}),
+          Lifecycle(NamedRule{"AfterBloom", {{"n", 2}, {"capacity", 4000}, {"error", 0.1}, {"within", 7}}},
+                    {{"DecayedScore", {{"decay", 0.8}, {"floor", 0.3}}}}));
+    case 3:
+      return with(16, sgd, Lifecycle({}, {{"MaxRows", {{"rows", 300}, {"frequent", 1}}}}));
+    default:
+      return with(64, sgd,
+                  Lifecycle(NamedRule{"WithProbability", {{"p", 0.5}, {"seed", 3}}},
+                            {{"TimeToLive", {{"clocks", 3}}}}));
   }
-  return {.dim = 3,
-          .dtype = Dtype::kBfloat16,
-          .optimizer = Optimizer("SGD", {{"lr", 0.3}, {"weight_decay", 0.01}}),
-          .init = Init("Normal", 0.1, 3),
-          .seed = 4,
-          .lifecycle = {}};
 }
 
 // A reply without what depends on the endpoint.
@@ -86,6 +102,28 @@ class Fleet {
     services_[to]->adopt(std::move(taken));
     at_[arc] = to;
     serve();
+  }
+
+  // Replaces an arc by a copy of it.
+  void copy(std::size_t arc) {
+    Service& service = *services_[at_[arc]];
+    const auto pieces = service.save_arc(kArcs[arc]);
+    auto made = restored(pieces);
+    CHECK(made->save() == pieces);
+    service.discard(service.take_arcs({kArcs[arc]}));
+    std::vector<std::unique_ptr<Arc>> arcs;
+    arcs.push_back(std::move(made));
+    service.adopt(std::move(arcs));
+    serve();
+  }
+
+  static std::unique_ptr<Arc> restored(const std::vector<std::vector<std::byte>>& pieces) {
+    const std::vector<std::span<const std::byte>> views(pieces.begin(), pieces.end());
+    return Arc::restore(views);
+  }
+
+  std::vector<std::vector<std::byte>> bytes(std::size_t arc) const {
+    return services_[at_[arc]]->save_arc(kArcs[arc]);
   }
 
   std::size_t services() const { return services_.size(); }
@@ -232,9 +270,10 @@ std::array<std::uint64_t, 3> summary(const std::vector<Said>& all, bool is_erase
   return sums;
 }
 
-void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint64_t seed) {
+// Compares arcs that stay with arcs that move between three services, or with arcs that are copied in one.
+void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint64_t seed, bool copies) {
   Fleet still(1, slot_bytes);
-  Fleet moved(3, slot_bytes);
+  Fleet moved(copies ? 1 : 3, slot_bytes);
   std::mt19937_64 random(seed);
   constexpr std::uint32_t kWorkers = 2;
   std::array<std::uint32_t, kWorkers> clocks{};
@@ -248,7 +287,7 @@ void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint
       moved.each(what);  // repeated orders change nothing
     }
   };
-  for (const std::uint32_t id : {0U, 1U}) {
+  for (std::uint32_t id = 0; id < kTables; ++id) {
     order([&](Service& service) { service.add_table(id, spec(id)); });
   }
   order([&](Service& service) { service.start_job(kJob, mode, staleness, false); });
@@ -258,18 +297,27 @@ void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint
   const auto both = [&](const Header& header, const std::vector<std::vector<std::byte>>& payload) {
     const auto here = still.send(header, payload);
     const auto there = moved.send(header, payload);
+    if (copies) {
+      CHECK(here == there);
+      return;
+    }
     CHECK(summary(here, header.op == Op::kErase) == summary(there, header.op == Op::kErase));
   };
   for (int i = 0; i < 600; ++i) {
     for (std::uint64_t n = random() % 3; n != 0; --n) {
-      moved.move(random() % kArcs.size(), random() % moved.services());
+      const std::size_t arc = random() % kArcs.size();
+      if (!copies) {
+        moved.move(arc, random() % moved.services());
+      } else if (random() % 4 == 0) {
+        moved.copy(arc);
+      }
     }
     const auto rank = static_cast<std::uint32_t>(random() % kWorkers);
-    const auto id = static_cast<std::uint32_t>(random() % 2);
+    const auto id = static_cast<std::uint32_t>(random() % kTables);
     const std::size_t dim = spec(id).dim;
     std::set<std::uint64_t> keys;
-    for (std::uint64_t n = 1 + random() % 12; n != 0; --n) {
-      keys.insert(mix(random() % 60));
+    for (std::uint64_t n = random() % 8 == 0 ? 300 : 1 + random() % 12; n != 0; --n) {
+      keys.insert(mix(random() % 900));
     }
     const std::vector<std::uint64_t> hashes(keys.begin(), keys.end());
     Header header{.table = id,
@@ -301,23 +349,23 @@ void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint
       header.op = Op::kErase;
       header.sequence = ++sequences[rank];
       both(header, {bytes_of(hashes)});
-    } else if (kind < 14 && mode != Mode::kBsp) {
+    } else if (kind < 14 && clocks[rank] <= still.applied() && id != 1) {
       header.op = Op::kSweep;
-      header.table = 0;
       header.dtype = wire::Dtype::kFloat64;
       header.count = 0;
       header.sequence = ++sequences[rank];
-      still.send(header, {{}});
-      moved.send(header, {{}});
+      const auto here = still.send(header, {{}});
+      const auto there = moved.send(header, {{}});
+      CHECK(!copies || here == there);
     } else if (kind < 18) {
       if (clocks[rank] > clocks[1 - rank] + (mode == Mode::kBsp ? 0 : staleness)) {
         continue;
       }
       header.op = Op::kTick;
       header.sequence = kRead;
-      const std::vector<std::uint32_t> tables{0, 1};
+      const std::vector<std::uint32_t> tables{0, 1, 2, 3, 4};
       header.count = 0;
-      header.aux = 2;
+      header.aux = kTables;
       both(header, {{}, bytes_of(tables)});
       if (random() % 3 == 0) {
         both(header, {{}, bytes_of(tables)});
@@ -341,16 +389,115 @@ void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint
     }
   }
   CHECK(still.digest() == moved.digest());
+  for (std::size_t arc = 0; arc < kArcs.size(); ++arc) {
+    CHECK(still.bytes(arc) == moved.bytes(arc));
+  }
   CHECK(still.applied() > 10 || mode != Mode::kBsp);
 }
 
 TEST(arcs_that_move_at_any_point_go_on_as_if_they_had_stayed) {
-  for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    run(Mode::kBsp, 0, 0, seed);
-    run(Mode::kBsp, 0, 1 << 20, 10 + seed);
-    run(Mode::kSsp, 2, 0, 20 + seed);
-    run(Mode::kAsp, 0, 1 << 20, 30 + seed);
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    run(Mode::kBsp, 0, 0, seed, false);
+    run(Mode::kBsp, 0, 1 << 20, 10 + seed, false);
+    run(Mode::kSsp, 2, 0, 20 + seed, false);
+    run(Mode::kAsp, 0, 1 << 20, 30 + seed, false);
   }
+}
+
+TEST(copies_of_arcs_at_any_point_go_on_like_them_and_have_equal_bytes) {
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    run(Mode::kBsp, 0, 0, 40 + seed, true);
+    run(Mode::kSsp, 2, 0, 50 + seed, true);
+    run(Mode::kAsp, 0, 1 << 20, 60 + seed, true);
+    run(Mode::kAsp, 0, 1 << 14, 70 + seed, true);  // evicts rows, and refuses some
+    run(Mode::kBsp, 0, 1 << 14, 80 + seed, true);
+  }
+}
+
+std::vector<std::vector<std::byte>> some_pieces() {
+  Fleet fleet(1, 1 << 20);
+  for (const std::uint32_t id : {0U, 1U, 2U}) {
+    fleet.one(0).add_table(id, spec(id));
+  }
+  fleet.one(0).start_job(kJob, Mode::kBsp, 0, true);
+  fleet.one(0).admit(0, 1, 0);
+  fleet.one(0).admit(1, 1, 0);
+  for (std::uint64_t sequence = 1; sequence < 9; ++sequence) {
+    const auto id = static_cast<std::uint32_t>(sequence % 3);
+    std::vector<std::uint64_t> hashes;
+    for (std::uint64_t k = 0; k < 20; ++k) {
+      hashes.push_back((std::uint64_t{3} << 60U) + (k << 40U));
+    }
+    const std::vector<float> grads(hashes.size() * spec(id).dim, 0.5F);
+    const auto said = fleet.send({.op = Op::kPush,
+                                  .dtype = wire::Dtype::kFloat32,
+                                  .dim = static_cast<std::uint16_t>(spec(id).dim),
+                                  .table = id,
+                                  .worker = 0,
+                                  .incarnation = 1,
+                                  .sequence = sequence,
+                                  .clock = static_cast<std::uint32_t>((sequence - 1) / 4),
+                                  .count = static_cast<std::uint32_t>(hashes.size()),
+                                  .job = kJob},
+                                 {bytes_of(hashes), bytes_of(grads)});
+    CHECK(said[0].status == Status::kOk);
+    if (sequence == 4) {
+      for (const std::uint32_t rank : {0U, 1U}) {
+        fleet.send({.op = Op::kTick, .worker = rank, .incarnation = 1, .sequence = kRead, .job = kJob},
+                   {{}, {}});
+      }
+    }
+  }
+  CHECK_EQ(fleet.applied(), 1);
+  return fleet.bytes(1);
+}
+
+TEST(a_damaged_copy_is_refused_by_name) {
+  const auto pieces = some_pieces();
+  CHECK(Fleet::restored(pieces)->save() == pieces);
+  CHECK_THROWS(Fleet::restored({}), "ends after 0 pieces");
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    auto fewer = pieces;
+    fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
+    CHECK_THROWS(Fleet::restored(fewer), "arc");
+    for (const std::size_t at : {std::size_t{0}, std::size_t{4}, std::size_t{5}, std::size_t{9},
+                                 std::size_t{16}, pieces[i].size() - 1}) {
+      auto damaged = pieces;
+      damaged[i][at] ^= std::byte{0x40};
+      CHECK_THROWS(Fleet::restored(damaged), "arc");
+    }
+  }
+  auto more = pieces;
+  more.push_back(pieces.back());
+  CHECK_THROWS(Fleet::restored(more), "goes on after its last piece");
+}
+
+TEST(damage_with_a_right_checksum_does_no_more_than_throw) {
+  const auto pieces = some_pieces();
+  std::mt19937_64 random(17);
+  std::size_t refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    auto damaged = pieces;
+    auto& piece = damaged[random() % 3 == 0 ? damaged.size() - 1 : random() % damaged.size()];
+    for (std::uint64_t n = 1 + random() % 3; n != 0; --n) {
+      piece[16 + random() % (piece.size() - 16)] = static_cast<std::byte>(random());
+    }
+    if (random() % 4 == 0) {
+      piece.resize(16 + random() % (piece.size() - 16));
+    }
+    const std::uint32_t crc = crc32c(std::span(piece).subspan(16));
+    std::memcpy(piece.data() + 12, &crc, sizeof crc);
+    try {
+      CHECK(Fleet::restored(damaged)->save().size() == pieces.size());
+    } catch (const std::invalid_argument&) {
+      ++refused;
+    } catch (const std::bad_alloc&) {
+      ++refused;
+    } catch (const MemoryBudgetExceededError&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > 500);
 }
 
 class Two {
