@@ -211,11 +211,9 @@ void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
   std::vector<zmq::PollItem> items;
   try {
     items.reserve(2);
-    streams = std::make_unique<StreamSockets>(zmq_, context_, service_,
-                                              StreamSocketOptions{.heartbeat_ms = options_.heartbeat_ms,
-                                                                  .dead_after_ms = options_.dead_after_ms,
-                                                                  .curve_secret = options_.curve_secret,
-                                                                  .curve_public = options_.curve_public});
+    streams = std::make_unique<StreamSockets>(
+        zmq_, context_, service_,
+        StreamSocketOptions{.curve_secret = options_.curve_secret, .curve_public = options_.curve_public});
     socket = std::make_unique<Socket>(zmq_, context_, zmq::kRouter, "no socket for " + options_.address);
     prepare(*socket);
     address_ = bound_address(*socket);

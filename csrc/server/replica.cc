@@ -32,9 +32,8 @@ void Replica::handle(std::string_view peer, const wire::Decoded& message) noexce
     if (Record{header.aux} == Record::kAlive) {
       gap_ |= header.sequence > position_;
     } else if (header.sequence == position_ + 1) {
-      execute(message);
-      ++position_;
-      gap_ = false;
+      gap_ = !execute(message);
+      position_ += gap_ ? 0 : 1;
     } else {
       gap_ |= header.sequence > position_;
     }
@@ -47,21 +46,25 @@ void Replica::handle(std::string_view peer, const wire::Decoded& message) noexce
   }
 }
 
-void Replica::execute(const wire::Decoded& message) {
+bool Replica::execute(const wire::Decoded& message) {
   switch (Record{message.header.aux}) {
     case Record::kRequest:
       return replay(message);
     case Record::kOrder:
-      return shoal::execute(decode_order(message.values), service_);
+      shoal::execute(decode_order(message.values), service_);
+      return true;
     default:
       throw std::invalid_argument("it is not executed here");
   }
 }
 
-void Replica::replay(const wire::Decoded& message) {
+bool Replica::replay(const wire::Decoded& message) {
   const Header& header = message.header;
   const Status expected{static_cast<std::uint8_t>(header.count)};
   const Status status = service_.replay(message.nested, header.clock);
+  if (status == Status::kBadRequest && expected != Status::kBadRequest) {
+    return false;  // damaged on its way: nothing was executed
+  }
   if (header.count != LogRecord::kNotCompared && comparable(status) != comparable(expected)) {
     throw std::runtime_error("its status is \"" + std::string(wire::name(status)) +
                              "\", the primary's is \"" + std::string(wire::name(expected)) + "\"");
@@ -74,6 +77,7 @@ void Replica::replay(const wire::Decoded& message) {
                                ", the primary's to " + std::to_string(header.epoch - 1));
     }
   }
+  return true;
 }
 
 void Replica::acknowledge(ReplyQueue& out) {

@@ -42,8 +42,9 @@ class Replica {
   void acknowledge(ReplyQueue& out);
 
  private:
-  void execute(const wire::Decoded& message);
-  void replay(const wire::Decoded& message);
+  // False: the record was damaged on its way and has to be sent again.
+  bool execute(const wire::Decoded& message);
+  bool replay(const wire::Decoded& message);
 
   const std::uint64_t stream_;
   Service service_;

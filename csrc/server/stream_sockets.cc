@@ -44,7 +44,7 @@ struct StreamSockets::Connection {
     dealer.set(zmq::kReconnectInterval, kReconnectMs);
     dealer.set(zmq::kMaxReconnectInterval, kMaxReconnectMs);
     dealer.set(zmq::kHandshakeInterval, kHandshakeMs);
-    dealer.set_heartbeats(options.heartbeat_ms, options.dead_after_ms);
+    dealer.set_heartbeats(kHeartbeatMs, kSilentMs);
     if (target.address.find('[') != std::string::npos) {
       dealer.set(zmq::kIpv6, 1);
     }
@@ -86,6 +86,8 @@ struct StreamSockets::Stream {
   std::unique_ptr<Connection> connection;  // null until open_at
   Milliseconds open_at = 0;
   Milliseconds pause = kMinPauseMs;  // before the next socket
+  Milliseconds quiet_at = 0;         // when the connection is replaced, if it has delivered no valid reply
+  Milliseconds quiet = kMinQuietMs;
 };
 
 StreamSockets::StreamSockets(const Zmq& zmq, void* context, ReplicatedService& service,
@@ -133,6 +135,7 @@ bool StreamSockets::update(Milliseconds now) noexcept {
 void StreamSockets::open(Stream& stream, Milliseconds now) noexcept {
   try {
     stream.connection = std::make_unique<Connection>(zmq_, context_, stream.target, options_);
+    stream.quiet_at = now + stream.quiet;
     ++counts_.connections;
     service_.reconnected(stream.target.stream);
   } catch (const std::exception&) {  // no socket, no memory; or the context has ended, as the loop will see
@@ -162,8 +165,12 @@ bool StreamSockets::exchange(Milliseconds now, ReplyQueue& out) noexcept {
       continue;
     }
     // Acknowledgements that arrived before the end are valid.
-    more |= receive(*stream, out);
-    if (has_ended(*stream)) {
+    more |= receive(*stream, now, out);
+    const bool is_quiet = stream->quiet_at <= now;
+    if (is_quiet) {
+      stream->quiet = std::min(2 * stream->quiet, kMaxQuietMs);
+    }
+    if (has_ended(*stream) || is_quiet) {
       drop(*stream, now);
       continue;
     }
@@ -182,21 +189,28 @@ bool StreamSockets::exchange(Milliseconds now, ReplyQueue& out) noexcept {
   return more;
 }
 
-bool StreamSockets::receive(Stream& stream, ReplyQueue& out) noexcept {
+bool StreamSockets::receive(Stream& stream, Milliseconds now, ReplyQueue& out) noexcept {
   int got = 0;
+  bool is_valid = false;
   while (got < kMaxMessages &&
          received_.receive(stream.connection->dealer.get()) == MultipartMessage::Result::kMessage) {
     std::array<wire::Frame, MultipartMessage::kMaxFrames> frames;
     for (std::size_t i = 0; i < received_.count(); ++i) {
       frames.at(i) = received_.frame(i);
     }
-    service_.handle_backup(stream.target.stream, std::span(frames).first(received_.count()), out);
+    const auto reply = std::span(frames).first(received_.count());
+    is_valid |= wire::peek(reply).has_value();
+    service_.handle_backup(stream.target.stream, reply, out);
     ++got;
   }
   received_.clear();
   if (got > 0) {
     counts_.acknowledgements += static_cast<std::uint64_t>(got);
+  }
+  if (is_valid) {
     stream.pause = kMinPauseMs;
+    stream.quiet = kMinQuietMs;
+    stream.quiet_at = now + stream.quiet;
   }
   return got == kMaxMessages;
 }
@@ -267,7 +281,7 @@ void StreamSockets::append(std::vector<zmq::PollItem>& items) const {
 Milliseconds StreamSockets::next_time() const noexcept {
   Milliseconds next = kNever;
   for (const std::unique_ptr<Stream>& stream : streams_) {
-    next = std::min(next, stream->connection == nullptr ? stream->open_at : kNever);
+    next = std::min(next, stream->connection == nullptr ? stream->open_at : stream->quiet_at);
   }
   return next;
 }

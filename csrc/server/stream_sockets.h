@@ -4,7 +4,8 @@
 // of its frames, which libzmq shares. A socket monitor observes the end of each connection; the DEALER is then closed and, after a
 // pause that doubles while nothing is received, replaced by another one, over which the service sends again what was not acknowledged.
 // So nothing is sent twice over one connection, and a connection whose peer has sent invalid data is replaced, too. libzmq repeats
-// connection attempts that are refused.
+// connection attempts that are refused. A connection without valid replies is replaced as well, ever more seldom: bytes that were lost
+// within it may have turned all replies into parts of one message.
 //
 //   ReplicatedService::next_message -> DEALER -> backup        backup -> DEALER -> ReplicatedService::handle_backup
 //
@@ -32,8 +33,6 @@
 namespace shoal {
 
 struct StreamSocketOptions {
-  int heartbeat_ms = 0;  // 0: none
-  int dead_after_ms = 0;
   std::string curve_secret{};  // of this process; empty: no encryption
   std::string curve_public{};
 };
@@ -54,6 +53,13 @@ class StreamSockets {
   // Pauses before a socket is opened again.
   static constexpr Milliseconds kMinPauseMs = 20;
   static constexpr Milliseconds kMaxPauseMs = 500;
+  // A connection whose peer's libzmq does not answer for so long has ended: it is cut off, or the framing of its bytes is damaged. A
+  // backup that is busy answers.
+  static constexpr int kHeartbeatMs = 250;
+  static constexpr int kSilentMs = 1000;
+  // A connection without a valid reply is replaced after so long; doubles up to the second number.
+  static constexpr Milliseconds kMinQuietMs = 1000;
+  static constexpr Milliseconds kMaxQuietMs = 16'000;
   // Of one stream in one call.
   static constexpr int kMaxMessages = 64;
 
@@ -83,7 +89,7 @@ class StreamSockets {
   void drop(Stream& stream, Milliseconds now) noexcept;
   bool has_ended(Stream& stream) noexcept;
   bool send(Stream& stream, const StreamMessage& message) noexcept;
-  bool receive(Stream& stream, ReplyQueue& out) noexcept;
+  bool receive(Stream& stream, Milliseconds now, ReplyQueue& out) noexcept;
 
   const Zmq zmq_;
   void* const context_;
