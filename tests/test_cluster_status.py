@@ -15,12 +15,13 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, scheduler
 from server_processes import server_processes
-from shoal.cli import main
-from shoal.cluster.protocol.messages import GetStatus, Request
+from shoal.cli import cluster_status, main
+from shoal.cluster.protocol.messages import Drain, GetStatus, Heartbeat, Request, StreamProgress, decode, encode
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.status import WorkerStatus, as_dict
 from shoal.consistency import ASP
 from test_membership import together
+from test_replicas import command, declare_dead, started
 
 
 def until(what):
@@ -91,6 +92,56 @@ def test_the_status_has_the_clocks_of_heartbeats_and_names_what_was_lost():
     assert status().servers == ()
     assert len(world.membership._peers.known) < before
     assert not one.fenced
+
+
+def test_the_status_has_copies_moves_and_failovers():
+    world = started(1, servers=3)
+
+    def status():
+        ((_, reply),) = world.membership.handle(b"r", "h", Request(b"r", 1, GetStatus()), world.now)
+        return decode(encode(reply)).body
+
+    before = status()
+    assert before.replicas == 1
+    assert [(arc.server, arc.copies) for arc in before.arcs[::4]] == [(0, (1,)), (1, (2,)), (1, (2,)), (2, (0,))]
+    assert all(arc.term == 1 for arc in before.arcs)
+    assert sum(stream.copies for stream in before.streams) == len(before.arcs)
+    assert before.failovers == ()
+    server = world.servers()[0]
+    stream = world.membership.map.streams[-1]
+    owner = world.server_of(stream.primary)
+    progress = StreamProgress(stream.id, 3, 4096)
+    world.membership.handle(owner.route, "h", Heartbeat(owner.sender, 0, 0, (progress,)), world.now)
+    assert sum(one.lag_bytes for one in status().streams) == 4096
+    declare_dead(world, server)
+    assert status().failovers[0].seconds is None
+    world.settle()
+    after = status()
+    assert all(len(arc.copies) == 1 and arc.server != 0 for arc in after.arcs)
+    (failover,) = after.failovers
+    assert (failover.server, failover.why) == (0, "it does not answer")
+    assert failover.seconds <= 1.0 <= failover.ago_seconds
+    text = cluster_status._text("tcp://h:1", after)
+    assert "replicas 1: all slots have their copies" in text
+    assert "died 20 s ago, it does not answer" in text
+    world.join_server()
+    world.settle()
+    command(world, Drain(2))
+    assert "server 2 is drained" in cluster_status._text("tcp://h:1", status())
+
+
+def test_the_command_names_what_drain_takes(capsys):
+    assert main(["cluster", "tcp://127.0.0.1:1", "drain"]) == 2
+    assert "drain takes the rank of a server" in capsys.readouterr().err
+
+
+def test_the_command_drains_and_rebalances(capsys):
+    with scheduler(2) as running, FakeServer(running.address), FakeServer(running.address):
+        until(lambda: running.membership.map is not None)
+        assert main(["cluster", running.address, "rebalance"]) == 0
+        assert "slots move until all endpoints have equally many" in capsys.readouterr().out
+        assert main(["cluster", running.address, "drain", "7"]) != 0
+        assert "the cluster has no server 7" in capsys.readouterr().err
 
 
 def test_a_record_becomes_a_dict():

@@ -19,7 +19,16 @@ from shoal.checkpoint.format import SavedTable
 from shoal.cluster.protocol import messages
 from shoal.cluster.protocol.messages import EndpointMetrics, JobConsistency
 from shoal.cluster.protocol.slot_map import cut_evenly
-from shoal.cluster.protocol.status import EndpointStatus, JobStatus, LauncherStatus, ServerStatus, WorkerStatus
+from shoal.cluster.protocol.status import (
+    ArcStatus,
+    EndpointStatus,
+    FailoverStatus,
+    JobStatus,
+    LauncherStatus,
+    ServerStatus,
+    StreamStatus,
+    WorkerStatus,
+)
 from shoal.cluster.protocol.tasks import ReadTask, Report, WriteTask
 from shoal.table.spec import TableRecord
 
@@ -84,6 +93,11 @@ def bodies() -> dict[str, Any]:
                 WorkerStatus(None, "v", "10.0.0.8", 0, 0, False, 3.0),
             ),
             (LauncherStatus("l", "10.0.0.8", True, 1.0),),
+            1,
+            (0,),
+            (ArcStatus(0, 64, 0, "tcp://h:1", 3, (1, 2)),),
+            (StreamStatus("tcp://h:1", "tcp://h:2", 1, 3, 4096, ((32, 48),), 1 << 20, 1 << 21),),
+            (FailoverStatus(3, "process 9 on host", "it is silent", "0 to 15", 12.5, 0.25),),
         ),
         "report-stream": of["report-stream"](77, 3, "arrived", "why"),
         "drain": of["drain"](1),

@@ -1,4 +1,4 @@
-"""``shoal cluster ADDRESS status``: the members of a running cluster."""
+"""``shoal cluster ADDRESS status|drain|rebalance``: the members of a running cluster, and where its slots are."""
 
 from __future__ import annotations
 
@@ -17,16 +17,26 @@ EXAMPLES = """\
 examples:
   $ shoal cluster tcp://10.0.0.1:5570 status --curve keys
   $ shoal cluster tcp://10.0.0.1:5570 status --json
+  $ shoal cluster tcp://10.0.0.1:5570 drain 2
+  $ shoal cluster tcp://10.0.0.1:5570 rebalance
 
+drain moves all slots of the server of this rank to others; then its process ends. rebalance moves slots until all
+endpoints have equally many. Both return at once; status shows how far they are.
 The scheduler prints its address when it starts. The exit status is 1 if a server was lost.
 """
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = command(commands, "cluster", "Show the members of a running cluster.", EXAMPLES, run)
+    parser = command(commands, "cluster", "Show the members of a running cluster, or move its slots.", EXAMPLES, run)
     parser.add_argument("address", metavar="ADDRESS", help="tcp://HOST:PORT of the scheduler")
-    parser.add_argument("action", metavar="status", choices=["status"], help="print the status of the cluster")
+    parser.add_argument(
+        "action",
+        metavar="status|drain|rebalance",
+        choices=["status", "drain", "rebalance"],
+        help="print the status; empty a server and end it; even out the slots",
+    )
+    parser.add_argument("server", metavar="SERVER", nargs="?", type=int, help="rank of the server to drain")
     parser.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
     parser.add_argument(
         "--timeout",
@@ -39,15 +49,22 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """Ask the scheduler for the status, and describe it."""
+    """Ask the scheduler for the status, and describe it; or ask it to move slots."""
     from shoal.cluster.protocol.curve import Keys
     from shoal.cluster.protocol.environment import find_keys
+    from shoal.cluster.protocol.messages import AcceptedReply, Drain, Rebalance
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
     from shoal.cluster.protocol.status import as_dict
 
+    if (arguments.action == "drain") != (arguments.server is not None):
+        raise ValueError("drain takes the rank of a server, and the other actions take none: write drain 2, or status")
     directory = arguments.curve or find_keys(os.environ)
     keys = None if directory is None else Keys.load(directory, "worker")
     with SchedulerClient(arguments.address, "observer", keys=keys) as client:
+        if arguments.action != "status":
+            body = Rebalance() if arguments.action == "rebalance" else Drain(arguments.server)
+            reply = client.call(body, AcceptedReply, timeout=arguments.timeout, doing=f"asking to {arguments.action}")
+            return Answer(reply.text, {"text": reply.text})
         status = client.status(timeout=arguments.timeout)
     return Answer(_text(arguments.address, status), as_dict(status), FAILED if status.lost else 0)
 
@@ -55,6 +72,26 @@ def run(arguments: argparse.Namespace) -> Answer:
 def _endpoint(endpoint: EndpointStatus) -> str:
     slots = ", ".join(f"{first}-{end - 1}" for first, end in endpoint.slots)
     return f"{endpoint.address} slots {slots or 'none'}"
+
+
+def _replication(status: StatusReply) -> list[str]:
+    """Describe copies, moves and failovers; nothing of it concerns a cluster without replicas that is at rest."""
+    lines = []
+    if status.replicas:
+        missing = sum(arc.end_slot - arc.first_slot for arc in status.arcs if len(arc.copies) < status.replicas)
+        state = f"{missing} slots lack copies" if missing else "all slots have their copies"
+        lag = sum(stream.lag_bytes for stream in status.streams)
+        lines.append(f"replicas {status.replicas}: {state}, {lag} bytes behind")
+    lines += [f"server {rank} is drained" for rank in status.draining]
+    for stream in status.streams:
+        for first, end in stream.arriving:
+            done = f"{stream.copied_bytes} of {stream.total_bytes} bytes"
+            lines.append(f"slots {first}-{end - 1} are copied from {stream.source} to {stream.target}: {done}")
+    for one in status.failovers:
+        served = "are not served yet" if one.seconds is None else f"were not served for {one.seconds:.3f} s"
+        lines.append(f"server {one.server} ({one.about}) died {one.ago_seconds:.0f} s ago, {one.why}")
+        lines.append(f"  its slots {one.slots} {served} after it was declared dead")
+    return lines
 
 
 def _text(address: str, status: StatusReply) -> str:
@@ -69,6 +106,7 @@ def _text(address: str, status: StatusReply) -> str:
         vacant = f", vacant ranks {', '.join(map(str, status.job.vacant))}" if status.job.vacant else ""
         lines.append(f"job {status.job.number}: {status.job.consistency}, {left} of {status.job.size} workers{vacant}")
     lines.append(f"tables: {', '.join(status.tables) if status.tables else 'none'}")
+    lines += _replication(status)
     lines.append("")
     rows: list[Sequence[str]] = [("ROLE", "RANK", "HEARD", "HOST", "PROCESS", "")]
     for server in status.servers:

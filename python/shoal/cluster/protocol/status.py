@@ -12,12 +12,15 @@ import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "ArcStatus",
     "EndpointStatus",
+    "FailoverStatus",
     "GetStatus",
     "JobStatus",
     "LauncherStatus",
     "ServerStatus",
     "StatusReply",
+    "StreamStatus",
     "WorkerStatus",
     "as_dict",
 ]
@@ -79,6 +82,45 @@ class JobStatus(_Record, frozen=True):
     vacant: tuple[int, ...]
 
 
+class ArcStatus(_Record, frozen=True):
+    """A range of slots that moves as one. ``term`` is the epoch at which its server or its copies last changed."""
+
+    first_slot: Annotated[int, Meta(ge=0)]
+    end_slot: Annotated[int, Meta(ge=0)]
+    server: Annotated[int, Meta(ge=0)]  # rank of the one that serves it
+    address: str
+    term: Annotated[int, Meta(ge=0)]
+    copies: tuple[Annotated[int, Meta(ge=0)], ...]  # ranks of the servers that have copies in sync
+
+
+class StreamStatus(_Record, frozen=True):
+    """What an endpoint sends to one that has copies of its slots.
+
+    ``copies`` is the number of arcs in sync. ``lag_records`` and ``lag_bytes`` are not acknowledged, as of the last
+    heartbeat; ``arriving`` has the slots that are being copied, ``copied_bytes`` of ``total_bytes`` so far.
+    """
+
+    source: str
+    target: str
+    copies: Annotated[int, Meta(ge=0)]
+    lag_records: Annotated[int, Meta(ge=0)]
+    lag_bytes: Annotated[int, Meta(ge=0)]
+    arriving: tuple[tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]], ...]
+    copied_bytes: Annotated[int, Meta(ge=0)]
+    total_bytes: Annotated[int, Meta(ge=0)]
+
+
+class FailoverStatus(_Record, frozen=True):
+    """A server that has died and whose slots others serve. ``seconds`` is how long nobody did, None: it lasts."""
+
+    server: Annotated[int, Meta(ge=0)]
+    about: str
+    why: str
+    slots: str
+    ago_seconds: float
+    seconds: float | None
+
+
 class StatusReply(_Record, frozen=True, tag="status"):
     """The status. ``epoch`` is 0 until all servers have joined; ``lost`` describes a server that was lost."""
 
@@ -96,6 +138,11 @@ class StatusReply(_Record, frozen=True, tag="status"):
     servers: tuple[ServerStatus, ...]
     workers: tuple[WorkerStatus, ...]
     launchers: tuple[LauncherStatus, ...]
+    replicas: Annotated[int, Meta(ge=0)] = 0
+    draining: tuple[int, ...] = ()  # ranks
+    arcs: tuple[ArcStatus, ...] = ()
+    streams: tuple[StreamStatus, ...] = ()
+    failovers: tuple[FailoverStatus, ...] = ()  # the last ones
 
 
 def as_dict(record: msgspec.Struct) -> dict[str, Any]:

@@ -585,6 +585,8 @@ class Membership:
             dead_after=self._peers.dead_after,
             lost=self.broken,
             tables=[table.form.name for table in self._tables.all],
+            draining=self._replicas.draining,
+            failovers=self._replicas.failovers,
         )
 
     def _apply_request(self, entry: Asked, route: bytes) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from shoal.cluster.protocol.messages import StreamProgress
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import (
+    ArcStatus,
     EndpointStatus,
+    FailoverStatus,
     JobStatus,
     LauncherStatus,
     ServerStatus,
     StatusReply,
+    StreamStatus,
     WorkerStatus,
 )
-from shoal.cluster.scheduler.inputs import Settings
+from shoal.cluster.scheduler.inputs import FailoverState, Settings
 from shoal.cluster.scheduler.members import Job, LauncherPeer, Peer, ServerPeer, WorkerPeer
 
 __all__ = ["status_of"]
@@ -32,8 +36,11 @@ def status_of(
     dead_after: float,
     lost: str,
     tables: Iterable[str],
+    draining: Iterable[int],
+    failovers: Iterable[FailoverState],
 ) -> StatusReply:
     """Return the status; servers and workers in the order of their ranks, workers without a place last."""
+    peers = list(peers)
     servers, workers, launchers = [], [], []
     members = {} if job is None else job.members
     for peer in peers:
@@ -67,4 +74,42 @@ def status_of(
         tuple(sorted(servers, key=lambda server: server.rank)),
         tuple(sorted(workers, key=lambda worker: (worker.rank is None, worker.rank or 0))),
         tuple(launchers),
+        settings.replicas,
+        tuple(sorted(draining)),
+        () if map is None else tuple(_arcs(map)),
+        () if map is None else tuple(_streams(map, peers)),
+        tuple(_failover(one, now) for one in failovers),
     )
+
+
+def _arcs(map: ClusterMap) -> Iterator[ArcStatus]:
+    copies: dict[int, list[int]] = {}
+    for stream in map.streams:
+        for index in stream.arcs:
+            copies.setdefault(index, []).append(map.endpoint(stream.backup).server)
+    for k, arc in enumerate(map.arcs):
+        where = map.endpoint(arc.primary)
+        held = tuple(sorted(copies.get(k, ())))
+        yield ArcStatus(arc.first_slot, arc.end_slot, where.server, where.address, arc.term, held)
+
+
+def _streams(map: ClusterMap, peers: Iterable[Peer]) -> Iterator[StreamStatus]:
+    progress = {one.stream: one for peer in peers if isinstance(peer, ServerPeer) for one in peer.streams}
+    for stream in map.streams:
+        known = progress.get(stream.id) or StreamProgress(stream.id, 0, 0)
+        arriving = tuple((map.arcs[arc].first_slot, map.arcs[arc].end_slot) for arc in stream.arriving)
+        yield StreamStatus(
+            map.endpoint(stream.primary).address,
+            map.endpoint(stream.backup).address,
+            len(stream.arcs),
+            known.lag_records,
+            known.lag_bytes,
+            arriving,
+            known.copied_bytes if arriving else 0,
+            known.total_bytes if arriving else 0,
+        )
+
+
+def _failover(one: FailoverState, now: float) -> FailoverStatus:
+    seconds = None if one.served_at is None else round(one.served_at - one.at, 3)
+    return FailoverStatus(one.server, one.about, one.why, one.slots, round(max(0.0, now - one.at), 3), seconds)
