@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from forks import in_child
 from shoal import _core
+from shoal.cluster.protocol.messages import MapChanged
 from stores import joined
 
 KEYS = np.array([7, 3, 0, 2**64 - 1, 5], np.uint64)
@@ -626,3 +628,14 @@ def test_parquet_of_a_clusters_table_with_rules_loads_as_sighted_now(made, tmp_p
             store.tick()
         store.sweep()
         assert len(again) == 0
+
+
+def test_a_worker_follows_the_map_that_the_scheduler_announces():
+    with cluster(2) as made, joined(made.address, 1) as (store,):
+        table = store.table("t", **SGD)
+        table.push(KEYS, ONES)
+        newer = msgspec.structs.replace(store.channel.map, epoch=2)
+        store._on_event(MapChanged(newer))
+        assert store.channel.map is newer
+        store.tick()
+        assert len(table.pull(KEYS)) == len(KEYS)

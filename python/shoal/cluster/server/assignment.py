@@ -259,7 +259,7 @@ class ServerControl:
     def _catch_up(self, order: Order, map: ClusterMap) -> OrderReply | None:
         """Execute the pending order on the copies of endpoints that have died; return its outcome there."""
         outcomes = [self._pending[order.number]] if order.number in self._pending else []
-        if self._map is not None and self._map.epoch < map.epoch:
+        if self._map is not None:
             living = {endpoint.id for endpoint in map.endpoints}
             mine = {endpoint.id: endpoint.address for endpoint in self.endpoints}
             for stream in self._map.streams:

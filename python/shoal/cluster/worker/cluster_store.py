@@ -43,6 +43,7 @@ from shoal.cluster.protocol.messages import (
     GetMapReply,
     GetMetrics,
     JoinReply,
+    MapChanged,
     MetricsReply,
     ServerGone,
     SplitReply,
@@ -144,6 +145,7 @@ class ClusterStore(Store):
         secure, secure_scheduler = _security(curve)
         self._splits_loops = 0
         self._lost_workers: frozenset[int] = frozenset()
+        self._newest_map: ClusterMap | None = None  # of the last event
         self._consistency = consistency
         self._timeout = float(timeout)
         self._passes = 0  # calls of `splits`
@@ -178,6 +180,7 @@ class ClusterStore(Store):
             context=context,
         )
         undo.callback(self._channel.close)
+        self._follow_map()
         if self._scheduler.fault is not None:  # it came before there was a channel
             raise copy_error(self._scheduler.fault)
 
@@ -507,8 +510,15 @@ class ClusterStore(Store):
     def _on_event(self, event: Event) -> None:
         if isinstance(event, ServerGone) and self._channel is not None:
             self._channel.lose(event.rank, event.why)
+        elif isinstance(event, MapChanged):
+            self._newest_map = event.map  # it may come before there is a channel
+            self._follow_map()
         elif isinstance(event, WorkerGone):
             self._lost_workers = self._lost_workers | {event.rank}
+
+    def _follow_map(self) -> None:
+        if self._newest_map is not None and self._channel is not None:
+            self._channel.set_map(self._newest_map)
 
     def _on_fault(self, error: ShoalError) -> None:
         if self._channel is not None:
