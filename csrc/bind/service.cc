@@ -59,6 +59,23 @@ auto on(ReplicaControl& replica, const Act& act) {
   return replica.service->with_replica(replica.stream, act);
 }
 
+py::bytes as_bytes(const void* data, std::size_t size) { return {static_cast<const char*>(data), size}; }
+
+// The whole state of an arc; equal arcs have equal bytes.
+template <class Face>
+py::list save_arc(Face& self, std::size_t first, std::size_t end) {
+  std::vector<std::vector<std::byte>> pieces;
+  {
+    const py::gil_scoped_release nogil;
+    pieces = on(self, [&](auto& service) { return service.save_arc({first, end}); });
+  }
+  py::list all;
+  for (const auto& piece : pieces) {
+    all.append(as_bytes(piece.data(), piece.size()));
+  }
+  return all;
+}
+
 // The scheduler's orders, which a service and its replicas take alike.
 template <class Face>
 void add_orders(py::class_<Face>& face) {
@@ -123,14 +140,13 @@ void add_orders(py::class_<Face>& face) {
           "drop_table",
           [](Face& self, std::uint32_t id) { on(self, [&](auto& service) { service.drop_table(id); }); },
           py::arg("id"), Nogil())
+      .def("save_arc", &save_arc<Face>, py::arg("first"), py::arg("end"))
       .def(
           "tables", [](Face& self) { return on(self, [](auto& service) { return service.tables(); }); },
           Nogil());
 }
 
 // --- messages ---------------------------------------------------------------------------------------------------
-
-py::bytes as_bytes(const void* data, std::size_t size) { return {static_cast<const char*>(data), size}; }
 
 // [(peer, [header, frames...])]
 py::list as_list(ReplyQueue& out) {
@@ -229,6 +245,18 @@ py::list as_list(const std::vector<SlotRange>& ranges) {
   return all;
 }
 
+py::object as_dict(const std::optional<Replica::Arriving>& arriving) {
+  if (!arriving) {
+    return py::none();
+  }
+  py::dict one;
+  one["first"] = arriving->range.first;
+  one["end"] = arriving->range.end;
+  one["bytes"] = arriving->bytes;
+  one["total"] = arriving->total;
+  return one;
+}
+
 py::dict replication(const ReplicatedService& service) {
   ReplicationStatus now;
   {
@@ -244,6 +272,8 @@ py::dict replication(const ReplicatedService& service) {
     one["bytes"] = stream.bytes;
     one["silent"] = stream.silent;
     one["in_sync"] = as_list(stream.in_sync);
+    one["arriving"] = as_dict(stream.arriving);
+    one["arrived"] = as_list(stream.arrived);
     one["fenced"] = stream.fenced;
     one["fault"] = stream.fault;
     streams.append(one);
@@ -254,6 +284,7 @@ py::dict replication(const ReplicatedService& service) {
     one["stream"] = replica.stream;
     one["position"] = replica.position;
     one["in_sync"] = as_list(replica.in_sync);
+    one["arriving"] = as_dict(replica.arriving);
     one["fault"] = replica.fault;
     replicas.append(one);
   }

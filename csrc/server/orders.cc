@@ -48,6 +48,14 @@ struct Write {
   void operator()(const SetMemory& order) const { put_all(to, order.slot_bytes); }
   void operator()(const AddTable& order) const { put_all(to, order.id, order.spec); }
   void operator()(const DropTable& order) const { put_all(to, order.id); }
+  void operator()(const ReleaseArcs& order) const {
+    std::vector<std::uint64_t> bounds;
+    for (const SlotRange& range : order.arcs) {
+      bounds.insert(bounds.end(), {range.first, range.end});
+    }
+    to.put_array(std::span<const std::uint64_t>(bounds));
+  }
+  void operator()(const AbortCopy& /*order*/) const {}
 };
 
 }  // namespace
@@ -118,6 +126,19 @@ Order decode_order(std::span<const std::byte> bytes) {
     case 8:
       order = DropTable{number("the table")};
       break;
+    case 9: {
+      const auto bounds = from.take_array<std::uint64_t>("the slots");
+      ReleaseArcs release;
+      for (std::size_t i = 0; i + 1 < bounds.size(); i += 2) {
+        release.arcs.push_back(
+            {static_cast<std::size_t>(bounds[i]), static_cast<std::size_t>(bounds[i + 1])});
+      }
+      order = std::move(release);
+      break;
+    }
+    case 10:
+      order = AbortCopy{};
+      break;
     default:
       SHOAL_CHECK(false, "there is no order " + std::to_string(kind));
   }
@@ -145,8 +166,10 @@ void execute(const Order& order, Service& service) {
           service.set_memory(one.slot_bytes);
         } else if constexpr (std::is_same_v<One, AddTable>) {
           service.add_table(one.id, one.spec);
-        } else {
+        } else if constexpr (std::is_same_v<One, DropTable>) {
           service.drop_table(one.id);
+        } else {
+          SHOAL_DCHECK(false);
         }
       },
       order);

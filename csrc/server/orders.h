@@ -49,11 +49,19 @@ struct AddTable {
 struct DropTable {
   std::uint32_t id = 0;
 };
-using Order = std::variant<StartJob, Admit, Fence, Dismiss, Hold, Resume, SetMemory, AddTable, DropTable>;
+// These two concern the stream that has them: its backup executes nothing more in these arcs, and sets them aside for the stream that
+// lists them next; what it has of a copy is dropped.
+struct ReleaseArcs {
+  std::vector<SlotRange> arcs{};
+};
+struct AbortCopy {};
+using Order = std::variant<StartJob, Admit, Fence, Dismiss, Hold, Resume, SetMemory, AddTable, DropTable,
+                           ReleaseArcs, AbortCopy>;
 
 std::vector<std::byte> encode(const Order& order);
 // std::invalid_argument for anything that encode() has not made.
 Order decode_order(std::span<const std::byte> bytes);
+// Not for those of a stream.
 void execute(const Order& order, Service& service);
 
 }  // namespace shoal

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <iterator>
+#include <stdexcept>
 #include <utility>
+#include <variant>
 #include <vector>
 
-#include "server/orders.h"
+#include "base/byte_stream.h"
+#include "base/check.h"
 #include "server/replication_log.h"
 
 namespace shoal {
@@ -26,6 +30,7 @@ void Replica::handle(std::string_view peer, const wire::Decoded& message) noexce
   const Header& header = message.header;
   try {
     peer_ = peer;
+    is_due_ = true;
     if (!fault_.empty()) {
       return;
     }
@@ -49,18 +54,55 @@ void Replica::handle(std::string_view peer, const wire::Decoded& message) noexce
 bool Replica::execute(const wire::Decoded& message) {
   switch (Record{message.header.aux}) {
     case Record::kRequest:
-      return replay(message);
-    case Record::kOrder:
-      shoal::execute(decode_order(message.values), service_);
+      if (!replay(message)) {
+        return false;
+      }
+      keep(message);
       return true;
-    default:
-      throw std::invalid_argument("it is not executed here");
+    case Record::kOrder: {
+      const Order order = decode_order(message.values);
+      if (!std::holds_alternative<ReleaseArcs>(order) && !std::holds_alternative<AbortCopy>(order)) {
+        keep(message);
+      }
+      execute_order(order);
+      return true;
+    }
+    case Record::kCopyBegin:
+      begin_copy(message.values);
+      return true;
+    case Record::kCopyChunk:
+      SHOAL_CHECK(arriving_ && arriving_->service == nullptr, "no copy has begun");
+      SHOAL_CHECK(message.values.size() <= arriving_->total - arriving_->bytes.size(),
+                  "the copy is longer than announced");
+      arriving_->bytes.insert(arriving_->bytes.end(), message.values.begin(), message.values.end());
+      return true;
+    case Record::kCopyEnd:
+      restore_copy();
+      return true;
+    case Record::kAlive:
+      break;
+  }
+  return true;
+}
+
+void Replica::execute_order(const Order& order) {
+  if (const auto* const release = std::get_if<ReleaseArcs>(&order); release != nullptr) {
+    auto arcs = service_.take_arcs(release->arcs);
+    std::ranges::move(arcs, std::back_inserter(released_));
+  } else if (std::holds_alternative<AbortCopy>(order)) {
+    arriving_.reset();
+  } else {
+    shoal::execute(order, service_);
   }
 }
 
 bool Replica::replay(const wire::Decoded& message) {
   const Header& header = message.header;
   const Status expected{static_cast<std::uint8_t>(header.count)};
+  if (service_.arcs().empty()) {  // the first arc is arriving
+    const wire::Limits limits{.payload_bytes = limits_.request_bytes, .replies = false};
+    return !wire::decode(message.nested, limits, checked_);
+  }
   const Status status = service_.replay(message.nested, header.clock);
   if (status == Status::kBadRequest && expected != Status::kBadRequest) {
     return false;  // damaged on its way: nothing was executed
@@ -81,21 +123,145 @@ bool Replica::replay(const wire::Decoded& message) {
 }
 
 void Replica::acknowledge(ReplyQueue& out) {
-  if (!owes_reply()) {
+  if (!is_due_) {
     return;
   }
   const Status status = !fault_.empty() ? Status::kInternal : (gap_ ? Status::kRetry : Status::kOk);
-  queue_replicate_reply(out, peer_, stream_, status, position_, fault_);
-  peer_.clear();
+  queue_replicate_reply(out, peer_, stream_, status, position_, arrived_, fault_);
+  is_due_ = false;
   gap_ = false;
 }
 
+void Replica::adopt(std::vector<std::unique_ptr<Arc>> arcs, std::span<const SlotRange> in_sync) {
+  service_.adopt(std::move(arcs));
+  std::vector<SlotRange> all = service_.arcs();
+  for (const SlotRange& range : in_sync) {
+    if (std::ranges::find(all, range.first, &SlotRange::first) == all.end()) {
+      all.push_back(range);
+    }
+  }
+  std::ranges::sort(all, {}, &SlotRange::first);
+  service_.set_map(0, all);
+}
+
+std::vector<std::unique_ptr<Arc>> Replica::take_released(
+    const std::function<bool(const SlotRange&)>& wanted) {
+  std::vector<std::unique_ptr<Arc>> arcs;
+  for (std::unique_ptr<Arc>& arc : released_) {
+    if (wanted({arc->first_slot(), arc->end_slot()})) {
+      arcs.push_back(std::move(arc));
+    }
+  }
+  std::erase(released_, nullptr);
+  return arcs;
+}
+
+// --- copies -----------------------------------------------------------------------------------------------------
+
+void Replica::begin_copy(std::span<const std::byte> head) {
+  ByteReader from(head, "the head of a copy");
+  Copy copy;
+  copy.range.first = from.take_between<std::uint64_t>("the first slot", 0, slots_.count() - 1);
+  copy.range.end = from.take_between<std::uint64_t>("the end", copy.range.first + 1, slots_.count());
+  copy.sizes = from.take_array<std::uint64_t>("the sizes");
+  from.done();
+  for (const std::uint64_t size : copy.sizes) {
+    copy.total += size;
+  }
+  arrived_ = 0;
+  std::erase_if(released_, [&](const auto& arc) { return arc->first_slot() == copy.range.first; });
+  copy.bytes.reserve(copy.total);
+  arriving_ = std::move(copy);
+}
+
+void Replica::restore_copy() {
+  SHOAL_CHECK(arriving_ && arriving_->service == nullptr, "no copy has begun");
+  Copy& copy = *arriving_;
+  SHOAL_CHECK(copy.bytes.size() == copy.total, "the copy has " + std::to_string(copy.bytes.size()) +
+                                                   " bytes, not " + std::to_string(copy.total));
+  std::vector<std::span<const std::byte>> pieces;
+  std::span<const std::byte> rest = copy.bytes;
+  for (const std::uint64_t size : copy.sizes) {
+    pieces.push_back(rest.first(size));
+    rest = rest.subspan(size);
+  }
+  std::vector<std::unique_ptr<Arc>> arcs;
+  arcs.push_back(Arc::restore(pieces));
+  SHOAL_CHECK(arcs.front()->first_slot() == copy.range.first && arcs.front()->end_slot() == copy.range.end,
+              "the copy is of another arc");
+  copy.service = std::make_unique<Service>(slots_, std::vector<SlotRange>(), limits_);
+  copy.service->adopt(std::move(arcs));
+  copy.service->set_map(0, {copy.range});
+  copy.bytes = {};
+}
+
+void Replica::keep(const wire::Decoded& message) {
+  if (!arriving_) {
+    return;
+  }
+  KeptRecord kept{.header = message.header, .frames = {}};
+  if (Record{message.header.aux} == Record::kRequest) {
+    for (const wire::Frame frame : message.nested) {
+      kept.frames.emplace_back(frame.begin(), frame.end());
+    }
+  } else {
+    kept.frames.emplace_back(message.values.begin(), message.values.end());
+  }
+  arriving_->kept.push_back(std::move(kept));
+}
+
+void Replica::execute_kept(std::size_t most) {
+  Copy& copy = *arriving_;
+  for (; most > 0 && !copy.kept.empty(); --most) {
+    const KeptRecord record = std::move(copy.kept.front());
+    copy.kept.pop_front();
+    if (Record{record.header.aux} == Record::kRequest) {
+      const std::vector<wire::Frame> frames(record.frames.begin(), record.frames.end());
+      copy.service->replay(frames, record.header.clock);
+    } else {
+      shoal::execute(decode_order(record.frames.front()), *copy.service);
+    }
+  }
+  if (copy.kept.empty()) {
+    adopt(copy.service->take_arcs({copy.range}), {});
+    arrived_ = static_cast<std::uint32_t>(copy.range.first + 1);
+    is_due_ = true;
+    arriving_.reset();
+  }
+}
+
+void Replica::catch_up() noexcept {
+  constexpr std::size_t kPerTurn = 128;  // more than a turn may bring
+  if (!is_behind() || !fault_.empty()) {
+    return;
+  }
+  try {
+    execute_kept(kPerTurn);
+  } catch (const std::exception& error) {
+    try {
+      fault_ = std::string("the copy of an arc failed: ") + error.what();
+    } catch (const std::bad_alloc&) {
+      fault_ = "no memory";  // short enough to need none
+    }
+    is_due_ = true;
+  }
+}
+
+std::optional<Replica::Arriving> Replica::arriving() const {
+  if (!arriving_) {
+    return std::nullopt;
+  }
+  const std::uint64_t bytes = arriving_->service != nullptr ? arriving_->total : arriving_->bytes.size();
+  return Arriving{.range = arriving_->range, .bytes = bytes, .total = arriving_->total};
+}
+
 void queue_replicate_reply(ReplyQueue& out, std::string_view peer, std::uint64_t stream, Status status,
-                           std::uint64_t sequence, std::string_view text) {
+                           std::uint64_t sequence, std::uint32_t aux, std::string_view text) {
   Reply reply;
   reply.peer = peer;
   Header header{.op = wire::Op::kReplicate, .status = status, .flags = wire::kReply, .sequence = sequence};
   header.set_stream(stream);
+  header.aux = status == Status::kOk ? aux : 0;
   if (status == Status::kInternal) {
     header.count = static_cast<std::uint32_t>(text.size());
     reply.payload[0] = out.acquire(text.size());

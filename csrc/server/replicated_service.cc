@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <exception>
-#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -68,14 +67,6 @@ std::vector<SharedFrame> share(std::span<const wire::Frame> frames, MultipartMes
     shared.push_back({.bytes = owner->frame(i + 1), .owner = owner});  // the first one is the peer
   }
   return shared;
-}
-
-std::string name_of(const SlotRange& range) {
-  return "[" + std::to_string(range.first) + ", " + std::to_string(range.end) + ")";
-}
-
-bool contains(std::span<const SlotRange> ranges, const SlotRange& one) noexcept {
-  return std::ranges::any_of(ranges, [&](const SlotRange& range) { return range.first == one.first; });
 }
 
 }  // namespace
@@ -203,7 +194,7 @@ void ReplicatedService::append_request(std::span<const wire::Frame> frames,
   const bool is_tick = header.op == Op::kTick;
   // A call without keys concerns every arc; its arcs are those that were reached.
   log_.append(std::move(record), executed.arcs, [&](const ReplicationLog::Stream& stream) {
-    return is_tick ? service_.applied_sum(stream.in_sync) + 1 : 0U;
+    return is_tick && !stream.copy ? service_.applied_sum(stream.in_sync) + 1 : 0U;
   });
 }
 
@@ -299,6 +290,7 @@ void ReplicatedService::receive_record(std::string_view peer, std::span<const wi
 void ReplicatedService::acknowledge(ReplyQueue& out) noexcept {
   const std::lock_guard lock(mutex_);
   for (const auto& replica : replicas_) {
+    replica->catch_up();
     try {
       replica->acknowledge(out);
     } catch (const std::bad_alloc&) {
@@ -335,6 +327,9 @@ void ReplicatedService::handle_backup(StreamId stream, std::span<const wire::Fra
   }
   log_.acknowledge(*one, decoded_.header, decoded_.text);
   log_.release(out);
+  if (one->copy) {
+    copy_arcs();
+  }
 }
 
 void ReplicatedService::reconnected(StreamId stream) noexcept {
@@ -348,11 +343,13 @@ void ReplicatedService::on_time(Milliseconds now, ReplyQueue& out) noexcept {
   const std::lock_guard lock(mutex_);
   log_.on_time(now);
   log_.release(out);
+  copy_arcs();
 }
 
 Milliseconds ReplicatedService::next_time() const noexcept {
   const std::lock_guard lock(mutex_);
-  return log_.next_time();
+  const bool is_behind = std::ranges::any_of(replicas_, [](const auto& one) { return one->is_behind(); });
+  return is_behind ? log_.now() : std::min(log_.next_time(), copy_due_);
 }
 
 std::uint64_t ReplicatedService::position() const {
@@ -374,156 +371,29 @@ ReplicationStatus ReplicatedService::replication() const {
   const std::lock_guard lock(mutex_);
   ReplicationStatus status{.position = log_.position(), .held = log_.held()};
   for (const auto& [id, stream] : log_.streams()) {
-    status.streams.push_back({.stream = id,
-                              .sent = stream.sent,
-                              .acknowledged = stream.acknowledged,
-                              .bytes = stream.bytes,
-                              .silent = static_cast<double>(log_.now() - stream.heard) / 1e3,
-                              .in_sync = stream.in_sync,
-                              .fenced = stream.fenced,
-                              .fault = stream.fault});
+    status.streams.push_back(
+        {.stream = id,
+         .sent = stream.sent,
+         .acknowledged = stream.acknowledged,
+         .bytes = stream.bytes,
+         .silent = static_cast<double>(log_.now() - stream.heard) / 1e3,
+         .in_sync = stream.in_sync,
+         .arriving = stream.copy ? std::optional<Replica::Arriving>({.range = stream.copy->range,
+                                                                     .bytes = stream.copy->bytes,
+                                                                     .total = stream.copy->total})
+                                 : std::nullopt,
+         .arrived = stream.arrived,
+         .fenced = stream.fenced,
+         .fault = stream.fault});
   }
   for (const auto& replica : replicas_) {
     status.replicas.push_back({.stream = replica->stream(),
                                .position = replica->position(),
                                .in_sync = replica->service().arcs(),
+                               .arriving = replica->arriving(),
                                .fault = replica->fault()});
   }
   return status;
-}
-
-// --- assignment -------------------------------------------------------------------------------------------------
-
-Replica* ReplicatedService::find_replica(StreamId stream) noexcept {
-  const auto found =
-      std::ranges::find_if(replicas_, [&](const auto& replica) { return replica->stream() == stream; });
-  return found == replicas_.end() ? nullptr : found->get();
-}
-
-Replica& ReplicatedService::replica_of(StreamId stream) {
-  Replica* const replica = find_replica(stream);
-  SHOAL_CHECK(replica != nullptr, "this endpoint holds no replica of stream " + std::to_string(stream));
-  return *replica;
-}
-
-// Where an arc that is listed comes from another place, that place must not have diverged.
-void ReplicatedService::check(const Assignment& assignment) const {
-  for (const auto& replica : replicas_) {
-    if (replica->fault().empty()) {
-      continue;
-    }
-    for (const SlotRange& range : replica->service().arcs()) {
-      const bool moves = contains(assignment.primary, range) ||
-                         std::ranges::any_of(assignment.incoming, [&](const Assignment::Incoming& one) {
-                           return one.stream != replica->stream() && contains(one.in_sync, range);
-                         });
-      SHOAL_CHECK(!moves,
-                  "the replica of the slots " + name_of(range) + " has diverged: " + replica->fault());
-    }
-  }
-}
-
-void ReplicatedService::assign(const Assignment& assignment) {
-  std::vector<std::unique_ptr<Replica>> dropped;  // destroyed without the mutex
-  Arcs loose;                                     // arcs on their way
-  {
-    const std::lock_guard lock(mutex_);
-    if (assignment.epoch <= assigned_) {
-      return;
-    }
-    check(assignment);
-    // Replicas: those of streams that are not listed are fenced, and give their arcs; the others give what they do not keep.
-    for (const auto& replica : replicas_) {
-      const auto listed =
-          std::ranges::find(assignment.incoming, replica->stream(), &Assignment::Incoming::stream);
-      std::vector<SlotRange> gives;
-      for (const SlotRange& range : replica->service().arcs()) {
-        if (listed == assignment.incoming.end() || !contains(listed->in_sync, range)) {
-          gives.push_back(range);
-        }
-      }
-      std::ranges::move(replica->service().take_arcs(gives), std::back_inserter(loose));
-    }
-    std::erase_if(replicas_, [&](std::unique_ptr<Replica>& replica) {
-      const bool stays = std::ranges::any_of(assignment.incoming, [&](const Assignment::Incoming& one) {
-        return one.stream == replica->stream();
-      });
-      if (!stays) {
-        fenced_.insert(replica->stream());
-        dropped.push_back(std::move(replica));
-      }
-      return !stays;
-    });
-    std::ranges::move(std::exchange(retired_, {}), std::back_inserter(loose));
-    const auto take = [&](std::span<const SlotRange> wanted) {
-      Arcs arcs;
-      for (std::unique_ptr<Arc>& arc : loose) {
-        if (arc != nullptr && contains(wanted, {arc->first_slot(), arc->end_slot()})) {
-          arcs.push_back(std::move(arc));
-        }
-      }
-      std::erase(loose, nullptr);
-      return arcs;
-    };
-    // What is served: replies to deferred reads of slots that leave are made before their arcs leave.
-    std::vector<SlotRange> leaves;
-    std::vector<SlotRange> stays;
-    for (const SlotRange& range : service_.arcs()) {
-      (contains(assignment.primary, range) ? stays : leaves).push_back(range);
-    }
-    service_.adopt(take(assignment.primary));
-    service_.set_map(assignment.epoch, assignment.primary);
-    if (!leaves.empty()) {
-      retired_ = service_.take_arcs(leaves);
-      retired_at_ = log_.position();
-    }
-    for (const Assignment::Incoming& one : assignment.incoming) {
-      Replica* replica = find_replica(one.stream);
-      if (replica == nullptr) {
-        replica =
-            replicas_.emplace_back(std::make_unique<Replica>(one.stream, Slots(slots()), limits_)).get();
-      }
-      std::ranges::move(std::exchange(retired_, {}), std::back_inserter(loose));
-      replica->service().adopt(take(one.in_sync));
-      replica->service().set_map(assignment.epoch, one.in_sync);  // makes the others, empty
-    }
-    open_streams(assignment);
-    assigned_ = assignment.epoch;
-    targets_version_.fetch_add(1, std::memory_order_acq_rel);
-    wake();
-  }
-}
-
-void ReplicatedService::open_streams(const Assignment& assignment) {
-  std::vector<StreamId> closed;
-  for (const auto& [id, stream] : log_.streams()) {
-    if (std::ranges::find(assignment.outgoing, id, &Assignment::Outgoing::stream) ==
-        assignment.outgoing.end()) {
-      closed.push_back(id);
-    }
-  }
-  for (const StreamId id : closed) {
-    log_.close(id);
-  }
-  for (const Assignment::Outgoing& one : assignment.outgoing) {
-    ReplicationLog::Stream* stream = log_.find(one.stream);
-    if (stream != nullptr) {
-      stream->in_sync = one.in_sync;
-      continue;
-    }
-    stream = &log_.open(one.stream, one.address, one.server_key);
-    stream->in_sync = one.in_sync;
-    // What the Service has been told so far.
-    if (const auto slot_bytes = service_.slot_bytes()) {
-      append_order(SetMemory{*slot_bytes}, one.stream);
-    }
-    for (auto& [id, spec] : service_.specs()) {
-      append_order(AddTable{id, spec}, one.stream);
-    }
-  }
-  if (log_.has_streams()) {
-    service_.track_executed();
-  }
 }
 
 }  // namespace shoal

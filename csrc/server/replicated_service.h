@@ -87,6 +87,8 @@ struct ReplicationStatus {
     std::size_t bytes = 0;  // of records that are not acknowledged
     double silent = 0;      // seconds since the backup was heard
     std::vector<SlotRange> in_sync{};
+    std::optional<Replica::Arriving> arriving{};  // bytes that were appended
+    std::vector<SlotRange> arrived{};             // of in_sync: since the last assignment
     bool fenced = false;
     std::string fault{};
   };
@@ -94,6 +96,7 @@ struct ReplicationStatus {
     StreamId stream = 0;
     std::uint64_t position = 0;
     std::vector<SlotRange> in_sync{};
+    std::optional<Replica::Arriving> arriving{};  // bytes that have arrived
     std::string fault{};
   };
 
@@ -123,6 +126,9 @@ class ReplicatedService {
   void drop_table(std::uint32_t id);
   std::vector<std::uint32_t> tables() const { return service_.tables(); }
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const { return service_.snapshot(id); }
+  std::vector<std::vector<std::byte>> save_arc(const SlotRange& range) const {
+    return service_.save_arc(range);
+  }
   std::shared_ptr<CheckpointSession> next_session() { return service_.next_session(); }
   void close_sessions() { service_.close_sessions(); }
   ServiceMetrics metrics() const { return service_.metrics(); }
@@ -192,9 +198,13 @@ class ReplicatedService {
   void receive_record(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
   Replica* find_replica(StreamId stream) noexcept;
   Replica& replica_of(StreamId stream);
-  // assign(), step by step
+  // replicated_service_assign.cc
   void check(const Assignment& assignment) const;
-  void open_streams(const Assignment& assignment);
+  void update_streams(const Assignment& assignment);
+  void open_stream(const Assignment::Outgoing& wanted);
+  void update_stream(ReplicationLog::Stream& stream, const Assignment::Outgoing& wanted);
+  // Begins and continues copies, as far as the rate and the acknowledgements allow.
+  void copy_arcs() noexcept;
   void wake();
 
   mutable std::mutex mutex_;
@@ -205,8 +215,11 @@ class ReplicatedService {
   std::uint32_t assigned_ = 0;  // epoch of the last assignment
   std::vector<std::unique_ptr<Replica>> replicas_;
   std::set<StreamId> fenced_;     // incoming streams that were closed
-  Arcs retired_;                  // that left the Service; kept for the replica that may list them
-  std::uint64_t retired_at_ = 0;  // position
+  std::uint64_t retired_at_ = 0;  // the position at which arcs left the Service last
+  std::uint64_t copy_rate_ = 0;   // bytes per second; 0: no limit
+  double copy_allowed_ = 0;       // bytes that may be appended now
+  Milliseconds copied_ = 0;       // when copy_allowed_ was computed
+  Milliseconds copy_due_ = ReplicationLog::kNever;
   std::atomic<std::uint64_t> targets_version_{0};
   wire::Decoded decoded_;  // the current REPLICATE, or its reply
 };

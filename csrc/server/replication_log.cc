@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/byte_stream.h"
+
 namespace shoal {
 
 using wire::Header;
@@ -17,7 +19,7 @@ std::size_t LogRecord::bytes() const noexcept {
   return bytes;
 }
 
-bool ReplicationLog::Stream::has(std::size_t slot) const noexcept {
+bool ReplicationLog::Stream::is_in_sync(std::size_t slot) const noexcept {
   return std::ranges::any_of(in_sync,
                              [&](const SlotRange& range) { return slot >= range.first && slot < range.end; });
 }
@@ -50,6 +52,55 @@ void ReplicationLog::add(Stream& stream, Entry entry) {
   const std::size_t bytes = entry.record->bytes();
   stream.entries.push_back(std::move(entry));
   stream.bytes += bytes;
+}
+
+void ReplicationLog::add_copy(Stream& stream, Record kind, SharedFrame frame) {
+  LogRecord record{.kind = kind, .count = 1};
+  record.frames[0] = std::move(frame);
+  // It is acknowledged before any record that is appended from now on, so that nothing else has to wait for it.
+  add(stream, {.record = std::make_shared<const LogRecord>(std::move(record)), .position = position_ + 1});
+}
+
+void ReplicationLog::begin_copy(Stream& stream, Copy::Pieces pieces) {
+  Copy& copy = *stream.copy;
+  ByteWriter head;
+  head.bytes().reserve(64);
+  head.put(std::uint64_t{copy.range.first});
+  head.put(std::uint64_t{copy.range.end});
+  std::vector<std::uint64_t> sizes;
+  for (const auto& piece : pieces) {
+    sizes.push_back(piece.size());
+    copy.total += piece.size();
+  }
+  head.put_array(std::span<const std::uint64_t>(sizes));
+  const auto bytes = std::make_shared<const std::vector<std::byte>>(head.take());
+  add_copy(stream, Record::kCopyBegin, {.bytes = *bytes, .owner = bytes});
+  copy.pieces = std::make_shared<const Copy::Pieces>(std::move(pieces));
+}
+
+std::size_t ReplicationLog::continue_copy(Stream& stream, std::uint64_t allowed) {
+  Copy& copy = *stream.copy;
+  std::size_t appended = 0;
+  while (copy.end_sequence == 0 && appended < allowed && stream.bytes < kMaxCopyAhead) {
+    if (copy.piece == copy.pieces->size()) {
+      add_copy(stream, Record::kCopyEnd, {});
+      copy.end_sequence = stream.last();
+      break;
+    }
+    const std::span<const std::byte> piece = (*copy.pieces)[copy.piece];
+    const auto chunk = piece.subspan(copy.offset, std::min(kChunkBytes, piece.size() - copy.offset));
+    if (!chunk.empty()) {
+      add_copy(stream, Record::kCopyChunk, {.bytes = chunk, .owner = copy.pieces});
+    }
+    copy.offset += chunk.size();
+    copy.bytes += chunk.size();
+    appended += chunk.size();
+    if (copy.offset == piece.size()) {
+      ++copy.piece;
+      copy.offset = 0;
+    }
+  }
+  return appended;
 }
 
 // --- replies ----------------------------------------------------------------------------------------------------
@@ -159,6 +210,14 @@ void ReplicationLog::acknowledge(Stream& stream, const Header& reply, std::strin
     }
     stream.sent = std::max(stream.sent, stream.acknowledged);
     stream.gap_ms = kGapMs;
+  }
+  if (stream.copy && stream.copy->end_sequence != 0 && reply.sequence >= stream.copy->end_sequence &&
+      reply.aux == stream.copy->range.first + 1) {
+    // The vectors have room: the assignment that listed the arc has reserved it.
+    stream.in_sync.push_back(stream.copy->range);
+    std::ranges::sort(stream.in_sync, {}, &SlotRange::first);
+    stream.arrived.push_back(stream.copy->range);
+    stream.copy.reset();
   }
   if (reply.status == Status::kRetry && now_ - stream.rewound >= stream.gap_ms) {
     rewind(stream);

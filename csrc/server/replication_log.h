@@ -9,6 +9,10 @@
 //   append -> record 17 -> stream a: sequence 9, stream b: sequence 17          acknowledged(b, 16): committed() is 16, replies up to
 //                                                                               16 leave
 //
+// A copy of an arc travels in its stream, between the records: COPY_BEGIN at the position at which the arc was saved, the bytes in
+// chunks, no faster than the copy rate, and COPY_END. From COPY_BEGIN on the stream has the arc's records as well. The arc is in sync
+// once the backup reports that it has executed them.
+//
 // A stream of which nothing is heard for kSilentMs stops replies, although it may have acknowledged all records: another endpoint
 // may have been promoted. A stream with a fault, or that its backup has fenced, stops them until it is closed.
 //
@@ -74,6 +78,9 @@ class ReplicationLog {
   static constexpr std::size_t kMaxSentBytes = std::size_t{64}
                                                << 20U;  // sent and not acknowledged, per stream
 
+  static constexpr std::size_t kChunkBytes = std::size_t{128} << 10U;
+  static constexpr std::size_t kMaxCopyAhead = std::size_t{4} << 20U;
+
   struct Entry {
     std::shared_ptr<const LogRecord> record;
     std::uint64_t position = 0;
@@ -82,16 +89,30 @@ class ReplicationLog {
     std::uint32_t applied =
         0;  // TICK: one more than Service::applied_sum() of the stream's arcs; 0: not compared
   };
+  // The copy of one arc.
+  struct Copy {
+    using Pieces = std::vector<std::vector<std::byte>>;  // of Service::save_arc()
+
+    SlotRange range{};
+    std::shared_ptr<const Pieces> pieces{};  // null: it has not begun
+    std::size_t piece = 0;                   // the next chunk
+    std::size_t offset = 0;
+    std::uint64_t bytes = 0;  // appended
+    std::uint64_t total = 0;
+    std::uint64_t end_sequence = 0;  // of COPY_END; 0: not yet
+  };
   struct Stream {
     StreamId id = 0;
     std::string address{};
     std::string server_key{};
     std::vector<SlotRange> in_sync{};
-    std::deque<Entry> entries{};     // not acknowledged
-    std::uint64_t acknowledged = 0;  // sequence
-    std::uint64_t sent = 0;          // sequence
-    std::size_t bytes = 0;           // of the entries
-    std::size_t sent_bytes = 0;      // of those that were sent
+    std::optional<Copy> copy{};
+    std::vector<SlotRange> arrived{};  // of in_sync: those that were copied since the last assignment
+    std::deque<Entry> entries{};       // not acknowledged
+    std::uint64_t acknowledged = 0;    // sequence
+    std::uint64_t sent = 0;            // sequence
+    std::size_t bytes = 0;             // of the entries
+    std::size_t sent_bytes = 0;        // of those that were sent
     Milliseconds heard = 0;
     Milliseconds last_sent = 0;
     Milliseconds gap_ms = kGapMs;
@@ -102,7 +123,12 @@ class ReplicationLog {
 
     std::uint64_t last() const noexcept { return acknowledged + entries.size(); }
     bool stopped() const noexcept { return fenced || !fault.empty(); }
-    bool has(std::size_t slot) const noexcept;
+    bool is_in_sync(std::size_t slot) const noexcept;
+    // Whether it gets the records of this slot's arc.
+    bool has(std::size_t slot) const noexcept {
+      return is_in_sync(slot) ||
+             (copy && copy->pieces != nullptr && slot >= copy->range.first && slot < copy->range.end);
+    }
   };
 
   bool has_streams() const noexcept { return !streams_.empty(); }
@@ -124,11 +150,16 @@ class ReplicationLog {
         add(stream, {.record = shared,
                      .position = position_,
                      .is_whole = std::ranges::all_of(
-                         arcs, [&](const SlotRange& arc) { return stream.has(arc.first); }),
+                         arcs, [&](const SlotRange& arc) { return stream.is_in_sync(arc.first); }),
                      .applied = applied(stream)});
       }
     }
   }
+  // Begins the copy of a stream with what save_arc() has returned.
+  void begin_copy(Stream& stream, Copy::Pieces pieces);
+  // Appends chunks of at most `allowed` bytes, and COPY_END after the last one; returns the bytes. Not more than kMaxCopyAhead
+  // bytes are waiting to be acknowledged.
+  std::size_t continue_copy(Stream& stream, std::uint64_t allowed);
   std::uint64_t position() const noexcept { return position_; }
   // All positions up to it are acknowledged by all streams.
   std::uint64_t committed() const noexcept;
@@ -162,6 +193,8 @@ class ReplicationLog {
   };
   static bool touches(const Stream& stream, std::span<const SlotRange> arcs) noexcept;
   void add(Stream& stream, Entry entry);
+  // Adds a record that no reply waits for.
+  void add_copy(Stream& stream, wire::Record kind, SharedFrame frame);
 
   std::map<StreamId, Stream> streams_;
   std::uint64_t position_ = 0;
