@@ -45,6 +45,11 @@ def catching(monkeypatch, name):
         (["server", "--connect", "tcp://127.0.0.1:1", "--storage-root", ""], "a storage root is empty"),
         (["server", "--storage-option", "endpoint_url"], "'endpoint_url' is not NAME=VALUE"),
         (["server", "--memory", "1G", "--slot-memory", "1M"], "not allowed with argument --memory"),
+        (
+            ["scheduler", "--servers", "2", "--replicas", "2", "--bind", "tcp://127.0.0.1:*"],
+            "replicas must be a number from 0 to 1",
+        ),
+        (["scheduler", "--servers", "2", "--copy-rate", "fast"], "'fast' is not a size: write it as 8GiB"),
         (["launch", "--memory", "1000", "train.py"], "at least 1048576 bytes for 1024 slots, got 1000"),
         (["launch", "--servers", "0", "train.py"], "--servers 0 --workers 1: pass 1 or more of each"),
         (["launch", "--workers", "0", "train.py"], "--servers 1 --workers 0"),
@@ -66,6 +71,23 @@ def test_a_server_is_told_where_and_how_it_may_store_by_options_that_repeat(monk
         main(["server", "--connect", "tcp://127.0.0.1:1", *given, "--storage-option", 'client_kwargs={"x": 1}'])
     assert made["storage_roots"] == ["/a", "s3://b"]
     assert made["storage_options"] == {"endpoint_url": "http://minio:9000", "client_kwargs": {"x": 1}}
+
+
+def test_a_scheduler_is_told_of_copies_and_how_fast_they_are_made(monkeypatch):
+    made = catching(monkeypatch, "shoal.cluster.scheduler.scheduler.Scheduler")
+    with pytest.raises(Caught):
+        main(["scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "2", "--replicas", "1", "--copy-rate", "5MiB"])
+    assert (made["replicas"], made["copy_rate"]) == (1, 5 << 20)
+    with pytest.raises(Caught):
+        main(["scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "2"])
+    assert (made["replicas"], made["copy_rate"]) == (0, 256 << 20)
+
+
+def test_copies_under_mpirun_are_refused(monkeypatch, capsys):
+    for name, value in {"RANK": "1", "SIZE": "5", "LOCAL_SIZE": "5"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    assert main(["launch", "--servers", "2", "--replicas", "1", "train.py"]) == 2
+    assert "--replicas 1: mpirun ends all processes when one of them dies" in capsys.readouterr().err
 
 
 def test_under_volcano_a_scheduler_and_a_server_need_no_arguments(monkeypatch):

@@ -29,6 +29,7 @@ examples:
   $ shoal scheduler --bind tcp://10.0.0.1:5570 --servers 4 --workers 16 --curve keys
   $ shoal scheduler --bind tcp://127.0.0.1:* --servers 1        # any free port, which is printed
   $ shoal scheduler --bind tcp://10.0.0.1:5570 --servers 4 --journal /var/lib/shoal/ctr    # may be killed and restarted
+  $ shoal scheduler --bind tcp://10.0.0.1:5570 --servers 4 --replicas 1 --journal ctr      # and so may any server
 
 The scheduler prints its address and then the events of the cluster. When it ends, the servers end too.
 """
@@ -44,6 +45,7 @@ A server listens on one port per thread. The scheduler connects to each port bef
 LAUNCH_EXAMPLES = """\
 examples:
   $ shoal launch --servers 2 --workers 4 train.py --epochs 3    # all on this machine
+  $ shoal launch --servers 3 --replicas 1 train.py              # a server that dies is replaced
   $ mpirun -np 7 shoal launch --servers 2 train.py              # scheduler, 2 servers, 4 workers
   $ srun -n 7 shoal launch --servers 2 train.py
 
@@ -80,6 +82,7 @@ def add(commands: Any) -> None:
         help="seconds that servers and workers continue while the scheduler does not answer (default: 600 with "
         "--journal, else 60)",
     )
+    _replica_arguments(scheduler)
     _common(scheduler)
 
     server = command(commands, "server", "Run a server of a cluster.", SERVER_EXAMPLES, run_server)
@@ -155,11 +158,30 @@ def add(commands: Any) -> None:
         help="directory of the journal from which a scheduler that dies continues, emptied at the start (default: a "
         "temporary one)",
     )
+    _replica_arguments(launch)
     _storage_arguments(launch)
     _keys_arguments(launch)
     launch.add_argument("program", metavar="PROGRAM", help="Python file or executable")
     launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program")
     launch.set_defaults(json=False, quiet=False)
+
+
+def _replica_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        default=0,
+        metavar="N",
+        help="copies of each slot on other servers, fewer than --servers: so many servers may die at the same time "
+        "without the loss of a push (default: 0, the loss of a server ends the job)",
+    )
+    parser.add_argument(
+        "--copy-rate",
+        type=size,
+        metavar="SIZE",
+        help="bytes per second that each thread of a server sends at most to make a new copy of slots, such as 50MiB "
+        "(default: 256MiB)",
+    )
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -210,6 +232,7 @@ def _keys_arguments(parser: argparse.ArgumentParser) -> None:
 def run_scheduler(arguments: argparse.Namespace) -> Answer:
     """Run the scheduler."""
     from shoal.cluster.protocol.environment import PORT, volcano
+    from shoal.cluster.scheduler.membership import COPY_RATE
     from shoal.cluster.scheduler.scheduler import Scheduler
 
     job = volcano(os.environ)
@@ -230,6 +253,8 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
             heartbeat=arguments.heartbeat,
             journal=arguments.journal,
             grace=arguments.grace,
+            replicas=arguments.replicas,
+            copy_rate=COPY_RATE if arguments.copy_rate is None else arguments.copy_rate,
             keys=_keys(arguments.curve, "scheduler"),
             insecure=arguments.insecure,
         ) as scheduler,
@@ -270,7 +295,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
         _stopped_by_signals(server.stop),
     ):
         for endpoint in server.endpoints:
-            slots = ", ".join(f"{first} to {end - 1}" for first, end in server.slots(endpoint))
+            slots = ", ".join(f"{first} to {end - 1}" for first, end in server.slots(endpoint)) or "none yet"
             log_line(f"server {server.rank} serves slots {slots} at {endpoint.address}")
         server.run()
     return Answer("", {})
@@ -295,6 +320,11 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             raise ValueError(
                 f"--journal {arguments.journal}: {group.launcher} starts no process again. Leave it out, or start the "
                 "processes one by one"
+            )
+        if arguments.replicas:
+            raise ValueError(
+                f"--replicas {arguments.replicas}: {group.launcher} ends all processes when one of them dies. Leave it "
+                "out, or start the processes one by one"
             )
         status, failed = run_member(
             group,
@@ -325,6 +355,8 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             threads=arguments.threads,
             memory=arguments.memory,
             timeout=arguments.timeout,
+            replicas=arguments.replicas,
+            copy_rate=arguments.copy_rate,
             curve=arguments.curve or find_keys(os.environ),
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),

@@ -4,7 +4,8 @@
     launch       the same, with a store that ends them when it is closed
 
 The processes check from their start whether the process that started them still exists (``--parent``). A scheduler that
-dies is started again with its journal at the same address, at most `_MAX_RESTARTS` times in `_RESTART_SECONDS`.
+dies is started again with its journal at the same address. With replicas another server is started in the place of one
+that dies; it joins the cluster as a new server. Both happen at most `_MAX_RESTARTS` times in `_RESTART_SECONDS`.
 
 Threads: objects of this module are used by one; a thread of their own waits for the scheduler's end.
 """
@@ -45,7 +46,7 @@ __all__ = ["LocalCluster", "launch", "running", "slot_memory"]
 _log = logging.getLogger("shoal.launch")
 
 PATIENCE_SECONDS = 5.0  # between SIGTERM and SIGKILL
-_MAX_RESTARTS = 5  # of the scheduler, within
+_MAX_RESTARTS = 5  # of the scheduler, and of servers, within
 _RESTART_SECONDS = 60.0
 _BSP = BSP()
 
@@ -61,9 +62,9 @@ class LocalCluster:
         self.curve: str | None = None
         self._changed = threading.Condition()
         self._stopped = False
-        self._lock = threading.Lock()  # guards scheduler and _stopped
+        self._lock = threading.Lock()  # guards scheduler, servers and _stopped
         self._scratch: str | None = None  # directory of the journal, unless one was passed
-        self._scheduler_ended: queue.SimpleQueue[ChildProcess | None] = queue.SimpleQueue()
+        self._watched: queue.SimpleQueue[Any] = queue.SimpleQueue()  # roles that have ended, or None
         self._watcher: threading.Thread | None = None
 
     @property
@@ -81,6 +82,8 @@ class LocalCluster:
         slots: int = 1024,
         heartbeat: float = 2.0,
         timeout: float = 60.0,
+        replicas: int = 0,
+        copy_rate: int | None = None,
         curve: str | None = None,
         storage_roots: Sequence[str | os.PathLike[str]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -104,8 +107,9 @@ class LocalCluster:
         self.curve = curve
         deadline = time.monotonic() + timeout
         counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
-        beats = ["--heartbeat", str(heartbeat)]
-        options = [*counts, *beats]
+        options = [*counts, "--heartbeat", str(heartbeat), "--replicas", str(replicas)]
+        if copy_rate is not None:
+            options += ["--copy-rate", str(copy_rate)]
         if restart:
             if journal is None:
                 journal = self._scratch = tempfile.mkdtemp(prefix="shoal-journal-")
@@ -115,41 +119,58 @@ class LocalCluster:
         with held_back():
             self.scheduler = self._start_scheduler("tcp://127.0.0.1:*", options)
         (self.address,) = self._wait_for_lines([self.scheduler], r"scheduler at (tcp://[^\s,]+)", deadline, timeout)
+        server = ["server", "--connect", self.address, "--threads", str(threads), *bound]
         for rank in range(servers):
-            command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads), *bound]
             with held_back():
-                self.servers.append(self._role(f"server {rank}", command))
+                self.servers.append(self._role(f"server {rank}", [*server, "--rank", str(rank)]))
         self._wait_for_lines(self.servers, r"(server \d+ serves slots)", deadline, timeout)
         self._watcher = threading.Thread(
-            target=self._watch_scheduler, args=(options if restart else None,), name="shoal-scheduler-end", daemon=True
+            target=self._watch,
+            args=(options if restart else None, server if replicas else None),
+            name="shoal-roles-end",
+            daemon=True,
         )
         self._watcher.start()
 
     def _start_scheduler(self, bind: str, options: Sequence[str]) -> ChildProcess:
         return self._role("scheduler", ["scheduler", "--bind", bind, *options])
 
-    def _watch_scheduler(self, options: Sequence[str] | None) -> None:
-        """Start the scheduler again whenever it dies; without options, or if it dies too often, report its end."""
-        restarts: deque[float] = deque(maxlen=_MAX_RESTARTS)
-        while (child := self._scheduler_ended.get()) is not None:
+    def _watch(self, scheduler: Sequence[str] | None, server: Sequence[str] | None) -> None:
+        """Start roles again that die; without arguments for one, or if it dies too often, report its end.
+
+        A role that ends with status 0 was asked to end. The cluster goes on without a server that was asked to, if
+        there are replicas or if it has been drained.
+        """
+        restarts: tuple[deque[float], deque[float]] = deque(maxlen=_MAX_RESTARTS), deque(maxlen=_MAX_RESTARTS)
+        while (child := self._watched.get()) is not None:
             status = child.process.returncode
             how = f"was killed by signal {-status}" if status < 0 else child.describe_end()
             with self._lock:
                 if self._stopped:
                     return
-                often = len(restarts) == _MAX_RESTARTS and time.monotonic() - restarts[0] < _RESTART_SECONDS
-                if options is None or often or status == 0:  # 0: it was asked to end
+                is_server = child is not self.scheduler
+                if is_server and status == 0 and (server is not None or "has been drained" in how):
+                    self.servers.remove(child)
+                    _log.info("%s has ended, as it was asked to", child.name)
+                    continue
+                recent = restarts[is_server]
+                often = len(recent) == _MAX_RESTARTS and time.monotonic() - recent[0] < _RESTART_SECONDS
+                arguments = server if is_server else scheduler
+                if arguments is None or often or status == 0:
                     self.ended.put(child)
-                    return
-                restarts.append(time.monotonic())
-                self.scheduler = self._start_scheduler(self.address, options)
-            _log.warning("the scheduler %s. It is started again and continues from its journal", how)
+                    continue
+                recent.append(time.monotonic())
+                if is_server:
+                    self.servers[self.servers.index(child)] = self._role(child.name, arguments)
+                else:
+                    self.scheduler = self._start_scheduler(self.address, arguments)
+            what = "Another server is started" if is_server else "It is started again and continues from its journal"
+            _log.warning("%s %s. %s", child.name if is_server else "the scheduler", how, what)
 
     def _role(self, name: str, arguments: Sequence[str]) -> ChildProcess:
         keys = [] if self.curve is None else ["--curve", self.curve]
         command = [sys.executable, "-m", "shoal", *arguments, *keys, "--parent", str(os.getpid())]
-        ended: queue.SimpleQueue[Any] = self._scheduler_ended if name == "scheduler" else self.ended
-        return ChildProcess(name, command, {}, ended, changed=self._changed)
+        return ChildProcess(name, command, {}, self._watched, changed=self._changed)
 
     def _wait_for_lines(
         self, children: Sequence[ChildProcess], pattern: str, deadline: float, timeout: float
@@ -170,6 +191,33 @@ class LocalCluster:
             late = "; ".join(f"{child.name} was not ready; its output: {child.last_output()}" for child in missing)
             raise DeadlineExceededError(f"the cluster was not complete after {timeout:g} s: {late}")
 
+    def drain(self, server: int, *, timeout: float = 60.0) -> str:
+        """Request that the slots of a server move to the others, and that it then ends.
+
+        Parameters
+        ----------
+        server : int
+            Its rank.
+        timeout : float
+            Seconds for the scheduler to answer.
+
+        Returns
+        -------
+        str
+            What follows.
+
+        Raises
+        ------
+        ValueError
+            The cluster has no such server, or the others are too few.
+        """
+        from shoal.cluster.protocol.curve import Keys
+        from shoal.cluster.protocol.scheduler_client import SchedulerClient
+
+        keys = None if self.curve is None else Keys.load(self.curve, "worker")
+        with SchedulerClient(self.address, "observer", keys=keys) as client:
+            return client.drain(server, timeout=timeout)
+
     def stop(self) -> None:
         """End all processes; returns when they have ended."""
         with self._lock:
@@ -179,7 +227,7 @@ class LocalCluster:
         try:
             end_all(self.roles, PATIENCE_SECONDS)
         finally:
-            self._scheduler_ended.put(None)
+            self._watched.put(None)
             if self._watcher is not None:
                 self._watcher.join()
             if self._scratch is not None:
@@ -196,6 +244,8 @@ def running(
     slots: int = 1024,
     heartbeat: float = 2.0,
     timeout: float = 60.0,
+    replicas: int = 0,
+    copy_rate: int | None = None,
     curve: str | None = None,
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -218,6 +268,11 @@ def running(
         Seconds.
     timeout : float
         Seconds for all to join.
+    replicas : int
+        Copies of each slot on other servers, fewer than ``servers``. With them another server is started in the place
+        of one that dies.
+    copy_rate : int, optional
+        Bytes per second that each endpoint sends at most to make a new copy; default: that of the scheduler.
     curve : str, optional
         Directory of the keys of the cluster.
     storage_roots, storage_options
@@ -242,6 +297,8 @@ def running(
             slots=slots,
             heartbeat=heartbeat,
             timeout=timeout,
+            replicas=replicas,
+            copy_rate=copy_rate,
             curve=curve,
             storage_roots=storage_roots,
             storage_options=storage_options,
@@ -266,6 +323,8 @@ def launch(
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     journal: str | os.PathLike[str] | None = None,
+    replicas: int = 0,
+    copy_rate: int | None = None,
 ) -> ClusterStore:
     """Start a cluster on this machine, with this process as its one worker.
 
@@ -296,6 +355,12 @@ def launch(
     journal : path, optional
         Directory of the scheduler's journal, from which it continues if it dies and is started again; its former
         content is removed. Default: a temporary directory.
+    replicas : int
+        Copies of each slot on other servers, fewer than ``servers``. If a server dies, another one that has a copy
+        serves its slots, without losing a push, and a new server is started. Default: the loss of a server ends the
+        job (``docs/replication.md``).
+    copy_rate : int, optional
+        Bytes per second that each thread of a server sends at most to make a new copy; default: 256 MiB.
 
     Returns
     -------
@@ -322,6 +387,8 @@ def launch(
             memory=memory,
             slots=slots,
             timeout=timeout,
+            replicas=replicas,
+            copy_rate=copy_rate,
             curve=curve,
             storage_roots=storage_roots,
             storage_options=storage_options,

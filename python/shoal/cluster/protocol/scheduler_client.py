@@ -46,8 +46,10 @@ from shoal.cluster.protocol.errors import FATAL_ERRORS, copy_error, error_of
 from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
     MAX_OPEN_REQUESTS,
+    AcceptedReply,
     Assign,
     Assigned,
+    Drain,
     ErrorReply,
     Event,
     Events,
@@ -433,6 +435,17 @@ class SchedulerClient:
     def status(self, *, timeout: float) -> StatusReply:
         """Return the status of the cluster; without :meth:`hello` as well."""
         return self.call(GetStatus(), StatusReply, timeout=timeout, doing="asking for the status of the cluster")
+
+    def drain(self, server: int, *, timeout: float) -> str:
+        """Request that a server is emptied and ends; without :meth:`hello` as well.
+
+        Returns
+        -------
+        str
+            What follows. Raises an error if the other servers cannot take its slots.
+        """
+        doing = f"asking the scheduler to drain server {server}"
+        return self.call(Drain(server), AcceptedReply, timeout=timeout, doing=doing).text
 
     def leave(self, *, timeout: float, status: int = 0) -> None:
         """Leave the cluster: the others do not wait for this process.

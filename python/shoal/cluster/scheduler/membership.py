@@ -67,6 +67,7 @@ from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
     MAX_OPEN_REQUESTS,
     MAX_WORKERS,
+    Assign,
     Assigned,
     Barrier,
     CreateTable,
@@ -696,6 +697,6 @@ class Membership:
         return [(route, self._stamp(message)) for route, message in out if route]
 
     def _stamp(self, message: Message) -> Message:
-        if self.generation and isinstance(message, Reply | Order | Events):
+        if self.generation and isinstance(message, Reply | Order | Assign | Events):
             return structs.replace(message, generation=self.generation)
         return message

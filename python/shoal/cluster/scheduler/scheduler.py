@@ -49,7 +49,7 @@ from shoal.cluster.scheduler.connections import ConnectionMonitor
 from shoal.cluster.scheduler.inputs import Input
 from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.members import AddressProbe, LivenessProbe, Outgoing
-from shoal.cluster.scheduler.membership import Membership
+from shoal.cluster.scheduler.membership import COPY_RATE, Membership
 from shoal.cluster.scheduler.recovery import recover
 
 __all__ = ["Scheduler"]
@@ -73,7 +73,7 @@ class Scheduler:
     ----------
     bind : str
         Where to listen: ``tcp://host:port``; port 0 or ``*`` is any that is free.
-    servers, workers, slots, heartbeat
+    servers, workers, slots, heartbeat, replicas, copy_rate
         See :class:`shoal.cluster.scheduler.membership.Membership`.
     journal : path, optional
         Directory of the journal, from which a scheduler that is started again continues; default: none.
@@ -99,6 +99,8 @@ class Scheduler:
         workers: int = 1,
         slots: int = 1024,
         heartbeat: float = 2.0,
+        replicas: int = 0,
+        copy_rate: int = COPY_RATE,
         journal: str | os.PathLike[str] | None = None,
         grace: float | None = None,
         keys: Keys | None = None,
@@ -115,6 +117,8 @@ class Scheduler:
             workers=workers,
             slots=slots,
             heartbeat=heartbeat,
+            replicas=replicas,
+            copy_rate=copy_rate,
             grace=(GRACE_SECONDS if journal is None else _JOURNAL_GRACE_SECONDS) if grace is None else grace,
             rng=random.SystemRandom(),
             now=0.0,
