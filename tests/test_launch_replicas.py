@@ -1,14 +1,16 @@
-"""What a launcher does when roles end that may be started again, with programs of a line in place of the roles."""
+"""What a launcher does when roles end that may be started again, mostly with programs of a line in their place."""
 
 import contextlib
 import queue
 import signal
 import threading
 
+import numpy as np
 import pytest
 
+import shoal
 from shoal.cluster.launch.child import ChildProcess
-from shoal.cluster.launch.local_cluster import LocalCluster
+from shoal.cluster.launch.local_cluster import LocalCluster, running
 
 PATIENCE = 60.0
 
@@ -117,3 +119,19 @@ def test_without_replicas_the_cluster_goes_on_without_a_server_that_has_been_dra
         second.signal(signal.SIGKILL)  # reported after the other
         assert cluster.ended.get(timeout=PATIENCE) is second
         assert cluster.servers == [second]
+
+
+@pytest.mark.slow
+def test_training_continues_without_a_server_that_is_killed_and_every_push_counts_once():
+    keys, ones = np.arange(50, dtype=np.uint64), np.ones((50, 1), np.float32)
+    with (
+        running(3, replicas=1, timeout=PATIENCE) as cluster,
+        shoal.connect(cluster.address, timeout=PATIENCE) as store,
+    ):
+        table = store.table("counts", dim=1, optimizer=shoal.SGD(lr=1.0))
+        for clock in range(20):
+            if clock == 10:
+                cluster.servers[0].signal(signal.SIGKILL)
+            table.push(keys, ones)
+            store.tick()
+        assert table.pull(keys).tolist() == [[-20.0]] * 50
