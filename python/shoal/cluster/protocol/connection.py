@@ -64,6 +64,8 @@ class Connection:
         When to call :meth:`open`; infinite while it is open.
     reason : str
         Why the last connection ended; empty if none has ended.
+    is_greeted : bool
+        Whether the handshake of the connection is done, as far as :attr:`has_ended` has read.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Connection:
         self._context = context
         self._poller = poller
         self._prepare = prepare
-        self._is_greeted = False  # the handshake is done
+        self.is_greeted = False  # the handshake is done
         self._opened = -math.inf
         self._fruitless = 0  # connections in a row over which nothing was received
         self.open(now)
@@ -90,7 +92,7 @@ class Connection:
         zmq.ZMQError
             No further socket is available, or the context was terminated; the connection stays closed.
         """
-        self._opened, self.open_at, self._is_greeted = now, math.inf, False
+        self._opened, self.open_at, self.is_greeted = now, math.inf, False
         self._fruitless += 1
         try:
             self.socket = opened = self._context.socket(zmq.DEALER)
@@ -130,7 +132,7 @@ class Connection:
                 (event,) = struct.unpack_from("=H", self.monitor.recv_multipart(zmq.DONTWAIT)[0])
             except zmq.Again:
                 break
-            self._is_greeted |= event == _GREETED
+            self.is_greeted |= event == _GREETED
             ended |= event == _ENDED
         return ended
 
@@ -143,11 +145,12 @@ class Connection:
             The reason; empty: the connection has ended.
         now : float
         """
+        was_greeted = self.is_greeted
         self.close()
         self.reason = reason or (
-            "it was cut, or bytes were changed on the way" if self._is_greeted else "there was no common handshake"
+            "it was cut, or bytes were changed on the way" if was_greeted else "there was no common handshake"
         )
-        longest = _LONGEST if self._is_greeted else _LONGEST_UNGREETED
+        longest = _LONGEST if was_greeted else _LONGEST_UNGREETED
         self.open_at = max(now, self._opened + min(_SHORTEST * 2 ** min(self._fruitless, 30), longest))
 
     def close(self) -> None:
@@ -160,3 +163,4 @@ class Connection:
                     self._poller.unregister(socket)
                 socket.close(linger=0)
         self.socket = self.monitor = None
+        self.is_greeted = False

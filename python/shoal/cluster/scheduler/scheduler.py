@@ -2,7 +2,8 @@
 
 One thread receives messages, passes them to the membership and sends the replies. Addresses of servers are probed in
 other threads, since a probe blocks. A message that cannot be sent at once is dropped: the peer repeats its request. The
-membership is also informed of connections that have ended (scheduler/connections.py).
+membership is also informed of connections that have ended (scheduler/connections.py), and, in a cluster with replicas,
+of servers that are silent (scheduler/silence.py).
 
 With a journal, the inputs of the messages that wait are stored together, and only then the replies are sent. A
 scheduler that is started again with the same journal continues where it was. If the journal cannot be written, the
@@ -51,6 +52,7 @@ from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.members import AddressProbe, LivenessProbe, Outgoing
 from shoal.cluster.scheduler.membership import COPY_RATE, Membership
 from shoal.cluster.scheduler.recovery import recover
+from shoal.cluster.scheduler.silence import Pinger
 
 __all__ = ["Scheduler"]
 
@@ -146,6 +148,8 @@ class Scheduler:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         if keys is not None:
             self._guard = Guard(self._context, keys)
+        self._poller = zmq.Poller()
+        self._pinger = Pinger(self._context, self._poller, _no_keys if keys is None else keys.client_of("server"))
         self._router = self._context.socket(zmq.ROUTER)
         self._monitor = ConnectionMonitor(self._context, self._router)
         try:
@@ -234,7 +238,7 @@ class Scheduler:
         """
         raise_limit()
         checked = due = time.monotonic()
-        poller = zmq.Poller()
+        poller = self._poller
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         poller.register(self._monitor.socket, zmq.POLLIN)
@@ -252,6 +256,9 @@ class Scheduler:
             for route in self._monitor.ended(time.monotonic()):  # after its last messages
                 with self._guarded("the end of a connection"):
                     self._send(self._membership.disconnected(route, self._now()))
+            for rank, why in self._silent_servers(time.monotonic()):
+                with self._guarded("a silent server"):
+                    self._send(self._membership.suspect(rank, why, self._now()))
             if is_idle or time.monotonic() - due > self._membership.settings.heartbeat:
                 due = time.monotonic()
                 with self._guarded("what is due"):
@@ -276,7 +283,17 @@ class Scheduler:
         pauses = [self._membership.next_time - self._now()]
         if self._monitor.next_time is not None:
             pauses.append(self._monitor.next_time - time.monotonic())
+        pauses.append(self._pinger.next_time - time.monotonic())
         return max(1, math.ceil(1000 * min(pauses)))
+
+    def _silent_servers(self, now: float) -> list[tuple[int, str]]:
+        """Ping the servers; return the ranks of those that are silent, and why."""
+        map = self._membership.map
+        if self._membership.settings.replicas and map is not None and not self._membership.broken:
+            self._pinger.watch({endpoint.address: endpoint.server for endpoint in map.endpoints}, now)
+        else:
+            self._pinger.watch({}, now)
+        return self._pinger.turn(now)
 
     def _receive(self) -> bool:
         """Process up to `_MAX_BATCH` waiting messages; return whether none is left."""
@@ -370,6 +387,7 @@ class Scheduler:
         """Close the socket, which releases the address."""
         self._probers.shutdown(wait=False, cancel_futures=True)
         self._monitor.close()
+        self._pinger.close()
         self._router.close()
         if self._guard is not None:
             self._guard.stop()
@@ -378,6 +396,10 @@ class Scheduler:
         self._wake_write.close()
         if self._journal is not None:
             self._journal.close()
+
+
+def _no_keys(socket: zmq.Socket[bytes]) -> None:
+    """Set no keys: the cluster has none."""
 
 
 def _peer_address(frame: zmq.Frame) -> str:
