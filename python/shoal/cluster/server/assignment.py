@@ -248,9 +248,9 @@ class ServerControl:
                 [(stream.id, _ranges(map, stream.arcs)) for stream in map.streams if stream.backup == endpoint.id],
                 copy_rate,
             )
-        streams = {stream.id for stream in map.streams}
-        self._reported = {report for report in self._reported if report.stream in streams}
-        self._silent_since = {id: since for id, since in self._silent_since.items() if id in streams}
+        arriving = {stream.id: {-1, *stream.arriving} for stream in map.streams}
+        self._reported = {report for report in self._reported if report.arc in arriving.get(report.stream, ())}
+        self._silent_since = {id: since for id, since in self._silent_since.items() if id in arriving}
 
     def _outgoing(self, endpoint: Endpoint) -> list[Stream]:
         assert self._map is not None
@@ -302,14 +302,15 @@ class ServerControl:
     def _reports(self, now: float) -> Iterable[ReportStream]:
         assert self._map is not None
         arcs = {(arc.first_slot, arc.end_slot): number for number, arc in enumerate(self._map.arcs)}
-        streams = {stream.id for stream in self._map.streams}
+        arriving = {stream.id: stream.arriving for stream in self._map.streams}
         for service in self._services.values():
             for state in service.replication()["streams"]:
                 id = state["stream"]
-                if id not in streams:
+                if id not in arriving:
                     continue
-                for range in state.get("arrived", ()):
-                    yield ReportStream(id, arcs[tuple(range)], "arrived")
+                for arc in (arcs[range] for range in state["arrived"]):
+                    if arc in arriving[id]:
+                        yield ReportStream(id, arc, "arrived")
                 if state["fault"]:
                     kind = "load" if state["fault"] == _LOAD else "diverged"
                     yield ReportStream(id, -1, kind, state["fault"])
@@ -331,7 +332,7 @@ class ServerControl:
         for service in self._services.values() if self.has_streams else ():
             replication = service.replication()
             for state in replication["streams"]:
-                copy = state.get("arriving")
+                copy = state["arriving"]
                 found.append(
                     StreamProgress(
                         state["stream"],

@@ -1,0 +1,106 @@
+"""A server dies in a cluster with copies: workers go on, and nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import shoal
+from cluster_fakes import TIMEOUT, declare_dead
+from cluster_standin import cluster
+from shoal.cluster.protocol.slot_map import ClusterMap
+from stores import joined
+
+KEYS = np.arange(2000, dtype=np.uint64)
+STEPS = 60
+
+
+def train(store: shoal.Store, table: shoal.Table, reached: threading.Semaphore) -> np.ndarray:
+    """Push whole numbers, and return their sums: the weights that there must be."""
+    rng = np.random.default_rng(3)
+    sums = np.zeros(len(KEYS), np.float32)
+    for step in range(STEPS):
+        some = np.sort(rng.choice(KEYS, 700, replace=False))
+        numbers = rng.integers(1, 5, 700).astype(np.float32)
+        sums[some.astype(np.int64)] += numbers
+        table.push(some, -numbers)
+        if step % 4 == 0:
+            table.pull(some)
+        store.tick()
+        reached.release()
+    return sums
+
+
+@pytest.mark.parametrize("endpoints", [1, 2])
+@pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.ASP()], ids=["bsp", "asp"])
+def test_no_push_is_lost_or_applied_twice_when_a_server_dies(consistency, endpoints):
+    with cluster(4, endpoints, slots=64, replicas=1) as made, joined(made.address, 1, consistency=consistency) as one:
+        (store,) = one
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
+        sums = []
+        reached = threading.Semaphore(0)
+        training = threading.Thread(target=lambda: sums.append(train(store, table, reached)))
+        training.start()
+        for _ in range(STEPS // 2):
+            assert reached.acquire(timeout=TIMEOUT)
+        made.servers[1].close()  # it answers nothing more, while pushes are under way
+        declare_dead(made.scheduler, "server", 1)
+        training.join(TIMEOUT)
+        np.testing.assert_array_equal(table.pull(KEYS).ravel(), sums[0])
+        assert 1 not in {endpoint.server for endpoint in store.channel.map.endpoints}
+        assert store.cluster()["failovers"][0]["server"] == 1
+
+
+def test_lost_copies_are_made_again_so_that_another_server_may_die():
+    with cluster(3, 1, slots=64, replicas=1) as made, joined(made.address, 1) as (store,):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
+        for step, dies in enumerate((0, 1)):
+            table.push(KEYS, -np.ones(len(KEYS), np.float32))
+            store.tick()
+            made.servers[dies].close()
+            declare_dead(made.scheduler, "server", dies)
+            np.testing.assert_array_equal(table.pull(KEYS).ravel(), np.full(len(KEYS), step + 1.0))
+            if dies == 0:
+                eventually(lambda: copies(made.scheduler.membership.map) == len(store.channel.map.arcs))
+        assert [one.server for one in store.channel.map.endpoints] == [2]
+
+
+def copies(map: ClusterMap) -> int:
+    """Return how many arcs have a copy in sync."""
+    return len({arc for stream in map.streams for arc in stream.arcs})
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_without_copies_a_dead_server_breaks_the_cluster():
+    with cluster(2, 1, slots=64, replicas=0) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        made.servers[1].close()
+        declare_dead(made.scheduler, "server", 1)
+        with pytest.raises(shoal.ServerLostError, match="server 1"):
+            table.pull(KEYS)
+
+
+def test_a_save_after_a_failover_has_the_rows_of_the_dead_server(tmp_path):
+    with cluster(3, 1, slots=64, replicas=1) as made, joined(made.address, 1) as (store,):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
+        table.push(KEYS, -np.ones(len(KEYS), np.float32))
+        store.tick()
+        table.pull(KEYS)
+        made.servers[0].close()
+        declare_dead(made.scheduler, "server", 0)
+        store.save(tmp_path / "saved")
+    with shoal.local(slots=64) as store:
+        store.load(tmp_path / "saved")
+        np.testing.assert_array_equal(
+            store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros()).pull(KEYS).ravel(), np.ones(len(KEYS))
+        )
