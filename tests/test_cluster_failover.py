@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
+from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.protocol.slot_map import ClusterMap
 from stores import joined
 
@@ -104,3 +106,30 @@ def test_a_save_after_a_failover_has_the_rows_of_the_dead_server(tmp_path):
         np.testing.assert_array_equal(
             store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros()).pull(KEYS).ravel(), np.ones(len(KEYS))
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.ASP()], ids=["bsp", "asp"])
+def test_no_push_is_lost_or_applied_twice_when_the_process_of_a_server_is(number, consistency):
+    """Under BSP an optimizer with state has the bits of a local store; under ASP sums of whole numbers are exact."""
+    is_bulk = isinstance(consistency, shoal.BSP)
+    how = {"optimizer": shoal.Adagrad(lr=0.1) if is_bulk else shoal.SGD(lr=1.0), "init": shoal.Zeros()}
+    with shoal.local() as store:
+        table = store.table("t", **how)
+        train(store, table, threading.Semaphore(0))
+        expected = table.pull(KEYS)
+    with running(3, replicas=1, timeout=TIMEOUT) as made:
+        with shoal.connect(made.address, timeout=TIMEOUT, consistency=consistency) as store:
+            table, reached = store.table("t", **how), threading.Semaphore(0)
+            training = threading.Thread(target=train, args=(store, table, reached))
+            training.start()
+            for _ in range(STEPS // 2):
+                assert reached.acquire(timeout=TIMEOUT)
+            process = made.servers[1].process
+            process.send_signal(number)
+            training.join(TIMEOUT)
+            assert not training.is_alive()
+            np.testing.assert_array_equal(table.pull(KEYS), expected)
+        if number == signal.SIGSTOP:
+            process.send_signal(signal.SIGCONT)
