@@ -14,6 +14,7 @@ import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from shoal.cluster.launch.local_cluster import running
+from shoal.cluster.protocol.curve import make_keys
 from shoal.cluster.protocol.slot_map import ClusterMap
 from stores import joined
 
@@ -133,3 +134,19 @@ def test_no_push_is_lost_or_applied_twice_when_the_process_of_a_server_is(number
             np.testing.assert_array_equal(table.pull(KEYS), expected)
         if number == signal.SIGSTOP:
             process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_streams_between_servers_are_encrypted_with_the_keys_of_servers(tmp_path):
+    keys = tmp_path / "keys"
+    make_keys(keys)
+    with (
+        running(2, replicas=1, timeout=TIMEOUT, curve=str(keys)) as made,
+        shoal.connect(made.address, timeout=TIMEOUT, curve=keys) as store,
+    ):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
+        table.push(KEYS, -np.ones(len(KEYS), np.float32))
+        store.tick()
+        table.pull(KEYS)
+        made.servers[1].process.kill()
+        np.testing.assert_array_equal(table.pull(KEYS).ravel(), np.ones(len(KEYS)))

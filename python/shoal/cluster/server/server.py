@@ -151,7 +151,7 @@ class Server:
             self.rank = joined.rank
             self.endpoints = joined.map.of_server(joined.rank)
             addressed = {one.address: service for one, service in zip(self.endpoints, services, strict=True)}
-            key = "" if keys is None else keys.public_of("server").decode("ascii")
+            key = "" if keys is None else keys.public.decode("ascii")  # all servers have that of their role
             control = ServerControl(addressed, self._scheduler.sender, key)
             control.set_map(joined.map)
             own = sum(end - first for endpoint in self.endpoints for first, end in joined.map.run_ranges(endpoint.id))
