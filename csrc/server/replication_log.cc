@@ -197,8 +197,11 @@ void ReplicationLog::acknowledge(Stream& stream, const Header& reply, std::strin
     stream.fenced = true;
     return;
   }
+  // Any other status refuses one message, damaged on its way, and repeats its number.
+  const bool is_position =
+      reply.status == Status::kOk || reply.status == Status::kRetry || reply.status == Status::kInternal;
   // The backup has executed nothing that was not sent; a greater number belongs to no record.
-  if (reply.sequence > stream.acknowledged && reply.sequence <= stream.last()) {
+  if (is_position && reply.sequence > stream.acknowledged && reply.sequence <= stream.last()) {
     while (stream.acknowledged < reply.sequence) {
       const std::size_t bytes = stream.entries.front().record->bytes();
       stream.entries.pop_front();
@@ -211,15 +214,15 @@ void ReplicationLog::acknowledge(Stream& stream, const Header& reply, std::strin
     stream.sent = std::max(stream.sent, stream.acknowledged);
     stream.gap_ms = kGapMs;
   }
-  if (stream.copy && stream.copy->end_sequence != 0 && reply.sequence >= stream.copy->end_sequence &&
-      reply.aux == stream.copy->range.first + 1) {
+  if (is_position && stream.copy && stream.copy->end_sequence != 0 &&
+      reply.sequence >= stream.copy->end_sequence && reply.aux == stream.copy->range.first + 1) {
     // The vectors have room: the assignment that listed the arc has reserved it.
     stream.in_sync.push_back(stream.copy->range);
     std::ranges::sort(stream.in_sync, {}, &SlotRange::first);
     stream.arrived.push_back(stream.copy->range);
     stream.copy.reset();
   }
-  if (reply.status == Status::kRetry && now_ - stream.rewound >= stream.gap_ms) {
+  if ((reply.status == Status::kRetry || !is_position) && now_ - stream.rewound >= stream.gap_ms) {
     rewind(stream);
     stream.gap_ms = std::min(2 * stream.gap_ms, kMaxGapMs);
   } else if (reply.status == Status::kInternal && stream.fault.empty()) {

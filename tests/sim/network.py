@@ -69,14 +69,19 @@ class Network:
         """Name of a link's present connection, as a ROUTER would make one up."""
         return b"%s/%d" % (link.encode(), self._connections.get(link, 0))
 
-    def send(self, link, frames, deliver, *, back, checked=True):
+    def break_connection(self, link):
+        """Lose what is on its way over a link; the next message makes another connection."""
+        self._connections[link] = self._connections.get(link, 0) + 1
+
+    def send(self, link, frames, deliver, *, back, checked=True, ordered=False):
         """Carry a message: ``deliver(peer, frames)`` for each copy that arrives on the connection it left by.
 
-        A message that its receiver does not check (``checked``) is not damaged.
+        A message that its receiver does not check (``checked``) is not damaged. ``ordered`` messages of a connection
+        stay in order in any weather.
         """
         weather, chance = self.weather, self.random.random
         if weather.reconnects and chance() < weather.reconnects:
-            self._connections[link] = self._connections.get(link, 0) + 1
+            self.break_connection(link)
         frames = [bytes(frame) for frame in frames]  # the sender's arrays may change; the wire has them as they were
         delays = [] if chance() < weather.loss else [self.delay()]
         if chance() < weather.copies:
@@ -87,7 +92,7 @@ class Network:
             self.after(self.random.expovariate(1.0) * weather.ghost_delay, deliver, peer, frames)
         for delay in delays:
             time = self.now + delay
-            if weather.ordered:
+            if weather.ordered or ordered:
                 time = self._last[link, back] = max(time, self._last.get((link, back), 0.0))
             carried = frames
             if checked and chance() < weather.damage:
