@@ -99,7 +99,6 @@ class RequestPart:
     sequence: int = 0
     number: int = 0
     key: tuple[str, int, int] = ("", 0, 0)
-    serial: int = 0  # order of submission
     message: Frames | None = None  # encoded when it is first sent
     sent_as: EncodedPayload | None = None  # None without a filter
     counted: bool = False  # whether its last frame has counts
@@ -122,7 +121,6 @@ class RequestPart:
 class MisroutedSlots:
     """Slots of a call that an endpoint has refused, and that wait for a newer map."""
 
-    serial: int
     call: Call
     first_slot: int
     end_slot: int
@@ -163,6 +161,8 @@ class Call:
     op, table, clock : int
     sequence : int
         Of a write; 0 of others.
+    serial : int
+        Order of submission, also of parts that are cut again.
     done : bool
         Settled, with a result or an error.
     error : ShoalError or None
@@ -178,6 +178,7 @@ class Call:
     started: float
     deadline: float
     sequence: int = 0
+    serial: int = 0
     done: bool = False
     error: ShoalError | None = None
     result: Any = None

@@ -129,7 +129,7 @@ class Requests:
         self._write = 0  # last sequences
         self._read = _FIRST_READ_SEQUENCE - 1
         self._timers = Timers()
-        self._made = 0
+        self._begun = 0
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -210,6 +210,8 @@ class Requests:
             self._write += 1
             call.sequence = self._write
             self._open[call.sequence] = call
+        self._begun += 1
+        call.serial = self._begun
         self._calls.add(call)
         self._timers.add(call.deadline, call)
         for part in parts:
@@ -241,8 +243,6 @@ class Requests:
     def _name(self, part: RequestPart) -> None:
         """Add a new part to its call, under a unique name."""
         call = part.call
-        self._made += 1
-        part.serial = self._made
         call.parts[part] = None
         if call.sequence:
             part.sequence = call.sequence
@@ -487,7 +487,7 @@ class Requests:
         self.counts["refused"] += len(slots)
         self._forget(part)
         call.misrouted += len(runs)
-        refused = [MisroutedSlots(part.serial, call, first, end, part.pauses) for first, end in runs]
+        refused = [MisroutedSlots(call, first, end, part.pauses) for first, end in runs]
         if reply.epoch < self.map.epoch:
             self._retry(refused, now, wait=True)  # the endpoint has an older map
         else:
@@ -495,7 +495,7 @@ class Requests:
 
     def _retry(self, refused: list[MisroutedSlots], now: float, *, wait: bool) -> None:
         """Cut refused slots again, in the order of submission; send after a pause if the map is unchanged."""
-        for run in sorted(refused, key=lambda run: run.serial):
+        for run in sorted(refused, key=lambda run: run.call.serial):
             call = run.call
             if call.done:
                 continue
@@ -547,13 +547,12 @@ class Requests:
             everywhere = _is_everywhere(call)
             moved = [part for part in call.parts if everywhere or not self._stays(part)]
             if everywhere:
-                serials = [part.serial for part in moved] + [run.serial for run in refused if run.call is call]
                 refused = [run for run in refused if run.call is not call]
-                refused.append(MisroutedSlots(min(serials), call, 0, map.slots, 0))
+                refused.append(MisroutedSlots(call, 0, map.slots, 0))
                 call.misrouted = 1
                 call.answers.clear()
             else:
-                refused += [MisroutedSlots(part.serial, call, part.first_slot, part.end_slot, 0) for part in moved]
+                refused += [MisroutedSlots(call, part.first_slot, part.end_slot, 0) for part in moved]
                 call.misrouted += len(moved)
             self.counts["moved"] += len(moved)
             for part in moved:
@@ -640,7 +639,7 @@ class Requests:
             for part in self._parts.values()
             if part.address == address and (part.charged or part.last == Status.DEFERRED)
         ]
-        for part in sorted(lost, key=lambda part: part.serial):
+        for part in sorted(lost, key=lambda part: part.call.serial):
             part.tries = 0
             self._send(part, now)
 
