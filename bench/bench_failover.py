@@ -1,0 +1,146 @@
+"""How long a worker's pushes are interrupted when a server of a cluster with replicas dies.
+
+    python bench/bench_failover.py killed [--faults 30]     a server is killed with SIGKILL
+    python bench/bench_failover.py stopped [--faults 5]     a server is stopped with SIGSTOP, and killed afterwards
+    python bench/bench_failover.py scheduler [--faults 30]  the scheduler is killed with SIGKILL
+
+A worker pushes all the time, one push after the other, to a launched cluster with the shipped defaults. At random
+moments a process of a randomly chosen server is killed or stopped. The interruption lasts from the signal to the reply
+to the first push that was begun after the signal. Before the next fault the program waits until there are as many
+servers and copies as at the start.
+
+The optimizer subtracts gradients, which are small whole numbers, so a row is the negative sum of what was pushed: after
+each fault all rows are compared with a ledger. Prints median, 99th percentile and maximum in milliseconds, and the load
+of the machine.
+"""
+
+import argparse
+import os
+import random
+import signal
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+import shoal
+from copies import wait_for_copies
+from figures import check
+from shoal.cluster.launch import local_cluster
+from shoal.consistency import Consistency
+
+KEYS = 2000  # on all servers
+BATCH = 500
+JOIN_SECONDS = 120.0  # for processes to start on a busy machine
+LATEST_SECONDS = 60.0  # an interruption that lasts longer has no end
+MODES: dict[str, Consistency] = {"bsp": shoal.BSP(), "ssp": shoal.SSP(2), "asp": shoal.ASP()}
+
+
+class Pusher:
+    """A thread that pushes, and the ledger of what it has pushed. A context manager: the thread ends with the block."""
+
+    def __init__(self, store: shoal.Store, seed: int) -> None:
+        self._store = store
+        self._table = store.table("failover", optimizer=shoal.SGD(lr=1.0))
+        self._rng = np.random.default_rng(seed)
+        self._sums = np.zeros(KEYS)
+        self._changed = threading.Condition()
+        self._last = (0.0, 0.0)  # when the last push was begun, and when its reply arrived
+        self._since = 0.0  # rows are to be compared after a push that was begun later; 0: they have been
+        self._ended = ""  # why the thread has ended
+        self._stop = False
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stop = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                self._push()
+            self._ended = "it was asked to end"
+        except BaseException as error:
+            self._ended = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _push(self) -> None:
+        which = self._rng.integers(KEYS, size=BATCH)
+        amounts = self._rng.integers(1, 4, BATCH).astype(np.float32)
+        begun = time.monotonic()
+        self._table.push(which.astype(np.uint64), amounts[:, None]).wait()
+        replied = time.monotonic()
+        np.add.at(self._sums, which, amounts)
+        self._store.tick()
+        if 0 < self._since <= begun:
+            rows = self._table.pull(np.arange(KEYS, dtype=np.uint64))[:, 0]
+            check(np.array_equal(rows, -self._sums), f"{np.count_nonzero(rows != -self._sums)} rows are wrong")
+            with self._changed:
+                self._since, self._last = 0.0, (begun, replied)
+                self._changed.notify_all()
+
+    def interruption(self, began: float) -> float:
+        """Return the seconds from a moment to the reply to the first push that was begun after it."""
+        with self._changed:
+            self._since = began
+            self._changed.wait_for(lambda: self._since == 0 or self._ended, LATEST_SECONDS)
+            check(not self._ended, f"the worker has ended: {self._ended}")
+            check(self._since == 0, f"no push had a reply within {LATEST_SECONDS:.0f} s")
+            return self._last[1] - began
+
+
+def interrupt(what: str, faults: int, servers: int, consistency: Consistency, rng: random.Random) -> list[float]:
+    """Return the seconds of the interruptions."""
+    local_cluster._MAX_RESTARTS = 10**6  # as often as there are faults
+    seconds = []
+    with (
+        local_cluster.running(servers, replicas=1, timeout=JOIN_SECONDS) as cluster,
+        shoal.connect(cluster.address, consistency=consistency, timeout=LATEST_SECONDS) as store,
+        Pusher(store, rng.randrange(10**6)) as pusher,
+    ):
+        for _ in range(faults):
+            wait_for_copies(cluster.address, servers, 1)
+            time.sleep(rng.uniform(0.2, 1.0))
+            victim = cluster.scheduler if what == "scheduler" else rng.choice(cluster.servers)
+            assert victim is not None
+            began = time.monotonic()
+            victim.process.send_signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
+            seconds.append(pusher.interruption(began))
+            if what == "stopped":
+                victim.process.kill()  # another server is started in its place
+    return seconds
+
+
+def main() -> None:
+    """Parse the arguments and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["killed", "stopped", "scheduler"])
+    parser.add_argument("--faults", type=int, metavar="N", help="default: 30, or 5 stops")
+    parser.add_argument("--servers", type=int, default=3, metavar="N", help="default: %(default)s")
+    parser.add_argument("--consistency", choices=MODES, default="asp", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    faults = given.faults or (5 if given.what == "stopped" else 30)
+    consistency = MODES[given.consistency]
+    ms = np.sort(interrupt(given.what, faults, given.servers, consistency, random.Random(given.seed))) * 1000
+    print(
+        f"{given.what}: {len(ms)} faults, interruption median {np.median(ms):.0f} ms, p99 {np.percentile(ms, 99):.0f}, "
+        f"minimum {ms[0]:.0f}, maximum {ms[-1]:.0f}; all rows are exact"
+    )
+    print(
+        f"seed {given.seed}, {given.consistency}, load averages {', '.join(f'{one:.1f}' for one in os.getloadavg())}, "
+        f"{os.cpu_count()} cores"
+    )
+
+
+if __name__ == "__main__":
+    main()

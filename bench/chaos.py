@@ -1,0 +1,262 @@
+"""Kill and stop the processes of a cluster while workers train on it, and keep a ledger of every push.
+
+    python bench/chaos.py --seconds 60                                  # a cluster of its own on this machine
+    python bench/chaos.py --seconds 3600 --faults server,stop --seed 7 --consistency asp
+    python bench/chaos.py --connect tcp://10.0.0.1:5570 --seconds 3600  # a cluster of yours: only workers are killed
+
+Each worker pushes small whole numbers to its own keys (SGD of rate 1, so a row is the sum of what was pushed), ends the
+clock, pulls all of its keys, and compares them with its ledger, a file that survives it. A push that was lost or
+applied twice is found one step later. The rows of a worker that was killed must contain every step that it had
+finished, and nothing that it had not begun.
+
+Faults, at random moments from the printed seed: ``server``, ``scheduler`` and ``worker`` kill a process with SIGKILL,
+``stop`` stops a server with SIGSTOP, and kills it when the workers have gone on. Another process is started in its
+place. After each fault the program waits until every worker has made two steps, prints how long that took, and waits
+until there are as many servers and copies as before. The exit status is 1 if a row is wrong, a worker failed, no step
+was made for a minute, or copies are missing after a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import shoal
+from copies import wait_for_copies
+from shoal.cluster.launch import local_cluster
+from shoal.cluster.launch.local_cluster import LocalCluster
+from shoal.consistency import Consistency
+
+KEYS = 512  # of a worker
+FAULTS = ("server", "stop", "scheduler", "worker")
+LIMIT_SECONDS = 60.0  # without a step
+MODES: dict[str, Consistency] = {"bsp": shoal.BSP(), "ssp": shoal.SSP(2), "asp": shoal.ASP()}
+STEPS, CLOCK, SLOWEST, WRONG, STOP = range(5)  # the numbers of a ledger; STOP: the clock at which to end, or 0
+MORE_CLOCKS = 10  # from the request to end to the last clock, which is the same for all workers
+
+
+class Ledger:
+    """What a worker has pushed, in a file: sums that it began to push, sums that it has seen applied, and numbers."""
+
+    def __init__(self, path: Path, rank: int, life: int) -> None:
+        if not path.exists():
+            np.zeros(2 * KEYS + 5).tofile(path)
+        self.all: npt.NDArray[np.float64] = np.memmap(path, np.float64, "r+")
+        self.begun, self.done, self.numbers = self.all[:KEYS], self.all[KEYS : 2 * KEYS], self.all[2 * KEYS :]
+        self.keys = np.arange(KEYS, dtype=np.uint64) + np.uint64((rank << 40) + (life << 20))
+        self.name = f"worker {rank}, life {life}"
+
+
+def ledgers(directory: Path, rank: int) -> list[Ledger]:
+    """Return the ledgers of a worker's lives."""
+    lives = sorted(int(path.suffix[1:]) for path in directory.glob(f"{rank}.*"))
+    return [Ledger(directory / f"{rank}.{life}", rank, life) for life in lives]
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Push, tick, pull and compare until the ledger says stop."""
+    *former, ledger = ledgers(arguments.directory, arguments.rank)
+    rng = np.random.default_rng([arguments.seed, arguments.rank, len(former)])
+    with shoal.connect(
+        arguments.connect,
+        consistency=MODES[arguments.consistency],
+        workers=arguments.workers,
+        rank=arguments.rank,
+        timeout=2 * LIMIT_SECONDS,
+    ) as store:
+        table = store.table("chaos", optimizer=shoal.SGD(lr=1.0))
+
+        def compare(lives: list[Ledger]) -> None:
+            for one in lives:
+                rows = -table.pull(one.keys)[:, 0].astype(np.float64)
+                bad = np.flatnonzero((rows < one.done) | (rows > one.begun))
+                if len(bad):
+                    at = bad[0]
+                    ledger.numbers[WRONG] += len(bad)
+                    limits = f"{one.done[at]:.0f} to {one.begun[at]:.0f}"
+                    print(f"{one.name}: key {one.keys[at]} has {rows[at]:.0f}, not {limits}", flush=True)
+
+        while not 0 < ledger.numbers[STOP] <= store.clock:
+            start = time.monotonic()
+            pushes = []
+            for _ in range(rng.integers(1, 4)):
+                which = rng.integers(KEYS, size=rng.integers(1, 100))
+                amounts = rng.integers(1, 4, len(which)).astype(np.float32)
+                np.add.at(ledger.begun, which, amounts)
+                pushes.append(table.push(ledger.keys[which], amounts[:, None]))
+            for push in pushes:
+                push.wait()
+            store.tick()
+            rows = -table.pull(ledger.keys)[:, 0].astype(np.float64)
+            wrong = int((rows != ledger.begun).sum())
+            if wrong:
+                at = int(np.flatnonzero(rows != ledger.begun)[0])
+                print(f"{ledger.name}: key {ledger.keys[at]} has {rows[at]:.0f} in place of {ledger.begun[at]:.0f}")
+                ledger.begun[:] = rows  # so that it counts once
+            ledger.done[:] = ledger.begun
+            ledger.numbers[WRONG] += wrong
+            ledger.numbers[SLOWEST] = max(ledger.numbers[SLOWEST], time.monotonic() - start)
+            ledger.numbers[CLOCK] = store.clock
+            ledger.numbers[STEPS] += 1
+        compare([*former, ledger])
+        store.barrier()  # nobody leaves while another one waits for its ticks
+
+
+class Workers:
+    """The processes of the workers."""
+
+    def __init__(self, address: str, arguments: argparse.Namespace, directory: Path) -> None:
+        self.address, self.arguments, self.directory = address, arguments, directory
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        for rank in range(arguments.workers):
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        """Start a worker, in another life."""
+        Ledger(self.directory / f"{rank}.{len(ledgers(self.directory, rank))}", rank, 0)
+        its = self.arguments
+        command = [sys.executable, __file__, "--work", "--connect", self.address, "--rank", str(rank)]
+        command += ["--workers", str(its.workers), "--consistency", its.consistency, "--seed", str(its.seed)]
+        self.processes[rank] = subprocess.Popen([*command, "--directory", str(self.directory)])
+
+    def kill(self, rank: int) -> None:
+        """Kill a worker and start another one in its place."""
+        self.processes[rank].kill()
+        self.processes[rank].wait()
+        self.start(rank)
+
+    def steps(self) -> list[float]:
+        """Return the steps of each worker's present life."""
+        return [float(ledgers(self.directory, rank)[-1].numbers[STEPS]) for rank in self.processes]
+
+    def wait_for_steps(self, count: int = 2) -> float:
+        """Wait until every worker has made so many steps more; return the seconds."""
+        start, before = time.monotonic(), self.steps()
+        while any(now < old + count for now, old in zip(self.steps(), before, strict=True)):
+            for rank, process in self.processes.items():
+                if process.poll() is not None:
+                    raise SystemExit(f"worker {rank} ended with status {process.returncode}")
+            if time.monotonic() - start > LIMIT_SECONDS:
+                raise SystemExit(f"no step for {LIMIT_SECONDS:.0f} s: steps {before}, now {self.steps()}")
+            time.sleep(0.005)
+        return time.monotonic() - start
+
+    def finish(self) -> int:
+        """Let all workers compare everything and end; return the number of wrong rows."""
+        present = [ledgers(self.directory, rank)[-1] for rank in self.processes]
+        last = max(ledger.numbers[CLOCK] for ledger in present) + MORE_CLOCKS
+        for ledger in present:
+            ledger.numbers[STOP] = last
+        statuses = [process.wait(2 * LIMIT_SECONDS) for process in self.processes.values()]
+        lives = [life for rank in self.processes for life in ledgers(self.directory, rank)]
+        wrong = int(sum(life.numbers[WRONG] for life in lives))
+        steps = int(sum(life.numbers[STEPS] for life in lives))
+        slowest = max(float(life.numbers[SLOWEST]) for life in lives)
+        print(f"{steps} steps, the slowest {slowest * 1e3:.0f} ms; {wrong} wrong rows; exit statuses {statuses}")
+        return wrong + sum(status != 0 for status in statuses)
+
+    def end(self) -> None:
+        """Kill all."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def strike(fault: str, cluster: LocalCluster | None, workers: Workers, rng: random.Random) -> tuple[str, int | None]:
+    """Do a fault; return what was done, and the process that is to be killed afterwards."""
+    if fault == "worker" or cluster is None:
+        rank = rng.choice(sorted(workers.processes))
+        workers.kill(rank)
+        return f"worker {rank} killed", None
+    if fault == "scheduler":
+        assert cluster.scheduler is not None
+        cluster.scheduler.process.kill()
+        return "scheduler killed", None
+    process = rng.choice([child.process for child in cluster.servers if child.process.poll() is None])
+    process.send_signal(signal.SIGKILL if fault == "server" else signal.SIGSTOP)
+    if fault == "server":
+        return f"server of process {process.pid} killed", None
+    return f"server of process {process.pid} stopped", process.pid
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="default: %(default)s")
+    parser.add_argument("--connect", metavar="ADDRESS", help="of a scheduler; default: a cluster on this machine")
+    parser.add_argument("--servers", type=int, default=3, metavar="N", help="default: %(default)s")
+    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="default: %(default)s")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: %(default)s")
+    parser.add_argument("--consistency", choices=MODES, default="bsp", help="default: %(default)s")
+    several = (
+        f"some of {','.join(FAULTS)}, or an empty text (default: all; with --connect: worker, the only one possible)"
+    )
+    parser.add_argument("--faults", metavar="LIST", help=several)
+    parser.add_argument("--pause", type=float, default=3.0, metavar="SECONDS", help="mean between faults (%(default)s)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the moments (default: a new one)")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(arguments)
+        return
+    faults = [fault for fault in (arguments.faults or "").split(",") if fault]
+    possible = ("worker",) if arguments.connect else FAULTS
+    if arguments.faults is None:
+        faults = list(possible)
+    elif not set(faults) <= set(possible):
+        parser.error(f"--faults takes some of {', '.join(FAULTS)}; with --connect only worker")
+    print(f"seed {arguments.seed}, load {os.getloadavg()[0]:.1f}", flush=True)
+    rng = random.Random(arguments.seed)
+    with contextlib.ExitStack() as undo:
+        directory = Path(undo.enter_context(tempfile.TemporaryDirectory()))
+        cluster = None
+        address = arguments.connect
+        if address is None:
+            local_cluster._MAX_RESTARTS = 10**6  # as often as there are faults
+            cluster = undo.enter_context(
+                local_cluster.running(arguments.servers, workers=arguments.workers, replicas=arguments.replicas)
+            )
+            address = cluster.address
+        workers = Workers(address, arguments, directory)
+        undo.callback(workers.end)
+        workers.wait_for_steps()
+        end = time.monotonic() + arguments.seconds
+        waits: dict[str, list[float]] = {}
+        while time.monotonic() < end:
+            time.sleep(min(rng.expovariate(1 / arguments.pause), max(0.0, end - time.monotonic())))
+            if faults and time.monotonic() < end:
+                fault = rng.choice(faults)
+                what, stopped = strike(fault, cluster, workers, rng)
+                seconds = workers.wait_for_steps()
+                waits.setdefault(fault, []).append(seconds)
+                print(f"{what}: all workers went on after {seconds * 1e3:.0f} ms", flush=True)
+                if stopped is not None:
+                    os.kill(stopped, signal.SIGKILL)  # another server is started in its place
+                if cluster is not None:
+                    wait_for_copies(address, arguments.servers, arguments.replicas)
+            else:
+                workers.wait_for_steps()
+        for fault, seconds_of in sorted(waits.items()):
+            middle, worst = statistics.median(seconds_of), max(seconds_of)
+            print(
+                f"{fault}: {len(seconds_of)} times, all went on after {middle * 1e3:.0f} ms, at most {worst * 1e3:.0f}"
+            )
+        sys.exit(1 if workers.finish() else 0)
+
+
+if __name__ == "__main__":
+    main()
