@@ -493,6 +493,9 @@ void add_service(py::module_& module) {
       .def("metrics", &metrics);
   add_orders(service);
   py::class_<ReplicaControl> replica(module, "Replica");
+  replica.def(
+      "join_expected", [](ReplicaControl& self) { self.service->join_expected(self.stream); },
+      py::call_guard<py::gil_scoped_release>());
   replica.def("shard", &shard<ReplicaControl>, py::arg("id"));
   add_orders(replica);
   py::class_<CheckpointSession, std::shared_ptr<CheckpointSession>>(module, "CheckpointSession")

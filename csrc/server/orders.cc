@@ -48,14 +48,17 @@ struct Write {
   void operator()(const SetMemory& order) const { put_all(to, order.slot_bytes); }
   void operator()(const AddTable& order) const { put_all(to, order.id, order.spec); }
   void operator()(const DropTable& order) const { put_all(to, order.id); }
-  void operator()(const ReleaseArcs& order) const {
+  void operator()(const ReleaseArcs& order) const { put(order.arcs); }
+  void operator()(const AbortCopy& /*order*/) const {}
+  void operator()(const JoinArcs& order) const { put(order.arcs); }
+
+  void put(std::span<const SlotRange> arcs) const {
     std::vector<std::uint64_t> bounds;
-    for (const SlotRange& range : order.arcs) {
+    for (const SlotRange& range : arcs) {
       bounds.insert(bounds.end(), {range.first, range.end});
     }
     to.put_array(std::span<const std::uint64_t>(bounds));
   }
-  void operator()(const AbortCopy& /*order*/) const {}
 };
 
 }  // namespace
@@ -71,6 +74,14 @@ std::vector<std::byte> encode(const Order& order) {
 Order decode_order(std::span<const std::byte> bytes) {
   ByteReader from(bytes, kName);
   const auto number = [&](const char* field) { return from.take<std::uint32_t>(field); };
+  const auto ranges = [&] {
+    const auto bounds = from.take_array<std::uint64_t>("the slots");
+    std::vector<SlotRange> found;
+    for (std::size_t i = 0; i + 1 < bounds.size(); i += 2) {
+      found.push_back({static_cast<std::size_t>(bounds[i]), static_cast<std::size_t>(bounds[i + 1])});
+    }
+    return found;
+  };
   const auto kind = from.take<std::uint8_t>("its number");
   Order order;
   switch (kind) {
@@ -126,18 +137,14 @@ Order decode_order(std::span<const std::byte> bytes) {
     case 8:
       order = DropTable{number("the table")};
       break;
-    case 9: {
-      const auto bounds = from.take_array<std::uint64_t>("the slots");
-      ReleaseArcs release;
-      for (std::size_t i = 0; i + 1 < bounds.size(); i += 2) {
-        release.arcs.push_back(
-            {static_cast<std::size_t>(bounds[i]), static_cast<std::size_t>(bounds[i + 1])});
-      }
-      order = std::move(release);
+    case 9:
+      order = ReleaseArcs{ranges()};
       break;
-    }
     case 10:
       order = AbortCopy{};
+      break;
+    case 11:
+      order = JoinArcs{ranges()};
       break;
     default:
       SHOAL_CHECK(false, "there is no order " + std::to_string(kind));

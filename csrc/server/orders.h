@@ -49,14 +49,18 @@ struct AddTable {
 struct DropTable {
   std::uint32_t id = 0;
 };
-// These two concern the stream that has them: its backup executes nothing more in these arcs, and sets them aside for the stream that
-// lists them next; what it has of a copy is dropped.
+// These concern the stream that has them. RELEASE: its backup executes nothing more in these arcs, and sets them aside for the stream
+// that lists them next. JOIN: from here on it executes in these arcs, which it has set aside. ABORT_COPY: what it has of a copy is
+// dropped.
 struct ReleaseArcs {
   std::vector<SlotRange> arcs{};
 };
 struct AbortCopy {};
+struct JoinArcs {
+  std::vector<SlotRange> arcs{};
+};
 using Order = std::variant<StartJob, Admit, Fence, Dismiss, Hold, Resume, SetMemory, AddTable, DropTable,
-                           ReleaseArcs, AbortCopy>;
+                           ReleaseArcs, AbortCopy, JoinArcs>;
 
 std::vector<std::byte> encode(const Order& order);
 // std::invalid_argument for anything that encode() has not made.

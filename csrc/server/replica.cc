@@ -24,6 +24,11 @@ namespace {
 // OK and WRONG_EPOCH differ in which slots are elsewhere, and that is not the same for both.
 Status comparable(Status status) noexcept { return status == Status::kWrongEpoch ? Status::kOk : status; }
 
+bool is_of_stream(const Order& order) noexcept {
+  return std::holds_alternative<ReleaseArcs>(order) || std::holds_alternative<AbortCopy>(order) ||
+         std::holds_alternative<JoinArcs>(order);
+}
+
 }  // namespace
 
 void Replica::handle(std::string_view peer, const wire::Decoded& message) noexcept {
@@ -61,7 +66,7 @@ bool Replica::execute(const wire::Decoded& message) {
       return true;
     case Record::kOrder: {
       const Order order = decode_order(message.values);
-      if (!std::holds_alternative<ReleaseArcs>(order) && !std::holds_alternative<AbortCopy>(order)) {
+      if (!is_of_stream(order)) {
         keep(message);
       }
       execute_order(order);
@@ -88,7 +93,9 @@ bool Replica::execute(const wire::Decoded& message) {
 void Replica::execute_order(const Order& order) {
   if (const auto* const release = std::get_if<ReleaseArcs>(&order); release != nullptr) {
     auto arcs = service_.take_arcs(release->arcs);
-    std::ranges::move(arcs, std::back_inserter(released_));
+    std::ranges::move(arcs, std::back_inserter(aside_));
+  } else if (const auto* const joined = std::get_if<JoinArcs>(&order); joined != nullptr) {
+    join(joined->arcs);
   } else if (std::holds_alternative<AbortCopy>(order)) {
     arriving_.reset();
   } else {
@@ -132,27 +139,60 @@ void Replica::acknowledge(ReplyQueue& out) {
   gap_ = false;
 }
 
-void Replica::adopt(std::vector<std::unique_ptr<Arc>> arcs, std::span<const SlotRange> in_sync) {
+bool Replica::has(const SlotRange& range) const {
+  return std::ranges::any_of(service_.arcs(), [&](const SlotRange& one) { return one.first == range.first; });
+}
+
+void Replica::adopt(std::vector<std::unique_ptr<Arc>> arcs) {
   service_.adopt(std::move(arcs));
+  service_.set_map(0, service_.arcs());
+}
+
+void Replica::expect(std::vector<std::unique_ptr<Arc>> arcs, std::span<const SlotRange> in_sync) {
   std::vector<SlotRange> all = service_.arcs();
   for (const SlotRange& range : in_sync) {
-    if (std::ranges::find(all, range.first, &SlotRange::first) == all.end()) {
+    if (!has(range) &&
+        std::ranges::none_of(arcs, [&](const auto& arc) { return arc->first_slot() == range.first; })) {
       all.push_back(range);
     }
   }
   std::ranges::sort(all, {}, &SlotRange::first);
   service_.set_map(0, all);
+  std::ranges::move(arcs, std::back_inserter(aside_));
+  expected_.assign(in_sync.begin(), in_sync.end());
 }
 
-std::vector<std::unique_ptr<Arc>> Replica::take_released(
-    const std::function<bool(const SlotRange&)>& wanted) {
+void Replica::join(std::span<const SlotRange> ranges) {
   std::vector<std::unique_ptr<Arc>> arcs;
-  for (std::unique_ptr<Arc>& arc : released_) {
+  for (const SlotRange& range : ranges) {
+    if (has(range)) {
+      continue;
+    }
+    auto found = take_aside([&](const SlotRange& one) { return one.first == range.first; });
+    SHOAL_CHECK(!found.empty(), "it has no arc of the slots from " + std::to_string(range.first) + " on");
+    arcs.push_back(std::move(found.front()));
+  }
+  adopt(std::move(arcs));
+}
+
+void Replica::join_expected() {
+  std::vector<SlotRange> here;
+  for (const SlotRange& range : expected_) {
+    if (std::ranges::any_of(aside_, [&](const auto& arc) { return arc->first_slot() == range.first; })) {
+      here.push_back(range);
+    }
+  }
+  join(here);
+}
+
+std::vector<std::unique_ptr<Arc>> Replica::take_aside(const std::function<bool(const SlotRange&)>& wanted) {
+  std::vector<std::unique_ptr<Arc>> arcs;
+  for (std::unique_ptr<Arc>& arc : aside_) {
     if (wanted({arc->first_slot(), arc->end_slot()})) {
       arcs.push_back(std::move(arc));
     }
   }
-  std::erase(released_, nullptr);
+  std::erase(aside_, nullptr);
   return arcs;
 }
 
@@ -169,7 +209,7 @@ void Replica::begin_copy(std::span<const std::byte> head) {
     copy.total += size;
   }
   arrived_ = 0;
-  std::erase_if(released_, [&](const auto& arc) { return arc->first_slot() == copy.range.first; });
+  std::erase_if(aside_, [&](const auto& arc) { return arc->first_slot() == copy.range.first; });
   copy.bytes.reserve(copy.total);
   arriving_ = std::move(copy);
 }
@@ -223,7 +263,7 @@ void Replica::execute_kept(std::size_t most) {
     }
   }
   if (copy.kept.empty()) {
-    adopt(copy.service->take_arcs({copy.range}), {});
+    adopt(copy.service->take_arcs({copy.range}));
     arrived_ = static_cast<std::uint32_t>(copy.range.first + 1);
     is_due_ = true;
     arriving_.reset();

@@ -62,10 +62,13 @@ class Replica {
     std::uint64_t total = 0;
   };
   std::optional<Arriving> arriving() const;
-  // Removes those arcs that its primary has released for which wanted(range) is true.
-  std::vector<std::unique_ptr<Arc>> take_released(const std::function<bool(const SlotRange&)>& wanted);
-  // Takes over arcs that are in sync, and makes the others of these slots, empty, before the first job.
-  void adopt(std::vector<std::unique_ptr<Arc>> arcs, std::span<const SlotRange> in_sync);
+  // Removes those arcs that are set aside for which wanted(range) is true.
+  std::vector<std::unique_ptr<Arc>> take_aside(const std::function<bool(const SlotRange&)>& wanted);
+  // Sets arcs aside that its primary will have, and makes the others of these slots, empty, before the first job. The primary says at
+  // which position they join: what it executed before was without them.
+  void expect(std::vector<std::unique_ptr<Arc>> arcs, std::span<const SlotRange> in_sync);
+  // Lets the expected arcs join. To be called when the primary has ended.
+  void join_expected();
 
  private:
   struct KeptRecord {
@@ -85,6 +88,9 @@ class Replica {
   bool execute(const wire::Decoded& message);
   bool replay(const wire::Decoded& message);
   void execute_order(const Order& order);
+  void join(std::span<const SlotRange> ranges);
+  void adopt(std::vector<std::unique_ptr<Arc>> arcs);
+  bool has(const SlotRange& range) const;
   void keep(const wire::Decoded& message);
   void begin_copy(std::span<const std::byte> head);
   void restore_copy();
@@ -94,9 +100,10 @@ class Replica {
   const Slots slots_;
   const ServiceLimits limits_;
   std::optional<Copy> arriving_;
-  std::uint32_t arrived_ = 0;  // 1 + first slot of the range whose copy was completed last
-  std::vector<std::unique_ptr<Arc>> released_;
-  wire::Decoded checked_;  // a request that no arc executes yet
+  std::uint32_t arrived_ = 0;                // 1 + first slot of the range whose copy was completed last
+  std::vector<std::unique_ptr<Arc>> aside_;  // arcs that its primary has released, or does not have yet
+  std::vector<SlotRange> expected_;          // what the last assignment listed
+  wire::Decoded checked_;                    // a request that no arc executes yet
   Service service_;
   std::uint64_t position_ = 0;  // sequence of the last record that was executed
   std::string fault_;

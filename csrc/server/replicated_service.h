@@ -150,6 +150,8 @@ class ReplicatedService {
   // Whether all that was appended before arcs left the Service is committed.
   bool retired() const;
   ReplicationStatus replication() const;
+  // Lets the arcs join that the primary of a stream has not named yet: it has ended.
+  void join_expected(StreamId stream);
   // Calls act(Service&) with the Service of the replica of a stream. What it does is appended to no log.
   template <class Act>
   auto with_replica(StreamId stream, const Act& act) {

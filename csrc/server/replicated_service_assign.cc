@@ -36,6 +36,11 @@ Replica& ReplicatedService::replica_of(StreamId stream) {
   return *replica;
 }
 
+void ReplicatedService::join_expected(StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  replica_of(stream).join_expected();
+}
+
 // A replica that has diverged gives no arcs.
 void ReplicatedService::check(const Assignment& assignment) const {
   for (const auto& replica : replicas_) {
@@ -94,7 +99,7 @@ void ReplicatedService::assign(const Assignment& assignment) {
     }
     std::ranges::move(replica->service().take_arcs(gives), std::back_inserter(loose));
     std::ranges::move(
-        replica->take_released([&](const SlotRange& range) { return !stays || is_wanted(range, 0); }),
+        replica->take_aside([&](const SlotRange& range) { return !stays || is_wanted(range, 0); }),
         std::back_inserter(loose));
     if (!stays) {
       fenced_.insert(replica->stream());
@@ -117,7 +122,7 @@ void ReplicatedService::assign(const Assignment& assignment) {
     if (replica == nullptr) {
       replica = replicas_.emplace_back(std::make_unique<Replica>(one.stream, Slots(slots()), limits_)).get();
     }
-    replica->adopt(take(one.in_sync), one.in_sync);
+    replica->expect(take(one.in_sync), one.in_sync);
   }
   service_.discard(std::move(loose));
   update_streams(assignment);
@@ -181,6 +186,12 @@ void ReplicatedService::update_stream(ReplicationLog::Stream& stream, const Assi
   }
   if (!released.arcs.empty()) {
     append_order(released, stream.id);
+  }
+  JoinArcs joined;
+  std::ranges::copy_if(in_sync, std::back_inserter(joined.arcs),
+                       [&](const SlotRange& range) { return !contains(stream.in_sync, range); });
+  if (!joined.arcs.empty()) {
+    append_order(joined, stream.id);
   }
   if (stream.copy && !contains(wanted.arriving, stream.copy->range)) {
     if (stream.copy->pieces != nullptr) {

@@ -265,6 +265,7 @@ class ServerControl:
             for stream in self._map.streams:
                 if stream.backup in mine and stream.primary not in living and stream.arcs:
                     replica = self._services[mine[stream.backup]].replica(stream.id)
+                    replica.join_expected()
                     outcomes.append(_obey_again(replica, order.body))
         if not outcomes:
             return None
