@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replicated import ADAGRAD, ARCS, SLOTS, Cluster, Driver, Faults, Link, digest_of, equal, random_script
+from replicated import ADAGRAD, ARCS, NEWEST, SLOTS, Cluster, Driver, Faults, Link, digest_of, equal, random_script
 from service_peer import SGD, Reply, Worker, deliver
 from shoal import _core
 from shoal._core import Op, Status
@@ -170,6 +170,31 @@ def test_two_backups_equal_the_primary_and_each_may_be_promoted() -> None:
         assert equal(reference, cluster.primary)
 
 
+@pytest.mark.parametrize("order", ["dismiss", "resume"])
+def test_a_sweep_that_an_order_lets_go_on_is_executed_by_the_backup_too(order: str) -> None:
+    cluster = Cluster()
+    p, replica = cluster.primary, cluster.services[1].replica(1)
+    prepare(p, "bsp", 0)
+    if order == "resume":
+        p.hold()
+    for rank in range(3 if order == "resume" else 2):
+        cluster.send(Worker(rank, epoch=NEWEST).tick(0, sequence=1))
+    sweep = Worker(0, epoch=NEWEST).sweep([], table=2, clock=1, sequence=1)
+    cluster.send(sweep)
+    assert not [reply for reply in cluster.settle() if reply.op == Op.SWEEP and reply.status == Status.OK]
+    if order == "resume":
+        p.resume()
+    else:
+        p.dismiss(2, 1)
+    answers = [reply for reply in cluster.settle() if reply.op == Op.SWEEP]
+    assert [reply.status for reply in answers] == [Status.OK]
+    assert same_arcs(p, replica)
+    cluster.promote()
+    (again,) = cluster.send(sweep)
+    assert again.status == Status.OK
+    np.testing.assert_array_equal(again.values, answers[0].values)
+
+
 # --- commits -----------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +259,59 @@ def test_an_order_is_committed_once_the_backup_has_executed_it() -> None:
     assert cluster.services[1].replica(1).tables() == [0]
 
 
+@pytest.mark.parametrize("frame", [0, 1, 2], ids=["message", "request", "keys"])
+def test_a_record_that_was_damaged_on_its_way_is_sent_again(frame: int) -> None:
+    cluster = Cluster()
+    p, backup = cluster.primary, cluster.services[1]
+    prepare(p, "asp", 0)
+    cluster.settle()
+    worker = Worker(epoch=NEWEST)
+    assert cluster.send(worker.push([5], [1], sequence=1)) == []
+    message = p.next_message(1)
+    assert message is not None
+    damaged = bytearray(message[frame])
+    damaged[-1] ^= 1
+    answers = backup.handle(b"link", [*message[:frame], bytes(damaged), *message[frame + 1 :]]) + backup.acknowledge()
+    for _, frames in answers:
+        assert p.handle_backup(1, frames) == []
+    assert not p.committed(p.position())
+    assert [reply.status for reply in cluster.settle()] == [Status.OK]
+    assert backup.replication()["replicas"][0]["fault"] == ""
+    assert same_arcs(p, backup.replica(1))
+
+
+def test_a_refusal_of_a_damaged_order_acknowledges_nothing() -> None:
+    cluster = Cluster()
+    p, backup = cluster.primary, cluster.services[1]
+    cluster.settle()
+    p.add_table(0, dim=1, **SGD)
+    message = p.next_message(1)
+    assert message is not None
+    damaged = bytearray(message[1])
+    damaged[-1] ^= 1
+    ((_, frames),) = backup.handle(b"link", [message[0], bytes(damaged)])
+    reply = Reply.of(b"", frames)
+    assert (reply.status, reply.sequence) == (Status.BAD_REQUEST, 1)
+    assert p.handle_backup(1, frames) == []
+    assert not p.committed(p.position())
+    cluster.settle()
+    assert backup.replica(1).tables() == [0]
+
+
+def test_a_load_stops_the_streams_and_is_answered_once_they_are_closed() -> None:
+    cluster = Cluster()
+    p = cluster.primary
+    prepare(p, "asp", 0)
+    cluster.settle()
+    worker = Worker(epoch=NEWEST)
+    assert cluster.send(worker.numbers(Op.LOAD_BEGIN, [1] * SLOTS, sequence=1)) == []
+    for _ in range(10):
+        assert cluster.step() == []
+    assert p.replication()["streams"][0]["fault"] == "a load"
+    p.assign(2, ARCS)
+    assert [Reply.of(*reply).status for reply in p.released()] == [Status.OK]
+
+
 # --- fencing -----------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +332,20 @@ def test_of_two_primaries_only_the_newer_one_answers() -> None:
     assert old.replication()["held"] == 2
     assert deliver(old, worker.pull([5])) == []
     assert cluster.send(worker.pull([5]))[0].values.ravel().tolist() == [-1.0]
+
+
+def test_a_primary_that_was_fenced_while_nothing_was_under_way_answers_no_read() -> None:
+    cluster = Cluster()
+    prepare(cluster.primary, "asp", 0)
+    cluster.settle()
+    link = cluster.links[0]
+    old = cluster.promote()
+    old.on_time(cluster.now + 200)  # a keep-alive message is due
+    assert link.carry() == []
+    stream = old.replication()["streams"][0]
+    assert (stream["fenced"], stream["bytes"], stream["silent"]) == (True, 0, 0.0)
+    assert deliver(old, Worker().pull([5])) == []
+    assert old.replication()["held"] == 1
 
 
 def test_records_that_arrive_before_the_assignment_wait_for_it() -> None:
@@ -467,6 +559,35 @@ def test_a_copy_is_no_faster_than_its_rate_and_replies_do_not_wait_for_it() -> N
     assert all(bytes_ <= 100_000 * 0.01 * (i + 1) + chunk for i, bytes_ in enumerate(copied))
 
 
+@pytest.mark.parametrize("is_copied", [False, True], ids=["in sync", "arriving"])
+def test_a_push_that_fails_in_an_arc_that_the_backup_lacks_reaches_no_later_arc_there(is_copied: bool) -> None:
+    cluster = Copying()
+    p = cluster.primary
+    first, last = ARCS[0], ARCS[3]  # the push fails in ARCS[1]
+    early, late = ([first], [last]) if is_copied else ([first, last], [])
+    cluster.links.append(Link(1, p, cluster.newcomer))
+    p.assign(2, ARCS, [(1, "n", "", early, [])])
+    cluster.newcomer.assign(2, [], [], [(1, early)])
+    prepare(p, "asp", 0, memory=8 << 10)
+    p.assign(3, ARCS, [(1, "n", "", early, late)], copy_rate=100)
+    for _ in range(5):
+        cluster.step()
+    if is_copied:
+        assert cluster.newcomer.replication()["replicas"][0]["arriving"]["first"] == last[0]
+    quarter = 1 << 62
+    hashes = np.array([1, *(quarter + (k << 46) for k in range(40_000)), 3 * quarter + 1], np.uint64)
+    worker = Worker(epoch=NEWEST)
+    cluster.send(worker.push(hashes, np.ones(len(hashes)), sequence=1))
+    p.assign(4, ARCS, [(1, "n", "", early, late)])  # the rest of the copy at any rate
+    replies = [reply for _ in range(50) for reply in cluster.step()]
+    assert [reply.status for reply in replies] == [Status.RESOURCE_EXHAUSTED]
+    status = p.replication()["streams"][0]
+    assert (status["fault"], status["arriving"], status["in_sync"]) == ("", None, [first, last])
+    assert same_arcs(p, cluster.newcomer.replica(1), [first, last])
+    (reply,) = cluster.send(worker.pull([1, 3 * quarter + 1]))
+    assert reply.values.ravel().tolist() == [-1.0, 0.0]
+
+
 def test_an_arrived_arc_stays_although_the_next_assignment_does_not_list_it_yet() -> None:
     cluster = Copying()
     prepare(cluster.primary, "asp", 0)
@@ -503,6 +624,32 @@ def test_a_copy_that_is_given_up_may_begin_again() -> None:
             break
     cluster.settle()
     assert same_arcs(cluster.primary, cluster.newcomer.replica(1))
+
+
+def test_orders_during_a_copy_are_executed_in_the_copied_arc_too() -> None:
+    cluster = Copying()
+    p = cluster.primary
+    prepare(p, "asp", 0)
+    pushed(cluster, 20)
+    cluster.copy_rate = 1
+    cluster.begin()
+    for _ in range(5):
+        cluster.step()
+    assert p.replication()["streams"][0]["arriving"]["first"] == 0
+    p.add_table(3, dim=1, **SGD)
+    p.drop_table(0)
+    p.dismiss(2, 1)
+    p.admit(3, 1, 0)
+    cluster.send(Worker(3, epoch=NEWEST).push([5], [1], sequence=1, table=3))
+    cluster.copy_rate = 0
+    cluster.assign_next()
+    for _ in range(200):
+        cluster.step()
+        if cluster.watch():
+            break
+    cluster.settle()
+    assert cluster.newcomer.replica(1).tables() == [1, 2, 3]
+    assert same_arcs(p, cluster.newcomer.replica(1))
 
 
 def test_a_copy_ends_with_the_death_of_either_side() -> None:
