@@ -272,6 +272,27 @@ def test_a_write_that_is_refused_in_one_arc_is_repeated_in_that_arc_alone() -> N
     assert deliver(service, Worker().pull(hashes))[0].values.ravel().tolist() == [-1, -2, -3, -4]
 
 
+@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 15, 31, 32, 63, 64, 65, 200, 1000])
+def test_a_message_is_cut_by_slot_whatever_its_number_of_keys(
+    size: int, skewed: bool, rng: np.random.Generator
+) -> None:
+    hashes = np.unique(rng.integers(0, 3 * WIDTH if skewed else 2**64, size, dtype=np.uint64))
+    grads = rng.integers(1, 100, len(hashes))
+    for arcs in ([(0, SLOTS)], *ARCS.values()):
+        service = _core.Service(SLOTS, arcs)
+        service.add_table(0, dim=1, **SGD)
+        service.start_job(1, "asp")
+        service.admit(0, 1, 0)
+        push = Worker().push(hashes, grads, sequence=1)
+        for _ in range(2):  # once for every slot
+            assert deliver(service, push)[0].status == Status.OK
+        for some in (hashes, hashes[::-1][:1], hashes[len(hashes) // 2 :]):
+            values = deliver(service, Worker().pull(some))[0].values.ravel()
+            assert values.tolist() == (-grads[np.isin(hashes, some)]).tolist()
+        assert service.metrics()["duplicates"] == 1
+
+
 def test_the_budget_of_a_slot_does_not_depend_on_the_arcs() -> None:
     texts = []
     for arcs in ([(0, SLOTS)], *ARCS.values()):

@@ -65,6 +65,7 @@ struct ArcWorkspace {
   Buffer<std::uint32_t> some_counts;
   Buffer<std::uint32_t> ones;  // the counts of pushes without counts, to merge them with others
   MergeScratch merge;
+  ShardScratch shard;
 };
 
 class Arc {
@@ -211,8 +212,10 @@ class Arc {
   // The rows that are left to do, copied to the workspace if others lie between them.
   Rows rest(const Fresh& fresh, const Rows& rows, std::size_t dim, std::uint64_t sequence, DedupWindow& dedup,
             SlotSlices& slices);
-  static void mark(const SlotSlices& slices, std::uint64_t sequence, std::size_t first,
-                   DedupWindow& dedup) noexcept;
+  // Calls use(slot, begin, end) for the slots that have hashes.
+  template <class Use>
+  void each_slot(const SlotSlices& slices, const Use& use) const;
+  void mark(const SlotSlices& slices, std::uint64_t sequence, DedupWindow& dedup) const noexcept;
   void step_rows(const Write& write, Table& table, const SlotSlices& slices, const Rows& rows,
                  DedupWindow& dedup);
   void step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& step);

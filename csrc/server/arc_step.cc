@@ -123,7 +123,7 @@ void Arc::step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& s
     const OccurrenceCounts occurrences{.counts = all.counts.subspan(all.counts.empty() ? 0 : step.stepped),
                                        .clock = applied_};
     shard.push(cut(all.hashes.subspan(step.stepped)), all.grads.subspan(step.stepped * dim), occurrences,
-               &stepped);
+               &stepped, nullptr, &workspace_->shard);
   } catch (const MemoryBudgetExceededError& error) {
     // No request waits for this step: the next ones to the table report the error.
     table.full = error.what();

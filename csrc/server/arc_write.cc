@@ -11,6 +11,13 @@
 
 namespace shoal {
 
+namespace {
+
+// Hashes. From here on a search for the end of each slot costs less than reading all hashes.
+constexpr std::size_t kFewPerSlot = 4;
+
+}  // namespace
+
 DedupWindow& Arc::history(std::uint32_t rank) {
   if (rank >= dedup_.size()) {
     dedup_.resize(rank + std::size_t{1});
@@ -42,13 +49,35 @@ std::uint64_t Arc::erased(std::uint32_t rank, std::uint64_t sequence) const noex
 
 // --- once for every slot ----------------------------------------------------------------------------------------
 
+template <class Use>
+void Arc::each_slot(const SlotSlices& slices, const Use& use) const {
+  const std::size_t n = slices.hashes.size();
+  for (std::size_t begin = 0; begin < n;) {
+    const std::size_t s = index_of(slots_.of(slices.hashes[begin]));
+    const std::size_t end = slices.offsets[s - first_ + 1];
+    use(s, begin, end);
+    begin = end;
+  }
+}
+
 SlotSlices Arc::cut(std::span<const std::uint64_t> hashes) {
   const std::size_t n = hashes.size();
-  const std::size_t first = n == 0 ? end_ - first_ : index_of(slots_.of(hashes.front())) - first_;
-  const std::size_t last = n == 0 ? 0 : index_of(slots_.of(hashes.back())) - first_;
+  if (n < kFewPerSlot * (end_ - first_)) {
+    std::size_t slot = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::size_t its = index_of(slots_.of(hashes[i])) - first_;
+      for (; slot <= its; ++slot) {
+        offsets_[slot] = i;
+      }
+    }
+    std::fill(offsets_.begin() + static_cast<std::ptrdiff_t>(slot), offsets_.end(), n);
+    return {hashes, offsets_};
+  }
+  const std::size_t first = index_of(slots_.of(hashes.front())) - first_;
+  const std::size_t last = index_of(slots_.of(hashes.back())) - first_;
   std::fill_n(offsets_.begin(), first + 1, 0);
   // Interpolation search: hashes are uniform, so the end of a slot is near its expected position.
-  const std::size_t stride = n == 0 ? 1 : std::max<std::size_t>(n / (last - first + 1) * 5 / 4, 1);
+  const std::size_t stride = std::max<std::size_t>(n / (last - first + 1) * 5 / 4, 1);
   std::size_t at = 0;
   for (std::size_t s = first; s < last; ++s) {
     const std::uint64_t bound = slots_.first_hash(Slot{static_cast<std::uint32_t>(first_ + s + 1)});
@@ -60,9 +89,7 @@ SlotSlices Arc::cut(std::span<const std::uint64_t> hashes) {
     at = static_cast<std::size_t>(std::lower_bound(begin, end, bound) - hashes.begin());
     offsets_[s + 1] = at;
   }
-  if (n != 0) {
-    std::fill(offsets_.begin() + static_cast<std::ptrdiff_t>(last) + 1, offsets_.end(), n);
-  }
+  std::fill(offsets_.begin() + static_cast<std::ptrdiff_t>(last) + 1, offsets_.end(), n);
   return {hashes, offsets_};
 }
 
@@ -73,12 +100,9 @@ Arc::Fresh Arc::fresh(const Write& write, std::span<const std::uint64_t> hashes)
     fresh.any = !dedup.calls().contains(write.sequence);
     return fresh;
   }
-  const std::size_t first = index_of(slots_.of(hashes.front()));
-  const std::size_t last = index_of(slots_.of(hashes.back()));
-  for (std::size_t s = first; s <= last; ++s) {
-    const std::size_t rows = fresh.slices.offsets[s - first_ + 1] - fresh.slices.offsets[s - first_];
-    fresh.done += rows != 0 && dedup.slot(s).contains(write.sequence) ? rows : 0;
-  }
+  each_slot(fresh.slices, [&](std::size_t s, std::size_t begin, std::size_t end) {
+    fresh.done += dedup.slot(s).contains(write.sequence) ? end - begin : 0;
+  });
   fresh.partial = dedup.partial_push(write.sequence);
   fresh.any = fresh.done != hashes.size();
   return fresh;
@@ -95,11 +119,9 @@ Arc::Rows Arc::rest(const Fresh& fresh, const Rows& rows, std::size_t dim, std::
   const std::span<float> some_values = workspace_->some_values.claim(hashes.size() * dim);
   const std::span<std::uint32_t> some_counts = workspace_->some_counts.claim(rows.counts.size());
   std::size_t count = 0;
-  for (std::size_t s = first_; s < end_; ++s) {
-    const std::size_t begin = fresh.slices.offsets[s - first_];
-    const std::size_t end = fresh.slices.offsets[s - first_ + 1];
-    if (begin == end || dedup.slot(s).contains(sequence)) {
-      continue;
+  each_slot(fresh.slices, [&](std::size_t s, std::size_t begin, std::size_t end) {
+    if (dedup.slot(s).contains(sequence)) {
+      return;
     }
     for (std::size_t i = begin; i < end; ++i) {
       if (fresh.partial != nullptr && index_of(slots_.of(fresh.partial->next)) == s &&
@@ -114,19 +136,14 @@ Arc::Rows Arc::rest(const Fresh& fresh, const Rows& rows, std::size_t dim, std::
       }
       ++count;
     }
-  }
+  });
   slices = cut(some.first(count));
   return {some.first(count), some_values.first(count * dim),
           some_counts.first(rows.counts.empty() ? 0 : count)};
 }
 
-void Arc::mark(const SlotSlices& slices, std::uint64_t sequence, std::size_t first,
-               DedupWindow& dedup) noexcept {
-  for (std::size_t s = 0; s + 1 < slices.offsets.size(); ++s) {
-    if (slices.offsets[s] != slices.offsets[s + 1]) {
-      dedup.slot(first + s).mark(sequence);
-    }
-  }
+void Arc::mark(const SlotSlices& slices, std::uint64_t sequence, DedupWindow& dedup) const noexcept {
+  each_slot(slices, [&](std::size_t s, std::size_t, std::size_t) { dedup.slot(s).mark(sequence); });
   dedup.calls().mark(sequence);
 }
 
@@ -151,22 +168,23 @@ void Arc::push(const Write& write, const Rows& rows, const Fresh& fresh, std::sh
     }
     pending_.add(write.clock, write.table, std::move(kept));
   }
-  mark(slices, write.sequence, first_, dedup);
+  mark(slices, write.sequence, dedup);
 }
 
 void Arc::step_rows(const Write& write, Table& table, const SlotSlices& slices, const Rows& rows,
                     DedupWindow& dedup) {
   std::size_t stepped = 0;
   try {
-    table.shard->push(slices, rows.values, {.counts = rows.counts, .clock = write.clock}, &stepped);
+    table.shard->push(slices, rows.values, {.counts = rows.counts, .clock = write.clock}, &stepped, nullptr,
+                      &workspace_->shard);
   } catch (const std::bad_alloc&) {
     // Record where it stopped: when it is sent again, it continues there.
     const auto& [hashes, offsets] = slices;
-    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
-      if (offsets[s] < offsets[s + 1] && offsets[s + 1] <= stepped) {
-        dedup.slot(first_ + s).mark(write.sequence);
+    each_slot(slices, [&](std::size_t s, std::size_t, std::size_t end) {
+      if (end <= stepped) {
+        dedup.slot(s).mark(write.sequence);
       }
-    }
+    });
     if (stepped < hashes.size() && offsets[index_of(slots_.of(hashes[stepped])) - first_] < stepped) {
       dedup.set_partial_push(write.sequence, hashes[stepped]);
     }
@@ -180,7 +198,7 @@ void Arc::assign(const Write& write, const Rows& rows, const Fresh& fresh) {
   SlotSlices slices;
   const Rows some = rest(fresh, rows, target.shard->rows().dim(), write.sequence, dedup, slices);
   target.shard->assign(slices, some.values, write.clock);
-  mark(slices, write.sequence, first_, dedup);
+  mark(slices, write.sequence, dedup);
 }
 
 void Arc::erase(const Write& write, const Fresh& fresh) {
@@ -190,7 +208,7 @@ void Arc::erase(const Write& write, const Fresh& fresh) {
   rest(fresh, {fresh.slices.hashes, {}, {}}, 0, write.sequence, dedup, slices);
   dedup.add_erased(write.sequence, target.shard->erase(slices));
   target.full.clear();
-  mark(slices, write.sequence, first_, dedup);
+  mark(slices, write.sequence, dedup);
 }
 
 // --- functions and sweeps ---------------------------------------------------------------------------------------

@@ -138,7 +138,8 @@ void Service::answer_pull(const Call& call, Table& table) {
   const std::size_t dim = table.rows.dim();
   PooledBuffer values = call.out.acquire(call.hashes.size() * dim * sizeof(float));
   each_slice(call, [&](const Shard& shard, const SlotSlices& part, std::size_t begin) {
-    shard.pull(part, values.as<float>().subspan(begin * dim, part.hashes.size() * dim));
+    shard.pull(part, values.as<float>().subspan(begin * dim, part.hashes.size() * dim), nullptr,
+               &workspace_.shard);
   });
   send_weights(call, std::move(values), dim);
 }

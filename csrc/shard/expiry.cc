@@ -13,6 +13,7 @@
 #include <cmath>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "policy/eviction_candidates.h"
@@ -317,6 +318,13 @@ void Shard::enforce_max_rows(const SlotSlices& batch, std::uint32_t now) {
 }
 
 // --- the memory budget ------------------------------------------------------------------------------------------
+
+void Shard::leave_budget() {
+  const auto budget_lock = lock_budget();
+  for (std::size_t s = 0; s < noted_.size(); ++s) {
+    budget_->note(first_ + s, std::exchange(noted_[s], 0), 0);
+  }
+}
 
 std::unique_lock<std::mutex> Shard::lock_budget() const {
   return budget_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(budget_->mutex());

@@ -152,8 +152,8 @@ class ProbePipeline {
     run.probe.start(hashes_.data() + next_);
     std::size_t room = most_;
     while (room != 0 && next_ != end_ && run.probe.parts().size() != kMaxSlots) {
-      while (offsets_[slot_ + 1] <= next_) {
-        ++slot_;
+      if (offsets_[slot_ + 1] <= next_) {
+        slot_ = index_of(layout_.slots.of(hashes_[next_])) - first_slot_;
       }
       SlotState& slot = *slots_[slot_];
       const std::size_t last = offsets_[slot_ + 1];

@@ -78,13 +78,6 @@ Shard::~Shard() {
   }
 }
 
-void Shard::leave_budget() {
-  const auto budget_lock = lock_budget();
-  for (std::size_t s = 0; s < noted_.size(); ++s) {
-    budget_->note(first_ + s, std::exchange(noted_[s], 0), 0);
-  }
-}
-
 // --- the walk ---------------------------------------------------------------------------------------------------
 
 void Shard::check_process() const {
@@ -134,6 +127,9 @@ template <class Work>
 void Shard::split(const SlotSlices& batch, const Work& work) const {
   const std::size_t parts =
       parts_for(batch.hashes.size(), kMinKeys, pool_.threads() == 1 ? 1 : 4 * pool_.threads());
+  if (parts == 1) {
+    return work(0, tables_.size());
+  }
   const Partition partition{batch.hashes.size(), parts};
   const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or after it
     return part == parts
@@ -172,7 +168,8 @@ void Shard::walk(const SlotSlices& batch, const Known& known, const MakeWorker& 
 }
 
 template <class Use>
-void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touched, const Use& use) const {
+void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touched, const Use& use,
+                 ShardScratch* scratch) const {
   using Lock = std::shared_lock<std::shared_mutex>;
   struct Reader {
     const Shard& shard;
@@ -187,8 +184,8 @@ void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touche
       const std::span<std::byte*> rows = run.rows();
       for (std::size_t r = 0; r < rows.size(); ++r) {
         if (rows[r] == nullptr) [[unlikely]] {
-          rows[r] = shard.initial_row_.empty() ? work.fresh.get() + r * shard.rows_.bytes()
-                                               : shard.initial_row_.data();
+          rows[r] =
+              shard.initial_row_.empty() ? work.fresh + r * shard.rows_.bytes() : shard.initial_row_.data();
           if (shard.initial_row_.empty()) {
             shard.fill_initial_row(batch.hashes[first + r], rows[r]);
           }
@@ -197,7 +194,8 @@ void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touche
       use_rows(work, rows, first, ahead);
     }
   };
-  walk<Lock>(batch, known, [&] { return Reader{*this, batch, touched, use, Workspace(rows_)}; });
+  walk<Lock>(batch, known,
+             [&] { return Reader{*this, batch, touched, use, Workspace(rows_, room_of(scratch))}; });
 }
 
 void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts,
@@ -220,7 +218,8 @@ void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t>
 }
 
 template <class Use>
-void Shard::change(const SlotSlices& batch, const InsertContext& how, const Known& known, const Use& use) {
+void Shard::change(const SlotSlices& batch, const InsertContext& how, const Known& known, const Use& use,
+                   ShardScratch* scratch) {
   using Lock = std::unique_lock<std::shared_mutex>;
   std::atomic<std::uint64_t> created{0};
   std::atomic<std::uint64_t> refused{0};
@@ -250,7 +249,7 @@ void Shard::change(const SlotSlices& batch, const InsertContext& how, const Know
         std::ranges::copy(rows, filled.begin());
         for (std::size_t r = 0; r < rows.size(); ++r) {
           if (rows[r] == nullptr) {
-            filled[r] = work.fresh.get() + r * shard.rows_.bytes();
+            filled[r] = work.fresh + r * shard.rows_.bytes();
             std::memset(filled[r], 0, shard.rows_.bytes());
           }
         }
@@ -272,8 +271,9 @@ void Shard::change(const SlotSlices& batch, const InsertContext& how, const Know
       }
     }
   };
-  walk<Lock>(batch, known,
-             [&] { return RowMutator{*this, batch, use, created, refused, Workspace(rows_), how}; });
+  walk<Lock>(batch, known, [&] {
+    return RowMutator{*this, batch, use, created, refused, Workspace(rows_, room_of(scratch)), how};
+  });
   refused_.fetch_add(refused.load(), std::memory_order_relaxed);
   const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
   if (std::bit_width(before) != std::bit_width(before + created.load())) {
@@ -290,7 +290,8 @@ void Shard::change(const SlotSlices& batch, const InsertContext& how, const Know
 // --- requests ---------------------------------------------------------------------------------------------------
 
 template <class Use>
-void Shard::read_weights(const SlotSlices& batch, const Known& known, float* to, const Use& use) const {
+void Shard::read_weights(const SlotSlices& batch, const Known& known, float* to, const Use& use,
+                         ShardScratch* scratch) const {
   std::visit(
       [&](const auto& rule) {
         constexpr bool kDerives = std::remove_cvref_t<decltype(rule)>::kDerivesWeights;
@@ -306,17 +307,20 @@ void Shard::read_weights(const SlotSlices& batch, const Known& known, float* to,
                 rows_.read_weights(rows, out, ahead);
               }
               use(std::span<const float>(out, block.size()), first);
-            });
+            },
+            scratch);
       },
       spec_.optimizer.rule());
   pulls_.fetch_add(1, std::memory_order_relaxed);
   rows_pulled_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
 }
 
-void Shard::pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations) const {
+void Shard::pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations,
+                 ShardScratch* scratch) const {
   check_batch(batch);
   SHOAL_CHECK(weights.size() == batch.hashes.size() * rows_.dim(), "rows must be len(keys) x dim");
-  read_weights(batch, known(batch, locations), weights.data(), [](std::span<const float>, std::size_t) {});
+  read_weights(
+      batch, known(batch, locations), weights.data(), [](std::span<const float>, std::size_t) {}, scratch);
 }
 
 void Shard::pull_per_key(const KeyBatch& batch, std::span<float> weights, RowLocations* locations) const {
@@ -354,7 +358,7 @@ void Shard::locate(const SlotSlices& batch, RowLocations& locations) const {
 
 std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
                                const OccurrenceCounts& occurrences, std::size_t* stepped,
-                               const RowLocations* locations) {
+                               const RowLocations* locations, ShardScratch* scratch) {
   SHOAL_CHECK(occurrences.counts.empty() || occurrences.counts.size() == batch.hashes.size(),
               "a push has one count of occurrences a key: " + std::to_string(batch.hashes.size()) + ", got " +
                   std::to_string(occurrences.counts.size()));
@@ -385,11 +389,11 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
           if constexpr (requires(const InPlace& given) { rule.step(given); }) {
             return rule.step({.rows = rows,
                               .dim = dim,
-                              .grads = slopes(first, rows.size(), work.floats.get()),
+                              .grads = slopes(first, rows.size(), work.floats),
                               .hashes = batch.hashes.data() + first,
                               .noise = shared,
                               .step = step,
-                              .scratch = work.floats.get() + work.elements,
+                              .scratch = work.floats + work.elements,
                               .ahead = &ahead});
           } else {
             return 0;  // never asked: dim is 2
@@ -403,7 +407,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
           if (given != block.grads) {
             std::memcpy(block.grads, given, block.size() * sizeof(float));
           }
-          fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
+          fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise);
           rows_.gather(rows, block, ahead);
 
           std::uint32_t* const moves = work.moves();
@@ -440,7 +444,8 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
               if (bad != 0) {
                 dropped.fetch_add(bad, std::memory_order_relaxed);
               }
-            });
+            },
+            scratch);
       },
       spec_.optimizer.rule());
   enforce_max_rows(batch, how.now.clock);
@@ -452,7 +457,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
 
 std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
                           const OccurrenceCounts& occurrences, std::size_t* stepped,
-                          const RowLocations* locations) {
+                          const RowLocations* locations, ShardScratch* scratch) {
   check_batch(batch);
   SHOAL_CHECK(grads.size() == batch.hashes.size() * rows_.dim(), "grads must be len(keys) x dim");
   return step_rows(
@@ -460,7 +465,7 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
       [&](std::size_t first, std::size_t /*count*/, float* /*room*/) {
         return grads.data() + first * rows_.dim();
       },
-      occurrences, stepped, locations);
+      occurrences, stepped, locations, scratch);
 }
 
 std::uint64_t Shard::push_per_key(const KeyBatch& batch, std::span<const float> grads,
@@ -474,7 +479,7 @@ std::uint64_t Shard::push_per_key(const KeyBatch& batch, std::span<const float> 
         batch.sum_some(first, grads.data(), rows_.dim(), {room, count * rows_.dim()});
         return room;
       },
-      occurrences, nullptr, locations);
+      occurrences, nullptr, locations, nullptr);
 }
 
 void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock) {
@@ -504,7 +509,7 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
               } else {
                 std::memcpy(block.columns[0], given, block.size() * sizeof(float));
               }
-              fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
+              fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise);
               std::fill_n(work.moves(), block.rows, 1U);
               rows_.scatter(block, {work.moves(), block.rows}, rows, ahead);
             });

@@ -48,6 +48,7 @@
 #include <string>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/byte_stream.h"
 #include "base/mix.h"
 #include "base/threads.h"
@@ -111,6 +112,13 @@ struct ShardStats {
 // time and two thirds of the instructions (bench/README.md, "Wide rows").
 enum class Locks : std::uint8_t { kBySlot, kOne };
 
+// Memory for the intermediate values of a call, so that small batches allocate nothing. Any shards may use it, one call at a time.
+class ShardScratch {
+ private:
+  friend class Shard;
+  Buffer<std::byte> bytes_;
+};
+
 class Shard {
  public:
   static constexpr std::size_t kAllSlots = std::numeric_limits<std::size_t>::max();  // as an end
@@ -152,7 +160,9 @@ class Shard {
   }
 
   // With `locations` of this batch, known rows are not searched, and all rows are known afterwards.
-  void pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations = nullptr) const;
+  // `scratch`: used by a pool of one thread; null: the call allocates its own.
+  void pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations = nullptr,
+            ShardScratch* scratch = nullptr) const;
   // pull() of every input key, without an intermediate row for each unique key.
   void pull_per_key(const KeyBatch& batch, std::span<float> weights, RowLocations* locations = nullptr) const;
   // Only finds the rows, in the calling thread, for callers that prepare a batch ahead of time.
@@ -162,7 +172,7 @@ class Shard {
   // push that throws.
   std::uint64_t push(const SlotSlices& batch, std::span<const float> grads,
                      const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
-                     const RowLocations* locations = nullptr);
+                     const RowLocations* locations = nullptr, ShardScratch* scratch = nullptr);
   // push() of one gradient per input key: the gradients of each unique key are summed when its row is updated, as by
   // KeyBatch::sum.
   std::uint64_t push_per_key(const KeyBatch& batch, std::span<const float> grads,
@@ -278,6 +288,10 @@ class Shard {
 
  private:
   struct Workspace;  // buffers of one part of a batch
+  // The memory of a workspace: null if several threads would share it.
+  Buffer<std::byte>* room_of(ShardScratch* scratch) const noexcept {
+    return scratch != nullptr && pool_.threads() == 1 ? &scratch->bytes_ : nullptr;
+  }
 
   void check_batch(const SlotSlices& batch) const;
   void check_process() const;
@@ -301,14 +315,16 @@ class Shard {
   // Calls use(workspace, rows, first, ahead) for every run of rows, in order, and reads the first `touched` bytes of
   // each; an absent row is replaced by its initial row.
   template <class Use>
-  void read(const SlotSlices& batch, const Known& known, std::size_t touched, const Use& use) const;
+  void read(const SlotSlices& batch, const Known& known, std::size_t touched, const Use& use,
+            ShardScratch* scratch = nullptr) const;
   // Calls use(weights, first) for every run, with its weights in `to`, or in the workspace if `to` is null.
   template <class Use>
-  void read_weights(const SlotSlices& batch, const Known& known, float* to, const Use& use) const;
+  void read_weights(const SlotSlices& batch, const Known& known, float* to, const Use& use,
+                    ShardScratch* scratch = nullptr) const;
   // (first, count, room): returns the gradients of a run's unique hashes, which may be computed in `room`.
   using Slopes = std::function<const float*(std::size_t, std::size_t, float*)>;
   std::uint64_t step_rows(const SlotSlices& batch, const Slopes& slopes, const OccurrenceCounts& occurrences,
-                          std::size_t* stepped, const RowLocations* locations);
+                          std::size_t* stepped, const RowLocations* locations, ShardScratch* scratch);
   // The parameters and state of a worker that creates rows.
   struct InsertContext {
     const SlotTable* counted = nullptr;  // the last table whose missing rows were counted
@@ -323,7 +339,8 @@ class Shard {
   };
   // The same for writing: missing rows are created. The caller holds writers_mutex_.
   template <class Use>
-  void change(const SlotSlices& batch, const InsertContext& how, const Known& known, const Use& use);
+  void change(const SlotSlices& batch, const InsertContext& how, const Known& known, const Use& use,
+              ShardScratch* scratch = nullptr);
   std::shared_lock<std::shared_mutex> enter() const;
 
   void fill_initial_row(std::uint64_t hash, std::byte* row) const noexcept;

@@ -107,7 +107,7 @@ std::vector<std::size_t> Shard::transform_weights(std::size_t first, std::size_t
         work.moves()[r] &= work.finite()[r];
         moved[slot - first] += work.moves()[r];
       }
-      fill_noise({hashes.data(), rows.size()}, dim, shared, work.noise.get());
+      fill_noise({hashes.data(), rows.size()}, dim, shared, work.noise);
       rows_.scatter(block, {work.moves(), rows.size()}, rows, none);
     };
     tables_[slot - first_]->table.each_row([&](std::uint64_t hash, std::byte* row) {

@@ -10,12 +10,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 
+#include "base/buffer.h"
 #include "base/noise.h"
 #include "base/simd.h"
 #include "shard/shard.h"
@@ -97,34 +98,51 @@ SHOAL_CLONES inline void fill_noise(std::span<const std::uint64_t> hashes, std::
 
 // The buffers of one part of a batch: gradients, columns, row state, noise, flags and initial rows.
 struct Shard::Workspace {
-  explicit Workspace(const Rows& rows)
+  // In this memory; null: it has its own.
+  explicit Workspace(const Rows& rows, Buffer<std::byte>* room = nullptr)
       : most(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, Probe::kMax)),
-        elements(most * rows.dim()),
-        floats(new float[elements * (kMaxColumns + 1) + most]),
-        noise(new std::uint32_t[elements]),
-        flags(new std::uint32_t[2 * most]),
-        fresh(new std::byte[most * rows.bytes()]) {}
+        elements(most * rows.dim()) {
+    const std::array<std::size_t, 4> sizes{sizeof(float) * (elements * (kMaxColumns + 1) + most),
+                                           sizeof(std::uint32_t) * elements, sizeof(std::uint32_t) * 2 * most,
+                                           most * rows.bytes()};
+    std::size_t size = 0;
+    for (const std::size_t bytes : sizes) {
+      size += aligned(bytes);
+    }
+    std::byte* at = (room == nullptr ? own : *room).claim(size).data();
+    floats = reinterpret_cast<float*>(at);
+    noise = reinterpret_cast<std::uint32_t*>(at += aligned(sizes[0]));
+    flags = reinterpret_cast<std::uint32_t*>(at += aligned(sizes[1]));
+    fresh = at + aligned(sizes[2]);
+  }
 
   // A block of `count` rows with writable arrays.
   Block block(std::size_t count, std::size_t dim) noexcept {
-    float* const at = floats.get();
+    float* const at = floats;
     return {.rows = count,
             .dim = dim,
             .grads = at,
             .columns = {at + elements, at + 2 * elements, at + 3 * elements},
             .row_state = at + (kMaxColumns + 1) * elements,
-            .noise = noise.get(),
+            .noise = noise,
             .step = 0};
   }
-  std::uint32_t* moves() noexcept { return flags.get(); }
-  std::uint32_t* finite() noexcept { return flags.get() + most; }
+  std::uint32_t* moves() noexcept { return flags; }
+  std::uint32_t* finite() noexcept { return flags + most; }
 
   std::size_t most;
   std::size_t elements;
-  std::unique_ptr<float[]> floats;
-  std::unique_ptr<std::uint32_t[]> noise;
-  std::unique_ptr<std::uint32_t[]> flags;
-  std::unique_ptr<std::byte[]> fresh;
+  float* floats;
+  std::uint32_t* noise;
+  std::uint32_t* flags;
+  std::byte* fresh;
+
+ private:
+  static constexpr std::size_t aligned(std::size_t bytes) noexcept {
+    return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+  }
+
+  Buffer<std::byte> own;
 };
 
 }  // namespace shoal
