@@ -66,10 +66,13 @@ void Service::read(const Call& call, Table& table) {
                          std::to_string(limits_.reply_bytes) + " are sent: ask for fewer keys at a time");
   }
   if (header.worker != wire::kAnonymous) {
-    if (mode() == Mode::kBsp && header.op == Op::kPull && header.clock < last_applied()) {
+    // Of the arcs that it reads: others, which have come from elsewhere, may be further.
+    const auto late = std::ranges::find_if(
+        slices_, [&](const Slice& slice) { return header.clock < slice.arc->applied(); });
+    if (mode() == Mode::kBsp && header.op == Op::kPull && late != slices_.end()) {
       return send_text(call, Status::kBadRequest,
                        "a pull at clock " + std::to_string(header.clock) +
-                           " came after the pushes of clock " + std::to_string(last_applied() - 1) +
+                           " came after the pushes of clock " + std::to_string(late->arc->applied() - 1) +
                            " were applied: tick a clock when its pulls are answered");
     }
     if (!is_complete(header.clock)) {
