@@ -363,6 +363,23 @@ def test_records_that_arrive_before_the_assignment_wait_for_it() -> None:
     assert equal(primary, backup.replica(9))
 
 
+def test_a_gap_that_is_reported_twice_in_a_row_is_filled_soon_without_a_third_report() -> None:
+    primary, backup = _core.Service(SLOTS), _core.Service(SLOTS)
+    primary.assign(1, ARCS, [(9, "b", "", ARCS, [])])
+    cluster = Cluster()
+    cluster.primary, cluster.services, cluster.now = primary, [primary, backup], 1000
+    cluster.links = [Link(9, primary, backup)]
+    primary.on_time(cluster.now)
+    prepare(primary, "asp", 0)
+    primary.handle(b"worker", Worker().push([5], [1], sequence=1))
+    for _ in range(3):  # the backup does not know the stream yet
+        assert cluster.step(2) == []
+    backup.assign(1, [], [], [(9, ARCS)])
+    begun = cluster.now
+    while not cluster.step(1):
+        assert cluster.now < begun + 50, "it waits for a keep-alive"
+
+
 def test_an_older_assignment_has_no_effect() -> None:
     cluster = Cluster()
     cluster.promote()

@@ -213,6 +213,7 @@ void ReplicationLog::acknowledge(Stream& stream, const Header& reply, std::strin
     }
     stream.sent = std::max(stream.sent, stream.acknowledged);
     stream.gap_ms = kGapMs;
+    stream.rewind_at = kNever;
   }
   if (is_position && stream.copy && stream.copy->end_sequence != 0 &&
       reply.sequence >= stream.copy->end_sequence && reply.aux == stream.copy->range.first + 1) {
@@ -222,9 +223,10 @@ void ReplicationLog::acknowledge(Stream& stream, const Header& reply, std::strin
     stream.arrived.push_back(stream.copy->range);
     stream.copy.reset();
   }
-  if ((reply.status == Status::kRetry || !is_position) && now_ - stream.rewound >= stream.gap_ms) {
-    rewind(stream);
-    stream.gap_ms = std::min(2 * stream.gap_ms, kMaxGapMs);
+  if (reply.status == Status::kRetry || !is_position) {
+    // Perhaps this is the last report: the backup makes another one only when another message arrives.
+    stream.rewind_at = std::min(stream.rewind_at, stream.rewound + stream.gap_ms);
+    rewind_if_due(stream);
   } else if (reply.status == Status::kInternal && stream.fault.empty()) {
     try {
       stream.fault = text.empty() ? "the backup has diverged" : std::string(text);
@@ -238,6 +240,14 @@ void ReplicationLog::rewind(Stream& stream) noexcept {
   stream.sent = stream.acknowledged;
   stream.sent_bytes = 0;
   stream.rewound = now_;
+  stream.rewind_at = kNever;
+}
+
+void ReplicationLog::rewind_if_due(Stream& stream) noexcept {
+  if (stream.rewind_at <= now_) {
+    rewind(stream);
+    stream.gap_ms = std::min(2 * stream.gap_ms, kMaxGapMs);
+  }
 }
 
 void ReplicationLog::stop(const char* why) noexcept {
@@ -256,6 +266,7 @@ void ReplicationLog::on_time(Milliseconds now) noexcept {
     if (stream.stopped()) {
       continue;
     }
+    rewind_if_due(stream);
     if (now_ - stream.last_sent >= kAliveMs) {
       stream.alive_due = true;
     }
@@ -268,7 +279,7 @@ Milliseconds ReplicationLog::next_time() const noexcept {
     if (stream.stopped()) {
       continue;
     }
-    next = std::min(next, stream.last_sent + kAliveMs);
+    next = std::min({next, stream.last_sent + kAliveMs, stream.rewind_at});
   }
   return next;
 }

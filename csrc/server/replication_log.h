@@ -72,7 +72,7 @@ class ReplicationLog {
   static constexpr Milliseconds kNever = std::numeric_limits<Milliseconds>::max();
   static constexpr Milliseconds kAliveMs = 200;   // a keep-alive after so long without a message
   static constexpr Milliseconds kSilentMs = 500;  // half of the time after which a server is suspected
-  // Between two reports of a gap that are followed; doubles without progress.
+  // From one time that everything unacknowledged is sent again to the next; doubles without progress.
   static constexpr Milliseconds kGapMs = 20;
   static constexpr Milliseconds kMaxGapMs = 1000;
   static constexpr std::size_t kMaxSentBytes = std::size_t{64}
@@ -117,6 +117,7 @@ class ReplicationLog {
     Milliseconds last_sent = 0;
     Milliseconds gap_ms = kGapMs;
     Milliseconds rewound = 0;
+    Milliseconds rewind_at = kNever;  // a gap was reported too soon after the last time
     bool alive_due = false;
     bool fenced = false;
     std::string fault{};
@@ -180,6 +181,7 @@ class ReplicationLog {
   bool next_message(Stream& stream, StreamMessage& message) noexcept;
   void acknowledge(Stream& stream, const wire::Header& reply, std::string_view text) noexcept;
   void rewind(Stream& stream) noexcept;
+  void rewind_if_due(Stream& stream) noexcept;
   // Stops all streams.
   void stop(const char* why) noexcept;
   void on_time(Milliseconds now) noexcept;
