@@ -186,6 +186,7 @@ def test_a_sweep_that_an_order_lets_go_on_is_executed_by_the_backup_too(order: s
         p.resume()
     else:
         p.dismiss(2, 1)
+    assert p.released() == []  # the backup has not executed it
     answers = [reply for reply in cluster.settle() if reply.op == Op.SWEEP]
     assert [reply.status for reply in answers] == [Status.OK]
     assert same_arcs(p, replica)
@@ -214,6 +215,22 @@ def test_no_reply_leaves_before_every_backup_has_acknowledged_what_it_saw() -> N
     replies = cluster.settle()
     assert [reply.op for reply in replies] == [Op.PUSH, Op.PULL]
     assert first.primary is second.primary
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_backup_that_is_behind_decides_what_is_committed(slow: int) -> None:
+    cluster = Cluster(backups=2)
+    prepare(cluster.primary, "asp", 0)
+    cluster.settle()
+    worker = Worker(epoch=NEWEST)
+    cluster.links[slow].is_down = True
+    assert cluster.send(worker.push([5], [1], sequence=1)) == []
+    assert cluster.step() == []
+    cluster.links[1 - slow].is_down = True
+    assert cluster.send(worker.push([5], [1], sequence=2)) == []
+    # One backup has the first push, none has the second one.
+    assert cluster.step() == []
+    assert not cluster.primary.committed(cluster.primary.position() - 1)
 
 
 def test_reads_leave_at_once_while_nothing_waits_for_a_commit() -> None:
@@ -464,6 +481,23 @@ def test_an_arc_moves_to_its_backup_and_the_other_streams_follow() -> None:
     assert digest_of(p, 0, rest) == digest_of(b.replica(2), 0, rest)
 
 
+def test_a_released_arc_executes_nothing_more_at_the_backup() -> None:
+    cluster = Cluster()
+    p, n = cluster.services
+    prepare(p, "asp", 0)
+    cluster.send(Worker(epoch=NEWEST).push([1], [1], sequence=1))
+    cluster.settle()
+    state = p.save_arc(*ARCS[0])
+    p.assign(2, ARCS[1:], [(1, "n", "", ARCS[1:], [])])
+    for rank in range(3):
+        cluster.send(Worker(rank, epoch=NEWEST).tick(0, sequence=2))  # without keys: executed in all arcs of p
+    cluster.settle()
+    assert p.retired()
+    n.assign(2, ARCS[:1], [], [(1, ARCS[1:])])
+    assert n.save_arc(*ARCS[0]) == state
+    assert same_arcs(p, n.replica(1), ARCS[1:])
+
+
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
@@ -667,6 +701,26 @@ def test_orders_during_a_copy_are_executed_in_the_copied_arc_too() -> None:
     cluster.settle()
     assert cluster.newcomer.replica(1).tables() == [1, 2, 3]
     assert same_arcs(p, cluster.newcomer.replica(1))
+
+
+def test_a_read_does_not_wait_for_a_copy_under_way() -> None:
+    cluster = Copying()
+    prepare(cluster.primary, "asp", 0)
+    pushed(cluster, 20)
+    cluster.begin()
+    for _ in range(200):
+        cluster.step()
+        if cluster.primary.replication()["streams"][0]["arrived"]:
+            break
+    cluster.watch()
+    cluster.settle()
+    cluster.links[0].is_down = True
+    cluster.watch()
+    cluster.step()
+    stream = cluster.primary.replication()["streams"][0]
+    assert stream["arriving"] is not None
+    assert stream["bytes"] > 0
+    assert [reply.op for reply in cluster.send(Worker(epoch=NEWEST).pull([1]))] == [Op.PULL]
 
 
 def test_a_copy_ends_with_the_death_of_either_side() -> None:
