@@ -26,7 +26,7 @@ import msgspec
 __all__ = ["Arc", "ClusterMap", "Endpoint", "Run", "Stream", "cut_evenly"]
 
 _MIN_ARCS_PER_ENDPOINT = 4
-_MIN_ARCS = 16
+_MIN_ARCS = 8
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -127,7 +127,7 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, dict=True):
     --------
     >>> map = cut_evenly(1, 1024, [("tcp://10.0.0.1:5571", 0), ("tcp://10.0.0.2:5571", 1)])
     >>> map.slots, len(map.arcs), map.of_slot(511).server, map.of_slot(512).server
-    (1024, 16, 0, 1)
+    (1024, 8, 0, 1)
     """
 
     epoch: int
@@ -251,7 +251,7 @@ def _ascend(numbers: Sequence[int]) -> bool:
 def cut_evenly(epoch: int, slots: int, loops: Sequence[tuple[str, int]]) -> ClusterMap:
     """Divide the slots evenly among endpoints, in the order of ``loops``, which is that of their ids, from 0 up.
 
-    Each endpoint gets one run of slots, which is cut evenly into a power of two of arcs: at least 4, and at least 16 in
+    Each endpoint gets one run of slots, which is cut evenly into a power of two of arcs: at least 4, and at least 8 in
     all, where there are that many slots.
 
     Parameters
