@@ -67,6 +67,12 @@ def test_killed_comes_to_the_same_bits():
     assert out.endswith("the same bits\n")
 
 
+def test_replicas_loses_no_push():
+    out = run("replicas.py", "--servers", 3, "--kills", 2, "--keys", 1000)
+    assert len(re.findall(r"^clock \d+: server \d+ killed, seed \d+$", out, re.MULTILINE)) == 2
+    assert re.search(r"gradients in \d+ clocks: all rows are exact; slowest clock \d+\.\d+ s$", out.strip())
+
+
 def test_from_criteo_trains_measures_saves_loads_and_predicts(tmp_path):
     planted = demo.PlantedModel(seed=1)
     demo.write_log(tmp_path / "day_0.tsv", planted, 20_000, 0)
