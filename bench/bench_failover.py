@@ -114,6 +114,8 @@ def interrupt(what: str, faults: int, servers: int, consistency: Consistency, rn
             assert victim is not None
             began = time.monotonic()
             victim.process.send_signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
+            if what == "stopped":
+                os.waitid(os.P_PID, victim.process.pid, os.WSTOPPED | os.WNOWAIT)  # until then it may still reply
             seconds.append(pusher.interruption(began))
             if what == "stopped":
                 victim.process.kill()  # another server is started in its place
