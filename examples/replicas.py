@@ -11,9 +11,9 @@ all slots have two copies again. Another server serves the slots of the dead one
 import argparse
 import os
 import random
-import re
 import signal
 import time
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ import shoal
 LIMIT_SECONDS = 60  # from one kill to the next
 
 
-def is_whole(status: dict, servers: int) -> bool:
+def is_whole(status: dict[str, Any], servers: int) -> bool:
     """Whether there are as many servers as at the start, and each slot is on two of them."""
     return len(status["servers"]) == servers and all(arc["copies"] for arc in status["arcs"])
 
@@ -57,7 +57,8 @@ def main() -> None:
                 raise SystemExit(f"after {LIMIT_SECONDS} s the lost copies have not been made again: {store.cluster()}")
             if kills < arguments.kills and not calm and is_whole(store.cluster(), arguments.servers):
                 victim = random.Random(seed + kills).choice(store.cluster()["servers"])
-                os.kill(int(re.search(r"process (\d+)", victim["about"])[1]), signal.SIGKILL)
+                _, process = victim["about"].split(maxsplit=1)
+                os.kill(int(process.split()[0]), signal.SIGKILL)
                 kills, calm, deadline = kills + 1, 20, time.monotonic() + LIMIT_SECONDS
                 print(f"clock {clocks}: server {victim['rank']} killed, seed {seed}")
         rows = table.pull(np.arange(arguments.keys, dtype=np.uint64))[:, 0]
