@@ -348,7 +348,7 @@ def describe_slots(map: ClusterMap, arcs: Iterable[int]) -> str:
     --------
     >>> from shoal.cluster.protocol.slot_map import cut_evenly
     >>> describe_slots(cut_evenly(1, 64, [("tcp://a:1", 0)]), [0, 1, 3])
-    '0 to 7, 12 to 15'
+    '0 to 15, 24 to 31'
     """
     ranges: list[list[int]] = []
     for arc in sorted(arcs):
