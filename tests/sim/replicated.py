@@ -35,9 +35,7 @@ class ReplicatedServer(Process):
     """A server: its control, and its endpoints with their streams."""
 
     def __init__(self, world, rank, endpoints):
-        self.endpoints_count = endpoints
         self.rank = None
-        self.number_of = rank
         self.control = None
         self.taken, self.last = 0, None
         self.waiting = []
