@@ -3,26 +3,32 @@
     python bench/bench_detection.py server [--kills 50]              from the kill of a server to ServerLostError
     python bench/bench_detection.py worker [--kills 50]              from the kill of a worker to the others' next clock
     python bench/bench_detection.py busy [--seconds 60] [--load 10]  deaths beside computing processes: must be none
+    python bench/bench_detection.py promotion [--seconds 600]        failovers there, with replicas: must be none
 
 All with the shipped defaults (a heartbeat every 2 s), on one machine, with processes that are killed by SIGKILL at
 random moments while they train under BSP. Prints median, 99th percentile and maximum in milliseconds, and the load of
-the machine.
+the machine. For ``promotion`` a worker trains on three servers with one replica, and this process pings the servers as
+the scheduler does: it reports the longest time between two answers of a server, and how many rounds of pings it was
+itself too late for.
 """
 
 import argparse
 import contextlib
-import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import zmq
 
 import shoal
-from figures import check
+from copies import get_status, wait_for_copies
+from figures import check, conditions, spread
 from shoal.cluster.launch import local_cluster
+from shoal.cluster.scheduler.silence import Pinger
 
 KEYS = np.arange(500, dtype=np.uint64)
 ONES = np.ones((500, 1), np.float32)
@@ -122,6 +128,47 @@ def stay_alive(seconds: float, load: int) -> None:
         print(f"no process was declared dead in {seconds:.0f} s, {store.clock} clocks, longest {1000 * longest:.0f} ms")
 
 
+def stay_promoted(seconds: float, load: int) -> None:
+    """Train on three servers with a replica beside computing processes, and ping the servers."""
+    with contextlib.ExitStack() as undo:
+        for _ in range(load):
+            computing = undo.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            undo.callback(computing.kill)
+        cluster = undo.enter_context(local_cluster.running(3, replicas=1, timeout=JOIN_SECONDS))
+        wait_for_copies(cluster.address, 3, 1)
+        worker = undo.enter_context(worker_process(cluster.address, 1, 0))
+        assert worker.stdout is not None
+        check(worker.stdout.readline() == "joined\n", "the worker has not joined")
+        context, poller = zmq.Context(), zmq.Poller()
+        undo.callback(context.term)
+        pinger = Pinger(context, poller, lambda socket: None)
+        undo.callback(pinger.close)
+        first = get_status(cluster.address)
+        now = started = time.monotonic()
+        pinger.watch({one.address: server.rank for server in first.servers for one in server.endpoints}, now)
+        silent: list[tuple[int, str]] = []
+        runnable: list[int] = []
+        asked = now
+        while now < started + seconds:
+            poller.poll(1000 * max(0.0, pinger.next_time - now))
+            now = time.monotonic()
+            silent += pinger.turn(now)
+            if now > asked + 0.5:
+                asked = now
+                runnable.append(int(Path("/proc/loadavg").read_text().split()[3].split("/")[0]))
+        last = get_status(cluster.address)
+        check(worker.poll() is None, "the worker has ended")
+        check(last.failovers == (), f"failovers: {last.failovers}")
+        check([one.about for one in last.servers] == [one.about for one in first.servers], "other servers")
+        check(not silent, f"this process found servers silent: {silent}")
+        clocks = last.workers[0].clock - first.workers[0].clock
+        print(
+            f"no failover in {seconds:.0f} s, {clocks} clocks of the worker; longest time between two answers to "
+            f"pings {1000 * pinger.detector.longest:.0f} ms, {pinger.detector.uncounted} rounds too late; runnable "
+            f"{spread(runnable)}"
+        )
+
+
 def report(what: str, seconds: list[float]) -> None:
     """Print the distribution."""
     ms = np.sort(np.array(seconds)) * 1000
@@ -134,11 +181,11 @@ def report(what: str, seconds: list[float]) -> None:
 def main() -> None:
     """Parse the arguments and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["server", "worker", "busy", "train"])
+    parser.add_argument("what", nargs="?", choices=["server", "worker", "busy", "promotion", "train"], default="server")
     parser.add_argument("of", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, help="default: 60, or 600 for promotion")
     parser.add_argument("--load", type=int, default=10)
     given = parser.parse_args()
     if given.what == "train":
@@ -149,11 +196,11 @@ def main() -> None:
         report("server killed to ServerLostError", kill_servers(given.kills, rng))
     elif given.what == "worker":
         report("worker killed to the others' next clock", kill_workers(given.kills, rng))
+    elif given.what == "busy":
+        stay_alive(given.seconds or 60.0, given.load)
     else:
-        stay_alive(given.seconds, given.load)
-    print(
-        f"seed {given.seed}, load averages {', '.join(f'{one:.1f}' for one in os.getloadavg())}, {os.cpu_count()} cores"
-    )
+        stay_promoted(given.seconds or 600.0, given.load)
+    print(f"seed {given.seed}, {conditions()}")
 
 
 if __name__ == "__main__":

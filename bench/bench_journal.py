@@ -213,7 +213,7 @@ def kill(kills: int) -> None:
 def main() -> None:
     """Run the measurement that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["commit", "replay", "kill"])
+    parser.add_argument("what", nargs="?", choices=["commit", "replay", "kill"], default="commit")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--inputs", type=int)
     parser.add_argument("--kills", type=int, default=20)

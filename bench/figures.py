@@ -1,9 +1,13 @@
-"""Shared by the benchmarks: formatting of figures, and checks of their results."""
+"""Shared by the benchmarks: formatting of figures, checks of their results, and what processes have used."""
 
+import os
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
-__all__ = ["check", "spread"]
+import psutil
+
+__all__ = ["check", "conditions", "cpu_seconds", "resident_bytes", "spread"]
 
 
 def spread(figures: Sequence[float], digits: int = 0) -> str:
@@ -15,3 +19,19 @@ def check(condition: bool, what: str) -> None:
     """Stop if the result of a benchmark is wrong."""
     if not condition:
         raise SystemExit(f"the benchmark's own check failed: {what}")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of the living threads of a process, to the nanosecond (``/proc/PID/task/*/schedstat``)."""
+    tasks = Path("/proc", str(pid), "task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) * 1e-9
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident set of a process."""
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def conditions() -> str:
+    """Describe the machine's load, which a figure is printed with."""
+    return f"load averages {', '.join(f'{one:.1f}' for one in os.getloadavg())}, {os.cpu_count()} cores"
