@@ -292,7 +292,6 @@ def speed(arguments: argparse.Namespace) -> None:
             table = make_table(store, dim)
             fill(store, table, rows)
             digest = table.digest()
-            giver = cluster.servers[0].process.pid
             other = stack.enter_context(joining(cluster.address))
             for what in ("join", "drain"):
                 if what == "join":
@@ -300,7 +299,7 @@ def speed(arguments: argparse.Namespace) -> None:
                 else:
                     cluster.drain(0)
                 begin = time.monotonic()
-                cpu = cpu_seconds(giver), cpu_seconds(other.pid)
+                cpu = cpu_seconds(other.pid)
                 before = servers_of(get_status(cluster.address))
                 wait_until(
                     cluster.address,
@@ -312,12 +311,10 @@ def speed(arguments: argparse.Namespace) -> None:
                 seconds = time.monotonic() - begin
                 after = servers_of(get_status(cluster.address))
                 moved = rows * (before.get(0, 0) - after.get(0, 0)) / sum(before.values())
-                with contextlib.suppress(FileNotFoundError):
-                    cpu = cpu_seconds(giver) - cpu[0], cpu_seconds(other.pid) - cpu[1]
                 rates.append(moved * row_bytes / seconds / 1e6)
                 print(
-                    f"{what}: {moved:,.0f} rows in {seconds:.2f} s, {rates[-1]:.0f} MB/s; CPU of the giver "
-                    f"{cpu[0]:.2f} s, of the taker {cpu[1]:.2f} s",
+                    f"{what}: {moved:,.0f} rows in {seconds:.2f} s, {rates[-1]:.0f} MB/s; CPU of the server that takes "
+                    f"them {cpu_seconds(other.pid) - cpu:.2f} s",
                     flush=True,
                 )
             check(table.digest() == digest, "the rows are the same")

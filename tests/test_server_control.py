@@ -137,6 +137,19 @@ def test_a_map_is_confirmed_as_often_as_it_arrives_and_an_older_one_changes_noth
     assert servers.poll(A) == [Assigned(b"a" * 16, 2)]
 
 
+def test_the_server_that_sends_an_arriving_arc_is_copying():
+    servers = Servers()
+    first, second = FIRST.streams
+    newer = msgspec.structs.replace(
+        FIRST, epoch=2, streams=(msgspec.structs.replace(first, arcs=(0,), arriving=(1,)), second)
+    )
+    assert not servers.controls[A].is_copying
+    for address in (A, B):
+        servers.controls[address].assign(Assign(newer, None, 0))
+    assert servers.controls[A].is_copying
+    assert not servers.controls[B].is_copying
+
+
 def test_a_backup_serves_the_rows_of_a_dead_server_with_the_order_that_it_may_have_missed():
     servers = Servers()
     worker = Worker(epoch=1)

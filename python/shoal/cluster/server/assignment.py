@@ -178,6 +178,13 @@ class ServerControl:
         """Whether this server sends streams, whose states :meth:`poll` reports."""
         return self._map is not None and any(self._outgoing(endpoint) for endpoint in self.endpoints)
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether a stream of this server copies an arc, whose arrival :meth:`poll` reports."""
+        return self._map is not None and any(
+            stream.arriving for endpoint in self.endpoints for stream in self._outgoing(endpoint)
+        )
+
     # --- orders -------------------------------------------------------------------------------------------------
 
     def order(self, order: Order) -> None:

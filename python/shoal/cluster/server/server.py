@@ -43,6 +43,7 @@ _log = logging.getLogger("shoal.server")
 
 _POLL_SECONDS = 0.2  # between two checks whether to continue
 _STREAM_POLL_SECONDS = 0.05  # between two looks at the states of streams
+_COPYING_POLL_SECONDS = 0.005  # the same while an arc is copied: the next copy begins after the report
 _PENDING_POLL_SECONDS = 0.002  # while a reply waits for acknowledgements
 _DESCRIPTOR_CHECK_SECONDS = 1.0  # between two checks whether it can still open files
 _LEAVE_SECONDS = 2.0
@@ -214,8 +215,13 @@ class Server:
 
     def _step(self, control: ServerControl) -> bool:
         """Execute what the scheduler sends, and send what follows; return False once the scheduler was stopped."""
-        pause = _STREAM_POLL_SECONDS if control.has_streams else _POLL_SECONDS
-        message = self._scheduler.next_order(_PENDING_POLL_SECONDS if control.has_pending else pause)
+        if control.has_pending:
+            pause = _PENDING_POLL_SECONDS
+        elif control.is_copying:
+            pause = _COPYING_POLL_SECONDS
+        else:
+            pause = _STREAM_POLL_SECONDS if control.has_streams else _POLL_SECONDS
+        message = self._scheduler.next_order(pause)
         if isinstance(message, Order):
             control.order(message)
         elif message is not None:
