@@ -72,6 +72,23 @@ def test_lost_copies_are_made_again_so_that_another_server_may_die():
         assert [one.server for one in store.channel.map.endpoints] == [2]
 
 
+def test_a_store_drains_a_server_and_evens_out_the_slots_of_the_others():
+    with cluster(3, 1, slots=64, replicas=1) as made, joined(made.address, 1) as (store,):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
+        table.push(KEYS, -np.ones(len(KEYS), np.float32))
+        store.tick()
+        assert store.drain(2) == "server 2 ends when other servers have all of its slots"
+        eventually(lambda: {arc["server"] for arc in store.cluster()["arcs"]} == {0, 1})
+        np.testing.assert_array_equal(table.pull(KEYS).ravel(), np.ones(len(KEYS)))
+        with pytest.raises(ValueError, match="the cluster has no server 7"):
+            store.drain(7)
+        with pytest.raises(ValueError, match="replicas=1 needs 2: start another server first"):
+            store.drain(1)
+        assert store.rebalance() == "slots move until all endpoints have equally many"
+        with pytest.raises(ValueError, match="-1"):
+            store.drain(-1)
+
+
 def copies(map: ClusterMap) -> int:
     """Return how many arcs have a copy in sync."""
     return len({arc for stream in map.streams for arc in stream.arcs})

@@ -1,5 +1,6 @@
 """A scheduler with a journal that is killed and started again, in processes of their own: all that ran goes on."""
 
+import contextlib
 import logging
 import os
 import random
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from zmq.auth.thread import AuthenticationThread
 
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, scheduler
 from shoal.cluster.launch import local_cluster
+from shoal.cluster.protocol.address import split
+from shoal.cluster.protocol.curve import Keys, make_keys
 from shoal.cluster.protocol.messages import (
     Barrier,
     BarrierReply,
@@ -25,7 +29,9 @@ from shoal.cluster.protocol.messages import (
     TakeSplit,
 )
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.scheduler import Scheduler
+from shoal.cluster.server.server import Server
 from shoal.errors import NotConnectedError, StorageError
 
 pytestmark = pytest.mark.slow
@@ -110,6 +116,55 @@ def test_a_scheduler_whose_disk_is_full_ends_and_promises_nothing(tmp_path, monk
             cluster.run()
         with pytest.raises(NotConnectedError):
             link.answer(asked, HelloReply, timeout=0.2, doing="connecting")
+
+
+def test_a_scheduler_that_could_not_be_made_releases_its_journal(tmp_path, monkeypatch):
+    make_keys(tmp_path / "keys")
+    keys = Keys.load(tmp_path / "keys", "scheduler")
+    begin = threading.Thread.start
+
+    def refuse(thread):
+        if isinstance(thread, AuthenticationThread):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Scheduler("tcp://127.0.0.1:*", servers=1, journal=tmp_path / "journal", keys=keys)
+    monkeypatch.undo()
+    with Scheduler("tcp://127.0.0.1:*", servers=1, journal=tmp_path / "journal", keys=keys) as one:
+        (_, port) = split(one.address)
+        with pytest.raises(OSError, match="another program listens there"):
+            Scheduler(f"tcp://127.0.0.1:{port}", servers=1, journal=tmp_path / "other", keys=keys)
+        Journal(tmp_path / "other").close()
+
+
+def test_a_scheduler_that_fails_is_closed_and_another_one_takes_its_address_and_journal(tmp_path, monkeypatch):
+    first = Scheduler("tcp://127.0.0.1:*", servers=1, journal=tmp_path)
+    with SchedulerClient(first.address, "worker") as link:
+        monkeypatch.setattr(first, "_silent_servers", lambda now: (_ for _ in ()).throw(RuntimeError("a defect")))
+        with pytest.raises(RuntimeError, match="a defect"):
+            first.run()
+        with scheduler(1, journal=tmp_path, heartbeat=2.0, bind=first.address):
+            link.hello(timeout=TIMEOUT)
+    first.close()
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server"])
+def test_a_process_that_cannot_check_keys_any_more_ends_with_an_error(tmp_path, role):
+    make_keys(tmp_path)
+    keys = {role: Keys.load(tmp_path, role) for role in ("scheduler", "server")}
+    with scheduler(1, keys=keys["scheduler"]) if role == "server" else contextlib.nullcontext() as other:
+        made = (
+            Scheduler("tcp://127.0.0.1:*", servers=1, keys=keys["scheduler"])
+            if other is None
+            else Server(other.address, keys=keys["server"])
+        )
+        with made:
+            made._guard._checks.pipe.send(b"TERMINATE")
+            deadline = time.monotonic() + TIMEOUT
+            with pytest.raises(NotConnectedError, match="the thread that checks the keys of connections has ended"):
+                made.run(lambda: time.monotonic() < deadline)
 
 
 KEYS = np.arange(400, dtype=np.uint64)

@@ -1,14 +1,19 @@
 """What a launcher does when roles end that may be started again, mostly with programs of a line in their place."""
 
 import contextlib
+import errno
+import os
 import queue
 import signal
 import threading
+import time
 
 import numpy as np
+import psutil
 import pytest
 
 import shoal
+from shoal.cluster.launch import local_cluster
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.launch.local_cluster import LocalCluster, running
 
@@ -23,7 +28,7 @@ class Roles(LocalCluster):
     def close(self):
         self.stop()
 
-    def _role(self, name, arguments):
+    def _role(self, name, arguments, emit=None):
         waits = f"trap 'echo {self.last_words}; exit 0' TERM; echo waits; while :; do sleep 0.05; done"
         made = ChildProcess(name, ["/bin/sh", "-c", waits], {}, self._watched, changed=self._changed)
         with self._changed:
@@ -79,15 +84,70 @@ def test_a_server_that_was_asked_to_end_is_not_replaced(cluster):
     assert cluster.ended.empty()
 
 
-def test_servers_that_die_too_often_are_reported(cluster):
+def test_servers_that_die_too_often_are_reported_and_fail_the_calls_of_the_store(cluster, caplog):
+    failed = queue.SimpleQueue()
+    cluster.supervise(failed.put)
     for _ in range(5):
         cluster.servers[0].signal(signal.SIGKILL)
         last = cluster.made.get(timeout=PATIENCE)
         with cluster._lock:
             assert cluster.servers[0] is last
+    assert failed.empty()
     last.signal(signal.SIGKILL)
     assert cluster.ended.get(timeout=PATIENCE) is last
     assert cluster.made.empty()
+    error = failed.get(timeout=PATIENCE)
+    assert isinstance(error, shoal.ServerLostError)
+    assert str(error) == (
+        f"server 0 (process {last.process.pid}) was killed by signal 9. It is end number 6 of a server within 60 s, "
+        "and it is not replaced: remove the cause, start the cluster again and load a checkpoint"
+    )
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [str(error)]
+    cluster.supervise(failed.put)  # too late for the event, but not for the error
+    assert failed.get(timeout=PATIENCE) is error
+
+
+def test_a_scheduler_that_dies_too_often_fails_the_calls_of_the_store(cluster):
+    failed = queue.SimpleQueue()
+    cluster.supervise(failed.put)
+    for _ in range(5):
+        cluster.scheduler.signal(signal.SIGKILL)
+        last = cluster.made.get(timeout=PATIENCE)
+        with cluster._lock:
+            assert cluster.scheduler is last
+    assert failed.empty()
+    last.signal(signal.SIGKILL)
+    error = failed.get(timeout=PATIENCE)
+    assert type(error) is shoal.NotConnectedError
+    assert "the scheduler (process" in str(error)
+    assert "end number 6 of the scheduler within 60 s" in str(error)
+
+
+def test_a_role_that_cannot_be_started_again_is_reported(cluster, monkeypatch):
+    failed = queue.SimpleQueue()
+    cluster.supervise(failed.put)
+
+    def refuse(*_):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(cluster, "_role", refuse)
+    cluster.servers[1].signal(signal.SIGKILL)
+    assert "No other process can be started (Resource temporarily unavailable)" in str(failed.get(timeout=PATIENCE))
+
+
+def test_a_server_that_is_stopped_and_was_declared_dead_is_killed_and_replaced(cluster, caplog):
+    stopped, other = cluster.servers
+    stopped.signal(signal.SIGSTOP)
+    why = "it is silent: tcp://127.0.0.1:5 has not answered for 1.0 s (4 pings) and its connection has ended"
+    at = f"shoal: server 1 at tcp://127.0.0.1:5 (process {stopped.process.pid} on node)"
+    cluster._read_log(f"{at} is lost with its rows, {why}: start the cluster again and load a checkpoint")
+    assert stopped.process.poll() is None
+    cluster._read_log(f"{at} is dead, {why}: server 2 will serve its slots 0-9 from copies")
+    started = cluster.made.get(timeout=PATIENCE)
+    assert stopped.process.wait(PATIENCE) == -signal.SIGKILL
+    with cluster._lock:
+        assert cluster.servers == [started, other]
+    assert "server 0 was declared dead, but its process" in caplog.text
 
 
 def test_the_scheduler_is_started_again_and_not_counted_with_the_servers(cluster):
@@ -119,6 +179,64 @@ def test_without_replicas_the_cluster_goes_on_without_a_server_that_has_been_dra
         second.signal(signal.SIGKILL)  # reported after the other
         assert cluster.ended.get(timeout=PATIENCE) is second
         assert cluster.servers == [second]
+
+
+def test_too_many_replicas_are_refused_before_a_process_is_started():
+    with pytest.raises(ValueError, match=r"replicas must be a number from 0 to 1, .* got 2: start more servers"):
+        shoal.launch(servers=2, replicas=2)
+
+
+def server_processes():
+    """The servers among this process's children."""
+    return [child for child in psutil.Process().children() if "server" in child.cmdline()]
+
+
+def wait_for_another(store, dead):
+    """Wait until another server has joined in the place of a process."""
+
+    def has_joined():
+        processes = [int(one["about"].split()[1]) for one in store.cluster()["servers"]]
+        return len(processes) == 2 and dead.pid not in processes
+
+    until(has_joined)
+
+
+def until(what):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.slow
+def test_a_stopped_server_is_replaced_and_its_process_ends():
+    with shoal.launch(servers=2, replicas=1, timeout=PATIENCE) as store:
+        table = store.table("counts", dim=1, optimizer=shoal.SGD(lr=1.0))
+        stopped = server_processes()[0]
+        stopped.suspend()
+        for _ in range(5):
+            table.push(np.zeros(1, np.uint64), np.ones((1, 1), np.float32))
+            store.tick()
+        until(lambda: not stopped.is_running())
+        wait_for_another(store, stopped)
+        (failover,) = store.cluster()["failovers"]
+        assert failover["about"].startswith(f"process {stopped.pid} on ")
+        assert table.pull(np.zeros(1, np.uint64)).tolist() == [[-5.0]]
+
+
+@pytest.mark.slow
+def test_calls_of_a_launched_store_fail_at_once_when_servers_die_too_often(monkeypatch):
+    monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1)
+    message = r"server \d \(process \d+\) was killed by signal 9\. .* not replaced"
+    with contextlib.suppress(shoal.ServerLostError), shoal.launch(servers=2, replicas=1, timeout=1000.0) as store:
+        table = store.table("counts", dim=1, optimizer=shoal.SGD(lr=1.0))
+        dead = server_processes()[0]
+        dead.kill()
+        wait_for_another(store, dead)
+        server_processes()[0].kill()
+        with pytest.raises(shoal.ServerLostError, match=message):
+            until(lambda: table.pull(np.zeros(1, np.uint64)) is None)
 
 
 @pytest.mark.slow

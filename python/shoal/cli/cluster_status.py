@@ -52,7 +52,6 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Ask the scheduler for the status, and describe it; or ask it to move slots."""
     from shoal.cluster.protocol.curve import Keys
     from shoal.cluster.protocol.environment import find_keys
-    from shoal.cluster.protocol.messages import AcceptedReply, Drain, Rebalance
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
     from shoal.cluster.protocol.status import as_dict
 
@@ -62,9 +61,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     keys = None if directory is None else Keys.load(directory, "worker")
     with SchedulerClient(arguments.address, "observer", keys=keys) as client:
         if arguments.action != "status":
-            body = Rebalance() if arguments.action == "rebalance" else Drain(arguments.server)
-            reply = client.call(body, AcceptedReply, timeout=arguments.timeout, doing=f"asking to {arguments.action}")
-            return Answer(reply.text, {"text": reply.text})
+            if arguments.action == "drain":
+                text = client.drain(arguments.server, timeout=arguments.timeout)
+            else:
+                text = client.rebalance(timeout=arguments.timeout)
+            return Answer(text, {"text": text})
         status = client.status(timeout=arguments.timeout)
     return Answer(_text(arguments.address, status), as_dict(status), FAILED if status.lost else 0)
 

@@ -5,9 +5,13 @@
 
 The processes check from their start whether the process that started them still exists (``--parent``). A scheduler that
 dies is started again with its journal at the same address. With replicas another server is started in the place of one
-that dies; it joins the cluster as a new server. Both happen at most `_MAX_RESTARTS` times in `_RESTART_SECONDS`.
+that dies; it joins the cluster as a new server. Both happen at most `_MAX_RESTARTS` times in `_RESTART_SECONDS`; then
+the cluster has failed, which is logged, and further calls of the store of `launch` raise the error. A server that the
+scheduler has declared dead and that still exists, because it was stopped, is killed: the scheduler's log names its
+process.
 
-Threads: objects of this module are used by one; a thread of their own waits for the scheduler's end.
+Threads: objects of this module are used by one; a thread of their own waits for the scheduler's end, and one reads its
+log.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ import logging
 import math
 import os
 import queue
+import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,9 +37,12 @@ import msgspec
 from shoal.base.interrupts import held_back
 from shoal.cluster.launch.child import ChildProcess, ProcessFailedError, end_all
 from shoal.cluster.protocol.environment import find_keys
+from shoal.cluster.protocol.messages import GRACE_SECONDS
+from shoal.cluster.scheduler.inputs import Settings
 from shoal.cluster.scheduler.journal import Journal
+from shoal.cluster.scheduler.membership import COPY_RATE
 from shoal.consistency import BSP, Consistency
-from shoal.errors import DeadlineExceededError
+from shoal.errors import DeadlineExceededError, NotConnectedError, ServerLostError, ShoalError
 from shoal.storage.roots import CREDENTIALS, StorageRoots
 from shoal.store.description import make_budget
 
@@ -48,6 +57,7 @@ _log = logging.getLogger("shoal.launch")
 PATIENCE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _MAX_RESTARTS = 5  # of the scheduler, and of servers, within
 _RESTART_SECONDS = 60.0
+_DECLARED_DEAD = re.compile(r"server \d+ at .* \(process (\d+) on .*\) is dead, ")  # as the scheduler logs it
 _BSP = BSP()
 
 
@@ -66,6 +76,8 @@ class LocalCluster:
         self._scratch: str | None = None  # directory of the journal, unless one was passed
         self._watched: queue.SimpleQueue[Any] = queue.SimpleQueue()  # roles that have ended, or None
         self._watcher: threading.Thread | None = None
+        self._failure: ShoalError | None = None  # that a role has ended too often; guarded by _lock
+        self._fail: Callable[[ShoalError], None] | None = None  # guarded by _lock
 
     @property
     def roles(self) -> list[ChildProcess]:
@@ -96,11 +108,22 @@ class LocalCluster:
 
         Raises
         ------
+        ValueError
+            One of the numbers is out of its bounds.
         ProcessFailedError
             One of them ended; the message has its last output.
         DeadlineExceededError
             They did not join in time.
         """
+        Settings(  # raises if they are invalid
+            servers=servers,
+            workers=workers,
+            slots=slots,
+            heartbeat=heartbeat,
+            grace=GRACE_SECONDS,
+            replicas=replicas,
+            copy_rate=COPY_RATE if copy_rate is None else copy_rate,
+        )
         share = slot_memory(memory, slots)
         bound = [] if share is None else ["--slot-memory", str(share)]
         bound += _storage_arguments(storage_roots, storage_options)
@@ -133,10 +156,44 @@ class LocalCluster:
         self._watcher.start()
 
     def _start_scheduler(self, bind: str, options: Sequence[str]) -> ChildProcess:
-        return self._role("scheduler", ["scheduler", "--bind", bind, *options])
+        return self._role("scheduler", ["scheduler", "--bind", bind, *options], self._read_log)
+
+    def _read_log(self, line: str) -> None:
+        """Kill the process of a server that the scheduler has declared dead: it may be stopped."""
+        found = _DECLARED_DEAD.search(line)
+        if found is None:
+            return
+        with self._lock:
+            for child in self.servers:
+                if child.process.pid == int(found[1]) and child.process.poll() is None and not self._stopped:
+                    _log.warning("%s was declared dead, but its process %s exists: it is killed", child.name, found[1])
+                    child.signal(signal.SIGKILL)
+
+    def supervise(self, fail: Callable[[ShoalError], None]) -> None:
+        """Have a function called, once, with the error that the scheduler or a server has ended too often."""
+        with self._lock:
+            self._fail = fail
+            failure = self._failure
+        if failure is not None:
+            fail(failure)
+
+    def _give_up(self, child: ChildProcess, why: str) -> None:
+        """Report that a role has ended and is not started again."""
+        is_server = child is not self.scheduler
+        name = child.name if is_server else "the scheduler"
+        remedy = "remove the cause, start the cluster again and load a checkpoint"
+        text = f"{name} (process {child.process.pid}) {why}: {remedy}"
+        _log.error("%s", text)
+        error = ServerLostError(text) if is_server else NotConnectedError(text)
+        with self._lock:
+            self._failure = error
+            fail = self._fail
+        if fail is not None:
+            fail(error)
+        self.ended.put(child)
 
     def _watch(self, scheduler: Sequence[str] | None, server: Sequence[str] | None) -> None:
-        """Start roles again that die; without arguments for one, or if it dies too often, report its end.
+        """Start roles again that die; without arguments for one, or if it dies too often, put it into ``ended``.
 
         A role that ends with status 0 was asked to end. The cluster goes on without a server that was asked to, if
         there are replicas or if it has been drained.
@@ -145,6 +202,7 @@ class LocalCluster:
         while (child := self._watched.get()) is not None:
             status = child.process.returncode
             how = f"was killed by signal {-status}" if status < 0 else child.describe_end()
+            fault = ""
             with self._lock:
                 if self._stopped:
                     return
@@ -153,24 +211,37 @@ class LocalCluster:
                     self.servers.remove(child)
                     _log.info("%s has ended, as it was asked to", child.name)
                     continue
-                recent = restarts[is_server]
-                often = len(recent) == _MAX_RESTARTS and time.monotonic() - recent[0] < _RESTART_SECONDS
                 arguments = server if is_server else scheduler
-                if arguments is None or often or status == 0:
+                if arguments is None or status == 0:
                     self.ended.put(child)
                     continue
-                recent.append(time.monotonic())
-                if is_server:
-                    self.servers[self.servers.index(child)] = self._role(child.name, arguments)
+                recent = restarts[is_server]
+                role = "a server" if is_server else "the scheduler"
+                if len(recent) == _MAX_RESTARTS and time.monotonic() - recent[0] < _RESTART_SECONDS:
+                    fault = f"It is end number {_MAX_RESTARTS + 1} of {role} within {_RESTART_SECONDS:g} s"
                 else:
-                    self.scheduler = self._start_scheduler(self.address, arguments)
+                    recent.append(time.monotonic())
+                    try:
+                        self._replace(child, arguments)
+                    except OSError as error:
+                        fault = f"No other process can be started ({error.strerror})"
+            if fault:
+                self._give_up(child, f"{how}. {fault}, and it is not replaced")
+                continue
             what = "Another server is started" if is_server else "It is started again and continues from its journal"
             _log.warning("%s %s. %s", child.name if is_server else "the scheduler", how, what)
 
-    def _role(self, name: str, arguments: Sequence[str]) -> ChildProcess:
+    def _replace(self, child: ChildProcess, arguments: Sequence[str]) -> None:
+        """Start a role again; the caller holds the lock."""
+        if child is self.scheduler:
+            self.scheduler = self._start_scheduler(self.address, arguments)
+        else:
+            self.servers[self.servers.index(child)] = self._role(child.name, arguments)
+
+    def _role(self, name: str, arguments: Sequence[str], emit: Callable[[str], None] | None = None) -> ChildProcess:
         keys = [] if self.curve is None else ["--curve", self.curve]
         command = [sys.executable, "-m", "shoal", *arguments, *keys, "--parent", str(os.getpid())]
-        return ChildProcess(name, command, {}, self._watched, changed=self._changed)
+        return ChildProcess(name, command, {}, self._watched, emit, self._changed)
 
     def _wait_for_lines(
         self, children: Sequence[ChildProcess], pattern: str, deadline: float, timeout: float
@@ -409,6 +480,7 @@ def launch(
         curve=curve,
         filters=filters,
         on_close=cluster.stop,
+        supervise=cluster.supervise,
     )
 
 

@@ -32,6 +32,7 @@ from zmq.utils import z85
 
 from shoal.base.machine import local_path
 from shoal.cluster.protocol.refusals import Refusals
+from shoal.errors import NotConnectedError
 
 __all__ = ["DOMAIN", "ROLES", "Guard", "Keys", "allowed", "make_keys"]
 
@@ -220,8 +221,15 @@ class Guard:
         self._refusals = Refusals(_log)
         self._directory = keys.directory
         self._checks = ThreadAuthenticator(context, log=logging.getLogger("shoal.curve.zap"))
-        self._checks.start()
-        self._checks.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
+        try:
+            self._checks.start()
+            self._checks.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
+        except BaseException:  # its sockets would prevent the end of the context
+            thread = self._checks.thread
+            if thread is not None and thread.pipe is not None and not thread.is_alive():
+                thread.pipe.close()
+            self.stop()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -247,8 +255,23 @@ class Guard:
         self.admitted += 1
         return True
 
+    def check(self) -> None:
+        """Raise an error if the thread has ended: no further peer could connect.
+
+        Raises
+        ------
+        NotConnectedError
+        """
+        if not self._checks.is_alive():
+            raise NotConnectedError(
+                "the thread that checks the keys of connections has ended: start this process again"
+            )
+
     def stop(self) -> None:
         """End the thread. Further peers are rejected; existing connections stay."""
+        if self._checks.pipe is not None and not self._checks.is_alive():
+            self._checks.pipe.close()  # to a thread that has ended nothing can be sent: it would block
+            self._checks.pipe = None  # type: ignore[assignment]
         self._checks.stop()
 
 

@@ -18,8 +18,8 @@ Invariants
       what needs no scheduler continues.
   L5  What a scheduler sends that another one has replaced has no effect: generations do not decrease.
 
-Threads: every method may be called from any thread; `on_event` and `on_fault` run in the connection's own thread and
-must not call it. Fork: a child's copy raises WrongProcessError.
+Threads: every method may be called from any thread; `on_event` and `on_fault` run in the connection's own thread, or in
+that of `fail`, and must not call it. Fork: a child's copy raises WrongProcessError.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ from shoal.cluster.protocol.messages import (
     OrderReply,
     PeerRefusedError,
     PendingReply,
+    Rebalance,
     Reply,
     ReplyBody,
     Request,
@@ -447,6 +448,17 @@ class SchedulerClient:
         doing = f"asking the scheduler to drain server {server}"
         return self.call(Drain(server), AcceptedReply, timeout=timeout, doing=doing).text
 
+    def rebalance(self, *, timeout: float) -> str:
+        """Request that slots move until all endpoints have equally many; without :meth:`hello` as well.
+
+        Returns
+        -------
+        str
+            What follows.
+        """
+        doing = "asking the scheduler to even out the slots"
+        return self.call(Rebalance(), AcceptedReply, timeout=timeout, doing=doing).text
+
     def leave(self, *, timeout: float, status: int = 0) -> None:
         """Leave the cluster: the others do not wait for this process.
 
@@ -458,6 +470,24 @@ class SchedulerClient:
             Of a launcher: exit status of its program.
         """
         self.call(Leave(status), LeaveReply, timeout=timeout, doing="leaving the cluster")
+
+    def fail(self, error: ShoalError) -> None:
+        """Have every call raise an error from now on; without effect after another fatal error.
+
+        Parameters
+        ----------
+        error : ShoalError
+            Passed to ``on_fault`` as well, in the calling thread.
+        """
+        with self._lock:
+            if self._fault is not None or not self._open:
+                return
+            self._fault = error
+            calls = list(self._calls.values())
+        if self._on_fault is not None:
+            self._on_fault(error)
+        for call in calls:
+            call.answered.set()
 
     def next_order(self, timeout: float) -> Order | Assign | None:
         """Return the next order for a server, or an assignment: it may arrive repeatedly.
@@ -545,9 +575,9 @@ class SchedulerClient:
                     connection.drop("", time.monotonic())
                 self._on_time(connection, time.monotonic())
         except zmq.ContextTerminated:
-            self._fail(NotConnectedError("the context of this connection was terminated"))
+            self.fail(NotConnectedError("the context of this connection was terminated"))
         except BaseException as error:  # a defect: fail the calls, since this thread ends
-            self._fail(NotConnectedError(f"the connection to the scheduler at {self._address} failed: {error!r}"))
+            self.fail(NotConnectedError(f"the connection to the scheduler at {self._address} failed: {error!r}"))
             raise
         finally:
             if connection is not None:
@@ -642,7 +672,7 @@ class SchedulerClient:
         if grace is None:
             grace = GRACE_SECONDS if self._welcome is None else self._welcome.grace
         if self._last_message and now - self._last_message > grace:
-            self._fail(
+            self.fail(
                 NotConnectedError(
                     f"the scheduler at {self._address} has been silent for {now - self._last_message:.1f} s: "
                     "its process, its machine or the network has failed. Start the cluster again"
@@ -654,7 +684,7 @@ class SchedulerClient:
             message = decode(frames)
         except MalformedMessageError as fault:
             if self._welcome is None:
-                self._fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
+                self.fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
                 return
             # The scheduler spoke this version before: a message was damaged, or another scheduler has replaced it.
             self._refusals.add("unread", f"the scheduler at {self._address}: {fault}")
@@ -707,7 +737,7 @@ class SchedulerClient:
     def _replied(self, reply: Reply) -> None:
         body = reply.body
         if isinstance(body, ErrorReply) and body.kind in FATAL_ERRORS:
-            self._fail(FATAL_ERRORS[body.kind](body.text))
+            self.fail(FATAL_ERRORS[body.kind](body.text))
         elif isinstance(body, ErrorReply) and body.kind == "not-connected" and self._is_known:
             self._is_known = False
             _log.warning(
@@ -734,18 +764,7 @@ class SchedulerClient:
         if self._on_event is not None:
             self._on_event(event)
         if isinstance(event, ServerGone):
-            self._fail(ServerLostError(event.text))
+            self.fail(ServerLostError(event.text))
         elif isinstance(event, SchedulerStopped):
             self._stopped = True
-            self._fail(NotConnectedError(f"the scheduler at {self._address} was stopped, and the cluster with it"))
-
-    def _fail(self, error: ShoalError) -> None:
-        with self._lock:
-            if self._fault is not None or not self._open:
-                return
-            self._fault = error
-            calls = list(self._calls.values())
-        if self._on_fault is not None:
-            self._on_fault(error)
-        for call in calls:
-            call.answered.set()
+            self.fail(NotConnectedError(f"the scheduler at {self._address} was stopped, and the cluster with it"))

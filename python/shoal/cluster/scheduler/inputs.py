@@ -15,6 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from shoal.cluster.protocol.messages import (
+    MAX_WORKERS,
     Assigned,
     Event,
     JobConsistency,
@@ -177,7 +178,13 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Settings(_State, frozen=True):
-    """What a cluster is started with; the same as long as it exists."""
+    """What a cluster is started with; the same as long as it exists.
+
+    Raises
+    ------
+    ValueError
+        A number is out of its bounds.
+    """
 
     servers: Annotated[int, msgspec.Meta(ge=1)]
     workers: Annotated[int, msgspec.Meta(ge=1)]
@@ -186,6 +193,25 @@ class Settings(_State, frozen=True):
     grace: Annotated[float, msgspec.Meta(gt=0)]
     replicas: Annotated[int, msgspec.Meta(ge=0)]
     copy_rate: Annotated[int, msgspec.Meta(ge=1)]  # bytes per second
+
+    def __post_init__(self) -> None:
+        if self.servers < 1 or self.workers < 1:
+            raise ValueError(f"a cluster needs a server and a worker at least, got {self.servers} and {self.workers}")
+        if self.workers > MAX_WORKERS:
+            raise ValueError(f"a job has {MAX_WORKERS} workers at most, got {self.workers}")
+        if self.slots not in {1 << bits for bits in range(1, 15)}:
+            raise ValueError(f"slots must be a power of two from 2 to 16384, got {self.slots}")
+        if self.heartbeat <= 0:
+            raise ValueError(f"heartbeat must be a number of seconds above 0, got {self.heartbeat}")
+        if self.grace <= 0:
+            raise ValueError(f"grace must be a number of seconds above 0, got {self.grace}")
+        if not 0 <= self.replicas < self.servers:
+            raise ValueError(
+                f"replicas must be a number from 0 to {self.servers - 1}, since each copy is on another of the "
+                f"{self.servers} servers, got {self.replicas}: start more servers, or keep fewer copies"
+            )
+        if self.copy_rate < 1:
+            raise ValueError(f"copy_rate must be a number of bytes per second above 0, got {self.copy_rate}")
 
 
 class PeerState(_State, frozen=True):

@@ -66,7 +66,6 @@ from msgspec import structs
 from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
     MAX_OPEN_REQUESTS,
-    MAX_WORKERS,
     Assign,
     Assigned,
     Barrier,
@@ -193,23 +192,6 @@ class Membership:
         counts: Callable[[], dict[str, int]] = dict,
         record: Callable[[Input], None] = lambda _: None,
     ) -> None:
-        if servers < 1 or workers < 1:
-            raise ValueError(f"a cluster needs a server and a worker at least, got {servers} and {workers}")
-        if workers > MAX_WORKERS:
-            raise ValueError(f"a job has {MAX_WORKERS} workers at most, got {workers}")
-        if slots not in {1 << bits for bits in range(1, 15)}:
-            raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots}")
-        if heartbeat <= 0:
-            raise ValueError(f"heartbeat must be a number of seconds above 0, got {heartbeat}")
-        if grace <= 0:
-            raise ValueError(f"grace must be a number of seconds above 0, got {grace}")
-        if not 0 <= replicas < servers:
-            raise ValueError(
-                f"replicas must be a number from 0 to {servers - 1}, since each copy is on another of the {servers} "
-                f"servers, got {replicas}: start more servers, or keep fewer copies"
-            )
-        if copy_rate < 1:
-            raise ValueError(f"copy_rate must be a number of bytes per second above 0, got {copy_rate}")
         settings = Settings(
             servers=servers,
             workers=workers,

@@ -127,62 +127,65 @@ class Scheduler:
             counts=self.refused,
             record=self._record,
         )
-        if journal is not None:
-            self._journal = Journal(journal)
-            try:
-                self._membership = recover(self._journal, self._membership, counts=self.refused)
-            except BaseException:
-                self._journal.close()
-                raise
-        # The time of the membership continues from its last input: it stands still while there is no scheduler.
-        self._time_before = self._membership.now - time.monotonic()
-        if not port and self._membership.address:  # any port, but the one that the peers know
-            port = split(self._membership.address)[1]
         self._outgoing: list[tuple[bytes, list[bytes]]] = []  # that wait for a commit
         self._stopping = False
         self._found: deque[Callable[[float], Outgoing]] = deque()  # results of probes, for the membership
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
-        self._probers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        if keys is not None:
-            self._guard = Guard(self._context, keys)
-        self._poller = zmq.Poller()
-        self._pinger = Pinger(self._context, self._poller, _no_keys if keys is None else keys.client_of("server"))
-        self._router = self._context.socket(zmq.ROUTER)
-        self._monitor = ConnectionMonitor(self._context, self._router)
-        try:
+        with contextlib.ExitStack() as undo:  # run by `close`, last to first
+            if journal is not None:
+                self._journal = undo.enter_context(Journal(journal))
+                self._membership = recover(self._journal, self._membership, counts=self.refused)
+            # The time of the membership continues from its last input: it stands still while there is no scheduler.
+            self._time_before = self._membership.now - time.monotonic()
+            if not port and self._membership.address:  # any port, but the one that the peers know
+                port = split(self._membership.address)[1]
+            self._wake_read, self._wake_write = (undo.enter_context(one) for one in socket.socketpair())
+            self._wake_read.setblocking(False)
+            self._wake_write.setblocking(False)
+            self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+            undo.callback(self._context.term)
             if keys is not None:
-                keys.secure_server(self._router)
-            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            # No limit: if libzmq 4.3.5 has stopped reading from a peer that then resets its connection, the next
-            # heartbeat of either side ends the process.
-            self._router.setsockopt(zmq.RCVHWM, 0)
-            self._router.setsockopt(zmq.LINGER, 1000)
-            self._router.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
-            self._router.setsockopt(zmq.IPV6, int(":" in bound_host))
-            self._router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers may connect at the same time
-            self._router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-            # A silent connection is replaced before its peer counts as dead: its framing may be damaged.
-            interval_ms = int(1000 * min(max(2.0, heartbeat), 1e6))
-            self._router.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
-            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, interval_ms * 3 // 2)
-            self._router.bind(join_address(bound_host, port))
-        except zmq.ZMQError as error:
-            self.close()
-            taken = "; another program listens there, choose another port" if error.errno == errno.EADDRINUSE else ""
-            raise OSError(error.errno, f"cannot listen at {bind}: {os.strerror(error.errno or 0)}{taken}") from None
-        bound = split(self._router.getsockopt_string(zmq.LAST_ENDPOINT), wildcard=True)
-        self.address = join_address(host if host not in ("", "*") else bound[0], bound[1])
-        if self._journal is not None:
-            try:
+                self._guard = undo.enter_context(Guard(self._context, keys))
+            self._poller = zmq.Poller()
+            secure = _no_keys if keys is None else keys.client_of("server")
+            self._pinger = undo.enter_context(
+                contextlib.closing(Pinger(self._context, self._poller, secure)),
+            )
+            self._router = undo.enter_context(contextlib.closing(self._context.socket(zmq.ROUTER)))
+            self._monitor = undo.enter_context(contextlib.closing(ConnectionMonitor(self._context, self._router)))
+            bound = self._bind(bind, bound_host, port, heartbeat, keys)
+            self.address = join_address(host if host not in ("", "*") else bound[0], bound[1])
+            self._probers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
+            undo.callback(self._probers.shutdown, wait=False, cancel_futures=True)
+            if self._journal is not None:
                 self._send(self._membership.restarted(self._now()))
                 self._send(self._membership.bound(self.address, self._now()))
                 self._flush()
-            except BaseException:
-                self.close()
-                raise
+            self._closing = undo.pop_all()
+
+    def _bind(self, bind: str, host: str, port: int, heartbeat: float, keys: Keys | None) -> tuple[str, int]:
+        """Set the options of the socket and listen; returns host and port."""
+        router = self._router
+        if keys is not None:
+            keys.secure_server(router)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # No limit: if libzmq 4.3.5 has stopped reading from a peer that then resets its connection, the next
+        # heartbeat of either side ends the process.
+        router.setsockopt(zmq.RCVHWM, 0)
+        router.setsockopt(zmq.LINGER, 1000)
+        router.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        router.setsockopt(zmq.IPV6, int(":" in host))
+        router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers may connect at the same time
+        router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        # A silent connection is replaced before its peer counts as dead: its framing may be damaged.
+        interval_ms = int(1000 * min(max(2.0, heartbeat), 1e6))
+        router.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
+        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, interval_ms * 3 // 2)
+        try:
+            router.bind(join_address(host, port))
+        except zmq.ZMQError as error:
+            taken = "; another program listens there, choose another port" if error.errno == errno.EADDRINUSE else ""
+            raise OSError(error.errno, f"cannot listen at {bind}: {os.strerror(error.errno or 0)}{taken}") from None
+        return split(router.getsockopt_string(zmq.LAST_ENDPOINT), wildcard=True)
 
     def __enter__(self) -> Self:
         return self
@@ -234,8 +237,22 @@ class Scheduler:
         Raises
         ------
         StorageError
-            The journal cannot be written. No peer is notified: another scheduler may continue it.
+            The journal cannot be written.
+        NotConnectedError
+            No further peer could connect, since keys are not checked any more.
+
+        Notes
+        -----
+        After an error the scheduler is closed, and no peer is notified: another scheduler may take its address and
+        continue its journal.
         """
+        try:
+            self._run(going)
+        except BaseException:
+            self.close()
+            raise
+
+    def _run(self, going: Callable[[], bool]) -> None:
         raise_limit()
         checked = due = time.monotonic()
         poller = self._poller
@@ -268,6 +285,8 @@ class Scheduler:
                 checked = time.monotonic()
                 if are_spent():
                     self._refusals.add("descriptors", SPENT, level=logging.ERROR)
+                if self._guard is not None:
+                    self._guard.check()
             while self._membership.refused:
                 self._refusals.add(*self._membership.refused.popleft())
             while self._membership.notes:
@@ -384,18 +403,8 @@ class Scheduler:
             self._wake_write.send(b"\0")
 
     def close(self) -> None:
-        """Close the socket, which releases the address."""
-        self._probers.shutdown(wait=False, cancel_futures=True)
-        self._monitor.close()
-        self._pinger.close()
-        self._router.close()
-        if self._guard is not None:
-            self._guard.stop()
-        self._context.term()
-        self._wake_read.close()
-        self._wake_write.close()
-        if self._journal is not None:
-            self._journal.close()
+        """Close the socket, which releases the address, and the journal."""
+        self._closing.close()
 
 
 def _no_keys(socket: zmq.Socket[bytes]) -> None:

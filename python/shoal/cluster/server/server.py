@@ -123,8 +123,7 @@ class Server:
         with contextlib.ExitStack() as undo:
             context: zmq.Context[Any] = zmq.Context()
             undo.callback(context.term)
-            if keys is not None:
-                undo.callback(Guard(context, keys).stop)
+            self._guard = None if keys is None else undo.enter_context(Guard(context, keys))
             self._scheduler = undo.enter_context(
                 SchedulerClient(scheduler, "server", grace=grace, context=context, keys=keys, progress=self._progress)
             )
@@ -191,7 +190,7 @@ class Server:
         Raises
         ------
         NotConnectedError
-            The scheduler was silent for too long.
+            The scheduler was silent for too long, or keys are not checked any more, so no further peer could connect.
         FencedError
             The scheduler has declared this server dead.
         """
@@ -205,6 +204,8 @@ class Server:
                 checked_at = time.monotonic()
                 if are_spent():
                     refusals.add("descriptors", SPENT, level=logging.ERROR)
+                if self._guard is not None:
+                    self._guard.check()
             if not self._step(control):
                 return
             if control.is_drained:

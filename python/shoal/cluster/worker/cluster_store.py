@@ -10,6 +10,8 @@ servers; the :class:`.SchedulerClient` carries rare requests to the scheduler.
 Reads other than pulls (contains, state, items, len, stats, a save) see what a pull of the same clock sees, and wait
 as a pull does.
 
+Over 600 lines: the calls of one object, each with its documentation.
+
 Threads: as for any store. Fork: a child's copy raises WrongProcessError; a child that needs the tables connects as a
 worker of its own, with its own rank.
 """
@@ -87,7 +89,8 @@ _MAX_SOCKETS = 1 << 14  # three for each endpoint: its connection, and both ends
 class ClusterStore(Store):
     """All tables of a cluster, as one of its workers sees them. Made by :func:`shoal.connect` and :func:`shoal.launch`.
 
-    ``on_close`` is called once, when the store is closed and has left, or when it could not be made.
+    ``on_close`` is called once, when the store is closed and has left, or when it could not be made. ``supervise`` is
+    called with a function that has all further calls of the store raise the error that it is passed.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class ClusterStore(Store):
         filters: Filters | Mapping[str, Filters] | None,
         shared_storage: bool = True,
         on_close: Callable[[], None] | None = None,
+        supervise: Callable[[Callable[[ShoalError], None]], None] = lambda fail: None,
     ) -> None:
         self._filters = dict(filters) if isinstance(filters, Mapping) else filters
         self._filtered: dict[str, Filter] = {}
@@ -122,6 +126,7 @@ class ClusterStore(Store):
         self._finalizer = weakref.finalize(self, _abandon, self._scheduler, self._closing, what, os.getpid())
         self._finalizer.atexit = False  # see _leave_at_exit
         _open_stores.add(self)
+        supervise(_weakly(self._scheduler.fail))
 
     def _connect(
         self,
@@ -301,6 +306,55 @@ class ClusterStore(Store):
         """
         self._check_usable()
         return as_dict(self._scheduler.status(timeout=self._timeout))
+
+    def drain(self, server: int) -> str:
+        """Request that the slots of a server move to the others, and that it then ends.
+
+        Parameters
+        ----------
+        server : int
+            Its rank.
+
+        Returns
+        -------
+        str
+            What follows.
+
+        Raises
+        ------
+        ValueError
+            The cluster has no such server, or the others are too few for its replicas.
+        ServerLostError
+            A server was lost with its rows.
+
+        Notes
+        -----
+        Blocks for a round trip to the scheduler, not until the server is empty: :meth:`cluster` shows how far it is.
+        Pulls and pushes continue meanwhile. Safe from any thread.
+        """
+        self._check_usable()
+        return self._scheduler.drain(server, timeout=self._timeout)
+
+    def rebalance(self) -> str:
+        """Request that slots move until all endpoints have equally many.
+
+        Returns
+        -------
+        str
+            What follows.
+
+        Raises
+        ------
+        ServerLostError
+            A server was lost with its rows.
+
+        Notes
+        -----
+        Blocks for a round trip to the scheduler, not until the slots have moved: :meth:`cluster` shows where they are.
+        Pulls and pushes continue meanwhile. Safe from any thread.
+        """
+        self._check_usable()
+        return self._scheduler.rebalance(timeout=self._timeout)
 
     def _get_metrics(self) -> MetricsReply:
         return self._scheduler.call(
