@@ -121,9 +121,19 @@ def test_the_status_has_copies_moves_and_failovers():
     (failover,) = after.failovers
     assert (failover.server, failover.why) == (0, "it does not answer")
     assert failover.seconds <= 1.0 <= failover.ago_seconds
+    assert failover.silent_seconds == 1.25
+    assert failover.seconds <= failover.copied_seconds <= failover.ago_seconds
     text = cluster_status._text("tcp://h:1", after)
     assert "replicas 1: all slots have their copies" in text
     assert "died 20 s ago, it does not answer" in text
+    total = failover.seconds + 1.25
+    assert f"were not served for {total:.3f} s: 1.250 s until it was declared dead, {failover.seconds:.3f} s" in text
+    assert f"all slots had their copies again {failover.copied_seconds:.3f} s after" in text
+    notes = "\n".join(world.membership.notes)
+    assert f"are served again, {failover.seconds:.3f} s after it was declared dead and {total:.3f} s after its" in notes
+    assert (
+        f"all slots have their copies again, {failover.copied_seconds:.3f} s after server 0 was declared dead" in notes
+    )
     world.join_server()
     world.settle()
     command(world, Drain(2))

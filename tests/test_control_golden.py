@@ -97,7 +97,7 @@ def bodies() -> dict[str, Any]:
             (0,),
             (ArcStatus(0, 64, 0, "tcp://h:1", 3, (1, 2)),),
             (StreamStatus("tcp://h:1", "tcp://h:2", 1, 3, 4096, ((32, 48),), 1 << 20, 1 << 21),),
-            (FailoverStatus(3, "process 9 on host", "it is silent", "0 to 15", 12.5, 0.25),),
+            (FailoverStatus(3, "process 9 on host", "it is silent", "0 to 15", 12.5, 0.25, 1.125, None),),
         ),
         "report-stream": of["report-stream"](77, 3, "arrived", "why"),
         "drain": of["drain"](1),

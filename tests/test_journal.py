@@ -347,7 +347,7 @@ def golden() -> dict[str, str]:
     with_peers = RecordedWorld(4, servers=1, workers=1, loss=0.0)
     with_peers.start_worker()
     with_peers.go(2.0)
-    entries = [*with_peers.entries, Died(1.5, b"s", "it is silent"), MembersSilent(2.5, True)]
+    entries = [*with_peers.entries, Died(1.5, b"s", "it is silent", 0.5), MembersSilent(2.5, True)]
     return {
         "snapshot": encode_frame(1, msgspec.msgpack.encode(with_peers.membership.save())).hex(),
         "log": encode_frame(1, msgspec.msgpack.encode(entries)).hex(),

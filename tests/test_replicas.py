@@ -370,7 +370,7 @@ def started(seed: int, **of: object) -> ReplicaWorld:
 
 
 def declare_dead(world: ReplicaWorld, server: Server) -> None:
-    world.route(world.membership.suspect(server.place.rank, "it does not answer", world.now))
+    world.route(world.membership.suspect(server.place.rank, "it does not answer", 1.25, world.now))
 
 
 def command(world: ReplicaWorld, body: object) -> object:

@@ -50,7 +50,7 @@ class World:
             if self.now < self.detector.next_time:
                 continue
             pings, silent = self.detector.begin_round(self.now, self.connected())
-            for rank, why in silent:
+            for rank, why, _ in silent:
                 self.silent.setdefault(rank, (self.now, why))
             for address, number in pings.items():
                 if self.endpoints[address] not in self.stopped:
@@ -168,7 +168,7 @@ def test_an_endpoint_counts_from_its_first_answer_on_and_late_answers_are_answer
     detector.answered("a", 10, 3.0)
     for _ in range(4):
         assert detector.begin_round(detector.next_time, ())[1] == []
-    assert [rank for rank, _ in detector.begin_round(detector.next_time, ())[1]] == [0]
+    assert [rank for rank, _, _ in detector.begin_round(detector.next_time, ())[1]] == [0]
     assert detector.begin_round(detector.next_time, {"a"})[1] == []  # it executes a long request
     detector.answered("a", 16, detector.next_time)
     assert detector.begin_round(detector.next_time, ())[1] == []
@@ -216,7 +216,7 @@ def test_real_endpoints_answer_until_one_is_stopped():
             assert silent == []
             loops[1].stop()
             turn_until(lambda: silent)
-            assert [rank for rank, _ in silent] == [1]
+            assert [rank for rank, _, _ in silent] == [1]
             assert loops[1].address in silent[0][1]
             pinger.watch({loops[0].address: 0}, time.monotonic())
             before = loops[0].metrics()["requests"]

@@ -89,9 +89,16 @@ def _replication(status: StatusReply) -> list[str]:
             done = f"{stream.copied_bytes} of {stream.total_bytes} bytes"
             lines.append(f"slots {first}-{end - 1} are copied from {stream.source} to {stream.target}: {done}")
     for one in status.failovers:
-        served = "are not served yet" if one.seconds is None else f"were not served for {one.seconds:.3f} s"
         lines.append(f"server {one.server} ({one.about}) died {one.ago_seconds:.0f} s ago, {one.why}")
-        lines.append(f"  its slots {one.slots} {served} after it was declared dead")
+        if one.seconds is None:
+            lines.append(f"  its slots {one.slots} are not served yet")
+            continue
+        lines.append(
+            f"  its slots {one.slots} were not served for {one.silent_seconds + one.seconds:.3f} s: "
+            f"{one.silent_seconds:.3f} s until it was declared dead, {one.seconds:.3f} s until others served them"
+        )
+        if one.copied_seconds is not None:
+            lines.append(f"  all slots had their copies again {one.copied_seconds:.3f} s after it was declared dead")
     return lines
 
 

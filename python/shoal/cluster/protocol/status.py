@@ -111,7 +111,12 @@ class StreamStatus(_Record, frozen=True):
 
 
 class FailoverStatus(_Record, frozen=True):
-    """A server that has died and whose slots others serve. ``seconds`` is how long nobody did, None: it lasts."""
+    """A server that has died and whose slots others serve.
+
+    It was declared dead ``silent_seconds`` after its last sign of life, as far as this is known. ``seconds`` later
+    others served its slots, and ``copied_seconds`` later every slot had all of its copies; None: not yet. So nobody
+    served the slots for ``silent_seconds + seconds``.
+    """
 
     server: Annotated[int, Meta(ge=0)]
     about: str
@@ -119,6 +124,8 @@ class FailoverStatus(_Record, frozen=True):
     slots: str
     ago_seconds: float
     seconds: float | None
+    silent_seconds: float
+    copied_seconds: float | None
 
 
 class StatusReply(_Record, frozen=True, tag="status"):

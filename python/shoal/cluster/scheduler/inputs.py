@@ -112,11 +112,12 @@ class Probed(_Record, frozen=True, tag="probed"):
 
 
 class Died(_Record, frozen=True, tag="died"):
-    """A peer is declared dead."""
+    """A peer is declared dead, ``silent`` seconds after its last sign of life, as far as this is known."""
 
     now: float
     sender: bytes
     why: str
+    silent: float = 0.0
 
 
 class MembersSilent(_Record, frozen=True, tag="silent"):
@@ -274,14 +275,20 @@ class JobState(_State, frozen=True):
 
 
 class FailoverState(_State, frozen=True):
-    """A server that has died, and whose arcs others have. ``served_at`` is None until they serve."""
+    """A server that has died, and whose arcs others have.
+
+    It was declared dead ``at`` a time, ``silent`` seconds after its last sign of life. ``served_at`` is None until the
+    others serve, and ``copied_at`` until every arc has all of its copies.
+    """
 
     server: int
     about: str
     why: str
     slots: str
     at: float
-    served_at: float | None
+    silent: float
+    served_at: float | None = None
+    copied_at: float | None = None
 
 
 class MembershipState(_State, frozen=True):

@@ -306,12 +306,15 @@ class Membership:
         self._assignments.resend()
         return self._flush()
 
-    def suspect(self, rank: int, why: str, now: float) -> Outgoing:
-        """Declare a server dead that answers no more. If it is alive, it is fenced: a false suspicion costs time."""
+    def suspect(self, rank: int, why: str, silent: float, now: float) -> Outgoing:
+        """Declare a server dead that has not answered for ``silent`` seconds.
+
+        If it is alive, it is fenced: a false suspicion costs time.
+        """
         self._peers.advance(now)
         server = self._peers.servers.get(rank)
         if server is not None and server.member:
-            self._accept(Died(self._peers.now, server.sender, why))
+            self._accept(Died(self._peers.now, server.sender, why, silent))
         return self._flush()
 
     def bound(self, address: str, now: float) -> Outgoing:
@@ -372,7 +375,9 @@ class Membership:
         elif isinstance(entry, Probed):
             self._servers.apply_probe(entry)
         elif isinstance(entry, Died):
-            self._remove(self._peers.known[entry.sender], entry.why)
+            peer = self._peers.known[entry.sender]
+            peer.died_after = entry.silent
+            self._remove(peer, entry.why)
         elif isinstance(entry, MembersSilent):
             self._jobs.set_members_silent(entry.silent)
         elif isinstance(entry, EventsSeen):

@@ -174,7 +174,7 @@ class Peers:
         if is_refused:
             count = "ports refuse" if len(server.addresses) > 1 else "port refuses"
             why = f"its process has ended: its connection closed and its {count} connections"
-            return Died(self.now, server.sender, why)
+            return Died(self.now, server.sender, why, self.running - server.disconnected_at)
         seconds = max(_PROBE_AFTER_SECONDS, (self.running - server.disconnected_at) / 2)
         server.probe_at = self.running + min(seconds, _MAX_PROBE_SECONDS)
         return None
@@ -184,7 +184,7 @@ class Peers:
         for peer in list(self.known.values()):
             silent = self.now - peer.last_heard
             if silent > self.dead_after and peer.sender in self.known:
-                yield Died(self.now, peer.sender, f"it has been silent for {silent:.1f} s")
+                yield Died(self.now, peer.sender, f"it has been silent for {silent:.1f} s", silent)
         for peer in list(self._disconnected.values()):
             if peer.sender in self._disconnected and (why := self._check_disconnected(peer)):
                 yield Died(self.now, peer.sender, why)

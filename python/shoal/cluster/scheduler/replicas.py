@@ -19,7 +19,7 @@ Threads: one.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -66,6 +66,7 @@ class Replicas:
         self._balance = False
         self._avoid: dict[tuple[int, int], float] = {}  # primary and backup, until when
         self._plan_at: float | None = None
+        self._noted: ClusterMap | None = None  # the last one that `carried_out` has seen
         self.draining: set[int] = set()
         self.failovers: deque[FailoverState] = deque(maxlen=_MAX_FAILOVERS)
 
@@ -145,7 +146,16 @@ class Replicas:
         if own:
             names = ", ".join(f"server {adopter.rank}" for adopter in adopters)
             self._peers.notes.append(f"{text}: {names} will serve its slots {slots} from copies")
-            self.failovers.append(FailoverState(**_of(server, why), slots=slots, at=self._peers.now, served_at=None))
+            self.failovers.append(
+                FailoverState(
+                    server=server.rank,
+                    about=server.about,
+                    why=why,
+                    slots=slots,
+                    at=self._peers.now,
+                    silent=server.died_after,
+                )
+            )
         else:
             self._peers.notes.append(f"{text}: it served no slots")
         # No order begins before the new map is carried out: the dead one's is executed on the copies first.
@@ -268,17 +278,26 @@ class Replicas:
         return released
 
     def carried_out(self) -> None:
-        """Note that all arcs are served again after a failover."""
+        """Note that all arcs are served again after a failover, and later that they have all copies."""
         map = self._assignments.published
-        if map is None or map is not self._assignments.newest:
+        if map is None or map is not self._assignments.newest or map is self._noted:
             return
+        self._noted = map
+        copies = Counter(arc for stream in map.streams for arc in stream.arcs)
+        is_copied = all(copies[arc] >= self._settings.replicas for arc in range(len(map.arcs)))
         for k, one in enumerate(self.failovers):
+            seconds = self._peers.now - one.at
             if one.served_at is None:
-                self.failovers[k] = structs.replace(one, served_at=self._peers.now)
-                seconds = self._peers.now - one.at
+                self.failovers[k] = one = structs.replace(one, served_at=self._peers.now)
                 self._peers.notes.append(
                     f"slots {one.slots} of dead server {one.server} are served again, {seconds:.3f} s after it was "
-                    f"declared dead: epoch {map.epoch}"
+                    f"declared dead and {seconds + one.silent:.3f} s after its last sign of life: epoch {map.epoch}"
+                )
+            if one.copied_at is None and is_copied:
+                self.failovers[k] = structs.replace(one, copied_at=self._peers.now)
+                self._peers.notes.append(
+                    f"all slots have their copies again, {seconds:.3f} s after server {one.server} was declared dead: "
+                    f"epoch {map.epoch}"
                 )
 
     def _layout(self) -> tuple[Layout, ClusterMap]:
@@ -292,7 +311,3 @@ class Replicas:
 
     def _draw(self) -> int:
         return self._numbers.draw(52) + 1
-
-
-def _of(server: ServerPeer, why: str) -> dict[str, Any]:
-    return {"server": server.rank, "about": server.about, "why": why}

@@ -273,9 +273,9 @@ class Scheduler:
             for route in self._monitor.ended(time.monotonic()):  # after its last messages
                 with self._guarded("the end of a connection"):
                     self._send(self._membership.disconnected(route, self._now()))
-            for rank, why in self._silent_servers(time.monotonic()):
+            for rank, why, seconds in self._silent_servers(time.monotonic()):
                 with self._guarded("a silent server"):
-                    self._send(self._membership.suspect(rank, why, self._now()))
+                    self._send(self._membership.suspect(rank, why, seconds, self._now()))
             if is_idle or time.monotonic() - due > self._membership.settings.heartbeat:
                 due = time.monotonic()
                 with self._guarded("what is due"):
@@ -305,8 +305,8 @@ class Scheduler:
         pauses.append(self._pinger.next_time - time.monotonic())
         return max(1, math.ceil(1000 * min(pauses)))
 
-    def _silent_servers(self, now: float) -> list[tuple[int, str]]:
-        """Ping the servers; return the ranks of those that are silent, and why."""
+    def _silent_servers(self, now: float) -> list[tuple[int, str, float]]:
+        """Ping the servers; return the ranks of those that are silent, why, and for how many seconds."""
         map = self._membership.map
         if self._membership.settings.replicas and map is not None and not self._membership.broken:
             self._pinger.watch({endpoint.address: endpoint.server for endpoint in map.endpoints}, now)

@@ -75,7 +75,9 @@ class SilenceDetector:
         if number == endpoint.number:
             endpoint.missed = 0
 
-    def begin_round(self, now: float, connected: Collection[str]) -> tuple[dict[str, int], list[tuple[int, str]]]:
+    def begin_round(
+        self, now: float, connected: Collection[str]
+    ) -> tuple[dict[str, int], list[tuple[int, str, float]]]:
         """Begin a round, once all answers that have arrived are recorded.
 
         Parameters
@@ -89,25 +91,27 @@ class SilenceDetector:
         -------
         dict
             The pings to send: their numbers, by address.
-        list of (int, str)
-            Ranks of silent servers, and why.
+        list of (int, str, float)
+            Ranks of silent servers, why, and the seconds since their last answers.
         """
         counts = now - self.next_time <= _LATE_SECONDS
         self.uncounted += not counts
         self.next_time = now + PING_SECONDS
-        silent: dict[int, str] = {}
+        silent: dict[int, tuple[int, str, float]] = {}
         pings = {}
         for address, endpoint in self._endpoints.items():
             if counts and endpoint.answered and endpoint.answered < endpoint.number:
                 endpoint.missed += 1
             if endpoint.missed >= _MISSED and address not in connected:
-                silent[endpoint.rank] = (
-                    f"it is silent: {address} has not answered for {now - endpoint.heard:.1f} s "
-                    f"({endpoint.missed} pings) and its connection has ended"
+                seconds = now - endpoint.heard
+                why = (
+                    f"it is silent: {address} has not answered for {seconds:.1f} s ({endpoint.missed} pings) and its "
+                    "connection has ended"
                 )
+                silent[endpoint.rank] = endpoint.rank, why, seconds
             endpoint.number += 1
             pings[address] = endpoint.number
-        return pings, list(silent.items())
+        return pings, list(silent.values())
 
 
 class Pinger:
@@ -148,8 +152,8 @@ class Pinger:
         """When to call :meth:`turn` next, unless a socket is readable before."""
         return min(self.detector.next_time, *(one.open_at for one in self._connections.values()), math.inf)
 
-    def turn(self, now: float) -> list[tuple[int, str]]:
-        """Receive answers, replace connections that have ended, send pings; return silent servers and why."""
+    def turn(self, now: float) -> list[tuple[int, str, float]]:
+        """Receive answers, replace connections that have ended, send pings; return silent servers as the detector."""
         for address in self._watched.keys() - self._connections.keys():
             with contextlib.suppress(zmq.ZMQError):  # no further socket: tried again
                 self._connections[address] = Connection(self._context, self._poller, address, self._prepare, now)

@@ -111,5 +111,6 @@ def _streams(map: ClusterMap, peers: Iterable[Peer]) -> Iterator[StreamStatus]:
 
 
 def _failover(one: FailoverState, now: float) -> FailoverStatus:
-    seconds = None if one.served_at is None else round(one.served_at - one.at, 3)
-    return FailoverStatus(one.server, one.about, one.why, one.slots, round(max(0.0, now - one.at), 3), seconds)
+    served, copied = (None if at is None else round(at - one.at, 3) for at in (one.served_at, one.copied_at))
+    ago = round(max(0.0, now - one.at), 3)
+    return FailoverStatus(one.server, one.about, one.why, one.slots, ago, served, round(one.silent, 3), copied)

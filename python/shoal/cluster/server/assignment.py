@@ -194,7 +194,7 @@ class ServerControl:
         try:
             outcome = obey(services, order.body)
             if isinstance(order.body, ReportMetrics):
-                figures = tuple(service.metrics() for service in services)
+                figures = tuple(service.metrics() | _replication_metrics(service) for service in services)
         except Exception as error:  # any error: the cluster cannot continue with a server that misses an order
             _log.exception("order %d failed: %s", order.number, order.body)
             reply = OrderReply(self._sender, order.number, fault=f"{type(error).__name__}: {error}")
@@ -360,6 +360,18 @@ def _obey_again(replica: _core.Replica, order: OrderBody) -> Outcome:
     if isinstance(order, ReportMetrics):
         return Outcome()
     return obey([replica], order)
+
+
+def _replication_metrics(service: _core.Service) -> dict[str, int]:
+    """Return the counters of the streams of an endpoint."""
+    now = service.replication()
+    return {
+        "records": now["position"],
+        "held_replies": now["held"],
+        "unacknowledged_bytes": sum(stream["bytes"] for stream in now["streams"]),
+        "streams": len(now["streams"]),
+        "replicas": len(now["replicas"]),
+    }
 
 
 def _ranges(map: ClusterMap, arcs: Iterable[int]) -> list[tuple[int, int]]:
