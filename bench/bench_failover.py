@@ -1,7 +1,7 @@
 """How long a worker's pushes are interrupted when a server of a cluster with replicas dies.
 
     python bench/bench_failover.py killed [--faults 30]     a server is killed with SIGKILL
-    python bench/bench_failover.py stopped [--faults 5]     a server is stopped with SIGSTOP, and killed afterwards
+    python bench/bench_failover.py stopped [--faults 5]     a server is stopped with SIGSTOP; the launcher kills it
     python bench/bench_failover.py scheduler [--faults 30]  the scheduler is killed with SIGKILL
     python bench/bench_failover.py killed --faults 70 --seed 1 --csv FILE    several runs with one result
 
@@ -135,8 +135,6 @@ def interrupt(
             if what == "stopped":
                 os.waitid(os.P_PID, victim.process.pid, os.WSTOPPED | os.WNOWAIT)  # until then it may still reply
             seconds = pusher.interruption(began)
-            if what == "stopped":
-                victim.process.kill()  # another server is started in its place
             if what == "scheduler":
                 victim.process.wait()
             wait_for_copies(cluster.address, servers, 1)

@@ -10,10 +10,10 @@ applied twice is found one step later. The rows of a worker that was killed must
 finished, and nothing that it had not begun.
 
 Faults, at random moments from the printed seed: ``server``, ``scheduler`` and ``worker`` kill a process with SIGKILL,
-``stop`` stops a server with SIGSTOP, and kills it when the workers have gone on. Another process is started in its
-place. After each fault the program waits until every worker has made two steps, prints how long that took, and waits
-until there are as many servers and copies as before. The exit status is 1 if a row is wrong, a worker failed, no step
-was made for a minute, or copies are missing after a minute.
+``stop`` stops a server with SIGSTOP, which the launcher kills when it has been declared dead. Another process is
+started in its place. After each fault the program waits until every worker has made two steps, prints how long that
+took, and waits until there are as many servers and copies as before. The exit status is 1 if a row is wrong, a worker
+failed, no step was made for a minute, or copies are missing after a minute.
 """
 
 from __future__ import annotations
@@ -174,21 +174,19 @@ class Workers:
             process.wait()
 
 
-def strike(fault: str, cluster: LocalCluster | None, workers: Workers, rng: random.Random) -> tuple[str, int | None]:
-    """Do a fault; return what was done, and the process that is to be killed afterwards."""
+def strike(fault: str, cluster: LocalCluster | None, workers: Workers, rng: random.Random) -> str:
+    """Do a fault; return what was done."""
     if fault == "worker" or cluster is None:
         rank = rng.choice(sorted(workers.processes))
         workers.kill(rank)
-        return f"worker {rank} killed", None
+        return f"worker {rank} killed"
     if fault == "scheduler":
         assert cluster.scheduler is not None
         cluster.scheduler.process.kill()
-        return "scheduler killed", None
+        return "scheduler killed"
     process = rng.choice([child.process for child in cluster.servers if child.process.poll() is None])
     process.send_signal(signal.SIGKILL if fault == "server" else signal.SIGSTOP)
-    if fault == "server":
-        return f"server of process {process.pid} killed", None
-    return f"server of process {process.pid} stopped", process.pid
+    return f"server of process {process.pid} {'killed' if fault == 'server' else 'stopped'}"
 
 
 def main() -> None:
@@ -240,12 +238,10 @@ def main() -> None:
             time.sleep(min(rng.expovariate(1 / arguments.pause), max(0.0, end - time.monotonic())))
             if faults and time.monotonic() < end:
                 fault = rng.choice(faults)
-                what, stopped = strike(fault, cluster, workers, rng)
+                what = strike(fault, cluster, workers, rng)
                 seconds = workers.wait_for_steps()
                 waits.setdefault(fault, []).append(seconds)
                 print(f"{what}: all workers went on after {seconds * 1e3:.0f} ms", flush=True)
-                if stopped is not None:
-                    os.kill(stopped, signal.SIGKILL)  # another server is started in its place
                 if cluster is not None:
                     wait_for_copies(address, arguments.servers, arguments.replicas)
             else:
