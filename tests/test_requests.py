@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from maps import map_of
+from oracle import wire
 from shoal import _core
 from shoal.cluster.protocol.slot_map import cut_evenly
 from shoal.cluster.worker.calls import Policy, WorkerIdentity
@@ -666,6 +667,23 @@ def test_refusals_for_good_become_typed_errors(status, text, kind, match):
         call.get()
     r.receive(B, asked.answer(), 0.4)
     assert r.next_time() is None
+
+
+def test_an_answer_of_another_version_of_the_wire_format_fails_the_call():
+    r = requests()
+    call = push(r)
+    asked = taken(r)[0]
+    flags = asked.message.part << 8 | wire.REPLY
+    reply = wire.encode([], version=1, op=Op.PUSH, flags=flags, sequence=asked.message.sequence)
+    assert _core.peek(reply) == _core.peek(asked.frames)
+    damaged = [reply[0][:40] + bytes([reply[0][40] ^ 1]) + reply[0][41:]]
+    assert not r.receive(A, damaged, 0.1)
+    assert not call.done
+    assert r.receive(A, reply, 0.2)
+    with pytest.raises(
+        ProtocolError, match=r"answered the push.* with version 1 of the wire format, this side speaks 2"
+    ):
+        call.get()
 
 
 def test_what_is_asked_of_every_endpoint_answers_in_slot_order():

@@ -77,6 +77,7 @@ Dtype = _core.WireDtype
 WINDOW = 64  # sequences that a slot remembers
 _MAX_KEY_LISTS = 4096  # of an endpoint, whose digests are remembered here
 _FIRST_READ_SEQUENCE = 2**63
+_OTHER_VERSION = "version "  # begins the error of a whole header of another version of the wire format
 _MAX_BAD_REQUESTS = 4  # a refusal as bad may be due to damage on the way: the request is sent again as often
 
 _WRITES = frozenset(
@@ -353,9 +354,13 @@ class Requests:
         try:
             # A wrong answer may be decoded into the buffer too; the right one settles the part, and comes last.
             reply = _core.decode(frames, into=None if part is None else answer_buffer(part))
-        except ValueError:
+        except ValueError as error:
             self.counts["garbled"] += 1
-            return False
+            if part is None or not str(error).startswith(_OTHER_VERSION):
+                return False
+            text = f"{part.label} answered the {part.call.name} with {error}"
+            self._settle(part.call, now, ProtocolError(text))
+            return True
         worker = self.worker
         if (
             part is None
