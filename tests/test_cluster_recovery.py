@@ -292,7 +292,7 @@ def test_a_scheduler_that_dies_too_often_is_reported(monkeypatch):
 def test_a_scheduler_that_is_asked_to_end_is_not_started_again():
     with local_cluster.running(1) as cluster:
         first = cluster.scheduler
-        first.signal(signal.SIGTERM)
+        first.signal(signal.SIGINT)
         ended = {cluster.ended.get(timeout=TIMEOUT), cluster.ended.get(timeout=TIMEOUT)}
         assert ended == {first, *cluster.servers}
         assert cluster.scheduler is first

@@ -60,7 +60,7 @@ def bodies() -> dict[str, Any]:
     return {
         "hello": of["hello"]("worker", "process 7 on host"),
         "welcome": of["welcome"]("0123456789abcdef", "10.0.0.9", 64, 2.0, 10.0, 3, 600.0),
-        "join": of["join"](2, ("tcp://:5571", "tcp://h:1"), 4, JobConsistency("ssp", 3, False)),
+        "join": of["join"](2, ("tcp://:5571", "tcp://h:1"), 4, JobConsistency("ssp", 3, False), "node7"),
         "joined": of["joined"](1, slots, tables, 2, 9, 4, 5),
         "ask-map": of["ask-map"](),
         "map": of["map"](slots),
@@ -87,7 +87,7 @@ def bodies() -> dict[str, Any]:
             "server 1 is lost",
             ("a", "b"),
             JobStatus(9, "SSP(staleness=3)", 2, (1,)),
-            (ServerStatus(0, "process 7 on host", "10.0.0.9", (EndpointStatus("tcp://h:1", ((0, 64),)),), True, 0.5),),
+            (ServerStatus(0, "process 7", "10.0.0.9", (EndpointStatus("tcp://h:1", ((0, 64),)),), True, 0.5, "n"),),
             (
                 WorkerStatus(0, "w", "10.0.0.8", 2, 17, True, 0.25),
                 WorkerStatus(None, "v", "10.0.0.8", 0, 0, False, 3.0),
@@ -102,6 +102,7 @@ def bodies() -> dict[str, Any]:
         "report-stream": of["report-stream"](77, 3, "arrived", "why"),
         "drain": of["drain"](1),
         "rebalance": of["rebalance"](),
+        "stop-cluster": of["stop-cluster"](),
         "accepted": of["accepted"]("server 1 ends"),
         "leave": of["leave"](1),
         "left": of["left"](),

@@ -1,6 +1,9 @@
 """``shoal scheduler``, ``shoal server``, ``shoal launch``: the processes of a cluster, one by one or all together.
 
-Scheduler and server run until SIGTERM, Ctrl-C or the end of the cluster, and then exit with status 0.
+Scheduler and server run until SIGTERM, Ctrl-C or the end of the cluster, and then exit with status 0. Ctrl-C ends a
+scheduler together with its cluster, and a server at once. SIGTERM, which service managers send before they start a
+process again elsewhere, ends a scheduler with a journal alone, and a server with ``--drain-on-sigterm`` after its slots
+have moved away.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from shoal.cli.arguments import command, seconds, size
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
+    from shoal.cluster.server.server import Server
 
 _PARENT_CHECK_SECONDS = 0.2
 _ORPHAN_SECONDS = 1.0  # for an orderly end after the parent has ended
@@ -31,7 +35,9 @@ examples:
   $ shoal scheduler --bind tcp://10.0.0.1:5570 --servers 4 --journal /var/lib/shoal/ctr    # may be killed and restarted
   $ shoal scheduler --bind tcp://10.0.0.1:5570 --servers 4 --replicas 1 --journal ctr      # and so may any server
 
-The scheduler prints its address and then the events of the cluster. When it ends, the servers end too.
+The scheduler prints its address and then the events of the cluster. Ctrl-C, and `shoal cluster ADDRESS stop`, end the
+cluster: the servers end too. SIGTERM does the same without --journal; with it, SIGTERM ends this process alone, and the
+cluster continues with the next scheduler that is started with the journal.
 """
 
 SERVER_EXAMPLES = """\
@@ -39,7 +45,8 @@ examples:
   $ shoal server --connect tcp://10.0.0.1:5570 --threads 8 --curve keys
   $ shoal server --connect tcp://10.0.0.1:5570 --bind tcp://0.0.0.0:5580 --advertise node7.example --curve keys
 
-A server listens on one port per thread. The scheduler connects to each port before it accepts the server.
+A server listens on one port per thread. The scheduler connects to each port before it accepts the server. Ctrl-C and
+SIGTERM end it; with --drain-on-sigterm its slots move to the other servers first.
 """
 
 LAUNCH_EXAMPLES = """\
@@ -108,6 +115,12 @@ def add(commands: Any) -> None:
     )
     server.add_argument("--rank", type=int, metavar="N", help="rank among the servers (default: any free rank)")
     server.add_argument(
+        "--node",
+        metavar="NAME",
+        help="the machine that it runs on: with --replicas, copies of a slot are on servers of different nodes where "
+        "possible (default: SHOAL_NODE, or the host name)",
+    )
+    server.add_argument(
         "--timeout",
         type=seconds,
         default=300.0,
@@ -119,6 +132,12 @@ def add(commands: Any) -> None:
         type=seconds,
         metavar="S",
         help="seconds to wait for a scheduler that does not answer (default: the scheduler's --grace)",
+    )
+    server.add_argument(
+        "--drain-on-sigterm",
+        type=seconds,
+        metavar="S",
+        help="after SIGTERM move all slots to other servers first, for S seconds at most (default: end at once)",
     )
     _storage_arguments(server)
     _common(server)
@@ -258,7 +277,7 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
             keys=_keys(arguments.curve, "scheduler"),
             insecure=arguments.insecure,
         ) as scheduler,
-        _stopped_by_signals(scheduler.stop),
+        _on_signals(terminated=scheduler.leave, interrupted=scheduler.stop),
         _ended_with_parent(arguments),
     ):
         log_line(f"scheduler at {scheduler.address}, for {servers} {'server' if servers == 1 else 'servers'}")
@@ -268,7 +287,7 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
 
 def run_server(arguments: argparse.Namespace) -> Answer:
     """Run a server."""
-    from shoal.cluster.protocol.environment import find_scheduler, volcano
+    from shoal.cluster.protocol.environment import find_node, find_scheduler, volcano
     from shoal.cluster.server.server import Server
 
     address = arguments.connect or find_scheduler(os.environ)
@@ -285,6 +304,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             memory=arguments.memory,
             slot_memory=arguments.slot_memory,
             rank=arguments.rank if arguments.rank is not None else volcano(os.environ).index,
+            node=arguments.node or find_node(os.environ),
             timeout=arguments.timeout,
             grace=arguments.grace,
             keys=_keys(arguments.curve, "server"),
@@ -292,7 +312,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
         ) as server,
-        _stopped_by_signals(server.stop),
+        _on_signals(terminated=_drain_once(server, arguments.drain_on_sigterm), interrupted=server.stop),
     ):
         for endpoint in server.endpoints:
             slots = ", ".join(f"{first} to {end - 1}" for first, end in server.slots(endpoint)) or "none yet"
@@ -387,13 +407,13 @@ def _log_to_stderr(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _ended_with_parent(arguments: argparse.Namespace) -> Iterator[None]:
-    """From now on end this process after its parent: as by SIGTERM, and unconditionally soon after."""
+    """From now on end this process after its parent: as by Ctrl-C, and unconditionally soon after."""
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(_PARENT_CHECK_SECONDS):
             if os.getppid() != arguments.parent:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 if not over.wait(_ORPHAN_SECONDS):
                     os._exit(FAILED)
                 return
@@ -406,14 +426,29 @@ def _ended_with_parent(arguments: argparse.Namespace) -> Iterator[None]:
         over.set()
 
 
+def _drain_once(server: Server, patience: float | None) -> Callable[[], None]:
+    """Return what a server does on SIGTERM: it drains itself first if it has a time for that; a second one ends it."""
+    begun = False
+
+    def end() -> None:
+        nonlocal begun
+        if patience is None or begun:
+            server.stop()
+        else:
+            begun = True
+            server.drain(patience)
+
+    return end
+
+
 @contextlib.contextmanager
-def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` on SIGTERM and on Ctrl-C."""
+def _on_signals(*, terminated: Callable[[], None], interrupted: Callable[[], None]) -> Iterator[None]:
+    """Call a function on SIGTERM, and one on Ctrl-C."""
 
-    def end(number: int, frame: FrameType | None) -> None:
-        stop()
+    def call(number: int, frame: FrameType | None) -> None:
+        (terminated if number == signal.SIGTERM else interrupted)()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, call) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

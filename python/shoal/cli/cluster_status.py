@@ -1,4 +1,4 @@
-"""``shoal cluster ADDRESS status|drain|rebalance``: the members of a running cluster, and where its slots are."""
+"""``shoal cluster ADDRESS status|drain|rebalance|stop``: the members of a running cluster, its slots, its end."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ examples:
   $ shoal cluster tcp://10.0.0.1:5570 status --json
   $ shoal cluster tcp://10.0.0.1:5570 drain 2
   $ shoal cluster tcp://10.0.0.1:5570 rebalance
+  $ shoal cluster tcp://10.0.0.1:5570 stop
 
 drain moves all slots of the server of this rank to others; then its process ends. rebalance moves slots until all
-endpoints have equally many. Both return at once; status shows how far they are.
+endpoints have equally many. Both return at once; status shows how far they are. stop ends the cluster: the scheduler
+and the servers end, and calls of workers raise an error.
 The scheduler prints its address when it starts. The exit status is 1 if a server was lost.
 """
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = command(commands, "cluster", "Show the members of a running cluster, or move its slots.", EXAMPLES, run)
+    parser = command(
+        commands, "cluster", "Show the members of a running cluster, move its slots, or end it.", EXAMPLES, run
+    )
     parser.add_argument("address", metavar="ADDRESS", help="tcp://HOST:PORT of the scheduler")
     parser.add_argument(
         "action",
-        metavar="status|drain|rebalance",
-        choices=["status", "drain", "rebalance"],
-        help="print the status; empty a server and end it; even out the slots",
+        metavar="status|drain|rebalance|stop",
+        choices=["status", "drain", "rebalance", "stop"],
+        help="print the status; empty a server and end it; even out the slots; end the cluster",
     )
     parser.add_argument("server", metavar="SERVER", nargs="?", type=int, help="rank of the server to drain")
     parser.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
@@ -49,7 +53,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """Ask the scheduler for the status, and describe it; or ask it to move slots."""
+    """Ask the scheduler for the status, and describe it; or ask it to move slots, or to end the cluster."""
     from shoal.cluster.protocol.curve import Keys
     from shoal.cluster.protocol.environment import find_keys
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -63,8 +67,10 @@ def run(arguments: argparse.Namespace) -> Answer:
         if arguments.action != "status":
             if arguments.action == "drain":
                 text = client.drain(arguments.server, timeout=arguments.timeout)
-            else:
+            elif arguments.action == "rebalance":
                 text = client.rebalance(timeout=arguments.timeout)
+            else:
+                text = client.stop_cluster(timeout=arguments.timeout)
             return Answer(text, {"text": text})
         status = client.status(timeout=arguments.timeout)
     return Answer(_text(arguments.address, status), as_dict(status), FAILED if status.lost else 0)
@@ -120,7 +126,9 @@ def _text(address: str, status: StatusReply) -> str:
     for server in status.servers:
         ports = "; ".join(_endpoint(one) for one in server.endpoints)
         state = _heard(server.is_connected, server.heard_seconds)
-        rows.append(("server", str(server.rank), state, server.host, server.about, ports or "waits for other servers"))
+        is_known = not server.node or server.about.endswith(f" on {server.node}")
+        about = server.about if is_known else f"{server.about}, node {server.node}"
+        rows.append(("server", str(server.rank), state, server.host, about, ports or "waits for other servers"))
     for worker in status.workers:
         state = _heard(worker.is_connected, worker.heard_seconds)
         if worker.rank is None:

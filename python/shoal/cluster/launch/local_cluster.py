@@ -296,6 +296,8 @@ class LocalCluster:
                 return
             self._stopped = True
         try:
+            if self.scheduler is not None:
+                self.scheduler.signal(signal.SIGINT)  # ends the cluster; after SIGTERM alone the servers would wait
             end_all(self.roles, PATIENCE_SECONDS)
         finally:
             self._watched.put(None)

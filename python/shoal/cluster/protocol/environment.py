@@ -1,6 +1,7 @@
 """The identity of this process from environment variables: its rank, the number of processes, the scheduler.
 
     SHOAL_RANK, SHOAL_WORKERS, SHOAL_SCHEDULER     set by ``shoal launch``, or by hand; they come first
+    SHOAL_NODE                                     the machine that a server runs on
     SHOAL_CURVE                                    the directory of the cluster's keys, of every role
     torchrun      RANK, WORLD_SIZE
     Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
@@ -25,6 +26,7 @@ __all__ = [
     "Volcano",
     "find_group",
     "find_keys",
+    "find_node",
     "find_scheduler",
     "find_worker",
     "first_host",
@@ -123,6 +125,11 @@ def find_scheduler(environment: Environment) -> str | None:
 def find_keys(environment: Environment) -> str | None:
     """Find the directory of the cluster's keys: SHOAL_CURVE."""
     return environment.get("SHOAL_CURVE") or None
+
+
+def find_node(environment: Environment) -> str | None:
+    """Find the name of the machine that a server runs on: SHOAL_NODE."""
+    return environment.get("SHOAL_NODE") or None
 
 
 def volcano(environment: Environment) -> Volcano:

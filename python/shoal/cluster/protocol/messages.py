@@ -103,6 +103,7 @@ __all__ = [
     "ServerGone",
     "SplitReply",
     "StartJob",
+    "StopCluster",
     "StreamProgress",
     "TableRecord",
     "TableReply",
@@ -189,13 +190,14 @@ class Join(_Message, frozen=True, tag="join"):
     """A peer is ready. The reply follows when the others have joined; until then it is PendingReply.
 
     A server passes the addresses of its endpoints (tcp://host:port; an empty host or 0.0.0.0 stands for the host of its
-    connection), a worker its settings of the job.
+    connection) and the name of its node, a worker its settings of the job.
     """
 
     rank: _Small | None = None
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=1 << 14)] = ()
     workers: _Small | None = None
     rules: JobConsistency | None = None
+    node: Annotated[str, Meta(max_length=253)] = ""
 
 
 class JoinReply(_Message, frozen=True, tag="joined"):
@@ -333,6 +335,10 @@ class Rebalance(_Message, frozen=True, tag="rebalance"):
     """Request to move arcs until the endpoints have equally many."""
 
 
+class StopCluster(_Message, frozen=True, tag="stop-cluster"):
+    """Request to end the cluster: the servers and the scheduler end."""
+
+
 class AcceptedReply(_Message, frozen=True, tag="accepted"):
     """The request has been accepted; ``text`` describes what follows."""
 
@@ -453,6 +459,7 @@ RequestBody: TypeAlias = (
     | ReportStream
     | Drain
     | Rebalance
+    | StopCluster
 )
 ReplyBody: TypeAlias = (
     HelloReply

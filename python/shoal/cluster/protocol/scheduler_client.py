@@ -74,6 +74,7 @@ from shoal.cluster.protocol.messages import (
     RequestBody,
     SchedulerStopped,
     ServerGone,
+    StopCluster,
     StreamProgress,
     checked,
     decode,
@@ -286,6 +287,7 @@ class SchedulerClient:
         addresses: tuple[str, ...] = (),
         workers: int | None = None,
         consistency: Consistency | None = None,
+        node: str = "",
     ) -> JoinReply:
         """Become part of the cluster; returns when all servers, and for a worker all workers, are there.
 
@@ -301,6 +303,8 @@ class SchedulerClient:
             Of a worker: number of workers of the job; default: that of the scheduler.
         consistency : Consistency, optional
             Of a worker.
+        node : str
+            Of a server: the machine that it runs on; two of the same name are assumed to fail together.
 
         Returns
         -------
@@ -319,7 +323,7 @@ class SchedulerClient:
         if self._welcome is None:
             self.hello(timeout=timeout)
         rules = None if consistency is None else JobConsistency(consistency.mode, consistency.waits, consistency.mean)
-        body = Join(rank, addresses, workers, rules)
+        body = Join(rank, addresses, workers, rules, node)
         try:
             joined = self.call(body, JoinReply, timeout=deadline - time.monotonic(), doing="joining the cluster")
         except DeadlineExceededError:
@@ -458,6 +462,17 @@ class SchedulerClient:
         """
         doing = "asking the scheduler to even out the slots"
         return self.call(Rebalance(), AcceptedReply, timeout=timeout, doing=doing).text
+
+    def stop_cluster(self, *, timeout: float) -> str:
+        """Request the end of the cluster; without :meth:`hello` as well.
+
+        Returns
+        -------
+        str
+            What follows.
+        """
+        doing = "asking the scheduler to end the cluster"
+        return self.call(StopCluster(), AcceptedReply, timeout=timeout, doing=doing).text
 
     def leave(self, *, timeout: float, status: int = 0) -> None:
         """Leave the cluster: the others do not wait for this process.

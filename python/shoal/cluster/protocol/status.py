@@ -42,7 +42,7 @@ class EndpointStatus(_Record, frozen=True):
 
 
 class ServerStatus(_Record, frozen=True):
-    """A server. It has endpoints when all servers have joined."""
+    """A server. It has endpoints when all servers have joined. ``node`` is the name of its machine."""
 
     rank: Annotated[int, Meta(ge=0)]
     about: str  # names its process
@@ -50,6 +50,7 @@ class ServerStatus(_Record, frozen=True):
     endpoints: tuple[EndpointStatus, ...]
     is_connected: bool
     heard_seconds: float  # since its last message
+    node: str = ""
 
 
 class WorkerStatus(_Record, frozen=True):

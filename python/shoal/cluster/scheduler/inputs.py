@@ -149,7 +149,7 @@ class Restarted(_Record, frozen=True, tag="restarted"):
 
 
 class Ended(_Record, frozen=True, tag="ended"):
-    """The scheduler was asked to end, and the cluster with it."""
+    """The cluster was asked to end."""
 
     now: float
 
@@ -233,6 +233,7 @@ class PeerState(_State, frozen=True):
     orders: int = 0
     order: Order | None = None
     member: bool = False
+    node: str = ""
     incarnation: int = 0
     wants: Join = Join()
 

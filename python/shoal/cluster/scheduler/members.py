@@ -123,6 +123,7 @@ class ServerPeer(Peer):
     resend_at: float = 0.0
     resend_seconds: float = 0.0  # from the last time that it was sent
     member: bool = False  # of the formed cluster: it executes orders
+    node: str = ""  # the machine that it runs on
     confirmed_epoch: int = 0  # of the last assignment that it has confirmed
     offered_epoch: int = 0  # of the last one that it was sent
     offered_at: float = 0.0  # since when it has one that it has not confirmed; counted as `Peers.running`
@@ -144,6 +145,7 @@ class ServerPeer(Peer):
             orders=self.orders,
             order=self.order,
             member=self.member,
+            node=self.node,
         )
 
 
@@ -171,7 +173,8 @@ def restore_peer(state: PeerState, now: float, seen: int) -> Peer:
     common = (state.sender, state.role, state.about, state.host, b"", now, seen, state.rank, state.inside)
     kept = (dict(state.replies), state.latest, frozenset(state.open), dict(state.waiting))
     if state.role == "server":
-        return ServerPeer(*common, *kept, state.addresses, state.join, state.orders, state.order, member=state.member)
+        own = (state.addresses, state.join, state.orders, state.order)
+        return ServerPeer(*common, *kept, *own, member=state.member, node=state.node)
     if state.role == "worker":
         return WorkerPeer(*common, *kept, state.incarnation, state.join, state.wants)
     return LauncherPeer(*common, *kept)

@@ -66,6 +66,7 @@ from msgspec import structs
 from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
     MAX_OPEN_REQUESTS,
+    AcceptedReply,
     Assign,
     Assigned,
     Barrier,
@@ -95,6 +96,7 @@ from shoal.cluster.protocol.messages import (
     Request,
     RequestBody,
     SchedulerStopped,
+    StopCluster,
     TakeSplit,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap
@@ -333,7 +335,8 @@ class Membership:
     def stop(self, now: float) -> Outgoing:
         """End the cluster: send the event to all peers."""
         self._peers.advance(now)
-        self._accept(Ended(self._peers.now))
+        if not self.ended:
+            self._accept(Ended(self._peers.now))
         return self._flush()
 
     # --- recorded inputs --------------------------------------------------------------------------------------
@@ -533,7 +536,7 @@ class Membership:
         peer = self._hear(ask.sender, route)
         if isinstance(body, GetStatus):  # it changes nothing, so it is no input
             peers.out.append((route, Reply(ask.number, self._cluster_status())))
-        elif isinstance(body, Drain | Rebalance):  # from any process; to repeat it changes nothing
+        elif isinstance(body, Drain | Rebalance | StopCluster):  # from any process; to repeat it changes nothing
             peers.out.append((route, Reply(ask.number, self._command(body))))
         elif peer is not None:
             if peer.settles(ask) or peer.is_new(ask):
@@ -551,7 +554,11 @@ class Membership:
         else:
             self._accept(Asked(peers.now, host, ask), route)
 
-    def _command(self, body: Drain | Rebalance) -> ReplyBody:
+    def _command(self, body: Drain | Rebalance | StopCluster) -> ReplyBody:
+        if isinstance(body, StopCluster):
+            if not self.ended:
+                self._accept(Ended(self._peers.now))
+            return AcceptedReply("the cluster ends")
         if self.broken:
             return ErrorReply("server-lost", self.broken)
         if isinstance(body, Drain):

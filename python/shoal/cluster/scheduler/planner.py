@@ -7,15 +7,18 @@ and opens no other stream, which could carry nothing before all have the map:
 
     serve elsewhere  an arc of a draining server moves to an endpoint that has a copy of it; for a rebalance, from the
                      endpoint with the most arcs to the one with the fewest
-    drop             copies beyond `replicas`: those on draining servers first, then of endpoints with many copies
-    copy             to the endpoint of another server that has the fewest arcs and copies: one arc at a time for each
-                     primary. First what lacks a backup, then what has to move
+    drop             copies beyond `replicas`: those on draining servers first, then those that share a node with
+                     another copy, then those of endpoints with many copies
+    copy             to the endpoint of another server that has the fewest arcs and copies, on another node if there is
+                     one: one arc at a time for each primary. First what lacks a backup, or has two copies on one node
+                     although another node has none; then what has to move
 
 Threads: functions of their arguments; a layout is for one thread.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -48,6 +51,14 @@ class Wishes(NamedTuple):
 class Layout:
     """The map in a form that can be changed.
 
+    Parameters
+    ----------
+    map : ClusterMap
+    draw : callable
+        Returns the id of a stream.
+    nodes : mapping
+        The machines of the servers, by rank: servers of one node may fail together.
+
     Attributes
     ----------
     endpoints : dict of Endpoint
@@ -60,9 +71,10 @@ class Layout:
         Of each arc, the endpoints to which it is being copied.
     """
 
-    def __init__(self, map: ClusterMap, draw: Callable[[], int]) -> None:
+    def __init__(self, map: ClusterMap, draw: Callable[[], int], nodes: Mapping[int, str]) -> None:
         self._map = map
         self._draw = draw
+        self._nodes = nodes
         self._streams = {(stream.primary, stream.backup): stream.id for stream in map.streams}
         self.endpoints: dict[int, Endpoint] = {endpoint.id: endpoint for endpoint in map.endpoints}
         self.primaries = [arc.primary for arc in map.arcs]
@@ -77,6 +89,10 @@ class Layout:
     def server(self, id: int) -> int:
         """Return the rank of an endpoint's server."""
         return self.endpoints[id].server
+
+    def node(self, id: int) -> str:
+        """Return the node of an endpoint's server."""
+        return self._nodes.get(self.server(id), "")
 
     def served(self, id: int) -> int:
         """Return how many arcs an endpoint serves."""
@@ -283,12 +299,21 @@ class _Planner:
         for arc, copies in enumerate(its.copies):
             staying = [id for id in copies if not self._is_draining(id)]
             spare = [id for id in copies if self._is_draining(id)] if len(staying) >= replicas else []
-            if self._uneven() is None and not self._is_draining(its.primaries[arc]):
-                spare += sorted(staying, key=lambda id: (-its.load(id), id))[: max(0, len(staying) - replicas)]
             for id in spare:
                 copies.discard(id)
                 changed = True
+            if self._uneven() is not None or self._is_draining(its.primaries[arc]):
+                continue
+            while len(copies) > replicas:
+                copies.discard(self._least_needed(arc))
+                changed = True
         return changed
+
+    def _least_needed(self, arc: int) -> int:
+        """Return the copy of an arc to drop: one that shares a node with another, of the endpoint with most to do."""
+        its = self._layout
+        held = Counter(its.node(id) for id in [its.primaries[arc], *its.copies[arc]])
+        return min(its.copies[arc], key=lambda id: (held[its.node(id)] == 1, -its.load(id), id))
 
     def copy(self) -> bool:
         """Begin copies: one for each primary."""
@@ -305,21 +330,42 @@ class _Planner:
                 changed = True
         return changed
 
-    def _backup_for(self, arcs: Iterable[int]) -> tuple[int, int] | None:
-        """Return an arc that lacks a backup, and where to copy it."""
+    def _backup_for(self, arcs: Collection[int]) -> tuple[int, int] | None:
+        """Return an arc that lacks a backup, or one on another node, and where to copy it."""
+        return next(filter(None, map(self._missing_for, arcs)), None) or next(
+            filter(None, map(self._spread_for, arcs)), None
+        )
+
+    def _missing_for(self, arc: int) -> tuple[int, int] | None:
         its = self._layout
-        for arc in arcs:
-            copies = [id for id in its.copies[arc] if not self._is_draining(id)]
-            primary = its.primaries[arc]
-            # On a draining server, the copy from which the arc will be served is one more.
-            wanted = self._wishes.replicas
-            if len(copies) >= wanted:
-                continue
-            taken = {its.server(id) for id in copies} | {its.server(primary)}
-            free = [id for id in self._staying if its.server(id) not in taken and not self._avoids(primary, id)]
-            if free:
-                return arc, min(free, key=lambda id: (not its.has_stream(primary, id), its.load(id), id))
-        return None
+        # On a draining server, the copy from which the arc will be served is one more.
+        if sum(not self._is_draining(id) for id in its.copies[arc]) >= self._wishes.replicas:
+            return None
+        return self._best_of(arc, self._free_for(arc))
+
+    def _spread_for(self, arc: int) -> tuple[int, int] | None:
+        nodes = self._nodes_of(arc)
+        if len(nodes) > self._wishes.replicas or self._is_draining(self._layout.primaries[arc]):
+            return None
+        return self._best_of(arc, [id for id in self._free_for(arc) if self._layout.node(id) not in nodes])
+
+    def _free_for(self, arc: int) -> list[int]:
+        """Return the endpoints to which an arc may be copied."""
+        its = self._layout
+        primary = its.primaries[arc]
+        taken = {its.server(id) for id in its.copies[arc] if not self._is_draining(id)} | {its.server(primary)}
+        return [id for id in self._staying if its.server(id) not in taken and not self._avoids(primary, id)]
+
+    def _best_of(self, arc: int, free: Collection[int]) -> tuple[int, int] | None:
+        its = self._layout
+        primary, nodes = its.primaries[arc], self._nodes_of(arc)
+        ranked = ((its.node(id) in nodes, not its.has_stream(primary, id), its.load(id), id) for id in free)
+        return (arc, min(ranked)[-1]) if free else None
+
+    def _nodes_of(self, arc: int) -> set[str]:
+        """Return the nodes that have an arc, apart from servers that are drained."""
+        ids = [self._layout.primaries[arc], *self._layout.copies[arc]]
+        return {self._layout.node(id) for id in ids if not self._is_draining(id)}
 
     def _elsewhere_for(self, primary: int, arcs: list[int], uneven: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return an arc that has to move, and where to copy it first."""
@@ -332,9 +378,10 @@ class _Planner:
         elif uneven is not None and uneven[0] == primary and not self._avoids(*uneven):
             taker = uneven[1]
             free = [arc for arc in arcs if taker not in its.copies[arc]]
-            # Two copies on one server are lost together.
+            # Two copies on one server, or on one node, are lost together.
             apart = [arc for arc in free if its.server(taker) not in {its.server(id) for id in its.copies[arc]}]
-            return ((apart or free)[0], taker) if free else None
+            spread = [arc for arc in apart if its.node(taker) not in {its.node(id) for id in its.copies[arc]}]
+            return ((spread or apart or free)[0], taker) if free else None
         return None
 
     def _avoids(self, primary: int, backup: int) -> bool:
@@ -360,8 +407,11 @@ def describe_slots(map: ClusterMap, arcs: Iterable[int]) -> str:
     return ", ".join(f"{first} to {end - 1}" for first, end in ranges)
 
 
-def ring(map: ClusterMap, replicas: int, draw: Callable[[], int]) -> ClusterMap:
+def ring(map: ClusterMap, replicas: int, draw: Callable[[], int], nodes: Mapping[int, str]) -> ClusterMap:
     """Return a new map whose endpoints have backups at the same place of the next servers, all in sync: all are empty.
+
+    The order of the servers takes one of each node in turn, and those of a node that has the arc already are passed
+    over if there are others.
 
     Parameters
     ----------
@@ -371,17 +421,34 @@ def ring(map: ClusterMap, replicas: int, draw: Callable[[], int]) -> ClusterMap:
         Less than the number of servers.
     draw : callable
         Returns the id of a stream.
+    nodes : mapping
+        The machines of the servers, by rank.
     """
-    layout = Layout(map, draw)
-    servers = sorted({endpoint.server for endpoint in map.endpoints})
+    layout = Layout(map, draw, nodes)
+    servers = _alternate({endpoint.server for endpoint in map.endpoints}, nodes)
     for arc, primary in enumerate(layout.primaries):
         own = map.endpoint(primary)
         place = map.of_server(own.server).index(own)
         at = servers.index(own.server)
-        for step in range(1, replicas + 1):
-            others = map.of_server(servers[(at + step) % len(servers)])
+        rest = servers[at + 1 :] + servers[:at]
+        taken = {nodes[own.server]}
+        for _ in range(replicas):
+            server = next((one for one in rest if nodes[one] not in taken), rest[0])
+            rest.remove(server)
+            taken.add(nodes[server])
+            others = map.of_server(server)
             layout.copies[arc].add(others[place % len(others)].id)
     return layout.to_map(map.epoch)
+
+
+def _alternate(servers: Iterable[int], nodes: Mapping[int, str]) -> list[int]:
+    """Return the servers in the order of their ranks, but one of each node before the second one of any."""
+    earlier: Counter[str] = Counter()
+    found = []
+    for server in sorted(servers):
+        found.append((earlier[nodes[server]], server))
+        earlier[nodes[server]] += 1
+    return [server for _, server in sorted(found)]
 
 
 def owned(map: ClusterMap) -> Mapping[int, set[int]]:

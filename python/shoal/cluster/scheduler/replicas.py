@@ -1,6 +1,7 @@
 """Replicas: which endpoint serves each arc and which ones have copies of it, from the first map on.
 
-    forming     each endpoint has backups on other servers: at the same place of the next ones (a ring)
+    forming     each endpoint has backups on other servers, of other nodes where possible: at the same place of the next
+                ones (a ring)
     death       each arc of the dead server is served from a copy; without one, the rows are lost and the cluster broken
     report      a copy has arrived, or a stream is of no use and is closed
     plan        copies what lacks a backup, empties servers that are drained, evens out: see planner.py
@@ -100,7 +101,7 @@ class Replicas:
         for server in ready:
             server.member = True
         if self._settings.replicas:
-            self._assignments.change(ring(map, self._settings.replicas, self._draw))
+            self._assignments.change(ring(map, self._settings.replicas, self._draw, self._nodes()))
             return
         self._assignments.newest = map
         for server in ready:
@@ -303,7 +304,10 @@ class Replicas:
     def _layout(self) -> tuple[Layout, ClusterMap]:
         map = self._assignments.newest
         assert map is not None
-        return Layout(map, self._draw), map
+        return Layout(map, self._draw, self._nodes()), map
+
+    def _nodes(self) -> dict[int, str]:
+        return {rank: server.node for rank, server in self._peers.servers.items()}
 
     def _change(self, map: ClusterMap) -> None:
         self._plan_at = self._peers.now

@@ -7,12 +7,12 @@ of servers that are silent (scheduler/silence.py).
 
 With a journal, the inputs of the messages that wait are stored together, and only then the replies are sent. A
 scheduler that is started again with the same journal continues where it was. If the journal cannot be written, the
-process ends without another message.
+process ends without another message; so it does if it is asked to leave the cluster running.
 
 No message ends the process: one that is not a control message is counted and dropped, and so is one whose processing
 raises an unexpected exception. The log has a line for the first of each kind, then at most one every ten seconds.
 
-Threads: `run` in one; `stop` from any, or from a signal handler.
+Threads: `run` in one; `stop` and `leave` from any, or from a signal handler.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class Scheduler:
         )
         self._outgoing: list[tuple[bytes, list[bytes]]] = []  # that wait for a commit
         self._stopping = False
+        self._leaving = False  # the cluster continues, with the next scheduler of the journal
         self._found: deque[Callable[[float], Outgoing]] = deque()  # results of probes, for the membership
         with contextlib.ExitStack() as undo:  # run by `close`, last to first
             if journal is not None:
@@ -222,12 +223,20 @@ class Scheduler:
             self._journal.append(entry)
 
     def stop(self) -> None:
-        """Make :meth:`run` return."""
+        """Make :meth:`run` end the cluster and return."""
         self._stopping = True
         self._wake()
 
+    def leave(self) -> None:
+        """Make :meth:`run` return; with a journal the cluster continues, and waits for another scheduler."""
+        if not self._stopping:
+            self._leaving = self._journal is not None
+        self.stop()
+
     def run(self, going: Callable[[], bool] = lambda: True) -> None:
-        """Serve until :meth:`stop` is called or ``going`` returns False; then notify all peers.
+        """Serve until the cluster ends: by :meth:`stop`, by a request, or because ``going`` returns False.
+
+        All peers are notified then; not after :meth:`leave`.
 
         Parameters
         ----------
@@ -259,7 +268,7 @@ class Scheduler:
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         poller.register(self._monitor.socket, zmq.POLLIN)
-        while not self._stopping and going():
+        while not self._stopping and not self._membership.ended and going():
             ready = dict(poller.poll(self._pause_ms()))
             if self._wake_read.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -293,7 +302,13 @@ class Scheduler:
                 _log.info("%s", self._membership.notes.popleft())
             while self._membership.probes:
                 self._probers.submit(self._probe, self._membership.probes.popleft())
-        self._send(self._membership.stop(self._now()))
+        if self._leaving and not self._membership.ended:
+            _log.info(
+                "the scheduler ends, and its cluster continues: start it again with its journal within %g s",
+                self._membership.settings.grace,
+            )
+        else:
+            self._send(self._membership.stop(self._now()))
         self._flush()
         if self.refused():
             _log.info("refused in all: %s", ", ".join(f"{count} {why}" for why, count in self.refused().items()))

@@ -88,6 +88,7 @@ class Servers:
         free = (rank for rank in itertools.count() if rank not in self._peers.servers)
         server.rank = next(free) if join.rank is None else join.rank
         server.addresses = tuple(complete(address, server.host) for address in join.addresses)
+        server.node = join.node
         server.join = number
         self._peers.servers[server.rank] = server
         server.waiting[number] = "its addresses to be probed"

@@ -53,7 +53,7 @@ def status_of(
             serves = tuple(
                 EndpointStatus(one.address, tuple(map.run_ranges(one.id))) for one in endpoints if map is not None
             )
-            servers.append(ServerStatus(peer.rank, peer.about, peer.host, serves, is_connected, heard))
+            servers.append(ServerStatus(peer.rank, peer.about, peer.host, serves, is_connected, heard, peer.node))
         elif isinstance(peer, WorkerPeer):
             rank = peer.rank if members.get(peer.rank) is peer else None
             workers.append(WorkerStatus(rank, peer.about, peer.host, peer.incarnation, peer.clock, is_connected, heard))

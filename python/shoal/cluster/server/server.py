@@ -8,14 +8,16 @@ registers their addresses with the scheduler, and has the scheduler's orders and
 A server ends when it is stopped, when all its slots and copies have been moved away, when the scheduler is stopped or
 silent for too long, or when the process that started it has ended.
 
-Threads: `run` in one; `stop` from any, or from a signal handler.
+Threads: `run` in one; `stop` and `drain` from any, or from a signal handler.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -26,7 +28,7 @@ from shoal import _core
 from shoal.cluster.protocol.address import bindable, check_bind, is_loopback, join_address, split
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
-from shoal.cluster.protocol.messages import AcceptedReply, Order, ReportStream, StreamProgress
+from shoal.cluster.protocol.messages import AcceptedReply, Drain, ErrorReply, Order, ReportStream, StreamProgress
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import Endpoint
@@ -71,6 +73,9 @@ class Server:
         The share of a slot, in place of `memory`.
     rank : int, optional
         The rank to take; default: the first free one.
+    node : str, optional
+        Name of the machine that it runs on; default: the host name. Copies of a slot are on servers of different nodes
+        where possible.
     timeout : float
         Seconds to wait for the scheduler and for the other servers.
     grace : float, optional
@@ -97,6 +102,7 @@ class Server:
         memory: int | None = None,
         slot_memory: int | None = None,
         rank: int | None = None,
+        node: str | None = None,
         timeout: float = 60.0,
         grace: float | None = None,
         keys: Keys | None = None,
@@ -117,6 +123,9 @@ class Server:
         roots = None if anywhere else StorageRoots(storage_roots, storage_options)
         _core.keep_freed_memory()  # else each large request is received into new pages
         self._stopping = False
+        self._drain_seconds: float | None = None  # set by `drain`
+        self._drain_by = math.inf
+        self._drain_request: PendingRequest | None = None
         self._control: ServerControl | None = None
         self._reports: list[PendingRequest] = []
         services: list[_core.Service] = []
@@ -147,7 +156,9 @@ class Server:
                 services.append(service)
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
-            joined = self._scheduler.join(timeout=timeout, rank=rank, addresses=tuple(addresses))
+            joined = self._scheduler.join(
+                timeout=timeout, rank=rank, addresses=tuple(addresses), node=node or socket.gethostname()
+            )
             self.rank = joined.rank
             self.endpoints = joined.map.of_server(joined.rank)
             addressed = {one.address: service for one, service in zip(self.endpoints, services, strict=True)}
@@ -178,6 +189,16 @@ class Server:
     def stop(self) -> None:
         """Make :meth:`run` return."""
         self._stopping = True
+
+    def drain(self, patience: float) -> None:
+        """Request that the slots move to other servers, and make :meth:`run` return when they have.
+
+        Parameters
+        ----------
+        patience : float
+            Seconds after which it returns in any case. It returns at once if the other servers are too few.
+        """
+        self._drain_seconds = patience
 
     def run(self, going: Callable[[], bool] = lambda: True) -> None:
         """Execute orders until :meth:`stop` is called, ``going`` returns False, or the scheduler ends.
@@ -211,6 +232,8 @@ class Server:
             if control.is_drained:
                 _log.info("server %d has been drained: it ends", self.rank)
                 break
+            if self._drain_seconds is not None and self._has_failed_to_drain(self._drain_seconds):
+                break
         with contextlib.suppress(ShoalError):
             self._scheduler.leave(timeout=_LEAVE_SECONDS)
 
@@ -238,6 +261,25 @@ class Server:
                 continue
             with contextlib.suppress(ShoalError):  # a fault, which the next step raises
                 self._reports.append(self._scheduler.ask(out))
+        return True
+
+    def _has_failed_to_drain(self, patience: float) -> bool:
+        """Request to be drained, once; return whether the request was refused or its time is over."""
+        now = time.monotonic()
+        if self._drain_request is None:
+            self._drain_by = now + patience
+            _log.info("server %d asks to be drained: it ends in %g s at the latest", self.rank, patience)
+            try:
+                self._drain_request = self._scheduler.ask(Drain(self.rank))
+            except ShoalError as error:
+                _log.warning("server %d cannot ask to be drained: %s", self.rank, error)
+                return True
+        elif isinstance(self._drain_request.reply, ErrorReply):
+            _log.warning("server %d ends without being drained: %s", self.rank, self._drain_request.reply.text)
+            return True
+        if now < self._drain_by:
+            return False
+        _log.warning("server %d ends before it has been drained, which took longer than %g s", self.rank, patience)
         return True
 
     def _forget_answered(self) -> None:
