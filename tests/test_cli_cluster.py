@@ -83,6 +83,15 @@ def test_a_scheduler_is_told_of_copies_and_how_fast_they_are_made(monkeypatch):
     assert (made["replicas"], made["copy_rate"]) == (0, 256 << 20)
 
 
+def test_a_server_states_its_node_by_an_option_or_the_environment(monkeypatch):
+    made = catching(monkeypatch, "shoal.cluster.server.server.Server")
+    for arguments, variable, node in [([], "", None), ([], "pod-7", "pod-7"), (["--node", "rack"], "pod-7", "rack")]:
+        monkeypatch.setenv("SHOAL_NODE", variable)
+        with pytest.raises(Caught):
+            main(["server", "--connect", "tcp://127.0.0.1:1", *arguments])
+        assert made["node"] == node
+
+
 def test_copies_under_mpirun_are_refused(monkeypatch, capsys):
     for name, value in {"RANK": "1", "SIZE": "5", "LOCAL_SIZE": "5"}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)

@@ -23,6 +23,7 @@ from shoal.cli.arguments import command, seconds, size
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
+    from shoal.cluster.protocol.health import HealthServer
     from shoal.cluster.server.server import Server
 
 _PARENT_CHECK_SECONDS = 0.2
@@ -90,6 +91,7 @@ def add(commands: Any) -> None:
         "--journal, else 60)",
     )
     _replica_arguments(scheduler)
+    _health_arguments(scheduler)
     _common(scheduler)
 
     server = command(commands, "server", "Run a server of a cluster.", SERVER_EXAMPLES, run_server)
@@ -140,6 +142,7 @@ def add(commands: Any) -> None:
         help="after SIGTERM move all slots to other servers first, for S seconds at most (default: end at once)",
     )
     _storage_arguments(server)
+    _health_arguments(server)
     _common(server)
 
     launch = command(commands, "launch", "Run a program on a new cluster.", LAUNCH_EXAMPLES, run_launch)
@@ -203,6 +206,24 @@ def _replica_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _health_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--metrics-port",
+        type=_listen,
+        metavar="[HOST:]PORT",
+        help="answer probes at http://HOST:PORT/healthz and /readyz (default: none; HOST: 127.0.0.1)",
+    )
+
+
+def _listen(text: str) -> str:
+    from shoal.cluster.protocol.health import parse_listen
+
+    try:
+        return parse_listen(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _common(parser: argparse.ArgumentParser) -> None:
     _keys_arguments(parser)
     parser.add_argument("--parent", type=int, metavar="PID", help="end when the parent process, PID, has ended")
@@ -264,6 +285,7 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
         raise ValueError(f"the scheduler requires an address: pass --bind tcp://HOST:{PORT}")
     _log_to_stderr(arguments)
     with (
+        _health(arguments) as health,
         Scheduler(
             bind,
             servers=servers,
@@ -281,7 +303,11 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
         _ended_with_parent(arguments),
     ):
         log_line(f"scheduler at {scheduler.address}, for {servers} {'server' if servers == 1 else 'servers'}")
-        scheduler.run()
+        if health is None:
+            scheduler.run()
+        else:
+            health.watch(scheduler.unready)
+            scheduler.run(health.turn)
     return Answer("", {})
 
 
@@ -296,6 +322,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
     _log_to_stderr(arguments)
     with (
         _ended_with_parent(arguments),
+        _health(arguments) as health,
         Server(
             address,
             bind=arguments.bind,
@@ -317,7 +344,11 @@ def run_server(arguments: argparse.Namespace) -> Answer:
         for endpoint in server.endpoints:
             slots = ", ".join(f"{first} to {end - 1}" for first, end in server.slots(endpoint)) or "none yet"
             log_line(f"server {server.rank} serves slots {slots} at {endpoint.address}")
-        server.run()
+        if health is None:
+            server.run()
+        else:
+            health.watch(server.unready)
+            server.run(health.turn)
     return Answer("", {})
 
 
@@ -403,6 +434,19 @@ def _keys(directory: str | None, role: str) -> Keys | None:
 def _log_to_stderr(arguments: argparse.Namespace) -> None:
     level = logging.ERROR if arguments.quiet else logging.INFO
     logging.basicConfig(format="shoal: %(message)s", level=level)
+
+
+@contextlib.contextmanager
+def _health(arguments: argparse.Namespace) -> Iterator[HealthServer | None]:
+    """Answer probes, if that is asked for."""
+    if arguments.metrics_port is None:
+        yield None
+        return
+    from shoal.cluster.protocol.health import HealthServer
+
+    with HealthServer(arguments.metrics_port) as health:
+        log_line(f"probes are answered at {health.address}")
+        yield health
 
 
 @contextlib.contextmanager

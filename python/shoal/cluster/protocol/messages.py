@@ -174,7 +174,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 class HelloReply(_Message, frozen=True, tag="welcome"):
     """What a peer needs before it can join. ``host`` is the address that its connection comes from.
 
-    ``grace`` is how long it continues while the scheduler is silent.
+    ``grace`` is how long it continues while the scheduler is silent, ``replicas`` the number of copies of each slot.
     """
 
     cluster: str
@@ -184,6 +184,7 @@ class HelloReply(_Message, frozen=True, tag="welcome"):
     dead_after: Annotated[float, Meta(gt=0, le=1e9)]  # seconds of silence
     seen: _Count  # number of earlier events, which do not concern it
     grace: Annotated[float, Meta(gt=0, le=1e9)]  # seconds
+    replicas: _Small = 0
 
 
 class Join(_Message, frozen=True, tag="join"):

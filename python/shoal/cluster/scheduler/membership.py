@@ -475,6 +475,11 @@ class Membership:
         return self._servers.broken
 
     @property
+    def missing_servers(self) -> str:
+        """How many servers have joined; empty when all have."""
+        return "" if self.map is not None else self._servers.missing()
+
+    @property
     def workers(self) -> dict[int, int]:
         """The incarnations of the job's workers, by rank."""
         job = self._jobs.job

@@ -265,7 +265,9 @@ class Peers:
     def welcome(self, peer: Peer, cluster: str) -> HelloReply:
         """Return the reply to Hello."""
         its = self._settings
-        return HelloReply(cluster, peer.host, its.slots, its.heartbeat, self.dead_after, self.num_events, its.grace)
+        return HelloReply(
+            cluster, peer.host, its.slots, its.heartbeat, self.dead_after, self.num_events, its.grace, its.replicas
+        )
 
     def reply(self, peer: Peer, number: int, body: ReplyBody) -> None:
         """Send the reply to a request, and keep it until it is confirmed."""

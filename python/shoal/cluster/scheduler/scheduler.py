@@ -12,7 +12,7 @@ process ends without another message; so it does if it is asked to leave the clu
 No message ends the process: one that is not a control message is counted and dropped, and so is one whose processing
 raises an unexpected exception. The log has a line for the first of each kind, then at most one every ten seconds.
 
-Threads: `run` in one; `stop` and `leave` from any, or from a signal handler.
+Threads: `run` in one; `unready` from any; `stop` and `leave` from any, or from a signal handler.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class Scheduler:
         )
         self._outgoing: list[tuple[bytes, list[bytes]]] = []  # that wait for a commit
         self._stopping = False
+        self._reasons: tuple[str, ...] = ("it has not begun to serve",)  # for `unready`
         self._leaving = False  # the cluster continues, with the next scheduler of the journal
         self._found: deque[Callable[[float], Outgoing]] = deque()  # results of probes, for the membership
         with contextlib.ExitStack() as undo:  # run by `close`, last to first
@@ -222,6 +223,10 @@ class Scheduler:
         if self._journal is not None:
             self._journal.append(entry)
 
+    def unready(self) -> tuple[str, ...]:
+        """Return why the cluster cannot be used: servers are missing, or rows are lost; empty if it can."""
+        return self._reasons
+
     def stop(self) -> None:
         """Make :meth:`run` end the cluster and return."""
         self._stopping = True
@@ -300,6 +305,7 @@ class Scheduler:
                 self._refusals.add(*self._membership.refused.popleft())
             while self._membership.notes:
                 _log.info("%s", self._membership.notes.popleft())
+            self._reasons = tuple(filter(None, (self._membership.broken, self._membership.missing_servers)))
             while self._membership.probes:
                 self._probers.submit(self._probe, self._membership.probes.popleft())
         if self._leaving and not self._membership.ended:

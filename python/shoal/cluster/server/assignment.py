@@ -14,12 +14,13 @@ Invariants
     S2  A map that is older than the present one changes nothing. A map is confirmed as often as it arrives.
     S3  A pending order of a number is executed at most once on each copy, before its slots are served from there.
 
-Threads: one at a time. No socket; the time is an argument.
+Threads: one at a time, except for `unready`. No socket; the time is an argument.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -184,6 +185,33 @@ class ServerControl:
         return self._map is not None and any(
             stream.arriving for endpoint in self.endpoints for stream in self._outgoing(endpoint)
         )
+
+    def unready(self, replicas: int) -> list[str]:
+        """Return what is missing: a map that is carried out, copies of what is served here, copies that arrive.
+
+        Parameters
+        ----------
+        replicas : int
+            Copies that each slot is to have. From any thread.
+        """
+        map = self._map
+        if map is None:
+            return ["it has no map"]
+        endpoints = {endpoint.id for endpoint in map.endpoints if endpoint.address in self._services}
+        reasons = [f"the map of epoch {map.epoch} is not carried out yet"] if self._unconfirmed else []
+        copies = Counter(arc for stream in map.streams for arc in stream.arcs)
+        lacking = sum(
+            arc.end_slot - arc.first_slot
+            for number, arc in enumerate(map.arcs)
+            if arc.primary in endpoints and copies[number] < replicas
+        )
+        if lacking:
+            reasons.append(f"{lacking} slots that it serves lack copies")
+        arriving = [arc for stream in map.streams if stream.backup in endpoints for arc in stream.arriving]
+        if arriving:
+            slots = sum(map.arcs[arc].end_slot - map.arcs[arc].first_slot for arc in arriving)
+            reasons.append(f"{slots} slots are being copied to it")
+        return reasons
 
     # --- orders -------------------------------------------------------------------------------------------------
 

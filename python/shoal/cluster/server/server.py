@@ -8,7 +8,7 @@ registers their addresses with the scheduler, and has the scheduler's orders and
 A server ends when it is stopped, when all its slots and copies have been moved away, when the scheduler is stopped or
 silent for too long, or when the process that started it has ended.
 
-Threads: `run` in one; `stop` and `drain` from any, or from a signal handler.
+Threads: `run` in one; `unready` from any; `stop` and `drain` from any, or from a signal handler.
 """
 
 from __future__ import annotations
@@ -137,6 +137,8 @@ class Server:
                 SchedulerClient(scheduler, "server", grace=grace, context=context, keys=keys, progress=self._progress)
             )
             welcome = self._scheduler.hello(timeout=timeout)
+            self._silent_seconds = welcome.dead_after
+            self._replicas = welcome.replicas
             if slot_memory is not None:
                 make_budget(slot_memory * welcome.slots, welcome.slots)
             elif memory is not None:
@@ -185,6 +187,23 @@ class Server:
         """Return the slots that an endpoint serves: first and end of each run."""
         map = None if self._control is None else self._control.map
         return [] if map is None else map.run_ranges(endpoint.id)
+
+    def unready(self) -> list[str]:
+        """Return why this server does not do all that the cluster expects of it; empty if it does.
+
+        It does if its map is the newest one that it can know of, is carried out, and all slots that it serves have
+        their copies.
+        """
+        control = self._control
+        if control is None:
+            return ["it has not joined the cluster"]
+        reasons = control.unready(self._replicas)
+        if self._drain_seconds is not None:
+            reasons.append("it is drained")
+        silent = self._scheduler.silent
+        if silent > self._silent_seconds:
+            reasons.append(f"the scheduler has been silent for {silent:.0f} s")
+        return reasons
 
     def stop(self) -> None:
         """Make :meth:`run` return."""

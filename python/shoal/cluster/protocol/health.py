@@ -1,0 +1,170 @@
+"""Probes of a role over HTTP: whether its process runs, and whether it is ready.
+
+    GET /healthz    200, or 503 if the main loop of the role has not turned for `_STUCK_SECONDS`: start it again
+    GET /readyz     200, or 503 while the role does not do all of its work: a line for each reason
+
+The body is text. While a role starts, for which it has deadlines of its own, it counts as running. It calls
+:meth:`HealthServer.turn` in its main loop; everything else happens in threads of this module, so a probe costs the role
+nothing. At most `_MAX_REQUESTS` requests are served at the same time, and a client that is slow is disconnected.
+
+Threads: every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Self
+
+from shoal.cluster.protocol.address import bindable, join_address, split
+
+__all__ = ["HealthServer", "parse_listen"]
+
+_STUCK_SECONDS = 60.0
+_MAX_REQUESTS = 16
+_REQUEST_SECONDS = 5.0  # for a client to send its request and to receive the reply
+
+
+def parse_listen(text: str) -> str:
+    """Return the address that a port or HOST:PORT stands for; a port alone is one of the loopback interface.
+
+    Raises
+    ------
+    ValueError
+        It is neither.
+
+    Examples
+    --------
+    >>> parse_listen("9100"), parse_listen("0.0.0.0:9100")
+    ('tcp://127.0.0.1:9100', 'tcp://0.0.0.0:9100')
+    """
+    address = f"tcp://{text}" if ":" in text else f"tcp://127.0.0.1:{text}"
+    try:
+        split(address, wildcard=True)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither PORT nor HOST:PORT") from None
+    return address
+
+
+class HealthServer:
+    """Answers probes from its creation on. A context manager that closes itself.
+
+    Parameters
+    ----------
+    listen : str
+        ``tcp://host:port`` to listen on; port 0 or ``*`` is any that is free.
+    clock : callable
+        Returns seconds.
+
+    Attributes
+    ----------
+    address : str
+        ``http://host:port``.
+
+    Raises
+    ------
+    ValueError
+        The address cannot be used.
+    """
+
+    def __init__(self, listen: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._turned_at: float | None = None  # the main loop has not begun
+        self._unready: Callable[[], Sequence[str]] = _not_joined
+        host, port = split(listen, wildcard=True)
+        host = bindable(host)
+        try:
+            self._server = _Server(("" if host == "*" else host, port), self)
+        except OSError as error:
+            raise ValueError(f"no probes can be answered at {listen}: {error.strerror}; pass another port") from None
+        self.address = join_address(host, self._server.server_address[1]).replace("tcp://", "http://", 1)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="shoal-health", daemon=True
+        )
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def turn(self) -> bool:
+        """Note that the main loop turns; returns True."""
+        self._turned_at = self._clock()
+        return True
+
+    def watch(self, unready: Callable[[], Sequence[str]]) -> None:
+        """Take the function that returns why the role is not ready; it is called in other threads."""
+        self._unready = unready
+        self.turn()
+
+    def answer(self, path: str) -> tuple[int, str]:
+        """Return the status and the body of a reply."""
+        if path == "/healthz":
+            still = 0.0 if self._turned_at is None else self._clock() - self._turned_at
+            if still > _STUCK_SECONDS:
+                return 503, f"the main loop has not turned for {still:.0f} s\n"
+            return 200, "ok\n"
+        if path == "/readyz":
+            reasons = self._unready()
+            return (503, "".join(f"{reason}\n" for reason in reasons)) if reasons else (200, "ready\n")
+        return 404, "there are /healthz and /readyz\n"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _not_joined() -> list[str]:
+    return ["it has not joined the cluster"]
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], health: HealthServer) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.health = health
+        self._free = threading.BoundedSemaphore(_MAX_REQUESTS)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that end their connections."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _REQUEST_SECONDS
+
+    def do_GET(self) -> None:
+        status, text = self.server.health.answer(self.path.partition("?")[0])
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log no requests: probes come every few seconds."""

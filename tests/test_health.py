@@ -1,0 +1,164 @@
+"""Probes of the roles over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+import shoal
+from cluster_fakes import TIMEOUT, FakeServer, scheduler
+from shoal.cli import main
+from shoal.cluster.protocol.health import HealthServer, parse_listen
+from shoal.cluster.protocol.slot_map import Arc, ClusterMap, Endpoint, Stream
+from shoal.cluster.server.assignment import ServerControl
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
+
+
+def until(what):
+    deadline = time.monotonic() + TIMEOUT
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def health():
+    with HealthServer("tcp://127.0.0.1:*", clock=lambda: now[0]) as made:
+        now = [0.0]
+        made.now = now
+        yield made
+
+
+def test_a_role_that_starts_is_alive_and_not_ready(health):
+    health.now[0] = 1e6
+    assert get(f"{health.address}/healthz") == (200, "ok\n")
+    assert get(f"{health.address}/readyz") == (503, "it has not joined the cluster\n")
+    assert get(f"{health.address}/other")[0] == 404
+
+
+def test_a_role_is_alive_while_its_main_loop_turns(health):
+    health.watch(list)
+    health.now[0] = 60.0
+    assert get(f"{health.address}/healthz") == (200, "ok\n")
+    health.now[0] = 61.0
+    assert get(f"{health.address}/healthz?x=1") == (503, "the main loop has not turned for 61 s\n")
+    assert health.turn()
+    assert get(f"{health.address}/healthz") == (200, "ok\n")
+
+
+def test_each_reason_has_a_line(health):
+    reasons = ["a", "b"]
+    health.watch(lambda: reasons)
+    assert get(f"{health.address}/readyz") == (503, "a\nb\n")
+    reasons.clear()
+    assert get(f"{health.address}/readyz") == (200, "ready\n")
+
+
+def test_clients_that_send_nothing_leave_room_for_others_once_they_are_disconnected(health, monkeypatch):
+    monkeypatch.setattr("shoal.cluster.protocol.health._Handler.timeout", 0.2)
+    host, port = re.fullmatch(r"http://(.*):(\d+)", health.address).groups()
+    with contextlib.ExitStack() as idle:
+        for _ in range(40):
+            idle.enter_context(socket.create_connection((host, int(port)), TIMEOUT))
+
+        def answered() -> bool:
+            with contextlib.suppress(OSError):
+                return get(f"{health.address}/healthz") == (200, "ok\n")
+            return False
+
+        until(answered)
+
+
+def test_a_port_in_use_and_what_is_no_port_are_refused(health, capsys):
+    with pytest.raises(ValueError, match=r"no probes can be answered at .*: Address already in use; pass another port"):
+        HealthServer(health.address.replace("http", "tcp"))
+    for text in ("", "x", "a:b:c", "99999"):
+        with pytest.raises(ValueError, match="is neither PORT nor HOST:PORT"):
+            parse_listen(text)
+    with pytest.raises(SystemExit):
+        main(["server", "--metrics-port", "x"])
+    assert "'x' is neither PORT nor HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_scheduler_is_ready_when_all_servers_have_joined_and_none_is_lost():
+    with scheduler(2) as one, FakeServer(one.address) as first:
+        until(lambda: one.unready() == ("1 of 2 servers have joined",))
+        with FakeServer(one.address) as second:
+            assert first.joined.wait(TIMEOUT)
+            assert second.joined.wait(TIMEOUT)
+            until(lambda: one.unready() == ())
+            second.link.leave(timeout=TIMEOUT)
+            (why,) = until(one.unready)
+            assert "is lost with its rows" in why
+
+
+def test_a_server_lacks_what_its_map_does_not_have():
+    def map_of(epoch: int, *streams: Stream) -> ClusterMap:
+        ends = (Endpoint(0, "tcp://a:1", 0), Endpoint(1, "tcp://b:1", 1))
+        return ClusterMap(epoch, ends, (Arc(0, 8, 0, 1), Arc(8, 16, 1, 1)), streams)
+
+    class Service:
+        def retired(self) -> bool:
+            return True
+
+        def assign(self, *_: object) -> None:
+            pass
+
+    control = ServerControl({"tcp://a:1": Service()}, b"s")
+    assert control.unready(1) == ["it has no map"]
+    for streams, replicas, lacks in [
+        ((), 0, []),
+        ((), 1, ["8 slots that it serves lack copies"]),
+        ((Stream(1, 0, 1, (0,)),), 1, []),
+        ((Stream(1, 0, 1, (0,)),), 2, ["8 slots that it serves lack copies"]),
+        ((Stream(1, 0, 1, (), (0,)),), 1, ["8 slots that it serves lack copies"]),
+        ((Stream(1, 0, 1, (0,)), Stream(2, 1, 0, (), (1,))), 1, ["8 slots are being copied to it"]),
+    ]:
+        control._map = map_of(3, *streams)
+        control._unconfirmed = False
+        assert control.unready(replicas) == lacks
+    control._unconfirmed = True
+    assert control.unready(0)[0] == "the map of epoch 3 is not carried out yet"
+
+
+@pytest.mark.slow
+def test_the_roles_answer_probes_while_a_cluster_forms_and_runs():
+    from test_cluster_signals import processes
+
+    with processes("--metrics-port", "*", "--replicas", "1", servers=2) as cluster:
+        cluster.wait_for(cluster.scheduler, "(probes are answered at)")
+        urls = {"scheduler": cluster.scheduler.find(r"probes are answered at (\S+)")}
+        until(lambda: get(f"{urls['scheduler']}/readyz") == (503, "0 of 2 servers have joined\n"))
+        for rank in range(2):
+            server = cluster.server("--metrics-port", "127.0.0.1:*")
+            cluster.wait_for(server, "(probes are answered at)")
+            urls[f"server {rank}"] = server.find(r"probes are answered at (\S+)")
+        for url in urls.values():
+            assert get(f"{url}/healthz") == (200, "ok\n")
+            until(lambda url=url: get(f"{url}/readyz") == (200, "ready\n"))
+        with shoal.connect(cluster.address, timeout=TIMEOUT) as store:
+            table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+            table.push(np.arange(9, dtype=np.uint64), np.ones((9, 1), np.float32)).wait()
+            cluster.children[1].signal(9)  # no other server is left for copies
+            url = urls["server 1"]
+            lost = until(lambda: (found := get(f"{url}/readyz"))[0] == 503 and found)
+            assert re.search(r"\d+ slots that it serves lack copies", lost[1])
+            another = cluster.server()
+            cluster.wait_for(another, r"(server \d+ serves slots)")
+            until(lambda: get(f"{url}/readyz") == (200, "ready\n"))
