@@ -76,6 +76,19 @@ def test_servers_are_as_many_as_their_memory_asks_for():
     assert shoal.estimate(10**12, memory=2 << 30, slots=16384).servers > 8192
 
 
+def test_copies_take_as_much_memory_as_the_rows_and_more_servers():
+    alone, twice = (shoal.estimate(10**9, servers=4, replicas=replicas) for replicas in (0, 1))
+    share = alone.table_bytes // 4
+    assert twice.table_bytes == alone.table_bytes
+    assert twice.server_bytes - alone.server_bytes == pytest.approx(share, rel=1e-6)
+    assert shoal.estimate(10**6, replicas=2).servers == 3
+    assert shoal.estimate(10**6, replicas=2, memory=8 << 30).servers == 3
+    few, many = (shoal.estimate(10**9, replicas=replicas, memory=8 << 30).servers for replicas in (0, 1))
+    assert 2 * few - 1 <= many <= 2 * few + 1
+    with pytest.raises(ValueError, match="replicas=2 takes more than 2 servers, got servers=2"):
+        shoal.estimate(10**6, servers=2, replicas=2)
+
+
 def test_times_are_rates_times_rows_shared_by_the_servers():
     plan = shoal.estimate(10**9, rates=RATES, examples=4 * 10**9, features=10)
     assert plan.fill_seconds == 250

@@ -18,6 +18,7 @@ EXAMPLES = """\
 examples:
   $ shoal estimate --keys 2e9 --dim 16 --optimizer adagrad
   $ shoal estimate --keys 1e9 --examples 4e9 --features 39 --memory 64GiB
+  $ shoal estimate --keys 1e9 --dim 16 --servers 6 --replicas 1
   $ shoal estimate --keys 1e8 --json > rates.json; shoal estimate --keys 1e9 --rates rates.json
 
 Memory and the size of checkpoints are computed. Times follow from rates, which the command measures on this machine in
@@ -49,6 +50,9 @@ def add(commands: Any) -> None:
     where = plan.add_mutually_exclusive_group()
     where.add_argument("--memory", type=size, metavar="SIZE", help="memory of a server (default: that of this machine)")
     where.add_argument("--servers", type=int, metavar="N", help="number of servers")
+    plan.add_argument(
+        "--replicas", type=int, default=0, metavar="N", help="copies of each slot on other servers (default: 0)"
+    )
     plan.add_argument("--examples", type=_count, default=0, metavar="N", help="examples per pass, such as 4e9")
     plan.add_argument(
         "--features", type=int, default=39, metavar="N", help="features per example (default: %(default)s)"
@@ -74,6 +78,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
         "slots": arguments.slots,
         "memory": memory,
         "servers": arguments.servers,
+        "replicas": arguments.replicas,
         "examples": arguments.examples,
         "features": arguments.features,
     }
@@ -101,10 +106,12 @@ def _summary(plan: Estimate, arguments: argparse.Namespace, memory: int | None) 
     weights = "one weight" if arguments.dim == 1 else f"{arguments.dim} weights"
     servers = f"{plan.servers:,} server{'s' * (plan.servers > 1)}"
     of = f" of {memory / 2**30:,.1f} GiB" if memory is not None else ""
+    copies = f", copies included (replicas={plan.replicas})" if plan.replicas else ""
     lines = [
         f"{plan.keys:,} keys, {weights} in {arguments.dtype} under {rule}: {plan.row_bytes} bytes per row, "
         f"{plan.bytes_per_key:.1f} with its hash and spare capacity",
-        f"    memory      {_bytes(plan.table_bytes)} in {servers}{of}: {_bytes(plan.server_bytes)} in the largest",
+        f"    memory      {_bytes(plan.table_bytes)} in {servers}{of}: {_bytes(plan.server_bytes)} in the largest"
+        f"{copies}",
         f"    checkpoint  {_bytes(plan.checkpoint_bytes)}",
     ]
     if plan.rates is not None:

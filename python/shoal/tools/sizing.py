@@ -81,14 +81,16 @@ class Estimate:
     keys : int
     servers : int
         Number of servers that share the slots; 1 is a store in one process.
+    replicas : int
+        Copies of each slot on other servers.
     row_bytes : int
         Weights and the optimizer's state of a key.
     bytes_per_key : float
         Bytes of the table, including its index and unused capacity.
     table_bytes : int
-        Sum over all servers: ``stats().bytes`` after all keys were pushed.
+        Sum over all servers, without copies: ``stats().bytes`` after all keys were pushed.
     server_bytes : int
-        Maximum memory of a server process: its share of the table, the process itself, and working
+        Maximum memory of a server process: its share of the table and of the copies, the process itself, and working
         memory.
     checkpoint_bytes : int
         Size of a full checkpoint.
@@ -111,6 +113,7 @@ class Estimate:
     save_seconds: float | None = None
     load_seconds: float | None = None
     rates: Rates | None = None
+    replicas: int = 0
 
 
 def estimate(
@@ -123,6 +126,7 @@ def estimate(
     slots: int = 1024,
     memory: int | None = None,
     servers: int | None = None,
+    replicas: int = 0,
     examples: int = 0,
     features: int = 39,
     rates: Rates | None = None,
@@ -140,7 +144,10 @@ def estimate(
     memory : int, optional
         Memory of each server's machine in bytes, to compute the number of servers; 1/16 is reserved for the system.
     servers : int, optional
-        Number of servers, in place of ``memory``. Default: one.
+        Number of servers, in place of ``memory``. Default: as few as ``replicas`` permits.
+    replicas : int
+        Copies of each slot on other servers, of which there are more than copies. Each is as large as the rows, and
+        each push is executed once more for each.
     examples : int
         Number of examples in one pass of training.
     features : int
@@ -155,7 +162,8 @@ def estimate(
     Raises
     ------
     ValueError
-        The description is invalid, both ``memory`` and ``servers`` are set, or no number of servers has enough memory.
+        The description is invalid, both ``memory`` and ``servers`` are set, ``replicas`` is not below ``servers``, or
+        no number of servers has enough memory.
 
     Notes
     -----
@@ -174,23 +182,30 @@ def estimate(
         raise ValueError(f"keys must be a whole number of at least 1, got {keys!r}")
     if memory is not None and servers is not None:
         raise ValueError("memory determines the number of servers: leave out servers, or memory")
-    for name, number, least in (("servers", servers, 1), ("examples", examples, 0), ("features", features, 1)):
+    for name, number, least in (
+        ("servers", servers, 1),
+        ("replicas", replicas, 0),
+        ("examples", examples, 0),
+        ("features", features, 1),
+    ):
         if number is not None and (not isinstance(number, int) or number < least):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")
     spec = TableSpec(name=_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=0)
     shard = LocalShard.of(spec, slots, _core.ThreadPool(1))
     table_bytes, saved_bytes = shard.bytes_at(keys), shard.saved_bytes_at(keys)
-    count = servers or 1
+    count = servers or replicas + 1
+    if replicas >= count:
+        raise ValueError(f"replicas={replicas} takes more than {replicas} servers, got servers={count}")
     if memory is not None:
-        count = _servers_for(table_bytes, slots, dim, memory)
+        count = _servers_for(table_bytes, slots, dim, memory, replicas)
     elif count > slots:
         raise ValueError(f"{count} servers are more than {slots} slots: make the cluster with more slots")
     times: dict[str, float] = {}
     if rates is not None:
         touched = examples * features
         times = {
-            "fill_seconds": keys / rates.inserts_per_second / count,
-            "pass_seconds": touched * (1 / rates.pulls_per_second + 1 / rates.pushes_per_second) / count,
+            "fill_seconds": keys * (1 + replicas) / rates.inserts_per_second / count,
+            "pass_seconds": touched * (1 / rates.pulls_per_second + (1 + replicas) / rates.pushes_per_second) / count,
             "save_seconds": saved_bytes / rates.save_bytes_per_second / count,
             "load_seconds": saved_bytes / rates.load_bytes_per_second / count,
         }
@@ -200,23 +215,24 @@ def estimate(
         row_bytes=shard.row_bytes,
         bytes_per_key=table_bytes / keys,
         table_bytes=table_bytes,
-        server_bytes=_server_bytes(table_bytes, slots, dim, count),
+        server_bytes=_server_bytes(table_bytes, slots, dim, count, replicas),
         checkpoint_bytes=saved_bytes + slots * _MANIFEST_SECTION_BYTES,
         rates=rates,
+        replicas=replicas,
         **times,
     )
 
 
-def _server_bytes(table_bytes: int, slots: int, dim: int, servers: int) -> int:
-    """Return the memory of the server with the most slots: slots, process, batches."""
-    share = table_bytes * -(-slots // servers) // slots
+def _server_bytes(table_bytes: int, slots: int, dim: int, servers: int, replicas: int) -> int:
+    """Return the memory of the server with the most slots: slots, copies, process, batches."""
+    share = table_bytes * -(-slots // servers) // slots * (1 + replicas)
     return share + _PROCESS_BYTES + BATCH * (_BATCH_KEY_BYTES + 12 * dim)
 
 
-def _servers_for(table_bytes: int, slots: int, dim: int, memory: int) -> int:
+def _servers_for(table_bytes: int, slots: int, dim: int, memory: int, replicas: int) -> int:
     usable = memory - memory // 16
-    for servers in range(1, slots + 1):
-        if _server_bytes(table_bytes, slots, dim, servers) <= usable:
+    for servers in range(1 + replicas, slots + 1):
+        if _server_bytes(table_bytes, slots, dim, servers, replicas) <= usable:
             return servers
     raise ValueError(
         f"no number of servers of {memory:,} bytes holds a table of {table_bytes:,}: a slot of {slots} takes "
