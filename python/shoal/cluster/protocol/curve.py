@@ -138,15 +138,18 @@ class Keys:
         Raises
         ------
         ValueError
-            The file is missing, is not a key, or can be read by users other than its owner.
+            The file is missing, is not a key, or can be read by users other than its owner; one that another user
+            owns may be readable by its group.
         """
         folder = local_path(directory)
         file = _secret_file(folder, role)
         try:
-            mode = stat.S_IMODE(file.stat().st_mode)
+            found = file.stat()
         except OSError as error:
             raise ValueError(f"{file}: {error.strerror}; make keys with: shoal keygen --output {folder}") from None
-        if mode & 0o077:
+        mode = stat.S_IMODE(found.st_mode)
+        # A file of another user was given to this process's group on purpose, as Kubernetes gives secrets.
+        if mode & (0o077 if found.st_uid == os.getuid() else 0o037):
             raise ValueError(f"{file} can be read by others than its owner (mode {mode:04o}): chmod 600 {file}")
         public, secret = load_certificate(file)
         if secret is None:
