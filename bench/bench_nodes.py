@@ -1,0 +1,158 @@
+"""Kill a node of a cluster while a model trains, start another one, and get the bits of an undisturbed run.
+
+    python bench/bench_nodes.py                      # logistic regression on 4 nodes of 2 servers each
+    python bench/bench_nodes.py --model deepfm       # DeepFM; needs PyTorch: pip install 'shoal[torch]'
+
+A node is a process group on this machine with two servers, which state its name as they do on Kubernetes. Copies of a
+slot are on different nodes. First an undisturbed run, then one in which a node is killed (SIGKILL to its group) after a
+third of the clocks; when all slots have their copies again, another node joins. Prints the seconds of each run, and the
+longest clock: it contains the interruption.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import shoal
+from shoal.tools import demo
+
+NODES, SERVERS = 4, 2
+
+
+def start(*arguments: str, group: int = 0) -> subprocess.Popen[str]:
+    """Start a role in a process group: a new one, or that of another process."""
+    command = [sys.executable, "-m", "shoal", *arguments, "--quiet", "--parent", str(os.getpid())]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=group)
+
+
+def start_node(name: str, address: str) -> int:
+    """Start a node of the cluster at an address; returns its process group."""
+    server = ("server", "--connect", address, "--node", name)
+    first = start(*server)
+    for _ in range(SERVERS - 1):
+        start(*server, group=first.pid)
+    return first.pid
+
+
+@contextlib.contextmanager
+def cluster(directory: str) -> Iterator[tuple[shoal.Store, str, dict[str, int]]]:
+    """Run a scheduler and nodes, with this process as the only worker; yields store, address and process groups."""
+    counts = ("--servers", str(NODES * SERVERS), "--replicas", "1", "--journal", directory)
+    scheduler = start("scheduler", "--bind", "tcp://127.0.0.1:*", *counts)
+    assert scheduler.stdout is not None
+    address = scheduler.stdout.readline().split()[2].rstrip(",")
+    nodes = {f"node-{k}": start_node(f"node-{k}", address) for k in range(NODES)}
+    try:
+        with shoal.connect(address, timeout=120) as store:
+            yield store, address, nodes
+    finally:
+        for group in [scheduler.pid, *nodes.values()]:
+            os.killpg(group, signal.SIGKILL)
+
+
+def train_lr(store: shoal.Store, epochs: int) -> str:
+    """Train a logistic regression; returns the digest of its table."""
+    train = shoal.read_criteo("log.tsv", batch_size=256)
+    with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store) as model:
+        model.fit(train, epochs=epochs, progress=False)
+        return model.table.digest()
+
+
+def train_deepfm(store: shoal.Store, epochs: int) -> str:
+    """Train DeepFM; returns the digests of its tables."""
+    import torch
+
+    torch.manual_seed(7)
+    names = [f"C{k}" for k in range(1, 9)]
+    tables = shoal.torch.tables(store, shoal.Adagrad(lr=0.05), init=shoal.Normal(0.05, seed=7))
+    module = shoal.torch.models.DeepFM(tables, len(names), dim=8, hidden=(32,))
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.002)
+    train = shoal.read_criteo("log.tsv", batch_size=256)
+    fields = shoal.torch.Fields(names=names, form="criteo")
+    model = shoal.torch.train(module, train, fields=fields, store=store, optimizer=optimizer, epochs=epochs)
+    return " ".join(table.digest() for table in model.tables)
+
+
+def disturb(store: shoal.Store, address: str, nodes: dict[str, int], clock: int, ended: threading.Event) -> None:
+    """Kill a node when the worker has reached a clock, and start another one when all slots have copies again."""
+    while store.clock < clock and not ended.wait(0.001):
+        pass
+    os.killpg(nodes.pop("node-1"), signal.SIGKILL)
+    print(f"clock {store.clock}: node-1 is killed")
+    wait_until(store, ended, lambda servers, arcs: len(servers) < NODES * SERVERS and all(a["copies"] for a in arcs))
+    print(f"clock {store.clock}: all slots have copies again; node-{NODES} is started")
+    nodes[f"node-{NODES}"] = start_node(f"node-{NODES}", address)
+    wait_until(store, ended, lambda servers, arcs: len({arc["server"] for arc in arcs}) == NODES * SERVERS)
+    print(f"clock {store.clock}: node-{NODES} serves slots")
+
+
+def wait_until(store: shoal.Store, ended: threading.Event, holds: Callable[[Any, Any], bool]) -> None:
+    """Wait until something holds of the servers and the arcs in the status of the cluster."""
+    while not ended.wait(0.02):
+        status = store.cluster()
+        if holds(status["servers"], status["arcs"]):
+            return
+    raise SystemExit("the run ended too early: pass more --epochs")
+
+
+def longest_clock(store: shoal.Store, ended: threading.Event) -> float:
+    """Return the longest time between two ticks, in seconds, by looking at the clock a thousand times per second."""
+    longest, clock, since = 0.0, 0, time.monotonic()
+    while not ended.wait(0.001):
+        if store.clock != clock:
+            now = time.monotonic()
+            if clock:  # before the first tick tables are made
+                longest = max(longest, now - since)
+            clock, since = store.clock, now
+    return longest
+
+
+def run(train: Callable[[shoal.Store, int], str], epochs: int, clocks: int) -> tuple[str, int]:
+    """Train on a new cluster; returns digests and clocks. If clocks are given, a node is killed after a third."""
+    ended = threading.Event()
+    with (
+        tempfile.TemporaryDirectory() as journal,
+        cluster(journal) as (store, address, nodes),
+        ThreadPoolExecutor(2) as threads,
+    ):
+        begun = time.monotonic()
+        longest = threads.submit(longest_clock, store, ended)
+        disturber = threads.submit(disturb, store, address, nodes, clocks // 3, ended) if clocks else None
+        try:
+            digest = train(store, epochs)
+            seconds = time.monotonic() - begun
+        finally:
+            ended.set()
+        if disturber is not None:
+            disturber.result()
+        print(f"{store.clock} clocks in {seconds:.1f} s, the longest {longest.result():.3f} s; digest {digest}")
+        return digest, store.clock
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("lr", "deepfm"), default="lr")
+    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="passes over 20,000 examples")
+    arguments = parser.parse_args()
+    train = {"lr": train_lr, "deepfm": train_deepfm}[arguments.model]
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        demo.write_log(Path("log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)
+        undisturbed, clocks = run(train, arguments.epochs, 0)
+        if run(train, arguments.epochs, clocks)[0] != undisturbed:
+            raise SystemExit("the digests differ")
+    print("both runs have the same bits")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""The run of bench/bench_nodes.py: a node is killed while a model trains, and another one joins."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "bench" / "bench_nodes.py"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("model", "epochs"), [("lr", 12), ("deepfm", 4)])
+def test_a_model_has_the_bits_of_an_undisturbed_run_although_a_node_is_killed(model, epochs):
+    if model == "deepfm":
+        pytest.importorskip("torch", reason="torch is an extra")
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--model", model, "--epochs", str(epochs)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "both runs have the same bits" in done.stdout
+    (_, clocks) = (int(text) for text in re.findall(r"(\d+) clocks in", done.stdout))
+    killed = re.search(r"clock (\d+): node-1 is killed", done.stdout)
+    started = re.search(r"clock (\d+): all slots have copies again; node-4 is started", done.stdout)
+    serves = re.search(r"clock (\d+): node-4 serves slots", done.stdout)
+    assert 0 < int(killed[1]) < int(started[1]) < int(serves[1]) <= clocks
