@@ -233,6 +233,18 @@ def test_an_erase_that_comes_again_is_answered_the_same() -> None:
     assert one(deliver(service, a.keys(Op.ERASE, keys, sequence=79))).aux == 0
 
 
+def test_messages_of_one_erase_report_the_rows_of_their_own_slots() -> None:
+    service = served()
+    a = Worker()
+    keys = [hash_in(s) for s in range(8)]
+    deliver(service, a.push(keys, [1] * 8, sequence=1))
+    for _ in range(2):
+        assert one(deliver(service, a.keys(Op.ERASE, keys[:3], sequence=2))).aux == 3
+        assert one(deliver(service, a.keys(Op.ERASE, keys[3:], sequence=2))).aux == 5
+    # Cut along other slots, as under another map.
+    assert one(deliver(service, a.keys(Op.ERASE, keys[2:6], sequence=2))).aux == 4
+
+
 def test_a_replaced_worker_counts_its_calls_anew() -> None:
     service = served()
     deliver(service, Worker().push([5], [1], sequence=1))

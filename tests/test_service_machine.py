@@ -39,7 +39,7 @@ class Member:
     worker: Worker
     clock: int
     seen: set[tuple[int, int]] = field(default_factory=set)  # (slot, sequence)
-    erased: dict[int, int] = field(default_factory=dict)  # sequence -> rows
+    erased: dict[tuple[int, int], int] = field(default_factory=dict)  # (sequence, slot) -> rows
     own_clock: int = 0
     sequence: int = 0
     reads: int = READS
@@ -321,9 +321,10 @@ class Histories(RuleBasedStateMachine):
             assert reply.status == Status.BAD_REQUEST
             return
         if message.op == Op.ERASE:
-            rows = sum(self.weights.pop(key, None) is not None for key, _ in fresh)
-            member.erased[message.sequence] = member.erased.get(message.sequence, 0) + rows
-            assert reply.aux == member.erased[message.sequence]
+            for key, _ in fresh:
+                name = (message.sequence, slot_of(key))
+                member.erased[name] = member.erased.get(name, 0) + (self.weights.pop(key, None) is not None)
+            assert reply.aux == sum(member.erased[message.sequence, slot] for slot in {slot_of(key) for key, _ in here})
         elif self.mode == "bsp":
             self.kept.append(Message(**{**message.__dict__, "grads": tuple(fresh)}))
         else:

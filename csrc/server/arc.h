@@ -176,8 +176,9 @@ class Arc {
   void push(const Write& write, const Rows& rows, const Fresh& fresh, std::shared_ptr<const void> owner);
   void assign(const Write& write, const Rows& rows, const Fresh& fresh);
   void erase(const Write& write, const Fresh& fresh);
-  // Rows that the call erased here, however often it came.
-  std::uint64_t erased(std::uint32_t rank, std::uint64_t sequence) const noexcept;
+  // Rows that the call erased in the slots of these hashes, however often it came.
+  std::uint64_t erased(std::uint32_t rank, std::uint64_t sequence,
+                       std::span<const std::uint64_t> hashes) const noexcept;
   // A function that changes rows of the slots [first, end): its results, also if it is repeated.
   const std::vector<double>& change(const Write& write, Function function, std::span<const double> parameters,
                                     std::size_t first, std::size_t end);

@@ -42,9 +42,20 @@ bool Arc::has_done(std::uint32_t rank, std::uint64_t sequence, std::size_t slot)
   return dedup != nullptr && dedup->slot(slot).contains(sequence);
 }
 
-std::uint64_t Arc::erased(std::uint32_t rank, std::uint64_t sequence) const noexcept {
+std::uint64_t Arc::erased(std::uint32_t rank, std::uint64_t sequence,
+                          std::span<const std::uint64_t> hashes) const noexcept {
   const DedupWindow* const dedup = find_history(rank);
-  return dedup == nullptr ? 0 : dedup->erased(sequence);
+  if (dedup == nullptr) {
+    return 0;
+  }
+  const std::span<const std::uint64_t> erased = dedup->find_erased(sequence);
+  std::uint64_t rows = 0;
+  for (std::size_t i = 0; i + 1 < erased.size(); i += 2) {
+    const Slot slot{static_cast<std::uint32_t>(erased[i])};
+    const auto first = std::ranges::lower_bound(hashes, slots_.first_hash(slot));
+    rows += first != hashes.end() && slots_.of(*first) == slot ? erased[i + 1] : 0;
+  }
+  return rows;
 }
 
 // --- once for every slot ----------------------------------------------------------------------------------------
@@ -206,7 +217,19 @@ void Arc::erase(const Write& write, const Fresh& fresh) {
   DedupWindow& dedup = history(write.rank);
   SlotSlices slices;
   rest(fresh, {fresh.slices.hashes, {}, {}}, 0, write.sequence, dedup, slices);
-  dedup.add_erased(write.sequence, target.shard->erase(slices));
+  auto& erased = dedup.erased(write.sequence);
+  std::size_t slots = 0;
+  each_slot(slices, [&](std::size_t, std::size_t, std::size_t) { ++slots; });
+  erased.reserve(erased.size() + 2 * slots);
+  const std::span<std::uint32_t> rows = workspace_->some_counts.claim(end_ - first_);
+  std::ranges::fill(rows, 0U);
+  target.shard->erase(slices, rows);
+  each_slot(slices, [&](std::size_t s, std::size_t, std::size_t) {
+    if (rows[s - first_] != 0) {
+      erased.push_back(s);
+      erased.push_back(rows[s - first_]);
+    }
+  });
   target.full.clear();
   mark(slices, write.sequence, dedup);
 }

@@ -8,7 +8,7 @@
 //   SequenceWindow          the window of one slot
 //   slot(s)                 that of slot s
 //   calls()                 that of the arc: a message of the call has been here (ticks name these)
-//   erased(number)          how many rows the call erased here, for a repeated reply
+//   erased(number)          how many rows the call erased in which slots, for a repeated reply
 //   answer(number)          the results of a function that changed rows, likewise
 //   swept(number)           the results of a sweep, likewise
 //   partial_push(number)    where a push stopped for lack of memory
@@ -27,6 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "base/byte_stream.h"
@@ -78,16 +79,14 @@ class DedupWindow {
   SequenceWindow& slot(std::size_t s) noexcept { return slots_[s - first_]; }
   SequenceWindow& calls() noexcept { return calls_; }
 
-  std::uint64_t erased(std::uint64_t number) const noexcept {
-    const Erased& last = erased_[number % erased_.size()];
-    return last.number == number ? last.rows : 0;
-  }
-  void add_erased(std::uint64_t number, std::uint64_t rows) noexcept {
-    Erased& last = erased_[number % erased_.size()];
-    last = {number, rows + (last.number == number ? last.rows : 0)};
+  // Slot, rows, slot, rows, ...: the messages of a call may be cut along other slots when they are sent again. Empty: none.
+  std::span<const std::uint64_t> find_erased(std::uint64_t number) const noexcept {
+    const auto found = erased_.find(number);
+    return found == erased_.end() ? std::span<const std::uint64_t>() : found->second;
   }
 
   // Drops the results of calls that have left the window.
+  std::vector<std::uint64_t>& erased(std::uint64_t number) { return kept(erased_, number); }
   std::vector<double>& answer(std::uint64_t number) { return kept(answers_, number); }
   std::vector<std::uint64_t>& swept(std::uint64_t number) { return kept(swept_, number); }
 
@@ -120,21 +119,18 @@ class DedupWindow {
     const auto none = [](const auto& entry) { return entry.number == 0; };
     return calls_ == SequenceWindow() &&
            std::ranges::all_of(slots_, [](const SequenceWindow& slot) { return slot == SequenceWindow(); }) &&
-           std::ranges::all_of(erased_, none) && std::ranges::all_of(partial_pushes_, none);
+           erased_.empty() && std::ranges::all_of(partial_pushes_, none);
   }
   void save(ByteWriter& out) const {
     for (const SequenceWindow& slot : slots_) {
       slot.save(out);
     }
     calls_.save(out);
-    for (const Erased& one : erased_) {
-      out.put(one.number);
-      out.put(one.rows);
-    }
     for (const PartialPush& one : partial_pushes_) {
       out.put(one.number);
       out.put(one.next);
     }
+    save_answers(erased_, out);
     save_answers(answers_, out);
     save_answers(swept_, out);
   }
@@ -144,23 +140,16 @@ class DedupWindow {
       slot.restore(in);
     }
     calls_.restore(in);
-    for (Erased& one : erased_) {
-      one.number = in.take<std::uint64_t>("erased");
-      one.rows = in.take<std::uint64_t>("erased");
-    }
     for (PartialPush& one : partial_pushes_) {
       one.number = in.take<std::uint64_t>("partial push");
       one.next = in.take<std::uint64_t>("partial push");
     }
+    restore_answers(erased_, in);
     restore_answers(answers_, in);
     restore_answers(swept_, in);
   }
 
  private:
-  struct Erased {
-    std::uint64_t number = 0;
-    std::uint64_t rows = 0;
-  };
   template <class T>
   using Answers = std::map<std::uint64_t, std::vector<T>>;  // by number
 
@@ -194,8 +183,8 @@ class DedupWindow {
   std::size_t first_;
   std::vector<SequenceWindow> slots_;
   SequenceWindow calls_;
-  std::array<Erased, SequenceWindow::kSpan> erased_{};
   std::array<PartialPush, SequenceWindow::kSpan> partial_pushes_{};
+  Answers<std::uint64_t> erased_;
   Answers<double> answers_;
   Answers<std::uint64_t> swept_;
 };

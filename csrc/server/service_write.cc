@@ -307,8 +307,9 @@ void Service::erase(const Call& call) {
     slice.arc->erase(write_of(call), slice.fresh);
   });
   std::uint64_t erased = 0;
-  for (const auto& arc : arcs_) {  // also where its slots are not served any more
-    erased += arc->erased(call.header.worker, call.header.sequence);
+  for (const Slice& slice : slices_) {  // the call's other messages report the rest
+    erased += slice.arc->erased(call.header.worker, call.header.sequence,
+                                call.hashes.subspan(slice.begin, slice.count));
   }
   send_done(call, std::move(refused), static_cast<std::uint32_t>(erased));
 }

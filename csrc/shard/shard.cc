@@ -518,28 +518,29 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
   enforce_max_rows(batch, how.now.clock);
 }
 
-std::size_t Shard::erase(const SlotSlices& batch) {
+std::size_t Shard::erase(const SlotSlices& batch, std::span<std::uint32_t> by_slot) {
   check_batch(batch);
   wait_for_save(batch.hashes.size());
   const auto writing = enter();
   const auto budget_lock = lock_budget();
   std::atomic<std::size_t> erased{0};
   split(batch, [&](std::size_t first, std::size_t end) {
-    std::size_t count = 0;
     for (std::size_t s = first; s < end; ++s) {
-      if (batch.offsets[s] == batch.offsets[s + 1]) {
+      const auto hashes = batch.hashes.subspan(batch.offsets[s], batch.offsets[s + 1] - batch.offsets[s]);
+      if (hashes.empty()) {
         continue;
       }
       const std::unique_lock lock(tables_[s]->lock);
-      before_change(*tables_[s],
-                    batch.hashes.subspan(batch.offsets[s], batch.offsets[s + 1] - batch.offsets[s]));
-      for (std::size_t i = batch.offsets[s]; i < batch.offsets[s + 1]; ++i) {
-        count += tables_[s]->table.erase(batch.hashes[i]) ? 1U : 0U;
+      before_change(*tables_[s], hashes);
+      const auto rows =
+          std::ranges::count_if(hashes, [&](auto hash) { return tables_[s]->table.erase(hash); });
+      erased.fetch_add(static_cast<std::size_t>(rows), std::memory_order_relaxed);
+      if (!by_slot.empty()) {
+        by_slot[s] += static_cast<std::uint32_t>(rows);
       }
       tables_[s]->table.give_back();
       note(s);
     }
-    erased.fetch_add(count, std::memory_order_relaxed);
   });
   rows_erased_.fetch_add(erased.load(), std::memory_order_relaxed);
   return erased.load();

@@ -180,7 +180,8 @@ class Shard {
                              const RowLocations* locations = nullptr);
   // Counts as one occurrence of each key.
   void assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock = 0);
-  std::size_t erase(const SlotSlices& batch);
+  // Adds the number of rows of each slot to `by_slot`, unless it is empty.
+  std::size_t erase(const SlotSlices& batch, std::span<std::uint32_t> by_slot = {});
   void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
   // Column k of the batch's rows as float32, dim per row (1 per row for the row state, k == rows().columns()).
   void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;

@@ -55,13 +55,13 @@ TEST(a_window_takes_numbers_far_apart) {
 
 TEST(rows_erased_are_remembered_for_64_calls) {
   DedupWindow seen(0, 4);
-  seen.add_erased(3, 5);
-  seen.add_erased(3, 2);  // another part of it
-  CHECK_EQ(seen.erased(3), 7);
-  CHECK_EQ(seen.erased(67), 0);
-  seen.add_erased(67, 1);
-  CHECK_EQ(seen.erased(3), 0);
-  CHECK_EQ(seen.erased(67), 1);
+  seen.erased(3).assign({1, 5});
+  CHECK_EQ(seen.find_erased(3).size(), 2);
+  CHECK_EQ(seen.find_erased(3)[1], 5);
+  CHECK(seen.find_erased(67).empty());
+  seen.erased(68).assign({3, 1});
+  CHECK(seen.find_erased(3).empty());
+  CHECK_EQ(seen.find_erased(68)[0], 3);
   for (std::uint64_t number = 1; number < 200; ++number) {
     seen.answer(number) = {static_cast<double>(number)};
   }
