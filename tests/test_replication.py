@@ -196,6 +196,21 @@ def test_a_sweep_that_an_order_lets_go_on_is_executed_by_the_backup_too(order: s
     np.testing.assert_array_equal(again.values, answers[0].values)
 
 
+def test_a_deferred_sweep_of_a_worker_that_is_fenced_acts_nowhere() -> None:
+    cluster = Cluster()
+    p, replica = cluster.primary, cluster.services[1].replica(1)
+    prepare(p, "bsp", 0)
+    for rank in range(2):
+        cluster.send(Worker(rank, epoch=NEWEST).tick(0, sequence=1))
+    cluster.send(Worker(0, epoch=NEWEST).sweep([], table=2, clock=1, sequence=1))
+    p.fence(0, 1)
+    cluster.send(Worker(2, epoch=NEWEST).tick(0, sequence=1))  # the sweep's clock has come
+    answers = [reply.status for reply in cluster.settle() if reply.op == Op.SWEEP]
+    assert answers == [Status.DEFERRED, Status.FENCED]
+    assert cluster.services[1].replication()["replicas"][0]["fault"] == ""
+    assert same_arcs(p, replica)
+
+
 # --- commits -----------------------------------------------------------------------------------------------------
 
 

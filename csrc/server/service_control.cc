@@ -306,15 +306,18 @@ void Service::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t
 }
 
 LastTick Service::fence(std::uint32_t rank, std::uint32_t incarnation) {
-  const std::lock_guard lock(mutex_);
   LastTick last;
-  for (const auto& arc : arcs_) {
-    LastTick here = arc->fence(rank, incarnation);
-    if (here.clock >= last.clock) {
-      last = std::move(here);
+  control([&] {
+    if (std::ranges::any_of(arcs_, [&](const auto& arc) { return arc->serves(rank, incarnation); })) {
+      forget_worker(rank);  // a sweep that waits for its clock would act after the fence
     }
-  }
-  compare_arcs();
+    for (const auto& arc : arcs_) {
+      LastTick here = arc->fence(rank, incarnation);
+      if (here.clock >= last.clock) {
+        last = std::move(here);
+      }
+    }
+  });
   return last;
 }
 
