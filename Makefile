@@ -26,7 +26,7 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install lint format types cpp py fast asan tsan fuzz fuzz-corpus docs bench clean
+.PHONY: help demo test install lint format types cpp py fast sim asan tsan fuzz fuzz-corpus docs bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
@@ -34,6 +34,7 @@ help:
 	@echo 'make test    lint, types, layers, C++ tests, Python tests'
 	@echo 'make lint | types | cpp | py    one part of it'
 	@echo 'make fast    the Python tests that need no object store, no examples and no processes: five minutes'
+	@echo 'make sim     failures of a simulated cluster with replicas: SEEDS=10 of each scenario (tests/sim/sweep.py)'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
 	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire fuzz-service: what peers send (tests/fuzz/README.md)'
 	@echo 'make docs    the documentation site, in build/docs'
@@ -150,6 +151,14 @@ py: $(STAMPS)/install $(STAMPS)/torch
 fast: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests, but for the slow ones'
 	@$(pytest) -m 'not slow'
+
+# ---- simulation: tests/sim/sweep.py ----
+
+sim: SEEDS ?= 10
+sim: FIRST ?= 0
+sim: $(STAMPS)/install $(STAMPS)/dev-tools
+	$(say) 'simulating failures: $(SEEDS) seeds of each scenario'
+	@PYTHONPATH=tests $(BIN)/python -m sim.sweep --seeds $(SEEDS) --first $(FIRST) --jobs $(JOBS) --scenario '$(SCENARIO)'
 
 # ---- fuzzing: tests/fuzz/README.md ----
 

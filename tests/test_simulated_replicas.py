@@ -1,100 +1,60 @@
-"""A cluster with copies of all arcs in one process: servers are killed, stopped and cut off, and nothing is lost.
+"""Clusters with copies of all arcs in one process: servers fail, join, are drained, and nothing is lost.
 
-`SEEDS` of the environment runs more schedules, in any number of processes: each is one seed, which a failure names.
+``make sim SEEDS=100`` runs more schedules of the same scenarios. What must hold, the checks of it, and planted bugs
+(sim/planted_replicas.py) that these checks find:
+
+==  ================================================  ===========================================  =====================
+no  invariant                                         check                                        planted bug
+==  ================================================  ===========================================  =====================
+1   an acknowledged write is in exactly one effect    history: exactly once, bounds, torn rows     RepliesBeforeCommit,
+    after as many deaths as there are copies                                                       RenumbersPushes
+2   one committing primary of an arc; every backup    monitor: records acknowledged and executed,  RepliesBeforeCommit,
+    executes a record before it is acknowledged       servers that serve the same arc              AssignsAllAtOnce
+3   a copy equals its primary at an equal position    monitor: bytes of both arcs, five times a    BackupDrifts
+                                                      second and in the end; divergence
+4   under BSP the bits are those of an undisturbed    scenarios: sections of all tables, results   LosesCounts
+    run                                               of all calls, against a run without faults
+5   for one worker a row never goes back              history: versions, read my writes            RepliesBeforeCommit
+6   functions, sweeps and erases act once, and are    workloads: rows that one worker alone        RenumbersFunctions
+    answered the same                                 changes; scenarios: results of all calls
+7   a copy under writes equals its source             monitor: bytes of both arcs, with budgets,   CopyMissesRecords
+                                                      admission filters, and a low copy rate
+8   a restarted scheduler has the same state; an      monitor: its state, maps of one epoch,       ForgetsInputs,
+    older one is refused                              generations of executed orders               SendsBeforeStoring,
+                                                                                                   ObeysOldSchedulers
+9   everything ends or goes on by its deadline        history: progress; the cluster comes to      SkipsAdmissions,
+                                                      rest with all copies, and nothing is held    KeepsConfirmations
+==  ================================================  ===========================================  =====================
 """
 
-import os
-import random
+from collections import Counter
 
 import pytest
 
-from shoal import _core
 from shoal.cluster.protocol import messages as m
-from sim.network import CALM, ROUGH, Weather
-from sim.replicated import Replicated
-from sim.schedules import counting, violations
+from sim.planted_replicas import BUGS
+from sim.scenarios import LONG, SCENARIOS, Scenario, find_violations, prepare, run
+from sim.sweep import main, run_some
 
-MODES = {"bsp": ("bsp", 0), "ssp(2)": ("ssp", 2), "asp": ("asp", 0)}
-SEEDS = range(int(os.environ.get("SEEDS", "3")))
-SHORT, LONG = 0.1, 0.6  # seconds; a server is declared dead after 0.25
-
-
-def world(seed: int, mode: str, weather: Weather, kind: type[Replicated] = Replicated, clocks: int = 20):
-    name, staleness = MODES[mode]
-    cluster = kind(seed, _core.Service, mode=name, staleness=staleness, workers=3, endpoints=3, weather=weather)
-    program = counting(seed, clocks, think=0.05)
-    cluster.start([program] * 3)
-    return cluster, program
+SEEDS = {"everything": 6, "everything-2": 3}  # of a plan; 1 of others
+MOST = 40  # seeds until a planted bug must have been found
 
 
-def plan(cluster: Replicated, program, faults: list[str]) -> list[str]:
-    """Let faults happen at random moments; returns those that have happened."""
-    rng = random.Random(cluster.random.random())
-    happened = []
-
-    def happen(fault: str) -> None:
-        happened.append(fault)
-        servers = cluster.living()
-        if fault == "kill":
-            rng.choice(servers).kill()
-        elif fault == "stop":
-            rng.choice(servers).stop(rng.choice([SHORT, LONG]))
-        elif fault == "cut":
-            one, other = rng.choice([(rng.choice(servers), None), (None, rng.choice(servers)), rng.sample(servers, 2)])
-            cluster.cut(one, other, rng.choice([SHORT, LONG]))
-        elif fault == "scheduler":
-            cluster.kill_scheduler(rng.choice([0.05, 0.5]))
-        elif fault == "worker":
-            cluster.replace_one(program, rng.random() < 0.5)
-        elif fault == "join":
-            cluster.add_server()
-
-    for k, fault in enumerate(faults):
-        if fault in ("kill", "stop", "cut"):
-            cluster.once(2 + 2 * k, cluster.when_redundant, happen, fault)
-        else:
-            cluster.once(2 + 2 * k, happen, fault)
-    return happened
-
-
-def check(cluster: Replicated, what: str) -> None:
-    assert violations(cluster) == [], what
-    assert cluster.history.errors == [], what
-    assert cluster.unequal() == [], what
-
-
-@pytest.mark.parametrize("weather", [CALM, ROUGH], ids=["calm", "rough"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "faults",
-    [
-        ["kill"],
-        ["stop"],
-        ["cut"],
-        ["scheduler"],
-        ["worker"],
-        ["kill", "scheduler"],
-        ["worker", "kill", "worker"],
-        ["kill", "join", "kill"],
-    ],
-    ids="-".join,
-)
-def test_faults_lose_nothing_and_do_nothing_twice(faults, mode, weather):
-    for seed in SEEDS:
-        cluster, program = world(seed, mode, weather)
-        happened = plan(cluster, program, faults)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_faults_lose_nothing_and_do_nothing_twice(name):
+    scenario = SCENARIOS[name]
+    for seed in range(SEEDS.get(name.partition("/")[0], 1)):
+        cluster = prepare(seed, scenario)
         cluster.run()
-        check(cluster, f"seed {seed}: {happened}")
-        assert sorted(happened) == sorted(faults), f"seed {seed}"
-        if "kill" in faults:
-            assert sum(not server.alive for server in cluster.servers) == faults.count("kill")
+        assert find_violations(cluster, seed, scenario) == [], f"seed {seed}: {cluster.happened}"
+        assert scenario.random_faults or sorted(cluster.happened) == sorted(scenario.faults), f"seed {seed}"
 
 
 def test_a_server_that_was_declared_dead_and_runs_on_acknowledges_nothing():
     """It is stopped for long, and its former workers repeat their requests there."""
     fenced = 0
     for seed in range(10):
-        cluster, _ = world(seed, "asp", CALM)
+        cluster = prepare(seed, Scenario(mode="asp"))
         stopped = []
 
         def stop(cluster=cluster, stopped=stopped):
@@ -103,63 +63,58 @@ def test_a_server_that_was_declared_dead_and_runs_on_acknowledges_nothing():
 
         cluster.once(3, stop)
         cluster.run()
-        check(cluster, f"seed {seed}")
+        assert find_violations(cluster, seed, Scenario(mode="asp")) == [], f"seed {seed}"
         fenced += isinstance(stopped[0].fault, m.ErrorReply)
     assert fenced >= 8
 
 
-# --- planted bugs ---------------------------------------------------------------------------------------------------
+def test_all_faults_happen():
+    """Random plans contain each kind of fault, and most of what they plan happens."""
+    scenario = SCENARIOS["everything-2/asp/calm"]
+    happened, planned = Counter(), 0
+    for seed in range(12):
+        cluster = run(seed, scenario)
+        happened.update(cluster.happened)
+        planned += cluster.planned
+    assert set(scenario.kinds()) == set(happened)
+    assert happened.total() > planned / 2
 
 
-def finds(kind: type[Replicated], mode: str, faults: list[str], weather: Weather = CALM, seeds: int = 40) -> bool:
-    """Whether a schedule shows what is wrong."""
-    for seed in range(seeds):
-        cluster, program = world(seed, mode, weather, kind)
-        plan(cluster, program, faults)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.invariant}-{bug.kind.__name__}")
+def test_planted_bugs_are_found(bug):
+    found = set()
+    for seed in range(bug.first, bug.first + MOST):
         try:
-            cluster.run()
-            check(cluster, "")
-        except (AssertionError, KeyError, ValueError, RuntimeError):
-            return True
-    return False
-
-
-class Hasty(Replicated):
-    """Replies leave before their records are committed: what was only sent counts as acknowledged."""
-
-    def arrive(self, address, peer, frames):
-        super().arrive(address, peer, frames)
-        if b"~" in bytes(peer):
+            cluster = run(seed, bug.scenario, bug.kind)
+            violations = find_violations(cluster, seed, bug.scenario)
+        except (AssertionError, KeyError, ValueError, RuntimeError, AttributeError) as error:
+            violations = [f"{type(error).__name__}: {error}"]
+        if any(bug.found_by in text for text in violations):
             return
-        service = self.services[address]
-        for stream in service.replication()["streams"]:
-            if stream["sent"] > stream["acknowledged"]:
-                low, high = stream["stream"] & 0xFFFFFFFF, stream["stream"] >> 32
-                reply = _core.encode_header(
-                    op=_core.Op.REPLICATE, reply=True, sequence=stream["sent"], table=low, job=high
-                )
-                self.reply(address, service.handle_backup(stream["stream"], [reply]))
+        found.update(text[:200] for text in violations)
+    pytest.fail(f"{MOST} seeds find only {sorted(found)}")
 
 
-class Renumbering(Replicated):
-    """A worker sends what is not acknowledged under new numbers when the map changes."""
-
-    def note_map(self, map):
-        if self.map is not None and map.epoch > self.map.epoch:
-            for client in self.clients:
-                client.requests._write += 1
-                for call in list(client.requests._open.values()):
-                    if call.op == _core.Op.PUSH:
-                        client.requests._write += 1
-                        del client.requests._open[call.sequence]
-                        call.sequence = client.requests._write
-                        client.requests._open[call.sequence] = call
-        super().note_map(map)
+def test_every_invariant_has_a_planted_bug():
+    assert {bug.invariant for bug in BUGS} == set(range(1, 10))
 
 
-def test_planted_replies_before_their_commit_are_found():
-    assert finds(Hasty, "asp", ["kill"], Weather(jitter=0.02))
+# --- sweeps ---------------------------------------------------------------------------------------------------------
 
 
-def test_planted_writes_under_new_numbers_are_found():
-    assert finds(Renumbering, "asp", ["kill"], Weather(jitter=0.02))
+def test_a_sweep_counts_its_runs_and_faults(capsys):
+    assert main(["--seeds", "2", "--scenario", "kill/asp/calm"]) == 0
+    assert capsys.readouterr().out.startswith("2 runs, 2 faults, 0 failures, ")
+
+
+def test_a_sweep_names_the_scenario_and_the_seed_of_a_failure(monkeypatch):
+    monkeypatch.setattr("sim.sweep.find_violations", lambda cluster, seed, _: ["wrong"] if seed == 7 else [])
+    runs, faults, failures = run_some(("kill/asp/calm", range(6, 8)))
+    assert (runs, faults.total()) == (2, 2)
+    assert failures == [("kill/asp/calm", 7, ("kill",), ["wrong"])]
+
+
+def test_a_sweep_of_no_scenario_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--scenario", "earthquake"])
+    assert "earthquake" in capsys.readouterr().err

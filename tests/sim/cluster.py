@@ -112,6 +112,11 @@ class Client:
         )  # fmt: skip
         return call
 
+    def try_push(self, keys, grads, table, **arguments):
+        """Push what a server may have no memory for; nobody waits for it, and no checker judges it."""
+        self.pushed.add(table)
+        return self._submit(Op.PUSH, table, keys, values=grads, dim=self.cluster.dims[table], **arguments)[1]
+
     def assign(self, keys, rows, table=1):
         return self._submit(Op.ASSIGN, table, keys, values=rows, dim=self.cluster.dims[table])[1]
 
@@ -120,6 +125,31 @@ class Client:
 
     def contains(self, keys, table=1):
         return self._submit(Op.CONTAINS, table, keys, out=np.empty(len(keys), np.uint8))[1]
+
+    def read(self, keys, table):
+        """Pull rows that no checker of the history judges; returns the call, and a function that returns them."""
+        dim = self.cluster.dims[table]
+        out = np.full((len(keys), dim), np.nan, np.float32)
+        batch, call = self._submit(Op.PULL, table, keys, out=out, dim=dim)
+
+        def rows():
+            found = np.empty_like(out)
+            batch.expand(call.result, dim, found, THREAD)
+            return found
+
+        return call, rows
+
+    def reduce(self, function, parameters, table, *, write):
+        return self.requests.submit(
+            Op.REDUCE, table, self.clock, self.now, self.now + PATIENCE, aux=function,
+            payload=[np.asarray(parameters, np.float64)], count=len(parameters), write=write,
+        )  # fmt: skip
+
+    def sweep(self, rules, table):
+        return self.requests.submit(
+            Op.SWEEP, table, self.clock, self.now, self.now + PATIENCE,
+            payload=[np.asarray(rules, np.float64)], count=len(rules), write=True,
+        )  # fmt: skip
 
     def tick(self):
         record = self.cluster.history.tick(self)
@@ -201,6 +231,8 @@ class _Nap:
 
 
 class Cluster:
+    limit = PATIENCE  # of a run
+
     def __init__(
         self,
         seed: int,
@@ -383,12 +415,11 @@ class Cluster:
 
     def run(self, until=None):
         """Run until all programs have ended; then let what is still on its way arrive. Returns the history."""
-        limit = PATIENCE
 
         def done():
             return all(client.finished for client in self.clients) and not self.changing
 
-        self.network.run(until or done, limit)
+        self.network.run(until or done, self.limit)
         stuck = [f"worker {c.rank} at clock {c.clock}" for c in self.clients if c.alive and not c.finished]
         self.history.stuck = stuck
         self.history.steps = {table: self.steps(table) for table in self.tables}

@@ -37,6 +37,7 @@ class Network:
         self._events = []
         self._planned = 0
         self._connections = {}  # link -> number of its connection
+        self._peers = {}  # link -> name of its connection
         self._last = {}  # link -> when its last message arrives
 
     def at(self, time, what, *arguments):
@@ -67,11 +68,15 @@ class Network:
 
     def peer(self, link):
         """Name of a link's present connection, as a ROUTER would make one up."""
-        return b"%s/%d" % (link.encode(), self._connections.get(link, 0))
+        peer = self._peers.get(link)
+        if peer is None:
+            peer = self._peers[link] = b"%s/%d" % (link.encode(), self._connections.get(link, 0))
+        return peer
 
     def break_connection(self, link):
         """Lose what is on its way over a link; the next message makes another connection."""
         self._connections[link] = self._connections.get(link, 0) + 1
+        self._peers.pop(link, None)
 
     def send(self, link, frames, deliver, *, back, checked=True, ordered=False):
         """Carry a message: ``deliver(peer, frames)`` for each copy that arrives on the connection it left by.

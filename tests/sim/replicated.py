@@ -1,8 +1,8 @@
 """A cluster with replicas in memory: the real scheduler, servers' control, endpoints, streams and requests.
 
 Servers are killed, stopped for a while, and cut off from others in one direction; the scheduler dies and comes back
-from its inputs; servers join, are drained, and arcs move, all at random moments from one seed. This file has only the
-loops around the state machines.
+from its journal, whose disk may be slow; servers join, are drained, and arcs move, all at random moments from one seed.
+This file has the loops around the state machines; scenarios.py has what happens, invariants.py what must hold.
 """
 
 import random
@@ -11,54 +11,67 @@ import msgspec
 
 from shoal import _core
 from shoal.cluster.protocol import messages as m
+from shoal.cluster.scheduler.inputs import Input, MembershipState
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.server.assignment import ServerControl
+from sim.invariants import Monitor
 from sim.whole import HEARTBEAT, Process, Whole, WorkerProcess
 
-TURN = 0.004  # between two looks of a server at its streams, in seconds
 SPEED = 5  # of the timers of a server, which are made for real networks
+POLL = 0.02  # seconds after which a server looks at its streams at the latest
+LEAST_POLL = 0.002
+REST = 0.3  # seconds without work after which a run ends
+JOIN_SECONDS = 1.5  # for a worker to be admitted
+LIMIT = 12.0  # seconds in which a cluster without work comes to rest
 
 
 class StreamEnd:
     """The primary's end of a stream, to which replies come back."""
 
-    def __init__(self, server, address, stream):
-        self.server, self.address, self.stream = server, address, stream
+    def __init__(self, server, address, stream, to):
+        self.server, self.address, self.stream, self.to = server, address, stream, to
 
     def hear(self, _, frames):
-        world = self.server.world
-        if world.runs(self.server, self.hear, _, frames):
+        server, world = self.server, self.server.world
+        if world.runs(server, self.hear, _, frames):
             world.reply(self.address, world.services[self.address].handle_backup(self.stream, frames))
+            world.monitor.acknowledged(self)
+            server.carry(self.address)
+            server.poll_if_pending()
 
 
 class ReplicatedServer(Process):
     """A server: its control, and its endpoints with their streams."""
 
-    def __init__(self, world, rank, endpoints):
+    def __init__(self, world, number, endpoints):
         self.rank = None
         self.control = None
         self.taken, self.last = 0, None
         self.waiting = []
         self.stopped_until = 0.0
         self.gone = False
-        self.addresses = tuple(f"tcp://10.0.0.{rank + 1}:{5000 + k}" for k in range(endpoints))
-        super().__init__(world, "server", f"server {rank}")
+        self.addresses = tuple(f"tcp://10.0.0.{number + 1}:{5000 + k}" for k in range(endpoints))
+        super().__init__(world, "server", f"server {number}")
 
     # --- the scheduler's side ---
 
     def answered(self, body):
+        world = self.world
         if isinstance(body, m.HelloReply):
             for address in self.addresses:
-                self.world.services[address] = _core.Service(self.world.slots, [])
+                world.services[address] = world.new_service(address)
             self.ask(m.Join(None, self.addresses))
         elif isinstance(body, m.JoinReply):
             self.rank = body.rank
-            services = {address: self.world.services[address] for address in self.addresses}
+            services = {address: world.services[address] for address in self.addresses}
             self.control = ServerControl(services, self.sender)
             self.control.set_map(body.map)
+            for service in services.values():
+                if world.slot_bytes:
+                    service.set_memory(world.slot_bytes)
             for address in self.addresses:
                 if any(body.map.arc_ranges(one.id) for one in self.control.endpoints if one.address == address):
-                    for table, spec in self.world.tables.items():
+                    for table, spec in world.tables.items():
                         services[address].add_table(table, **spec)
             for message in self.waiting:
                 self.hear(message)
@@ -73,15 +86,20 @@ class ReplicatedServer(Process):
             super().hear(message)
         elif self.control is None:
             self.waiting.append(message)
-        elif self.fault is None:
+        elif self.fault is None and not self.is_outdated(message):
+            self.world.monitor.ordered(self, message)
             if isinstance(message, m.Assign):
                 self.control.assign(message)
+                self.world.monitor.assigned(self)
             elif message.number == self.taken + 1:
                 self.taken += 1
                 self.control.order(message)
             elif self.last is not None and message.number == self.last.number:
                 self.send(self.last)
-            self.look()
+            for address in self.addresses:
+                self.world.reply(address, self.world.services[address].released())
+                self.carry(address)
+            self.poll()
 
     def speak(self):
         if self.world.runs(self, self.speak):
@@ -92,7 +110,7 @@ class ReplicatedServer(Process):
 
     # --- the streams ---
 
-    def look(self):
+    def poll(self):
         """Send what follows from what has happened."""
         for out in self.control.poll(self.world.network.now * SPEED):
             if isinstance(out, m.ReportStream):
@@ -105,18 +123,25 @@ class ReplicatedServer(Process):
             self.gone = True
             self.ask(m.Leave())
 
+    def poll_if_pending(self):
+        if self.control.has_pending:
+            self.poll()
+
     def turn(self):
         if not self.world.runs(self, self.turn) or self.world.over:
             return
         world = self.world
+        now = world.network.now
+        due = now + POLL
         for address in self.addresses:
             service = world.services[address]
-            world.reply(address, service.on_time(int(world.network.now * 1000 * SPEED)))
+            world.reply(address, service.on_time(int(now * 1000 * SPEED)))
             self.carry(address)
             world.reply(address, service.acknowledge())
             world.reply(address, service.released())
-        self.look()
-        world.network.after(TURN, self.turn)
+            due = min(due, service.next_time() / (1000 * SPEED))
+        self.poll()
+        world.network.at(max(due, now + LEAST_POLL), self.turn)
 
     def carry(self, address):
         """Send the messages of an endpoint's streams."""
@@ -124,7 +149,8 @@ class ReplicatedServer(Process):
         service = world.services[address]
         for stream, to, _ in service.targets():
             link = f"{address}~{stream}>{to}"
-            world.links.setdefault(link, StreamEnd(self, address, stream))
+            if link not in world.links:
+                world.links[link] = StreamEnd(self, address, stream, to)
             while (frames := service.next_message(stream)) is not None:
                 if not world.is_cut(self, world.process_of.get(to)):
                     world.network.send(
@@ -148,6 +174,13 @@ class ReplicatedServer(Process):
 
 
 class ReplicatedWorker(WorkerProcess):
+    def answered(self, body):
+        if isinstance(body, m.TableReply):
+            self.world.dims[body.id] = body.form.dim
+            self.world.created = body.id
+        else:
+            super().answered(body)
+
     def told(self, event):
         if isinstance(event, m.MapChanged):
             self.world.note_map(event.map)
@@ -158,33 +191,84 @@ class ReplicatedWorker(WorkerProcess):
             super().told(event)
 
 
-class Replicated(Whole):
-    """As `Whole`, with copies of all arcs."""
+class Tool(Process):
+    """A command line tool: it sends one request until it is answered."""
 
-    replicas = 1
-    endpoints_each = 1
+    def __init__(self, world, body):
+        self.world, self.body, self.reply = world, body, None
+        self.sender = world.random.randbytes(16)
+        world.processes[self.sender] = self
+        self.alive = True
+        self.fault = None
+        self.speak()
+
+    def speak(self):
+        if self.reply is None and not self.world.over:
+            self.send(m.Request(self.sender, 1, self.body))
+            self.world.network.after(2 * HEARTBEAT, self.speak)
+
+    def hear(self, message):
+        if isinstance(message, m.Reply):
+            self.reply = self.reply or message.body
+
+
+class Replicated(Whole):
+    """As `Whole`, with copies of all arcs.
+
+    Parameters
+    ----------
+    replicas : int
+    endpoints_each : int
+        Of a server.
+    disk : float
+        Mean of the seconds that a commit of the scheduler's journal takes; 0: none. What is not committed is lost with
+        the scheduler, and its messages are sent afterwards.
+    slot_bytes : int
+        Memory budget of a slot; 0: none.
+    copy_rate : int
+        Bytes per second that each endpoint sends to make a copy, by the clock of the servers.
+    """
+
+    limit = 60.0
+    server_kind = ReplicatedServer
+
+    def __init__(
+        self, seed, *, servers=3, replicas=1, endpoints_each=1, disk=0.0, slot_bytes=0, copy_rate=1 << 28, **arguments
+    ):
+        self.replicas, self.endpoints_each, self.disk, self.slot_bytes = replicas, endpoints_each, disk, slot_bytes
+        self.copy_rate = copy_rate
+        super().__init__(seed, _core.Service, endpoints=servers, **arguments)
 
     def form(self, service, endpoints, mean):
         self.processes = {}
         self.process_of = {}  # server by address
         self.over = False
         self.cuts = set()  # (from, to) of processes, None for the scheduler
+        self.uncommitted, self.waiting_out, self.committing = [], [], False
+        self.inputs, self.is_down = [], False
+        self.monitor = Monitor(self)
         self.membership = Membership(
             servers=endpoints, workers=self.workers, slots=self.slots, heartbeat=HEARTBEAT, replicas=self.replicas,
-            rng=random.Random(self.random.random()), now=0.0, record=self.record,
+            copy_rate=self.copy_rate, rng=random.Random(self.random.random()), now=0.0, record=self.record,
         )  # fmt: skip
-        self.inputs, self.is_down = [], False
         self.saved = msgspec.msgpack.encode(self.membership.save())
         self.map = None
         self.servers = []
+        self.tools = []
+        self.created = None  # the table that a worker has requested
         for _ in range(endpoints):
             self.add_server()
         self.worker_processes = []
         self.replaced = 0
+        self.restless = ""  # what did not come to rest
         self.network.after(HEARTBEAT, self.watch)
+        self.network.after(HEARTBEAT, self.rest, 0.0, None)
+
+    def new_service(self, address):
+        return _core.Service(self.slots, [])
 
     def add_server(self):
-        server = ReplicatedServer(self, len(self.servers), self.endpoints_each)
+        server = self.server_kind(self, len(self.servers), self.endpoints_each)
         self.servers.append(server)
         for address in server.addresses:
             self.process_of[address] = server
@@ -195,6 +279,72 @@ class Replicated(Whole):
     def note_map(self, map):
         if self.map is None or map.epoch > self.map.epoch:
             self.map = map
+
+    def create_table(self, form):
+        """Let a worker request a table; a worker that dies meanwhile is followed by another one."""
+        running = [one for one in self.worker_processes if one.alive and one.client and not one.client.finished]
+        if self.created is None and running:
+            one = self.random.choice(running)
+            if not any(isinstance(body, m.CreateTable) for body in one.asked.values()):
+                one.ask(m.CreateTable(form))
+            self.network.after(4 * HEARTBEAT, self.create_table, form)
+
+    def command(self, body):
+        self.tools.append(Tool(self, body))
+
+    # --- the scheduler and its journal ---
+
+    def record(self, entry):
+        self.uncommitted.append(msgspec.msgpack.encode(entry))
+
+    def route(self, outgoing):
+        """Send messages of the scheduler, once what they depend on is stored."""
+        outgoing = [(to, message) for to, message in outgoing if to in self.processes]
+        if not self.disk:
+            self.inputs += self.uncommitted
+            self.uncommitted.clear()
+            self.send_down(outgoing)
+            return
+        self.waiting_out += outgoing
+        if (self.uncommitted or self.waiting_out) and not self.committing:
+            self.committing = True
+            batch, self.waiting_out = self.waiting_out, []
+            seconds = self.random.expovariate(1.0 / self.disk)
+            self.network.after(seconds, self.committed, self.membership, len(self.uncommitted), batch)
+
+    def committed(self, membership, count, batch):
+        if membership is self.membership and not self.is_down:
+            self.inputs += self.uncommitted[:count]
+            del self.uncommitted[:count]
+            self.committing = False
+            self.send_down(batch)
+            self.route([])
+
+    def send_down(self, outgoing):
+        super().route([(to, message) for to, message in outgoing if not self.is_cut(None, self.processes[to])])
+
+    def watch(self):
+        super().watch()
+        if not self.is_down and not self.uncommitted and self.membership.at_rest and self.random.random() < 0.05:
+            self.saved = msgspec.msgpack.encode(self.membership.save())
+            self.inputs.clear()
+
+    def kill_scheduler(self, seconds):
+        if not self.is_down:
+            written = self.random.randint(0, len(self.uncommitted))
+            self.inputs += self.uncommitted[:written]
+            self.monitor.scheduler_died(lost=len(self.uncommitted) - written)
+            self.uncommitted, self.waiting_out, self.committing = [], [], False
+            super().kill_scheduler(seconds)
+
+    def start_scheduler(self):
+        state = msgspec.msgpack.decode(self.saved, type=MembershipState)
+        self.membership = Membership.restore(state, record=self.record)
+        for entry in self.inputs:
+            self.membership.replay(msgspec.msgpack.decode(entry, type=Input))
+        self.monitor.scheduler_restarted()
+        self.is_down = False
+        self.route(self.membership.restarted(self.network.now))
 
     # --- faults ---
 
@@ -218,13 +368,17 @@ class Replicated(Whole):
     def living(self):
         return [server for server in self.servers if server.alive and server.control is not None]
 
+    def members(self):
+        """Return the servers in the newest map, in its order."""
+        map = self.membership.map
+        return [] if map is None else list(dict.fromkeys(self.process_of[one.address] for one in map.endpoints))
+
     def redundant(self):
-        """Whether each arc has all of its copies, confirmed by all: one more server may die."""
+        """Whether each arc has all of its copies, confirmed by all: as many servers as there are copies may die."""
         map = self.membership.map
         if map is None or self.is_down:
             return False
-        servers = [self.process_of[endpoint.address] for endpoint in map.endpoints]
-        if self.cuts or any(not one.alive or one.stopped_until > self.network.now for one in servers):
+        if self.cuts or any(not one.alive or one.stopped_until > self.network.now for one in self.members()):
             return False  # one has died already, or may be declared dead
         copies = dict.fromkeys(range(len(map.arcs)), 0)
         for stream in map.streams:
@@ -233,13 +387,11 @@ class Replicated(Whole):
         return min(copies.values()) >= self.replicas and self.membership.at_rest
 
     def when_redundant(self, what, *arguments):
-        """Do something as soon as one more server may die."""
-        if self.over:
-            return
+        """Do something as soon as servers may die."""
         if self.redundant():
             what(*arguments)
-        else:
-            self.network.after(0.01, self.when_redundant, what, *arguments)
+        elif not self.over:
+            self.network.after(POLL, self.when_redundant, what, *arguments)
 
     # --- messages ---
 
@@ -247,25 +399,45 @@ class Replicated(Whole):
         if not self.is_cut(process, None):
             super().send_up(process, message)
 
-    def route(self, outgoing):
-        super().route([(to, message) for to, message in outgoing if not self.is_cut(None, self.processes[to])])
-
     def arrive(self, address, peer, frames):
         server = self.process_of[address]
         if self.runs(server, self.arrive, address, peer, frames) and server.control is not None:
-            self.reply(address, self.services[address].handle(peer, frames))
-            self.reply(address, self.services[address].acknowledge())
+            service = self.services[address]
+            self.reply(address, service.handle(peer, frames))
+            self.reply(address, service.acknowledge())
+            if b"~" in peer:
+                self.monitor.received(address, peer)
             server.carry(address)
-            server.look()
+            server.poll_if_pending()
 
     def reply(self, address, replies):
-        if self.process_of[address].alive:
+        if replies and self.process_of[address].alive:
             super().reply(address, replies)
 
-    # --- results ---
+    # --- running ---
+
+    def rest(self, since, worked_until):
+        """End the run once there is no work, and all that follows from the faults has been done."""
+        now = self.network.now
+        awaited = [one for one in self.worker_processes if one.alive and one.client]
+        joining = [one for one in self.worker_processes if one.alive and not one.client]
+        everybody = len(self.worker_processes) == self.workers + self.replaced and self.clients
+        if awaited or not everybody or (joining and now - (worked_until or now) < JOIN_SECONDS):
+            since = now
+            if awaited or not everybody:
+                worked_until = now
+        restless = self.monitor.restless()
+        if restless and now - worked_until < LIMIT:
+            since = now
+        if now - since > REST:
+            self.over = True
+            self.restless = restless
+            self.monitor.ended()
+        else:
+            self.network.after(POLL, self.rest, since, worked_until)
 
     def run(self, until=None):
-        history = super().run(until)
+        history = super().run(until or (lambda: self.over))
         map = self.membership.map
         if map is not None:
             self.map = map
@@ -273,25 +445,8 @@ class Replicated(Whole):
 
     def steps(self, table):
         """Return the steps of a table at the endpoints that serve it."""
-        self.map = self.membership.map
-        return [self.services[endpoint.address].shard(table).step for endpoint in self.map.owners]
-
-    def unequal(self):
-        """Return what differs between the primaries and their copies, when nothing is under way."""
-        found = []
-        for stream in self.map.streams:
-            one = self.services[self.map.endpoint(stream.primary).address]
-            other = self.services[self.map.endpoint(stream.backup).address].replica(stream.id)
-            for table in self.tables:
-                for arc in stream.arcs:
-                    for slot in range(self.map.arcs[arc].first_slot, self.map.arcs[arc].end_slot):
-                        a, b = (
-                            (rows, bytes(section), bytes(admission))
-                            for rows, section, admission in (its.shard(table).section(slot) for its in (one, other))
-                        )
-                        if a != b:
-                            found.append(f"slot {slot} of table {table}: stream {stream.id}")
-        return found
+        map = self.map = self.membership.map
+        return [] if map is None else [self.services[one.address].shard(table).step for one in map.owners]
 
 
 __all__ = ["Replicated", "ReplicatedServer"]

@@ -30,6 +30,7 @@ class Process:
         self.asked = {}
         self.seen = None
         self.fault = None
+        self.generation = 0  # of the scheduler: the greatest that was received
         self.ask(m.Hello(role, about))
         world.network.after(HEARTBEAT * world.random.random(), self.speak)
 
@@ -51,7 +52,7 @@ class Process:
                 self.world.network.after(HEARTBEAT, self.speak)
 
     def hear(self, message):
-        if not self.alive or self.fault is not None:
+        if not self.alive or self.fault is not None or self.is_outdated(message):
             return
         if isinstance(message, m.Reply):
             if isinstance(message.body, m.ErrorReply) and message.body.kind == "memory":
@@ -71,6 +72,16 @@ class Process:
                 self.told(event)
         elif isinstance(message, m.Order):
             self.execute(message)
+
+    def is_outdated(self, message):
+        """Whether a message comes from a scheduler that another one has replaced (as in scheduler_client.py)."""
+        is_error = isinstance(message, m.Reply) and isinstance(message.body, m.ErrorReply)
+        if message.generation == 0 and (is_error or (isinstance(message, m.Events) and not message.events)):
+            return False
+        if message.generation < self.generation:
+            return True
+        self.generation = message.generation
+        return False
 
     def answered(self, body):
         pass

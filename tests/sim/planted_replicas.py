@@ -1,0 +1,236 @@
+"""Planted bugs in clusters with replicas: `BUGS` names the invariant that each violates, and what must find it.
+
+They are likely mistakes; some were made. Each is a cluster in which one step is left out or done too early.
+"""
+
+import types
+from dataclasses import replace
+from typing import NamedTuple
+
+from msgspec import structs
+
+from shoal import _core
+from shoal.cluster.protocol import messages as m
+from shoal.cluster.scheduler.inputs import EventsSeen
+from sim.network import Weather
+from sim.replicated import Replicated, ReplicatedServer
+from sim.scenarios import Scenario
+
+__all__ = ["BUGS", "Bug"]
+
+
+class RepliesBeforeCommit(Replicated):
+    """What was only sent to a backup counts as acknowledged."""
+
+    def arrive(self, address, peer, frames):
+        super().arrive(address, peer, frames)
+        if b"~" in bytes(peer) or address not in self.services:
+            return
+        service = self.services[address]
+        for stream in service.replication()["streams"]:
+            if stream["sent"] > stream["acknowledged"]:
+                low, high = stream["stream"] & 0xFFFFFFFF, stream["stream"] >> 32
+                reply = _core.encode_header(
+                    op=_core.Op.REPLICATE, reply=True, sequence=stream["sent"], table=low, job=high
+                )
+                self.reply(address, service.handle_backup(stream["stream"], [reply]))
+
+
+class _Renumbers(Replicated):
+    """A worker sends calls of `ops` that are not acknowledged under new numbers when the map changes."""
+
+    ops = ()
+
+    def note_map(self, map):
+        if self.map is not None and map.epoch > self.map.epoch:
+            for client in self.clients:
+                client.requests._write += 1
+                for call in list(client.requests._open.values()):
+                    if call.op in self.ops:
+                        client.requests._write += 1
+                        del client.requests._open[call.sequence]
+                        call.sequence = client.requests._write
+                        client.requests._open[call.sequence] = call
+        super().note_map(map)
+
+
+class RenumbersPushes(_Renumbers):
+    ops = (_core.Op.PUSH,)
+
+
+class RenumbersFunctions(_Renumbers):
+    ops = (_core.Op.REDUCE, _core.Op.SWEEP, _core.Op.ERASE)
+
+
+class LosesCounts(Replicated):
+    """A worker that cuts a push again forgets how often its keys occurred."""
+
+    def note_map(self, map):
+        if self.map is not None and map.epoch > self.map.epoch:
+            for client in self.clients:
+                for call in client.requests._open.values():
+                    call.counts = None
+        super().note_map(map)
+
+
+class _WithScheduler(Replicated):
+    """Changes each membership of the scheduler, also those that are restored."""
+
+    @property
+    def membership(self):
+        return self._membership
+
+    @membership.setter
+    def membership(self, membership):
+        self._membership = membership
+        self.change(membership)
+
+    def change(self, membership):
+        raise NotImplementedError
+
+
+class AssignsAllAtOnce(_WithScheduler):
+    """An arc is given to its new primary before the former one has confirmed that it does not serve it."""
+
+    def change(self, membership):
+        def carry_out(self):
+            for server in list(self._late()):
+                if server.offered_epoch < self.newest.epoch:
+                    server.offered_epoch = self.newest.epoch
+                    self.send(server)
+            if self.published is not self.newest:
+                was_published, self.published = self.published is not None, self.newest
+                if was_published:
+                    self._peers.publish(m.MapChanged(self.newest))
+
+        assignments = membership._assignments
+        assignments.carry_out = types.MethodType(carry_out, assignments)
+
+
+class BackupDrifts(Replicated):
+    """A backup executes an order that its primary has not executed."""
+
+    def arrive(self, address, peer, frames):
+        super().arrive(address, peer, frames)
+        if b"~" in bytes(peer) and self.random.random() < 0.02:
+            for replica in self.services[address].replication()["replicas"]:
+                self.services[address].replica(replica["stream"]).hold()
+
+
+class CopyMissesRecords(Replicated):
+    """A backup does not execute the requests that arrive during a copy: a table that it has is added instead."""
+
+    order = (b"", b"")  # the longest one
+
+    def arrive(self, address, peer, frames):
+        if b"~" in bytes(peer) and address in self.services:
+            kind = int.from_bytes(frames[0][44:48], "little")
+            if kind == _ORDER:
+                self.order = max(self.order, frames, key=lambda one: len(one[1]))
+            elif kind == _REQUEST and self.random.random() < 0.5 and self._is_copying(address):
+                frames = [self._renumbered(frames[0]), *self.order[1:]]
+        super().arrive(address, peer, frames)
+
+    def _is_copying(self, address):
+        return any(replica["arriving"] for replica in self.services[address].replication()["replicas"])
+
+    def _renumbered(self, header):
+        """Return the header of the order with the position and the stream of another record."""
+        sequence, table, job = (
+            int.from_bytes(header[begin:end], "little") for begin, end in ((24, 32), (12, 16), (48, 52))
+        )
+        return _core.encode_header(
+            op=_core.Op.REPLICATE, payload=self.order[1:], sequence=sequence, table=table, job=job, aux=_ORDER,
+            dtype=_core.WireDtype.UINT8,
+        )  # fmt: skip
+
+
+class ForgetsInputs(Replicated):
+    """The journal lacks which events all peers have seen."""
+
+    def record(self, entry):
+        if not isinstance(entry, EventsSeen):
+            super().record(entry)
+
+
+class SendsBeforeStoring(Replicated):
+    """The scheduler sends what depends on inputs that are not stored yet."""
+
+    def route(self, outgoing):
+        self.send_down([(to, message) for to, message in outgoing if to in self.processes])
+        super().route([])
+
+
+class _ObeysOldSchedulers(ReplicatedServer):
+    def is_outdated(self, message):
+        return False
+
+
+class ObeysOldSchedulers(Replicated):
+    """A server does not compare generations."""
+
+    server_kind = _ObeysOldSchedulers
+
+
+class _SkipsAdmissions(ReplicatedServer):
+    def hear(self, message):
+        if isinstance(message, m.Order) and isinstance(message.body, m.Admit) and self.rank == 1:
+            message = structs.replace(message, body=m.DropTable(1 << 20))  # there is none
+        super().hear(message)
+
+
+class SkipsAdmissions(Replicated):
+    """One server reports an admission as done that it has not executed."""
+
+    server_kind = _SkipsAdmissions
+
+
+class _KeepsConfirmations(ReplicatedServer):
+    def send(self, message):
+        if not (isinstance(message, m.Assigned) and message.epoch > 2 and self.rank == 1):
+            super().send(message)
+
+
+class KeepsConfirmations(Replicated):
+    """One server does not confirm later maps."""
+
+    server_kind = _KeepsConfirmations
+
+
+class Bug(NamedTuple):
+    invariant: int
+    kind: type[Replicated]
+    scenario: Scenario
+    found_by: str  # part of the violation
+    first: int = 0  # seed
+
+
+_REQUEST, _ORDER = 1, 2  # records of a stream
+SLOW = Weather(jitter=0.02)
+KILL = Scenario(mode="asp", faults=("kill",), weather=SLOW)
+TABLES = Scenario(
+    mode="bsp", faults=("kill", "join", "kill"), weather=SLOW, tables="mixed", slot_bytes=1 << 16, copy_rate=100_000
+)
+MOVES = Scenario(mode="asp", faults=("join", "drain", "join"), replicas=0, tables="mixed")
+DISK = Scenario(mode="asp", faults=("scheduler", "join", "scheduler", "kill", "scheduler"), disk=0.2)
+BUGS = [
+    Bug(1, RepliesBeforeCommit, KILL, "exactly once"),
+    Bug(1, RenumbersPushes, KILL, "exactly once"),
+    Bug(2, RepliesBeforeCommit, KILL, "as acknowledged"),
+    Bug(2, AssignsAllAtOnce, MOVES, "both serve"),
+    Bug(3, BackupDrifts, KILL, "differ from their copy"),
+    Bug(4, LosesCounts, TABLES, "differ from an undisturbed run"),
+    Bug(5, RepliesBeforeCommit, KILL, "versions", 8),
+    Bug(6, RenumbersFunctions, TABLES, "UnexpectedRowsError"),
+    Bug(7, CopyMissesRecords, replace(TABLES, mode="asp"), "differ from their copy"),
+    Bug(8, ForgetsInputs, DISK, "another state"),
+    Bug(8, SendsBeforeStoring, DISK, "two maps of epoch"),
+    Bug(
+        8,
+        ObeysOldSchedulers,
+        Scenario(faults=("scheduler", "join") * 3, weather=Weather(ghosts=0.5, ghost_delay=0.5)),
+        "has replaced",
+    ),
+    Bug(9, SkipsAdmissions, Scenario(faults=("worker",)), "progress"),
+    Bug(9, KeepsConfirmations, Scenario(faults=("kill", "join")), "does not come to rest"),
+]

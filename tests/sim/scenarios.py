@@ -1,0 +1,197 @@
+"""Scenarios: what happens to a cluster with replicas. A scenario and a seed are one run, which can be repeated."""
+
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shoal.cluster.protocol import messages as m
+from sim.network import CALM, ROUGH, Weather
+from sim.replicated import Replicated
+from sim.schedules import counting, violations
+from sim.workloads import CREATED, TABLES, TIGHT, mixed
+
+__all__ = ["MODES", "SCENARIOS", "Scenario", "find_violations", "prepare", "run"]
+
+MODES = {"bsp": ("bsp", 0), "ssp": ("ssp", 2), "asp": ("asp", 0)}
+SHORT, LONG = 0.1, 0.6  # seconds; a process is declared dead after 0.25
+DANGEROUS = ("kill", "stop", "cut")  # a server may die, or be declared dead
+HARMLESS = ("scheduler", "worker", "zombie", "join", "drain", "rebalance", "table")
+SLOW = 100_000  # bytes per second of a copy: an arc takes some hundredths of a second
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A cluster, and the faults that happen to it in this order.
+
+    Parameters
+    ----------
+    random_faults : int
+        That many, drawn from all kinds that the cluster survives, instead of ``faults``.
+    """
+
+    mode: str = "bsp"
+    weather: Weather = CALM
+    faults: tuple[str, ...] = ()
+    random_faults: int = 0
+    servers: int = 3
+    endpoints_each: int = 1
+    replicas: int = 1
+    clocks: int = 20
+    slots: int = 16
+    disk: float = 0.0
+    slot_bytes: int = 0
+    copy_rate: int = 1 << 28
+    tables: str = "counting"
+
+    def kinds(self):
+        """Return the faults that the cluster survives."""
+        return [*DANGEROUS, *DANGEROUS, *HARMLESS]
+
+
+def prepare(seed, scenario, kind=Replicated):
+    """Make a cluster, and plan ``cluster.planned`` faults; ``cluster.happened`` are those that have happened so far."""
+    mode, staleness = MODES[scenario.mode]
+    cluster = kind(
+        seed, mode=mode, staleness=staleness, workers=3, servers=scenario.servers, replicas=scenario.replicas,
+        endpoints_each=scenario.endpoints_each, slots=scenario.slots, weather=scenario.weather, disk=scenario.disk,
+        slot_bytes=scenario.slot_bytes, copy_rate=scenario.copy_rate,
+        tables={"mixed": TABLES, "tight": TIGHT}.get(scenario.tables),
+    )  # fmt: skip
+    if scenario.tables == "counting":
+        program = counting(seed, scenario.clocks, think=0.05)
+    else:
+        program = mixed(seed, scenario.clocks, rare=60 if scenario.tables == "mixed" else 500)
+    cluster.start([program] * 3)
+    rng = random.Random(f"faults {seed}")
+    faults = scenario.faults
+    if scenario.random_faults:
+        faults = rng.choices(scenario.kinds(), k=rng.randint(1, scenario.random_faults))
+    cluster.happened, cluster.planned = [], len(faults)
+    for number, fault in enumerate(faults):
+        clock = rng.randint(1, scenario.clocks - 2) if scenario.random_faults else 2 + 2 * number
+        if fault in DANGEROUS:
+            cluster.once(clock, cluster.when_redundant, _happen, cluster, program, rng, fault)
+        else:
+            cluster.once(clock, _happen, cluster, program, rng, fault)
+    return cluster
+
+
+def _happen(cluster, program, rng, fault):
+    servers = cluster.living()
+    if cluster.over or not servers:
+        return
+    members = [server for server in cluster.members() if server in servers]
+    cluster.happened.append(fault)
+    if fault == "kill":
+        rng.choice(members).kill()
+    elif fault == "stop":
+        rng.choice(servers).stop(rng.choice([SHORT, LONG]))
+    elif fault == "cut":
+        one, other = rng.choice([(rng.choice(servers), None), (None, rng.choice(servers)), rng.sample(servers, 2)])
+        cluster.cut(one, other, rng.choice([SHORT, LONG]))
+    elif fault == "scheduler":
+        cluster.kill_scheduler(rng.choice([0.05, 0.5]))
+    elif fault in ("worker", "zombie"):
+        cluster.replace_one(program, fault == "zombie")
+    elif fault == "join":
+        cluster.add_server()
+    elif fault == "drain":
+        draining = sum(isinstance(tool.body, m.Drain) for tool in cluster.tools)
+        if len(members) - draining > cluster.replicas + 1:
+            cluster.command(m.Drain(rng.choice(members).rank))
+    elif fault == "table":
+        cluster.create_table(CREATED)
+    elif fault == "rebalance":
+        cluster.command(m.Rebalance())
+
+
+def run(seed, scenario, kind=Replicated):
+    """Run a scenario; returns the cluster."""
+    cluster = prepare(seed, scenario, kind)
+    cluster.run()
+    return cluster
+
+
+def find_violations(cluster, seed, scenario):
+    """Return sentences about everything that must not have happened."""
+    found = list(cluster.monitor.violations)
+    if cluster.map is None or cluster.membership.broken:
+        return found or [cluster.membership.broken or "the cluster does not form"]
+    found += [f"{checker}: {text}" for checker, text in violations(cluster)]
+    if scenario.mode == "bsp" and scenario.tables == "mixed" and not {"worker", "zombie"} & set(cluster.happened):
+        undisturbed = run(seed, replace(scenario, faults=(), random_faults=0, weather=CALM, disk=0.0))
+        found += _differences(cluster, undisturbed)
+    return found
+
+
+def _differences(cluster, other):
+    """Yield what differs from an undisturbed run under BSP: rows with their state, and the results of calls."""
+    for table in cluster.tables:
+        one, two = _sections(cluster, table), _sections(other, table)
+        slots = [slot for slot in range(cluster.slots) if one[slot] != two[slot]]
+        if slots:
+            yield f"slots {slots} of table {table} differ from an undisturbed run"
+    for client in cluster.clients:
+        twin = next(one for one in other.clients if one.rank == client.rank)
+        if len(client.answers) != len(twin.answers):
+            yield f"worker {client.rank} has {len(client.answers)} answers, undisturbed {len(twin.answers)}"
+        for (name, clock, call), (_, _, same) in zip(client.answers, twin.answers, strict=False):
+            if not np.array_equal(_value(name, call), _value(name, same)):
+                yield f"worker {client.rank} at clock {clock}: {name} has another result than in an undisturbed run"
+
+
+def _value(name, call):
+    if call.result is None:
+        return None
+    if name == "sweep":
+        return np.sum(call.result, axis=0)
+    return np.concatenate(call.result) if name == "norm" else np.asarray(call.result)
+
+
+def _sections(cluster, table):
+    found = []
+    for slot in range(cluster.slots):
+        arc = next(arc for arc in cluster.map.arcs if arc.first_slot <= slot < arc.end_slot)
+        address = cluster.map.endpoint(arc.primary).address
+        rows, section, admission = cluster.services[address].shard(table).section(slot)
+        found.append((rows, bytes(section), bytes(admission)))
+    return found
+
+
+def _scenarios():
+    """Yield (name, scenario): each plan of faults under each consistency, in calm and rough networks."""
+    plans = {
+        "kill": {"faults": ("kill",)},
+        "stop": {"faults": ("stop",)},
+        "cut": {"faults": ("cut",)},
+        "scheduler": {"faults": ("scheduler",)},
+        "worker": {"faults": ("worker",)},
+        "kill-scheduler": {"faults": ("kill", "scheduler")},
+        "worker-kill-worker": {"faults": ("worker", "kill", "worker")},
+        "kill-join-kill": {"faults": ("kill", "join", "kill")},
+        "drain": {"faults": ("drain", "rebalance", "join"), "servers": 4},
+        "drain-join-kill": {"faults": ("join", "drain", "kill"), "servers": 3, "endpoints_each": 2},
+        "slow-moves": {"faults": ("join", "drain", "join"), "replicas": 0, "tables": "mixed", "copy_rate": SLOW},
+        "moves": {"faults": ("join", "drain", "scheduler", "join", "rebalance"), "replicas": 0, "tables": "mixed"},
+        "disk": {"faults": ("scheduler", "kill", "scheduler", "join", "scheduler"), "disk": 0.03},
+        "tables": {"faults": ("kill", "join", "kill"), "tables": "mixed", "slot_bytes": 1 << 16, "copy_rate": SLOW},
+        "budget": {
+            "faults": ("kill", "join", "kill"), "tables": "tight", "slot_bytes": 3500, "copy_rate": SLOW,
+            "modes": ("ssp", "asp"),
+        },
+        "everything": {"clocks": 14,
+            "random_faults": 7, "servers": 4, "endpoints_each": 2, "tables": "mixed", "slot_bytes": 1 << 16,
+            "disk": 0.01, "copy_rate": SLOW,
+        },
+        "everything-2": {"clocks": 14,
+            "random_faults": 7, "servers": 5, "replicas": 2, "tables": "mixed", "disk": 0.01, "copy_rate": SLOW,
+        },
+    }  # fmt: skip
+    for plan, fields in plans.items():
+        for mode in fields.pop("modes", MODES):
+            for weather, conditions in (("calm", CALM), ("rough", ROUGH)):
+                yield f"{plan}/{mode}/{weather}", Scenario(mode=mode, weather=conditions, **fields)
+
+
+SCENARIOS = dict(_scenarios())
