@@ -110,7 +110,9 @@ def mixed(seed, clocks, think=0.05, rare=60):
 
             keys = [1000 + key for key in rng.sample(range(rare), rng.randint(1, 12))]
             grads = np.array([[rng.randint(-4, 4), rng.randint(-4, 4)] for _ in keys], np.float32)
-            client.refusable.append(client.try_push(keys, grads, 2, counts=[rng.randint(1, 3) for _ in keys]))
+            begun = [other.clock > 0 for other in client.cluster.clients]
+            if roomy or (len(begun) >= workers and all(begun)):
+                client.refusable.append(client.try_push(keys, grads, 2, counts=[rng.randint(1, 3) for _ in keys]))
             if rank == 0 and rng.random() < 0.2 and roomy:
                 call = client.sweep([], 2)
                 later.append(call)
