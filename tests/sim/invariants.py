@@ -161,6 +161,8 @@ class Monitor:
         for server in members:
             if not server.alive or server.stopped_until > world.network.now:
                 return f"{server.addresses[0]} has died or is stopped"
+            if server.control is None:
+                return f"{server.addresses[0]} has not received its map"
             if server.control.has_pending:
                 return f"{server.addresses[0]} has not confirmed all"
             for address in server.addresses:

@@ -27,7 +27,9 @@ class Scenario:
     Parameters
     ----------
     random_faults : int
-        That many, drawn from all kinds that the cluster survives, instead of ``faults``.
+        Up to so many, drawn from all kinds that the cluster survives, instead of ``faults``.
+    varies : bool
+        The number of servers, endpoints, slots and copies, the disk, the copy rate and the weather are drawn, too.
     """
 
     mode: str = "bsp"
@@ -43,14 +45,40 @@ class Scenario:
     slot_bytes: int = 0
     copy_rate: int = 1 << 28
     tables: str = "counting"
+    varies: bool = False
 
     def kinds(self):
         """Return the faults that the cluster survives."""
-        return [*DANGEROUS, *DANGEROUS, *HARMLESS]
+        return [*DANGEROUS, *DANGEROUS, *HARMLESS] if self.replicas else list(HARMLESS)
+
+    def drawn(self, seed):
+        """Return the scenario of a seed."""
+        if not self.varies:
+            return self
+        rng = random.Random(f"{seed} {self}")
+        chances = {name: rng.choice([0.0, rng.random() * 0.1]) for name in ("loss", "copies", "ghosts")}
+        replicas = rng.choice([0, 1, 1, 1, 2])
+        return replace(
+            self,
+            varies=False,
+            weather=Weather(
+                jitter=rng.choice([0.001, 0.002, 0.01]),
+                damage=rng.choice([0.0, 0.01]),
+                reconnects=rng.choice([0.0, 0.01]),
+                **chances,
+            ),
+            replicas=replicas,
+            servers=rng.randint(max(2, replicas + 1), 5),
+            endpoints_each=rng.choice([1, 1, 2]),
+            slots=rng.choice([16, 32]),
+            disk=rng.choice([0.0, 0.0, 0.01, 0.05]),
+            copy_rate=rng.choice([SLOW, 1 << 28]),
+        )
 
 
 def prepare(seed, scenario, kind=Replicated):
     """Make a cluster, and plan ``cluster.planned`` faults; ``cluster.happened`` are those that have happened so far."""
+    scenario = scenario.drawn(seed)
     mode, staleness = MODES[scenario.mode]
     cluster = kind(
         seed, mode=mode, staleness=staleness, workers=3, servers=scenario.servers, replicas=scenario.replicas,
@@ -63,7 +91,8 @@ def prepare(seed, scenario, kind=Replicated):
     else:
         program = mixed(seed, scenario.clocks, rare=60 if scenario.tables == "mixed" else 500)
     cluster.start([program] * 3)
-    rng = random.Random(f"faults {seed}")
+    cluster.seed, cluster.scenario = seed, scenario
+    rng = random.Random(f"faults {seed} {scenario}")
     faults = scenario.faults
     if scenario.random_faults:
         faults = rng.choices(scenario.kinds(), k=rng.randint(1, scenario.random_faults))
@@ -113,14 +142,14 @@ def run(seed, scenario, kind=Replicated):
     return cluster
 
 
-def find_violations(cluster, seed, scenario):
+def find_violations(cluster):
     """Return sentences about everything that must not have happened."""
-    found = list(cluster.monitor.violations)
+    found, scenario = list(cluster.monitor.violations), cluster.scenario
     if cluster.map is None or cluster.membership.broken:
         return found or [cluster.membership.broken or "the cluster does not form"]
     found += [f"{checker}: {text}" for checker, text in violations(cluster)]
     if scenario.mode == "bsp" and scenario.tables == "mixed" and not {"worker", "zombie"} & set(cluster.happened):
-        undisturbed = run(seed, replace(scenario, faults=(), random_faults=0, weather=CALM, disk=0.0))
+        undisturbed = run(cluster.seed, replace(scenario, faults=(), random_faults=0, weather=CALM, disk=0.0))
         found += _differences(cluster, undisturbed)
     return found
 
@@ -192,6 +221,11 @@ def _scenarios():
         for mode in fields.pop("modes", MODES):
             for weather, conditions in (("calm", CALM), ("rough", ROUGH)):
                 yield f"{plan}/{mode}/{weather}", Scenario(mode=mode, weather=conditions, **fields)
+    for mode in MODES:
+        yield (
+            f"anything/{mode}",
+            Scenario(mode=mode, random_faults=8, varies=True, tables="mixed", slot_bytes=1 << 16, clocks=14),
+        )
 
 
 SCENARIOS = dict(_scenarios())

@@ -31,7 +31,7 @@ def run_some(task):
             cluster = prepare(seed, scenario)
             happened = cluster.happened
             cluster.run()
-            found = find_violations(cluster, seed, scenario)
+            found = find_violations(cluster)
         except Exception as error:  # any error of the code under test is a failure
             at = traceback.extract_tb(error.__traceback__)[-1]
             found = [f"{type(error).__name__}: {error} ({at.filename}:{at.lineno})"]
