@@ -79,7 +79,9 @@ def train_deepfm(store: shoal.Store, epochs: int) -> str:
     optimizer = torch.optim.Adam(module.parameters(), lr=0.002)
     train = shoal.read_criteo("log.tsv", batch_size=256)
     fields = shoal.torch.Fields(names=names, form="criteo")
-    model = shoal.torch.train(module, train, fields=fields, store=store, optimizer=optimizer, epochs=epochs)
+    model = shoal.torch.train(
+        module, train, fields=fields, store=store, optimizer=optimizer, epochs=epochs, progress=False
+    )
     return " ".join(table.digest() for table in model.tables)
 
 
@@ -89,11 +91,18 @@ def disturb(store: shoal.Store, address: str, nodes: dict[str, int], clock: int,
         pass
     os.killpg(nodes.pop("node-1"), signal.SIGKILL)
     print(f"clock {store.clock}: node-1 is killed")
-    wait_until(store, ended, lambda servers, arcs: len(servers) < NODES * SERVERS and all(a["copies"] for a in arcs))
+    wait_until(store, ended, is_whole)
     print(f"clock {store.clock}: all slots have copies again; node-{NODES} is started")
     nodes[f"node-{NODES}"] = start_node(f"node-{NODES}", address)
     wait_until(store, ended, lambda servers, arcs: len({arc["server"] for arc in arcs}) == NODES * SERVERS)
     print(f"clock {store.clock}: node-{NODES} serves slots")
+
+
+def is_whole(servers: Any, arcs: Any) -> bool:
+    """Whether a node is known to be dead, and all slots have a copy again."""
+    living = {server["rank"] for server in servers}
+    held = [{arc["server"], *arc["copies"]} for arc in arcs]  # of the map before, until the new one is carried out
+    return len(living) == (NODES - 1) * SERVERS and all(len(ranks) > 1 and ranks <= living for ranks in held)
 
 
 def wait_until(store: shoal.Store, ended: threading.Event, holds: Callable[[Any, Any], bool]) -> None:

@@ -21,6 +21,7 @@ class Cluster:
         self.nodes = dict(nodes)
         self.replicas = replicas
         self.numbers = itertools.count(1)
+        self.arrived = 0  # copies that were made
         loops = [(f"tcp://h:{server}{k}", server) for server in sorted(nodes) for k in range(threads)]
         self.map = ring(cut_evenly(1, 64, loops), replicas, self.draw, nodes)
 
@@ -54,6 +55,7 @@ class Cluster:
             for stream in self.map.streams:
                 for arc in stream.arriving:
                     changed = True
+                    self.arrived += 1
                     layout = self.layout()
                     layout.arrive(arc, stream.backup)
                     self.change(layout)
@@ -101,6 +103,19 @@ def test_servers_that_all_have_their_own_node_or_share_one_make_a_plain_ring(rep
     assert maps[0] == maps[1] == maps[2]
     for at, *copies in Cluster(dict.fromkeys(range(4), "a"), replicas).holders():
         assert sorted(copies) == sorted((at + step) % 4 for step in range(1, replicas + 1))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_lost_copy_is_made_once_on_another_node(seed):
+    rng = random.Random(seed)
+    names = [FOUR[server] for server in FOUR]
+    rng.shuffle(names)
+    cluster = Cluster(dict(enumerate(names)), 1)
+    assert not cluster.die([rng.randrange(8)])
+    missing = sum(len(held) < 2 for held in cluster.holders())
+    cluster.settle(balance=False)
+    assert cluster.arrived == missing
+    assert cluster.together() == 0
 
 
 def test_more_servers_on_one_node_than_on_all_others_still_have_a_copy_elsewhere():
