@@ -147,8 +147,8 @@ def test_a_server_that_cannot_start_is_named_with_its_last_words():
 def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(monkeypatch):
     starting = local_cluster.LocalCluster._role
 
-    def role(running, name, arguments):
-        return starting(running, name, [*arguments, *(["--threads", "0"] if name == "server 1" else [])])
+    def role(running, name, arguments, *more):
+        return starting(running, name, [*arguments, *(["--threads", "0"] if name == "server 1" else [])], *more)
 
     monkeypatch.setattr(local_cluster.LocalCluster, "_role", role)
     before = set(psutil.Process().children())
