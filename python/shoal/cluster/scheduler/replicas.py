@@ -123,11 +123,17 @@ class Replicas:
 
     # --- the end of a server ----------------------------------------------------------------------------------
 
-    def lose(self, server: ServerPeer, why: str) -> str:
-        """Serve the arcs of a server that has died from their copies; returns what is lost if some have none."""
+    def lose(self, server: ServerPeer, why: str) -> tuple[str, str]:
+        """Serve the arcs of a server that has died from their copies.
+
+        Returns
+        -------
+        (str, str)
+            Empty, or, if some have no copy, what is lost, and the reason with the slots.
+        """
         map = self._assignments.newest
         if map is None:
-            return ""
+            return "", ""
         self.draining.discard(server.rank)
         self._keep_enough()
         own = owned(map).get(server.rank, set())
@@ -135,7 +141,7 @@ class Replicas:
         if not gone:  # it was drained, or was not admitted yet
             self._orders.replace(server, ())
             self._assignments.carry_out()
-            return ""
+            return "", ""
         layout, _ = self._layout()
         lost = layout.remove_endpoints(gone, server.may_serve - own)
         if lost:
@@ -163,7 +169,7 @@ class Replicas:
         self._orders.pause(True)
         self._orders.replace(server, adopters)
         self._change(layout.to_map(map.epoch + 1))
-        return ""
+        return "", ""
 
     def _keep_enough(self) -> None:
         """Drain no server that the others need for their copies."""
@@ -173,12 +179,14 @@ class Replicas:
             self._peers.notes.append(f"{ranks} stays: the others are too few for replicas={self._settings.replicas}")
             self.draining.clear()
 
-    def _describe_loss(self, server: ServerPeer, why: str, map: ClusterMap, lost: list[int]) -> str:
+    def _describe_loss(self, server: ServerPeer, why: str, map: ClusterMap, lost: list[int]) -> tuple[str, str]:
         where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
+        reason = why
         if self._settings.replicas:
             slots = describe_slots(map, lost)
             where = f"{where}, which had the last copy of slots {slots},"
-        return f"{where} is lost with its rows, {why}: start the cluster again and load a checkpoint"
+            reason = f"{why}; it had the last copy of slots {slots}"
+        return f"{where} is lost with its rows, {why}: start the cluster again and load a checkpoint", reason
 
     # --- requests ---------------------------------------------------------------------------------------------
 

@@ -175,12 +175,12 @@ class Servers:
         del self._peers.servers[server.rank]
         if self.broken:
             return False
-        text = self._replicas.lose(server, why)
+        text, reason = self._replicas.lose(server, why)
         if not text:
             return False
         self.broken = text
         self._peers.notes.append(text)
-        self._peers.publish(ServerGone(server.rank, text, why))
+        self._peers.publish(ServerGone(server.rank, text, reason))
         return True
 
     # --- requests ---------------------------------------------------------------------------------------------
