@@ -1,0 +1,180 @@
+"""A relay of TCP between the processes of a cluster: links that are cut, delayed, or carry nothing for a while.
+
+A relay listens at 127.0.0.2 and forwards to the same port of 127.0.0.1, so all others reach a server that advertises
+127.0.0.2 through it. A link has a source, the process that connected, and a target, a role; the source is found by the
+local port of the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+
+TIMEOUT = 120.0
+NEAR, FAR = "127.0.0.2", "127.0.0.1"
+_ATTEMPTS = 20
+_FIRST_PORT, _LAST_PORT = 20000, 32000  # not those that the system gives to connections
+
+
+@dataclass
+class Fault:
+    """What happens on some links: the connections of a source, or of all (empty), to a target."""
+
+    source: str
+    target: str
+    kind: str  # "cut": its connections are closed, and new ones too; "hole": it carries nothing; "delay": it is slow
+    seconds: float = 0.0  # of a delay
+
+    def concerns(self, source: str, target: str) -> bool:
+        return self.source in ("", source) and self.target in ("", target)
+
+
+@dataclass(eq=False)
+class _Connection:
+    source: str
+    target: str
+    ends: tuple[socket.socket, socket.socket]
+
+    def close(self) -> None:
+        for end in self.ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass
+class Relays:
+    """All relays of a cluster, and the faults at present.
+
+    ``sources`` has the process number of each role that connects to others.
+    """
+
+    sources: dict[str, int] = field(default_factory=dict)
+    connections: list[_Connection] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _listeners: list[socket.socket] = field(default_factory=list)
+    _is_open: bool = True
+
+    def listen(self, target: str, port: int = 0) -> int:
+        """Relay to a target; returns the port, a free one of both addresses if none is given."""
+        ports = [port] if port else range(_FIRST_PORT + len(self._listeners) * 97, _LAST_PORT)
+        for one in ports:
+            try:
+                if not port:
+                    socket.create_server((FAR, one)).close()
+                listener = socket.create_server((NEAR, one))
+            except OSError:
+                continue
+            self._listeners.append(listener)
+            threading.Thread(target=self._accept, args=(listener, target, one), daemon=True).start()
+            return one
+        raise AssertionError("no port is free")
+
+    def _accept(self, listener: socket.socket, target: str, port: int) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, (_, client) = listener.accept()
+                threading.Thread(target=self._connect, args=(near, client, target, port), daemon=True).start()
+
+    def _connect(self, near: socket.socket, client: int, target: str, port: int) -> None:
+        source = self._find(client)
+        if self._kind(source, target) == "cut":
+            near.close()
+            return
+        try:
+            far = socket.create_connection((FAR, port))
+        except OSError:
+            near.close()
+            return
+        made = _Connection(source, target, (near, far))
+        with self._changed:
+            self.connections.append(made)
+        carriers = [
+            threading.Thread(target=self._carry, args=(made, *pair), daemon=True) for pair in ((near, far), (far, near))
+        ]
+        for carrier in carriers:
+            carrier.start()
+        for carrier in carriers:
+            carrier.join()
+        with self._changed:
+            self.connections.remove(made)
+        near.close()
+        far.close()
+
+    def _find(self, client: int) -> str:
+        """Return the role of the process that has a local port."""
+        for _ in range(_ATTEMPTS):  # the kernel's list of connections may lack some while others change
+            for role, pid in self.sources.items():
+                with contextlib.suppress(psutil.Error):
+                    for connection in psutil.Process(pid).net_connections("tcp"):
+                        if connection.laddr and connection.laddr.port == client and connection.raddr:
+                            return role
+            time.sleep(0.01)
+        return "unknown"
+
+    def _fault(self, source: str, target: str) -> Fault | None:
+        return next((fault for fault in self.faults if fault.concerns(source, target)), None)
+
+    def _kind(self, source: str, target: str) -> str:
+        fault = self._fault(source, target)
+        return "" if fault is None else fault.kind
+
+    def _carry(self, connection: _Connection, source: socket.socket, target: socket.socket) -> None:
+        names = connection.source, connection.target
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._kind(*names) != "hole" or not self._is_open)
+                    fault = self._fault(*names)
+                if fault is not None and fault.kind == "delay":
+                    time.sleep(fault.seconds)
+                target.sendall(data)
+        connection.close()
+
+    def begin(self, fault: Fault) -> None:
+        """Begin a fault."""
+        with self._changed:
+            self.faults.append(fault)
+            concerned = [one for one in self.connections if fault.concerns(one.source, one.target)]
+            self._changed.notify_all()
+        if fault.kind == "cut":
+            for one in concerned:
+                one.close()
+
+    def mend(self) -> None:
+        """End all faults."""
+        with self._changed:
+            self.faults.clear()
+            self._changed.notify_all()
+
+    def links(self) -> set[tuple[str, str]]:
+        """Return source and target of all connections."""
+        with self._changed:
+            return {(one.source, one.target) for one in self.connections}
+
+    def close(self) -> None:
+        """Close all connections and ports."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+            connections = list(self.connections)
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        for one in connections:
+            one.close()
+
+
+def wait_until(what: Callable[[], object], why: str) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + TIMEOUT
+    while not what():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.02)
