@@ -21,6 +21,8 @@ using wire::Status;
 
 namespace {
 
+constexpr std::uint64_t kMaxCopyBytes = std::uint64_t{1} << 44U;
+
 // OK and WRONG_EPOCH differ in which slots are elsewhere, and that is not the same for both.
 Status comparable(Status status) noexcept { return status == Status::kWrongEpoch ? Status::kOk : status; }
 
@@ -206,6 +208,7 @@ void Replica::begin_copy(std::span<const std::byte> head) {
   copy.sizes = from.take_array<std::uint64_t>("the sizes");
   from.done();
   for (const std::uint64_t size : copy.sizes) {
+    SHOAL_CHECK(size <= kMaxCopyBytes - copy.total, "a copy of this size is beyond any machine");
     copy.total += size;
   }
   arrived_ = 0;

@@ -151,7 +151,7 @@ class ReplicationLog {
         add(stream, {.record = shared,
                      .position = position_,
                      .is_whole = std::ranges::all_of(
-                         arcs, [&](const SlotRange& arc) { return stream.is_in_sync(arc.first); }),
+                         arcs, [&to = stream](const SlotRange& arc) { return to.is_in_sync(arc.first); }),
                      .applied = applied(stream)});
       }
     }

@@ -106,7 +106,7 @@ void Service::compare_arcs() noexcept {
       arcs_, [&](const auto& arc) { return arc->job() == job_ && arc->agrees_with(*arcs_.front()); });
   for (const auto& [id, table] : tables_) {
     table->is_everywhere =
-        std::ranges::all_of(arcs_, [id](const auto& arc) { return arc->find(id) != nullptr; });
+        std::ranges::all_of(arcs_, [id = id](const auto& arc) { return arc->find(id) != nullptr; });
   }
 }
 
