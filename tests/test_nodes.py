@@ -151,6 +151,14 @@ def test_copies_that_had_to_share_a_node_leave_it_when_another_joins():
     assert not cluster.die([0, 1])
 
 
+@pytest.mark.parametrize("own_nodes", [True, False])
+def test_servers_that_are_drained_at_the_same_time_lose_their_copies_before_others(own_nodes):
+    cluster = Cluster({server: str(server * own_nodes) for server in range(5)}, 2)
+    cluster.settle({3, 4}, balance=False)
+    assert {server for held in cluster.holders() for server in held} == {0, 1, 2}
+    assert all(len(held) == 3 for held in cluster.holders())
+
+
 def test_a_server_is_drained_onto_other_nodes():
     cluster = Cluster(FOUR, 1)
     cluster.settle(draining=[0])

@@ -310,10 +310,15 @@ class _Planner:
         return changed
 
     def _least_needed(self, arc: int) -> int:
-        """Return the copy of an arc to drop: one that shares a node with another, of the endpoint with most to do."""
+        """Return the copy of an arc to drop: on a draining server, or one that shares a node with another.
+
+        Among equals, that of the endpoint with most to do.
+        """
         its = self._layout
         held = Counter(its.node(id) for id in [its.primaries[arc], *its.copies[arc]])
-        return min(its.copies[arc], key=lambda id: (held[its.node(id)] == 1, -its.load(id), id))
+        return min(
+            its.copies[arc], key=lambda id: (not self._is_draining(id), held[its.node(id)] == 1, -its.load(id), id)
+        )
 
     def copy(self) -> bool:
         """Begin copies: one for each primary."""
