@@ -141,7 +141,7 @@ class Monitor:
         """Return what is still under way, "" if nothing is."""
         world = self.world
         membership = world.membership
-        if world.is_down:
+        if world.is_down or world.network.now < world.stalled_until:
             return "the scheduler is down"
         if membership.broken:
             return ""

@@ -246,6 +246,7 @@ class Replicated(Whole):
         self.cuts = set()  # (from, to) of processes, None for the scheduler
         self.uncommitted, self.waiting_out, self.committing = [], [], False
         self.inputs, self.is_down = [], False
+        self.stalled_until = 0.0  # the scheduler does nothing
         self.monitor = Monitor(self)
         self.membership = Membership(
             servers=endpoints, workers=self.workers, slots=self.slots, heartbeat=HEARTBEAT, replicas=self.replicas,
@@ -324,6 +325,9 @@ class Replicated(Whole):
         super().route([(to, message) for to, message in outgoing if not self.is_cut(None, self.processes[to])])
 
     def watch(self):
+        if self.network.now < self.stalled_until:
+            self.network.at(self.stalled_until, self.watch)
+            return
         super().watch()
         if not self.is_down and not self.uncommitted and self.membership.at_rest and self.random.random() < 0.05:
             self.saved = msgspec.msgpack.encode(self.membership.save())
@@ -361,22 +365,26 @@ class Replicated(Whole):
         return (one, other) in self.cuts
 
     def cut(self, one, other, seconds):
-        """Lose all messages from one process to another for a while; None is the scheduler."""
+        """Lose all messages from one to another for a while: servers, ranks of workers, None for the scheduler."""
         self.cuts.add((one, other))
         self.network.after(seconds, self.cuts.discard, (one, other))
 
     def living(self):
         return [server for server in self.servers if server.alive and server.control is not None]
 
+    def newest_map(self):
+        """Return the scheduler's newest map, also while servers carry it out."""
+        return self.membership._assignments.newest
+
     def members(self):
         """Return the servers in the newest map, in its order."""
-        map = self.membership.map
+        map = self.newest_map()
         return [] if map is None else list(dict.fromkeys(self.process_of[one.address] for one in map.endpoints))
 
     def redundant(self):
-        """Whether each arc has all of its copies, confirmed by all: as many servers as there are copies may die."""
-        map = self.membership.map
-        if map is None or self.is_down:
+        """Whether each arc has all of its copies: as many servers may die, whatever is under way."""
+        map = self.newest_map()
+        if map is None or self.uncommitted:
             return False
         if self.cuts or any(not one.alive or one.stopped_until > self.network.now for one in self.members()):
             return False  # one has died already, or may be declared dead
@@ -384,7 +392,7 @@ class Replicated(Whole):
         for stream in map.streams:
             for arc in stream.arcs:
                 copies[arc] += 1
-        return min(copies.values()) >= self.replicas and self.membership.at_rest
+        return min(copies.values()) >= self.replicas
 
     def when_redundant(self, what, *arguments):
         """Do something as soon as servers may die."""
@@ -397,7 +405,23 @@ class Replicated(Whole):
 
     def send_up(self, process, message):
         if not self.is_cut(process, None):
-            super().send_up(process, message)
+            self.network.send(
+                f"{process.sender.hex()}>",
+                m.encode(message),
+                lambda _, frames: self.ask_scheduler(process.sender, m.decode(frames)),
+                back=False,
+                checked=False,
+            )
+
+    def ask_scheduler(self, sender, message):
+        if self.network.now < self.stalled_until:
+            self.network.at(self.stalled_until, self.ask_scheduler, sender, message)
+        elif not self.is_down:
+            self.route(self.membership.handle(sender, "10.0.0.9", message, self.network.now))
+
+    def send(self, client, address, frames):
+        if not self.is_cut(client.rank, self.process_of.get(address)):
+            super().send(client, address, frames)
 
     def arrive(self, address, peer, frames):
         server = self.process_of[address]
@@ -411,8 +435,16 @@ class Replicated(Whole):
             server.poll_if_pending()
 
     def reply(self, address, replies):
-        if replies and self.process_of[address].alive:
+        server = self.process_of[address]
+        if self.cuts:
+            replies = [(peer, frames) for peer, frames in replies if not self.is_cut(server, self._rank_of(peer))]
+        if replies and server.alive:
             super().reply(address, replies)
+
+    def _rank_of(self, peer):
+        """Return the rank of the worker that a reply is for; -1 for the primary of a stream."""
+        name = bytes(peer).partition(b".")[0]
+        return int(name) if name.isdigit() else -1
 
     # --- running ---
 

@@ -16,7 +16,7 @@ __all__ = ["MODES", "SCENARIOS", "Scenario", "find_violations", "prepare", "run"
 MODES = {"bsp": ("bsp", 0), "ssp": ("ssp", 2), "asp": ("asp", 0)}
 SHORT, LONG = 0.1, 0.6  # seconds; a process is declared dead after 0.25
 DANGEROUS = ("kill", "stop", "cut")  # a server may die, or be declared dead
-HARMLESS = ("scheduler", "worker", "zombie", "join", "drain", "rebalance", "table")
+HARMLESS = ("scheduler", "stall", "worker", "zombie", "join", "drain", "rebalance", "table")
 SLOW = 100_000  # bytes per second of a copy: an arc takes some hundredths of a second
 
 
@@ -117,10 +117,14 @@ def _happen(cluster, program, rng, fault):
     elif fault == "stop":
         rng.choice(servers).stop(rng.choice([SHORT, LONG]))
     elif fault == "cut":
-        one, other = rng.choice([(rng.choice(servers), None), (None, rng.choice(servers)), rng.sample(servers, 2)])
+        server, rank = rng.choice(servers), rng.randrange(3)
+        pairs = [(server, None), (None, server), (server, rank), (rank, server)]
+        one, other = rng.choice([*pairs, rng.sample(servers, 2)] if len(servers) > 1 else pairs)
         cluster.cut(one, other, rng.choice([SHORT, LONG]))
     elif fault == "scheduler":
         cluster.kill_scheduler(rng.choice([0.05, 0.5]))
+    elif fault == "stall":
+        cluster.stalled_until = cluster.network.now + rng.choice([SHORT, LONG])
     elif fault in ("worker", "zombie"):
         cluster.replace_one(program, fault == "zombie")
     elif fault == "join":
