@@ -25,7 +25,7 @@ from shoal.cluster.server.tasks import TaskRunner
 class Server:
     """A server whose control plane is a thread of the test, and whose data loops are the real ones."""
 
-    def __init__(self, address: str, endpoints: int, rank: int, slot_memory: int | None = None) -> None:
+    def __init__(self, address: str, endpoints: int, rank: int | None, slot_memory: int | None = None) -> None:
         self.error: Exception | None = None
         self._context = zmq.Context()
         self._link = SchedulerClient(address, "server")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -12,7 +13,8 @@ import pytest
 
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
-from cluster_standin import cluster
+from cluster_standin import Server, cluster
+from shoal import checkpoint
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.protocol.curve import make_keys
 from shoal.cluster.protocol.slot_map import ClusterMap
@@ -94,6 +96,11 @@ def copies(map: ClusterMap) -> int:
     return len({arc for stream in map.streams for arc in stream.arcs})
 
 
+def served(map: ClusterMap, rank: int) -> int:
+    """Return how many arcs a server serves."""
+    return sum(map.endpoint(arc.primary).server == rank for arc in map.arcs)
+
+
 def eventually(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not is_so():
@@ -124,6 +131,39 @@ def test_a_save_after_a_failover_has_the_rows_of_the_dead_server(tmp_path):
         np.testing.assert_array_equal(
             store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros()).pull(KEYS).ravel(), np.ones(len(KEYS))
         )
+
+
+@pytest.mark.parametrize("event", ["death", "move"])
+def test_deltas_of_a_checkpoint_go_on_after_a_failover_and_after_moves(tmp_path, event):
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(cluster(3, 1, slots=64, replicas=1))
+        (store,) = stack.enter_context(joined(made.address, 1))
+        table = store.table("t", optimizer=shoal.Adagrad(lr=0.1), init=shoal.Zeros())
+
+        def push(first: int, end: int) -> None:
+            table.push(KEYS[first:end], np.linspace(-1, 1, end - first, dtype=np.float32))
+            store.tick()
+
+        push(0, len(KEYS))
+        store.save(tmp_path / "0", track=True)
+        push(0, 20)
+        if event == "death":
+            made.servers[0].close()
+            declare_dead(made.scheduler, "server", 0)
+        else:
+            stack.enter_context(contextlib.closing(Server(made.address, 1, None)))
+            eventually(lambda: served(made.scheduler.membership.map, 3) > 1)
+        push(1000, 1020)
+        table.erase(KEYS[1500:1505])
+        store.save(tmp_path / "1", since=tmp_path / "0")
+        push(1990, 2000)
+        store.save(tmp_path / "2", since=tmp_path / "1")
+        expected = table.pull(KEYS)
+    assert checkpoint.read_manifest(tmp_path / "1").tables[0].rows < 1500
+    with shoal.local(slots=64) as store:
+        store.load(tmp_path / "2")
+        table = store.table("t", optimizer=shoal.Adagrad(lr=0.1), init=shoal.Zeros())
+        np.testing.assert_array_equal(table.pull(KEYS), expected)
 
 
 @pytest.mark.slow

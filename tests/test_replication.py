@@ -780,3 +780,175 @@ def test_an_arc_joins_a_new_server_and_keeps_exactly_once() -> None:
     pulled = [Reply.of(*reply) for reply in n.handle(b"w", worker.pull([1]))]
     assert pulled[0].values.ravel().tolist() == [-5.0]
     assert [reply.status for reply in cluster.send(worker.pull([1]))] == [Status.WRONG_EPOCH]
+
+
+def many(worker: Worker, sequence: int, rows: int = 160_000) -> list[Any]:
+    """A push of many rows of table 1: an arc takes several turns to copy."""
+    hashes = np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(2**64 // (rows + 1))
+    return worker.push(hashes, np.ones((rows, 4)), sequence=sequence, table=1)
+
+
+def test_an_arc_is_copied_over_several_turns_and_equals_its_source_of_one_moment() -> None:
+    cluster = Copying()
+    prepare(cluster.primary, "asp", 0)
+    worker = Worker(epoch=NEWEST)
+    cluster.send(many(worker, 1))
+    cluster.begin()
+    turns = 0
+    while not cluster.primary.replication()["streams"][0]["arrived"]:
+        cluster.step(5)
+        turns += 1
+        assert turns < 200
+        # All rows change while some of them are not copied yet.
+        cluster.send(many(worker, 1 + turns))
+    assert turns > 2
+    cluster.watch()
+    cluster.settle()
+    assert same_arcs(cluster.primary, cluster.newcomer.replica(1), ARCS[:1])
+
+
+def save_message(op: Op, numbers: list[int], sequence: int) -> list[Any]:
+    return Worker(epoch=NEWEST).numbers(op, numbers, sequence=sequence)
+
+
+def test_a_save_during_a_copy_begins_at_once_and_the_copy_is_made_after_it() -> None:
+    cluster = Copying()
+    p = cluster.primary
+    prepare(p, "asp", 0)
+    worker = Worker(epoch=NEWEST)
+    cluster.send(many(worker, 1))
+    cluster.begin()
+    cluster.step(5)
+    assert p.replication()["streams"][0]["arriving"] is not None
+    # All tables, plain.
+    (begun,) = cluster.send(save_message(Op.SAVE_BEGIN, [0, 0, 0, 0, 0, 1, 2], 2)) or cluster.settle()
+    assert begun.status == Status.OK
+    saved = p.next_session()
+    assert saved is not None
+    for _ in range(20):
+        cluster.step()
+    assert p.replication()["streams"][0]["arrived"] == []
+    cluster.send(many(worker, 3))
+    assert sum(saved.section(1, slot)[0] for slot in saved.slots) == 160_000
+    cluster.send(save_message(Op.SAVE_END, [2], 4))
+    for _ in range(200):
+        cluster.step()
+        if cluster.watch():
+            break
+    cluster.settle()
+    assert same_arcs(p, cluster.newcomer.replica(1))
+
+
+NAME = [7, 8, 9, 10]  # of a written checkpoint
+BASE_SAVE, DELTA_SAVE = 1, 2
+
+
+def bases(cluster: Cluster, kind: int, sequence: int, base: list[int]) -> int:
+    """Begin a save of table 1 on the primary; returns the status."""
+    replies = cluster.send(save_message(Op.SAVE_BEGIN, [*base, kind << 32 | 1], sequence))
+    (reply,) = replies or cluster.settle()
+    return reply.status if len(reply.numbers) > 2 else Status.NO_TABLE
+
+
+@pytest.mark.parametrize("how", ["failover", "move"])
+@pytest.mark.parametrize("written", [True, False])
+def test_changes_since_a_save_are_known_after_a_failover_and_a_move(how: str, written: bool) -> None:
+    cluster: Cluster = Copying() if how == "move" else Cluster()
+    prepare(cluster.primary, "asp", 0)
+    worker = Worker(epoch=NEWEST)
+    keys = np.arange(1, 1001, dtype=np.uint64) * np.uint64(2**64 // 1001)
+    cluster.send(worker.push(keys, np.ones((1000, 4)), sequence=1, table=1))
+    cluster.settle()
+    assert bases(cluster, BASE_SAVE, 2, [0] * 4) == Status.OK
+    cluster.send(worker.push(keys[:3], np.ones((3, 4)), sequence=3, table=1))
+    cluster.send(save_message(Op.SAVE_END, [2, *NAME], 4))
+    cluster.settle()
+    cluster.send(worker.push(keys[500:502], np.ones((2, 4)), sequence=5, table=1))
+    if not written:  # a second one fails, with the changes before and during it
+        assert bases(cluster, DELTA_SAVE, 6, NAME) == Status.OK
+        cluster.send(worker.push(keys[900:901], np.ones((1, 4)), sequence=7, table=1))
+        cluster.settle()
+        if how == "move":
+            cluster.send(save_message(Op.SAVE_END, [6], 8))
+    cluster.settle()
+    if isinstance(cluster, Copying):
+        cluster.begin()
+        for _ in range(200):
+            cluster.step()
+            if cluster.watch():
+                break
+        cluster.settle()
+    cluster.promote()
+    assert bases(cluster, DELTA_SAVE, 9, [1, 2, 3, 4]) == Status.NO_TABLE
+    assert bases(cluster, DELTA_SAVE, 10, NAME) == Status.OK
+    saved = cluster.primary.next_session()
+    assert saved is not None
+    hashes = []
+    for slot in saved.slots:
+        rows, section, *_ = saved.changes(0, slot)
+        hashes += section[: 8 * rows].view(np.uint64).tolist()
+    wanted = {*keys[:3].tolist(), *keys[500:502].tolist(), *([] if written else keys[900:901].tolist())}
+    assert wanted <= set(hashes)
+    assert len(hashes) < 200
+
+
+def test_a_stream_that_opens_late_needs_no_orders_of_the_past() -> None:
+    cluster = Copying()
+    p = cluster.primary
+    prepare(p, "asp", 0, memory=1 << 20)
+    pushed(cluster, 5)
+    cluster.begin()
+    p.add_table(3, dim=1, **SGD)
+    cluster.send(Worker(epoch=NEWEST).push([5], [1], sequence=6, table=3))
+    for _ in range(200):
+        cluster.step()
+        if cluster.watch():
+            break
+    cluster.settle()
+    assert same_arcs(p, cluster.newcomer.replica(1))
+    cluster.promote()
+    cluster.primary.add_table(4, dim=1, **SGD)
+    cluster.send(Worker(epoch=NEWEST).push([6], [1], sequence=7, table=4))
+    (reply,) = cluster.send(Worker(epoch=NEWEST).pull([6], table=4)) or cluster.settle()
+    assert reply.values.ravel().tolist() == [-1.0]
+
+
+def test_a_copy_replaces_what_a_released_arc_has_left() -> None:
+    cluster = Cluster()
+    p, (link,) = cluster.primary, cluster.links
+    prepare(p, "asp", 0)
+    pushed(cluster, 5)
+    cluster.settle()
+    # The backup gives up an arc, which changes, and gets it again.
+    for in_sync, arriving in ((ARCS[1:], []), (ARCS[1:], ARCS[:1])):
+        cluster.epoch += 1
+        p.assign(cluster.epoch, ARCS, [(1, "backup 1", "", in_sync, arriving)])
+        link.backup.assign(cluster.epoch, [], [], [(1, in_sync)])
+        cluster.settle()
+        pushed(cluster, 5, first=6 + 5 * len(arriving))
+    for _ in range(100):
+        cluster.step()
+        if p.replication()["streams"][0]["arrived"]:
+            break
+    cluster.settle()
+    assert same_arcs(p, link.backup.replica(1))
+    dead = cluster.promote()
+    assert equal(dead, cluster.primary)
+
+
+def test_no_more_than_a_limit_is_sent_without_an_acknowledgement() -> None:
+    cluster = Cluster()
+    prepare(cluster.primary, "asp", 0)
+    rows = 1 << 18
+    hashes = np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(2**64 // (rows + 1))
+    worker = Worker(epoch=NEWEST)
+    for sequence in range(1, 16):
+        cluster.send(worker.push(hashes, np.ones((rows, 4)), sequence=sequence, table=1))
+    sent = 0
+    while (message := cluster.primary.next_message(1)) is not None:
+        sent += sum(len(bytes(frame)) for frame in message)
+    assert 64 << 20 < sent < (64 << 20) + (8 << 20)
+    # From the first one on, and then the others.
+    cluster.primary.reconnected(1)
+    cluster.settle()
+    assert equal(cluster.primary, cluster.links[0].backup.replica(1))

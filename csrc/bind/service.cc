@@ -328,6 +328,19 @@ py::dict histogram(const Histogram& counts) {
   return all;
 }
 
+py::list arc_loads(const ReplicatedService& service) {
+  std::vector<Service::ArcLoad> loads;
+  {
+    const py::gil_scoped_release nogil;
+    loads = service.arc_loads();
+  }
+  py::list all;
+  for (const auto& load : loads) {
+    all.append(py::make_tuple(load.range.first, load.range.end, load.rows, load.bytes, load.touched));
+  }
+  return all;
+}
+
 py::dict metrics(const ReplicatedService& service) {
   ServiceMetrics now;
   {
@@ -490,7 +503,8 @@ void add_service(py::module_& module) {
           },
           py::arg("now_ms"))
       .def("next_time", &ReplicatedService::next_time)
-      .def("metrics", &metrics);
+      .def("metrics", &metrics)
+      .def("arc_loads", &arc_loads);
   add_orders(service);
   py::class_<ReplicaControl> replica(module, "Replica");
   replica.def(

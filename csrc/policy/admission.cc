@@ -156,17 +156,6 @@ void AdmissionFilter::restore(Slots cut, Slot slot, std::span<const std::byte> b
   }
 }
 
-void AdmissionFilter::save_all(ByteWriter& out) const {
-  if (bloom_) {
-    bloom_->save_all(out);
-    return;
-  }
-  out.put(static_cast<std::uint8_t>(counter_ ? 1 : 0));
-  if (counter_) {
-    counter_->save_all(out);
-  }
-}
-
 void AdmissionFilter::restore_all(ByteReader& in) {
   if (bloom_) {
     bloom_->restore_all(in);
@@ -184,6 +173,9 @@ void AdmissionFilter::restore_all(ByteReader& in) {
 
 void AdmissionFilter::mark(const Layout& numbers) {
   changes_ = std::make_unique<AdmissionSnapshot::Changes>(numbers, slot_);
+  if (counter_) {
+    changes_->counter_buckets = counter_->table().capacity().buckets;
+  }
   watch();
 }
 
@@ -247,6 +239,27 @@ void AdmissionSnapshot::save(std::vector<std::byte>& bytes) {
     bloom_->save(changes_->bloom, {lines_.data(), lines_.bytes()}, bytes);
   }
   changes_.reset();
+}
+
+void AdmissionSnapshot::save_all(ByteWriter& out) {
+  const std::unique_ptr<Changes> then = std::move(changes_);
+  std::vector<std::byte> bytes;
+  if (is_bloom_) {
+    out.put(then->bloom.window);
+    out.put(static_cast<std::uint8_t>(bloom_ != nullptr ? 1 : 0));
+    if (bloom_ != nullptr) {
+      bloom_->save(then->bloom, {lines_.data(), lines_.bytes()}, bytes);
+      out.put_raw(std::span(bytes).subspan(Bloom::kHead));
+    }
+    return;
+  }
+  out.put(static_cast<std::uint8_t>(then->counter_buckets ? 1 : 0));
+  if (then->counter_buckets) {
+    OccurrenceCounter::save(waiting_, then->candidates, bytes);
+    out.put(*then->counter_buckets);
+    out.put(std::uint64_t{bytes.size() / OccurrenceCounter::kSavedBytes});
+    out.put_raw(bytes);
+  }
 }
 
 }  // namespace shoal

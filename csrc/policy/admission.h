@@ -64,10 +64,13 @@ class AdmissionConfig {
 // The state of a slot's admission filter at the moment a save began.
 class AdmissionSnapshot {
  public:
-  explicit AdmissionSnapshot(const AdmissionConfig& config) : waiting_(config.counter_layout(), Slot{0}) {}
+  explicit AdmissionSnapshot(const AdmissionConfig& config)
+      : waiting_(config.counter_layout(), Slot{0}), is_bloom_(config.bloom() != nullptr) {}
 
   // Writes the bytes that AdmissionFilter::save() would have written at that moment.
   void save(std::vector<std::byte>& bytes);
+  // Writes the whole state, for AdmissionFilter::restore_all().
+  void save_all(ByteWriter& out);
   // True if memory for the log ran out.
   bool lost() const noexcept { return changes_ != nullptr && changes_->lost; }
 
@@ -78,11 +81,13 @@ class AdmissionSnapshot {
         : candidates(numbers, slot, OccurrenceCounter::kRowBytes),
           bloom{.lines = {}, .changed = PreImageLog(numbers, slot, kCacheLine)} {}
     PreImageLog candidates;
+    std::optional<std::uint64_t> counter_buckets{};  // nullopt: no key had waited yet
     Bloom::Before bloom;
     bool lost = false;
   };
 
   SlotTable waiting_;
+  const bool is_bloom_;
   const Bloom* bloom_ = nullptr;
   Region lines_;
   bool has_waiting_ = false;
@@ -120,8 +125,7 @@ class AdmissionFilter {
   void save(std::vector<std::byte>& bytes) const;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes);
 
-  // The whole state, and back into a new filter: both are equal afterwards, and decide alike.
-  void save_all(ByteWriter& out) const;
+  // Into a new filter, what AdmissionSnapshot::save_all() has written: both are equal afterwards, and decide alike.
   void restore_all(ByteReader& in);
 
   // For a save, see above. `numbers` is the layout of a PreImageLog and must outlive the save.

@@ -133,14 +133,6 @@ void Bloom::save(std::vector<std::byte>& bytes) const {
   std::memcpy(bytes.data() + kHead, lines_.data(), bytes_);
 }
 
-void Bloom::save_all(ByteWriter& out) const {
-  out.put(window_);
-  out.put(static_cast<std::uint8_t>(lines_.bytes() != 0 ? 1 : 0));
-  if (lines_.bytes() != 0) {
-    out.put_raw({lines_.data(), bytes_});
-  }
-}
-
 void Bloom::restore_all(ByteReader& in) {
   window_ = in.take<std::uint32_t>("filter's window");
   if (in.take_flag("filter's lines")) {

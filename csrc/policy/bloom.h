@@ -84,8 +84,7 @@ class Bloom {
   static constexpr std::size_t kHead = 8;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes) noexcept;
 
-  // The window and the lines, and back into a new filter.
-  void save_all(ByteWriter& out) const;
+  // Into a new filter: u32 window | u8 whether there are lines | the lines.
   void restore_all(ByteReader& in);
 
   // The filter at the moment a save began: all lines if it was cleared since, else those that have changed.

@@ -131,13 +131,6 @@ std::size_t OccurrenceCounter::sweep(std::uint32_t now) {
 
 void OccurrenceCounter::save(std::vector<std::byte>& bytes) const { append_all(bytes, table_.entries()); }
 
-void OccurrenceCounter::save_all(ByteWriter& out) const {
-  const auto entries = table_.entries();
-  out.put(table_.capacity().buckets);
-  out.put(std::uint64_t{entries.size()});
-  append_all(out.bytes(), entries);
-}
-
 void OccurrenceCounter::restore_all(ByteReader& in, Slots slots, Slot slot) {
   const SlotTable::Capacity capacity{.buckets = in.take<std::uint64_t>("waiting keys' capacity")};
   const std::size_t n = in.take_count("waiting keys", kSavedBytes);

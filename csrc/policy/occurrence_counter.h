@@ -51,8 +51,7 @@ class OccurrenceCounter {
   // Restores one saved key. Requires make_room().
   void restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept;
 
-  // The keys with the capacity of the table, and back into an empty counter: both are equal afterwards, and decide alike.
-  void save_all(ByteWriter& out) const;
+  // Into an empty counter: u64 buckets of the table | u64 keys | what save() writes. Both are equal afterwards, and decide alike.
   void restore_all(ByteReader& in, Slots slots, Slot slot);
 
   // During a save (policy/admission.h) the caller must call keep() before keys are asked about or forgotten. Keys

@@ -74,6 +74,13 @@ class Arc {
     std::shared_ptr<Shard> shard;    // shared: a save may outlive the table
     std::shared_ptr<Shard> loading;  // replaces `shard` when the load ends
     std::uint32_t loader = 0;        // the rank of the worker that loads
+    // A save of a base or a delta that another endpoint executes.
+    struct Save {
+      std::uint32_t rank = 0;
+      std::uint64_t sequence = 0;
+      bool is_followed = false;  // false: a save of this shard had not closed
+    };
+    std::optional<Save> save;
     std::string full;  // why a BSP step was not made: no memory for its rows; reported until there is
   };
   // Who writes, and where.
@@ -101,9 +108,6 @@ class Arc {
 
   // Owns the slots [first, end). The workspace must outlive the arc, or its next move; the disposal must not.
   Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspace, Disposal& disposal);
-  // An arc equal to the one whose save() made these pieces. It has no workspace until move_to().
-  // std::invalid_argument names what is wrong; MemoryBudgetExceededError.
-  static std::unique_ptr<Arc> restore(std::span<const std::span<const std::byte>> pieces);
   Arc(const Arc&) = delete;
   Arc& operator=(const Arc&) = delete;
 
@@ -136,9 +140,9 @@ class Arc {
   // Divides hashes of these slots by slot. Valid until the next cut() or fresh().
   SlotSlices cut(std::span<const std::uint64_t> hashes);
 
-  // --- copies: arc_bytes.cc -----------------------------------------------------------------------------------------
+  // --- copies: arc_copy.h -------------------------------------------------------------------------------------------
 
-  // The whole state, in pieces; equal arcs have equal bytes. std::invalid_argument: a table is being saved or loaded.
+  // The whole state, in the pieces of an ArcCopy. std::invalid_argument: a table is being saved, copied or loaded.
   std::vector<std::vector<std::byte>> save() const;
 
   // --- orders: arc_control.cc ---------------------------------------------------------------------------------------
@@ -191,6 +195,11 @@ class Arc {
   // `step`: the table's step; its clock; the name of the base of the next delta.
   void load_end(const Write& write, std::uint64_t step, std::uint32_t table_clock, const std::string& base);
   void drop_loading(std::uint32_t table);
+  // A save that another endpoint executes, of a base or a delta of this table; and the end of the saves of a worker, or of the one
+  // that began with call `sequence`: its name, if it was written.
+  void begin_save(const Write& write);
+  void end_saves(std::optional<std::uint32_t> rank = {}, std::optional<std::uint64_t> sequence = {},
+                 const std::optional<std::string>& name = {});
   // A call without effect on rows was executed.
   void mark(const Write& write) { history(write.rank).calls().mark(write.sequence); }
 
@@ -204,6 +213,8 @@ class Arc {
   void step();
 
  private:
+  friend class ArcCopy;
+  friend class ArcRestorer;
   Arc(Slots slots, std::size_t first, std::size_t end);
 
   DedupWindow& history(std::uint32_t rank);

@@ -43,6 +43,7 @@ void Arc::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool 
   dedup_.clear();
   tick_tables_.clear();
   pending_.clear();
+  end_saves();
   for (auto& [id, table] : tables_) {
     disposal_->add(std::move(table.loading));
     table.full.clear();
@@ -56,6 +57,7 @@ std::size_t Arc::forget(std::uint32_t rank) {
       disposal_->add(std::move(table.loading));
     }
   }
+  end_saves(rank);
   return pending_.drop(rank, clocks_.clock(rank));
 }
 
@@ -135,7 +137,8 @@ std::shared_ptr<Shard> Arc::make_shard(const TableSpec& spec) {
 }
 
 void Arc::add_table(std::uint32_t id, std::shared_ptr<Shard> shard) {
-  tables_.try_emplace(id, Table{.shard = std::move(shard), .loading = {}, .loader = 0, .full = {}});
+  tables_.try_emplace(id,
+                      Table{.shard = std::move(shard), .loading = {}, .loader = 0, .save = {}, .full = {}});
 }
 
 void Arc::drop_table(std::uint32_t id) {

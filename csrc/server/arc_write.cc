@@ -273,6 +273,39 @@ const std::vector<std::uint64_t>& Arc::sweep(const Write& write, std::span<const
   return answer;
 }
 
+// --- saves ------------------------------------------------------------------------------------------------------
+
+void Arc::begin_save(const Write& write) {
+  Table* const saved = find(write.table);
+  if (saved == nullptr) {
+    return;
+  }
+  if (saved->save && saved->save->is_followed) {
+    saved->shard->end_base({});  // it has ended without a message
+  }
+  const bool is_followed = !saved->shard->has_snapshot();
+  if (is_followed) {
+    saved->shard->begin_base();
+  }
+  saved->save = {.rank = write.rank, .sequence = write.sequence, .is_followed = is_followed};
+}
+
+void Arc::end_saves(std::optional<std::uint32_t> rank, std::optional<std::uint64_t> sequence,
+                    const std::optional<std::string>& name) {
+  for (auto& [id, table] : tables_) {
+    if (!table.save || (rank && table.save->rank != *rank) ||
+        (sequence && table.save->sequence != *sequence)) {
+      continue;
+    }
+    if (table.save->is_followed) {
+      table.shard->end_base(name);
+    } else if (name) {
+      table.shard->forget_base();
+    }
+    table.save.reset();
+  }
+}
+
 // --- loads ------------------------------------------------------------------------------------------------------
 
 void Arc::load_begin(const Write& write, std::shared_ptr<Shard> shard) {

@@ -21,8 +21,6 @@ using wire::Status;
 
 namespace {
 
-constexpr std::uint64_t kMaxCopyBytes = std::uint64_t{1} << 44U;
-
 // OK and WRONG_EPOCH differ in which slots are elsewhere, and that is not the same for both.
 Status comparable(Status status) noexcept { return status == Status::kWrongEpoch ? Status::kOk : status; }
 
@@ -78,10 +76,7 @@ bool Replica::execute(const wire::Decoded& message) {
       begin_copy(message.values);
       return true;
     case Record::kCopyChunk:
-      SHOAL_CHECK(arriving_ && arriving_->service == nullptr, "no copy has begun");
-      SHOAL_CHECK(message.values.size() <= arriving_->total - arriving_->bytes.size(),
-                  "the copy is longer than announced");
-      arriving_->bytes.insert(arriving_->bytes.end(), message.values.begin(), message.values.end());
+      add_chunk(message.values);
       return true;
     case Record::kCopyEnd:
       restore_copy();
@@ -205,37 +200,43 @@ void Replica::begin_copy(std::span<const std::byte> head) {
   Copy copy;
   copy.range.first = from.take_between<std::uint64_t>("the first slot", 0, slots_.count() - 1);
   copy.range.end = from.take_between<std::uint64_t>("the end", copy.range.first + 1, slots_.count());
-  copy.sizes = from.take_array<std::uint64_t>("the sizes");
+  copy.total = from.take<std::uint64_t>("the bytes");
   from.done();
-  for (const std::uint64_t size : copy.sizes) {
-    SHOAL_CHECK(size <= kMaxCopyBytes - copy.total, "a copy of this size is beyond any machine");
-    copy.total += size;
-  }
   arrived_ = 0;
   std::erase_if(aside_, [&](const auto& arc) { return arc->first_slot() == copy.range.first; });
-  copy.bytes.reserve(copy.total);
   arriving_ = std::move(copy);
+}
+
+// A chunk belongs to one piece.
+void Replica::add_chunk(std::span<const std::byte> chunk) {
+  SHOAL_CHECK(arriving_ && arriving_->service == nullptr, "no copy has begun");
+  Copy& copy = *arriving_;
+  copy.bytes += chunk.size();
+  std::span<const std::byte> piece = chunk;
+  if (!copy.piece.empty()) {
+    copy.piece.insert(copy.piece.end(), chunk.begin(), chunk.end());
+    piece = copy.piece;
+  }
+  const std::uint64_t whole = ArcRestorer::piece_bytes(piece);
+  SHOAL_CHECK(piece.size() <= whole, "a chunk of the copy goes on after its piece");
+  if (piece.size() == whole) {
+    copy.restorer.add(piece);
+    copy.piece.clear();
+  } else if (copy.piece.empty()) {
+    copy.piece.assign(chunk.begin(), chunk.end());
+  }
 }
 
 void Replica::restore_copy() {
   SHOAL_CHECK(arriving_ && arriving_->service == nullptr, "no copy has begun");
   Copy& copy = *arriving_;
-  SHOAL_CHECK(copy.bytes.size() == copy.total, "the copy has " + std::to_string(copy.bytes.size()) +
-                                                   " bytes, not " + std::to_string(copy.total));
-  std::vector<std::span<const std::byte>> pieces;
-  std::span<const std::byte> rest = copy.bytes;
-  for (const std::uint64_t size : copy.sizes) {
-    pieces.push_back(rest.first(size));
-    rest = rest.subspan(size);
-  }
   std::vector<std::unique_ptr<Arc>> arcs;
-  arcs.push_back(Arc::restore(pieces));
+  arcs.push_back(copy.restorer.finish());
   SHOAL_CHECK(arcs.front()->first_slot() == copy.range.first && arcs.front()->end_slot() == copy.range.end,
               "the copy is of another arc");
   copy.service = std::make_unique<Service>(slots_, std::vector<SlotRange>(), limits_);
   copy.service->adopt(std::move(arcs));
   copy.service->set_map(0, {copy.range});
-  copy.bytes = {};
 }
 
 void Replica::keep(const wire::Decoded& message) {
@@ -251,13 +252,20 @@ void Replica::keep(const wire::Decoded& message) {
     kept.frames.emplace_back(message.values.begin(), message.values.end());
   }
   arriving_->kept.push_back(std::move(kept));
+  ++arriving_->fresh;
 }
 
-void Replica::execute_kept(std::size_t most) {
+void Replica::execute_kept() {
+  constexpr std::size_t kBytes = std::size_t{1} << 20U;
   Copy& copy = *arriving_;
-  for (; most > 0 && !copy.kept.empty(); --most) {
+  const std::size_t least = 2 * std::exchange(copy.fresh, 0) + 1;  // more than are added
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; (i < least || bytes < kBytes) && !copy.kept.empty(); ++i) {
     const KeptRecord record = std::move(copy.kept.front());
     copy.kept.pop_front();
+    for (const auto& frame : record.frames) {
+      bytes += frame.size();
+    }
     if (Record{record.header.aux} == Record::kRequest) {
       const std::vector<wire::Frame> frames(record.frames.begin(), record.frames.end());
       copy.service->replay(frames, record.header.clock);
@@ -274,12 +282,11 @@ void Replica::execute_kept(std::size_t most) {
 }
 
 void Replica::catch_up() noexcept {
-  constexpr std::size_t kPerTurn = 128;  // more than a turn may bring
   if (!is_behind() || !fault_.empty()) {
     return;
   }
   try {
-    execute_kept(kPerTurn);
+    execute_kept();
   } catch (const std::exception& error) {
     try {
       fault_ = std::string("the copy of an arc failed: ") + error.what();
@@ -294,8 +301,9 @@ std::optional<Replica::Arriving> Replica::arriving() const {
   if (!arriving_) {
     return std::nullopt;
   }
-  const std::uint64_t bytes = arriving_->service != nullptr ? arriving_->total : arriving_->bytes.size();
-  return Arriving{.range = arriving_->range, .bytes = bytes, .total = arriving_->total};
+  return Arriving{.range = arriving_->range,
+                  .bytes = arriving_->bytes,
+                  .total = std::max(arriving_->bytes, arriving_->total)};
 }
 
 void queue_replicate_reply(ReplyQueue& out, std::string_view peer, std::uint64_t stream, Status status,

@@ -5,9 +5,9 @@
 // checks find out where it does not: the status of each request, and under BSP the clocks that are applied after a tick. A replica that
 // differs has diverged: it executes nothing more, and reports why.
 //
-// Copies of arcs arrive in the stream as well. The records that follow COPY_BEGIN are executed as usual, and kept for the arc that is
-// arriving. When its bytes are complete, the arc is restored into a Service of its own and executes the kept records there, a few per
-// turn; once none is left it joins the others, and is in sync.
+// Copies of arcs arrive in the stream as well, piece by piece. The records that follow COPY_BEGIN are executed as usual, and kept for
+// the arc that is arriving. When all pieces are restored, the arc gets a Service of its own and executes the kept records there, some
+// per turn; once none is left it joins the others, and is in sync.
 //
 // Replies to clients are dropped. acknowledgement() is one reply for all records since the last one.
 //
@@ -77,11 +77,13 @@ class Replica {
   };
   struct Copy {
     SlotRange range;
-    std::vector<std::uint64_t> sizes;  // of the pieces
-    std::vector<std::byte> bytes;
-    std::uint64_t total = 0;
+    std::vector<std::byte> piece;  // the front of one
+    ArcRestorer restorer;
+    std::uint64_t bytes = 0;
+    std::uint64_t total = 0;  // estimated
     std::deque<KeptRecord> kept;
-    std::unique_ptr<Service> service;  // has the restored arc; null: its bytes are not complete
+    std::size_t fresh = 0;             // kept since the last turn
+    std::unique_ptr<Service> service;  // has the restored arc; null: pieces are missing
   };
 
   // False: the record was damaged on its way and has to be sent again.
@@ -93,8 +95,9 @@ class Replica {
   bool has(const SlotRange& range) const;
   void keep(const wire::Decoded& message);
   void begin_copy(std::span<const std::byte> head);
+  void add_chunk(std::span<const std::byte> chunk);
   void restore_copy();
-  void execute_kept(std::size_t most);
+  void execute_kept();
 
   const std::uint64_t stream_;
   const Slots slots_;

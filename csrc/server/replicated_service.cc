@@ -378,9 +378,10 @@ ReplicationStatus ReplicatedService::replication() const {
          .bytes = stream.bytes,
          .silent = static_cast<double>(log_.now() - stream.heard) / 1e3,
          .in_sync = stream.in_sync,
-         .arriving = stream.copy ? std::optional<Replica::Arriving>({.range = stream.copy->range,
-                                                                     .bytes = stream.copy->bytes,
-                                                                     .total = stream.copy->total})
+         .arriving = stream.copy ? std::optional<Replica::Arriving>(
+                                       {.range = stream.copy->range,
+                                        .bytes = stream.copy->bytes,
+                                        .total = std::max(stream.copy->bytes, stream.copy->total)})
                                  : std::nullopt,
          .arrived = stream.arrived,
          .fenced = stream.fenced,

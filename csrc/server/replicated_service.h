@@ -126,12 +126,14 @@ class ReplicatedService {
   void drop_table(std::uint32_t id);
   std::vector<std::uint32_t> tables() const { return service_.tables(); }
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const { return service_.snapshot(id); }
+  // As in Service; for tests.
   std::vector<std::vector<std::byte>> save_arc(const SlotRange& range) const {
     return service_.save_arc(range);
   }
   std::shared_ptr<CheckpointSession> next_session() { return service_.next_session(); }
   void close_sessions() { service_.close_sessions(); }
   ServiceMetrics metrics() const { return service_.metrics(); }
+  std::vector<Service::ArcLoad> arc_loads() const { return service_.arc_loads(); }
   std::size_t slots() const noexcept { return service_.slots(); }
 
   // Called, with the mutex held, when a control call has queued replies or messages, or has changed the targets; must not wait or call
@@ -205,6 +207,8 @@ class ReplicatedService {
   void update_streams(const Assignment& assignment);
   void open_stream(const Assignment::Outgoing& wanted);
   void update_stream(ReplicationLog::Stream& stream, const Assignment::Outgoing& wanted);
+  // What the backup has of the stream's copy is dropped; it begins again.
+  void abort_copy(ReplicationLog::Stream& stream);
   // Begins and continues copies, as far as the rate and the acknowledgements allow.
   void copy_arcs() noexcept;
   void wake();
@@ -221,6 +225,7 @@ class ReplicatedService {
   std::uint64_t copy_rate_ = 0;   // bytes per second; 0: no limit
   double copy_allowed_ = 0;       // bytes that may be appended now
   Milliseconds copied_ = 0;       // when copy_allowed_ was computed
+  Milliseconds take_at_ = 0;      // when pieces of copies are taken next
   Milliseconds copy_due_ = ReplicationLog::kNever;
   std::atomic<std::uint64_t> targets_version_{0};
   wire::Decoded decoded_;  // the current REPLICATE, or its reply

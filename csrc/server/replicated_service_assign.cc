@@ -114,7 +114,11 @@ void ReplicatedService::assign(const Assignment& assignment) {
       leaves.push_back(range);
     }
   }
-  service_.adopt(take(assignment.primary));
+  Arcs promoted = take(assignment.primary);
+  for (const auto& arc : promoted) {
+    arc->end_saves();  // a save fails with its server
+  }
+  service_.adopt(std::move(promoted));
   service_.set_map(assignment.epoch, assignment.primary);
   std::ranges::move(service_.take_arcs(leaves), std::back_inserter(loose));
   for (const Assignment::Incoming& one : assignment.incoming) {
@@ -160,13 +164,7 @@ void ReplicatedService::update_streams(const Assignment& assignment) {
 
 void ReplicatedService::open_stream(const Assignment::Outgoing& wanted) {
   log_.open(wanted.stream, wanted.address, wanted.server_key);
-  // What the Service has been told so far.
-  if (const auto slot_bytes = service_.slot_bytes()) {
-    append_order(SetMemory{*slot_bytes}, wanted.stream);
-  }
-  for (auto& [id, spec] : service_.specs()) {
-    append_order(AddTable{id, spec}, wanted.stream);
-  }
+  // No orders of the past: arcs bring their tables and their budget along.
   update_stream(*log_.find(wanted.stream), wanted);
 }
 
@@ -194,9 +192,7 @@ void ReplicatedService::update_stream(ReplicationLog::Stream& stream, const Assi
     append_order(joined, stream.id);
   }
   if (stream.copy && !contains(wanted.arriving, stream.copy->range)) {
-    if (stream.copy->pieces != nullptr) {
-      append_order(AbortCopy{}, stream.id);
-    }
+    abort_copy(stream);
     stream.copy.reset();
   }
   std::erase_if(stream.arrived, [&](const SlotRange& range) { return !contains(wanted.arriving, range); });
@@ -210,32 +206,57 @@ void ReplicatedService::update_stream(ReplicationLog::Stream& stream, const Assi
   }
 }
 
+void ReplicatedService::abort_copy(ReplicationLog::Stream& stream) {
+  if (stream.copy->has_begun) {
+    append_order(AbortCopy{}, stream.id);
+  }
+  stream.copy = ReplicationLog::Copy{.range = stream.copy->range};
+}
+
 void ReplicatedService::copy_arcs() noexcept {
   constexpr double kBurstSeconds = 0.05;
   constexpr Milliseconds kPauseMs = 5;
+  // Pieces are taken for about half of the time, and requests wait for one of these, or for one slot.
+  constexpr std::size_t kTakeBytes = std::size_t{512} << 10U;
+  constexpr Milliseconds kTakeMs = 2;
   copy_due_ = ReplicationLog::kNever;
   const Milliseconds now = log_.now();
   const double rate = static_cast<double>(copy_rate_);
   copy_allowed_ =
       std::min(copy_allowed_ + rate * static_cast<double>(now - copied_) / 1e3, kBurstSeconds * rate);
   copied_ = now;
+  const bool takes = now >= take_at_;
+  std::size_t taken = 0;
   for (auto& [id, stream] : log_.streams()) {
     if (!stream.copy || stream.stopped() || stream.copy->end_sequence != 0) {
       continue;
     }
+    ReplicationLog::Copy& copy = *stream.copy;
     try {
-      if (stream.copy->pieces == nullptr) {
-        log_.begin_copy(stream, service_.save_arc(stream.copy->range));
+      if (copy.source != nullptr && copy.source->cancelled()) {
+        abort_copy(stream);
       }
-      const auto allowed = copy_rate_ == 0 ? std::numeric_limits<std::uint64_t>::max()
-                                           : static_cast<std::uint64_t>(std::max(copy_allowed_, 0.0));
-      copy_allowed_ -= static_cast<double>(log_.continue_copy(stream, allowed));
+      if (!copy.has_begun) {
+        log_.begin_copy(stream, service_.begin_copy(copy.range));
+      }
+      if (takes && taken < kTakeBytes) {
+        taken += ReplicationLog::take_pieces(copy, kTakeBytes - taken);
+      }
+      const bool is_unlimited = copy_rate_ == 0 || copy.kept_bytes > ReplicationLog::kManyKeptBytes;
+      const auto allowed = is_unlimited ? std::numeric_limits<std::uint64_t>::max()
+                                        : static_cast<std::uint64_t>(std::max(copy_allowed_, 0.0));
+      copy_allowed_ -= static_cast<double>(log_.append_chunks(stream, allowed));
+    } catch (const SnapshotLostError&) {
+      copy.source->cancel();
     } catch (const std::exception&) {
       // No memory, or a table is being saved or loaded: later.
     }
-    if (stream.copy->end_sequence == 0) {
-      copy_due_ = now + kPauseMs;
+    if (copy.end_sequence == 0) {
+      copy_due_ = std::min(copy_due_, now + (copy.can_take() ? kTakeMs : kPauseMs));
     }
+  }
+  if (taken != 0) {
+    take_at_ = now + kTakeMs;
   }
 }
 

@@ -50,8 +50,12 @@ bool ReplicationLog::touches(const Stream& stream, std::span<const SlotRange> ar
 
 void ReplicationLog::add(Stream& stream, Entry entry) {
   const std::size_t bytes = entry.record->bytes();
+  const bool is_kept = stream.copy && stream.copy->has_begun && entry.record->kind == Record::kRequest;
   stream.entries.push_back(std::move(entry));
   stream.bytes += bytes;
+  if (is_kept) {
+    stream.copy->kept_bytes += bytes;
+  }
 }
 
 void ReplicationLog::add_copy(Stream& stream, Record kind, SharedFrame frame) {
@@ -61,44 +65,53 @@ void ReplicationLog::add_copy(Stream& stream, Record kind, SharedFrame frame) {
   add(stream, {.record = std::make_shared<const LogRecord>(std::move(record)), .position = position_ + 1});
 }
 
-void ReplicationLog::begin_copy(Stream& stream, Copy::Pieces pieces) {
+void ReplicationLog::begin_copy(Stream& stream, std::shared_ptr<ArcCopy> source) {
   Copy& copy = *stream.copy;
+  copy.total = source->bytes();
   ByteWriter head;
-  head.bytes().reserve(64);
+  head.bytes().reserve(32);
   head.put(std::uint64_t{copy.range.first});
   head.put(std::uint64_t{copy.range.end});
-  std::vector<std::uint64_t> sizes;
-  for (const auto& piece : pieces) {
-    sizes.push_back(piece.size());
-    copy.total += piece.size();
-  }
-  head.put_array(std::span<const std::uint64_t>(sizes));
+  head.put(copy.total);
   const auto bytes = std::make_shared<const std::vector<std::byte>>(head.take());
   add_copy(stream, Record::kCopyBegin, {.bytes = *bytes, .owner = bytes});
-  copy.pieces = std::make_shared<const Copy::Pieces>(std::move(pieces));
+  copy.source = std::move(source);
+  copy.has_begun = true;
 }
 
-std::size_t ReplicationLog::continue_copy(Stream& stream, std::uint64_t allowed) {
+std::size_t ReplicationLog::take_pieces(Copy& copy, std::size_t allowed) {
+  std::size_t taken = 0;
+  while (taken < allowed && copy.can_take()) {
+    copy.pieces.push_back(std::make_shared<const std::vector<std::byte>>(copy.source->next()));
+    taken += copy.pieces.back()->size();
+    copy.taken_bytes += copy.pieces.back()->size();
+    if (copy.source->done()) {
+      copy.source.reset();
+    }
+  }
+  return taken;
+}
+
+std::size_t ReplicationLog::append_chunks(Stream& stream, std::uint64_t allowed) {
   Copy& copy = *stream.copy;
   std::size_t appended = 0;
-  while (copy.end_sequence == 0 && appended < allowed && stream.bytes < kMaxCopyAhead) {
-    if (copy.piece == copy.pieces->size()) {
-      add_copy(stream, Record::kCopyEnd, {});
-      copy.end_sequence = stream.last();
-      break;
-    }
-    const std::span<const std::byte> piece = (*copy.pieces)[copy.piece];
-    const auto chunk = piece.subspan(copy.offset, std::min(kChunkBytes, piece.size() - copy.offset));
-    if (!chunk.empty()) {
-      add_copy(stream, Record::kCopyChunk, {.bytes = chunk, .owner = copy.pieces});
-    }
+  while (!copy.pieces.empty() && appended < allowed && stream.bytes < kMaxCopyAhead) {
+    const Copy::Piece piece = copy.pieces.front();
+    const auto chunk =
+        std::span(*piece).subspan(copy.offset, std::min(kChunkBytes, piece->size() - copy.offset));
+    add_copy(stream, Record::kCopyChunk, {.bytes = chunk, .owner = piece});
     copy.offset += chunk.size();
     copy.bytes += chunk.size();
     appended += chunk.size();
-    if (copy.offset == piece.size()) {
-      ++copy.piece;
+    if (copy.offset == piece->size()) {
+      copy.taken_bytes -= piece->size();
+      copy.pieces.pop_front();
       copy.offset = 0;
     }
+  }
+  if (copy.source == nullptr && copy.pieces.empty()) {
+    add_copy(stream, Record::kCopyEnd, {});
+    copy.end_sequence = stream.last();
   }
   return appended;
 }

@@ -9,9 +9,10 @@
 //   append -> record 17 -> stream a: sequence 9, stream b: sequence 17          acknowledged(b, 16): committed() is 16, replies up to
 //                                                                               16 leave
 //
-// A copy of an arc travels in its stream, between the records: COPY_BEGIN at the position at which the arc was saved, the bytes in
-// chunks, no faster than the copy rate, and COPY_END. From COPY_BEGIN on the stream has the arc's records as well. The arc is in sync
-// once the backup reports that it has executed them.
+// A copy of an arc travels in its stream, between the records: COPY_BEGIN at the position as of which the arc is copied, its pieces
+// (server/arc_copy.h) in chunks, no faster than the copy rate, and COPY_END. From COPY_BEGIN on the stream has the arc's records as
+// well, which the backup keeps: where they become many, the copy rate is ignored. The arc is in sync once the backup reports that it
+// has executed them.
 //
 // A stream of which nothing is heard for kSilentMs stops replies, although it may have acknowledged all records: another endpoint
 // may have been promoted. A stream with a fault, or that its backup has fenced, stops them until it is closed.
@@ -37,7 +38,7 @@
 #include <string>
 #include <vector>
 
-#include "server/arc.h"
+#include "server/arc_copy.h"
 #include "server/reply_queue.h"
 #include "transport/shared_frame.h"
 #include "wire/wire.h"
@@ -80,6 +81,10 @@ class ReplicationLog {
 
   static constexpr std::size_t kChunkBytes = std::size_t{128} << 10U;
   static constexpr std::size_t kMaxCopyAhead = std::size_t{4} << 20U;
+  static constexpr std::size_t kMaxTakenBytes = std::size_t{64}
+                                                << 20U;  // pieces of a copy that are not appended
+  static constexpr std::size_t kManyKeptBytes = std::size_t{64}
+                                                << 20U;  // records that the backup keeps for a copy
 
   struct Entry {
     std::shared_ptr<const LogRecord> record;
@@ -91,15 +96,20 @@ class ReplicationLog {
   };
   // The copy of one arc.
   struct Copy {
-    using Pieces = std::vector<std::vector<std::byte>>;  // of Service::save_arc()
+    using Piece = std::shared_ptr<const std::vector<std::byte>>;
 
     SlotRange range{};
-    std::shared_ptr<const Pieces> pieces{};  // null: it has not begun
-    std::size_t piece = 0;                   // the next chunk
-    std::size_t offset = 0;
-    std::uint64_t bytes = 0;  // appended
-    std::uint64_t total = 0;
-    std::uint64_t end_sequence = 0;  // of COPY_END; 0: not yet
+    bool has_begun = false;
+    std::shared_ptr<ArcCopy> source{};  // null once all pieces are taken
+    std::deque<Piece> pieces{};         // taken and not appended
+    std::size_t offset = 0;             // of the next chunk in the first one
+    std::size_t taken_bytes = 0;        // of the pieces
+    std::size_t kept_bytes = 0;         // of the records since COPY_BEGIN
+    std::uint64_t bytes = 0;            // appended
+    std::uint64_t total = 0;            // estimated
+    std::uint64_t end_sequence = 0;     // of COPY_END; 0: not yet
+
+    bool can_take() const noexcept { return source != nullptr && taken_bytes < kMaxTakenBytes; }
   };
   struct Stream {
     StreamId id = 0;
@@ -128,7 +138,7 @@ class ReplicationLog {
     // Whether it gets the records of this slot's arc.
     bool has(std::size_t slot) const noexcept {
       return is_in_sync(slot) ||
-             (copy && copy->pieces != nullptr && slot >= copy->range.first && slot < copy->range.end);
+             (copy && copy->has_begun && slot >= copy->range.first && slot < copy->range.end);
     }
   };
 
@@ -156,11 +166,13 @@ class ReplicationLog {
       }
     }
   }
-  // Begins the copy of a stream with what save_arc() has returned.
-  void begin_copy(Stream& stream, Copy::Pieces pieces);
+  // Begins the copy of a stream, as of now.
+  void begin_copy(Stream& stream, std::shared_ptr<ArcCopy> source);
+  // Takes pieces of at most `allowed` bytes, but at least one; returns their bytes. SnapshotLostError.
+  static std::size_t take_pieces(Copy& copy, std::size_t allowed);
   // Appends chunks of at most `allowed` bytes, and COPY_END after the last one; returns the bytes. Not more than kMaxCopyAhead
   // bytes are waiting to be acknowledged.
-  std::size_t continue_copy(Stream& stream, std::uint64_t allowed);
+  std::size_t append_chunks(Stream& stream, std::uint64_t allowed);
   std::uint64_t position() const noexcept { return position_; }
   // All positions up to it are acknowledged by all streams.
   std::uint64_t committed() const noexcept;

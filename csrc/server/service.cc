@@ -395,6 +395,22 @@ void Service::fail(const Call& call, const std::exception& error) noexcept {
   }
 }
 
+std::vector<Service::ArcLoad> Service::arc_loads() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<ArcLoad> loads;
+  for (const Served& served : served_) {
+    ArcLoad load{.range = {.first = served.first, .end = served.end}};
+    for (const auto& [id, table] : served.arc->tables()) {
+      const ShardStats stats = table.shard->stats();
+      load.rows += stats.rows;
+      load.bytes += stats.bytes;
+      load.touched += stats.rows_pulled + stats.rows_pushed;
+    }
+    loads.push_back(load);
+  }
+  return loads;
+}
+
 ServiceMetrics Service::metrics() const {
   const std::lock_guard lock(mutex_);
   ServiceMetrics now = metrics_;

@@ -65,6 +65,7 @@
 
 #include "base/mix.h"
 #include "server/arc.h"
+#include "server/arc_copy.h"
 #include "server/checkpoint_session.h"
 #include "server/deferred_reads.h"
 #include "server/disposal.h"
@@ -137,8 +138,10 @@ class Service {
   // Takes over arcs of slots that have none here, and their tables. Their slots are served from the next set_map() on. If it throws,
   // nothing has changed.
   void adopt(std::vector<std::unique_ptr<Arc>>&& arcs);
-  // A copy of an arc as of now: Arc::restore() makes an equal one. std::invalid_argument: there is no such arc, or a table is being
-  // saved or loaded. Takes about a second for a gigabyte, in which no request is answered.
+  // A copy of an arc as of now, whose pieces are taken between requests. A save that begins cancels it. std::invalid_argument: there is
+  // no such arc, or a table is being saved, copied or loaded.
+  std::shared_ptr<ArcCopy> begin_copy(const SlotRange& range);
+  // All of its pieces, for tests.
   std::vector<std::vector<std::byte>> save_arc(const SlotRange& range) const;
   // Frees arcs that nobody needs any more, in a background thread.
   void discard(std::vector<std::unique_ptr<Arc>> arcs);
@@ -211,9 +214,15 @@ class Service {
   // The sum of the clocks that the arcs have applied, to compare two Services.
   std::uint32_t applied_sum(std::span<const SlotRange> arcs) const noexcept;
   std::vector<SlotRange> arcs() const;
-  std::optional<std::uint64_t> slot_bytes() const;
-  std::map<std::uint32_t, TableSpec> specs() const;
 
+  // What an arc holds, and how many rows of it were read or changed since its tables were made here.
+  struct ArcLoad {
+    SlotRange range{};
+    std::uint64_t rows = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t touched = 0;
+  };
+  std::vector<ArcLoad> arc_loads() const;
   ServiceMetrics metrics() const;
   std::size_t slots() const noexcept { return slots_.count(); }
 
@@ -295,6 +304,9 @@ class Service {
   void begin_job(std::uint32_t job);
   // Replies to the deferred reads of slots that are not served here any more.
   void refuse_deferred() noexcept;
+  const Arc& find_arc(const SlotRange& range) const;
+  // Of one arc, or of all.
+  void cancel_copies(const Arc* arc = nullptr) noexcept;
   // After each change of arcs, workers or tables.
   void compare_arcs() noexcept;
   void index_arcs() noexcept;
@@ -415,6 +427,7 @@ class Service {
       sessions_;  // in progress, or ended but still in use by a thread
   std::vector<std::shared_ptr<CheckpointSession>> unclaimed_sessions_;  // not yet taken by next_session()
   std::condition_variable session_begun_;
+  std::vector<std::weak_ptr<ArcCopy>> copies_;
   bool sessions_closed_ = false;
   ReplyQueue released_{workspace_.buffers};
 

@@ -99,11 +99,26 @@ void Service::save_begin(const Call& call) {
   if (!check_epoch(call)) {
     return;
   }
-  if (replays()) {  // the primary has begun it; a session does not outlive its server
+  const auto tables = numbers.subspan(wire::kBaseWords);
+  if (replays()) {  // the primary has begun it: only the recorded changes follow, for deltas
+    for (const auto& arc : arcs_) {
+      if (skips(*arc)) {
+        continue;
+      }
+      arc->end_saves(header.worker);
+      for (const std::uint64_t number : tables) {
+        const std::uint64_t kind = number >> kKindShift;
+        if (kind == static_cast<std::uint64_t>(Snapshot::Kind::kBase) ||
+            kind == static_cast<std::uint64_t>(Snapshot::Kind::kDelta)) {
+          Arc::Write write = write_of(call);
+          write.table = static_cast<std::uint32_t>(number);
+          arc->begin_save(write);
+        }
+      }
+    }
     mark_all(call);
     return send(call, Status::kOk);
   }
-  const auto tables = numbers.subspan(wire::kBaseWords);
   const bool loads = tables.front() >> kKindShift == kLoad;
   if (!loads && mode() == Mode::kBsp && header.clock < last_applied()) {
     return send_text(call, Status::kBadRequest,
@@ -116,6 +131,9 @@ void Service::save_begin(const Call& call) {
   // A worker has one save and one load at a time: it has abandoned the previous one without a message.
   cancel_sessions(header.worker, loads);
   std::erase_if(sessions_, [](const auto& save) { return save->closed(); });
+  if (!loads) {
+    cancel_copies();  // they are made again after the save
+  }
   std::vector<CheckpointSession::TableRequest> wanted;
   for (const std::uint64_t number : tables) {
     const Table* const table = find(static_cast<std::uint32_t>(number));
@@ -211,8 +229,14 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
       }
     }
   }
-  const bool ended = save != nullptr &&
-                     save->end(written ? std::optional(wire::base_name(numbers.subspan(1))) : std::nullopt);
+  const std::optional<std::string> name =
+      written ? std::optional(wire::base_name(numbers.subspan(1))) : std::nullopt;
+  for (const auto& arc : arcs_) {
+    if (replays() && !skips(*arc)) {
+      arc->end_saves(call.header.worker, numbers[0], name);
+    }
+  }
+  const bool ended = save != nullptr && save->end(name);
   if (written && !ended && !replays()) {
     return send_text(call, Status::kBadRequest,
                      "there is no such save: it was given up before it was written");

@@ -161,6 +161,7 @@ std::vector<std::unique_ptr<Arc>> Service::take_arcs(const std::vector<SlotRange
           }
         }
       }
+      cancel_copies(&arc);
       std::erase_if(served_, [&](const Served& served) { return served.arc == &arc; });
       taken.push_back(std::move(*find_arc(range)));
     }
@@ -217,14 +218,35 @@ void Service::adopt(std::vector<std::unique_ptr<Arc>>&& arcs) {
   });
 }
 
-std::vector<std::vector<std::byte>> Service::save_arc(const SlotRange& range) const {
-  const std::lock_guard lock(mutex_);
+const Arc& Service::find_arc(const SlotRange& range) const {
   const auto arc = std::ranges::find_if(arcs_, [&](const auto& one) {
     return one->first_slot() == range.first && one->end_slot() == range.end;
   });
   SHOAL_CHECK(arc != arcs_.end(), "no arc here has the slots [" + std::to_string(range.first) + ", " +
                                       std::to_string(range.end) + ")");
-  return (*arc)->save();
+  return **arc;
+}
+
+std::shared_ptr<ArcCopy> Service::begin_copy(const SlotRange& range) {
+  const std::lock_guard lock(mutex_);
+  auto copy = std::make_shared<ArcCopy>(find_arc(range));
+  std::erase_if(copies_, [](const auto& one) { return one.expired(); });
+  copies_.push_back(copy);
+  return copy;
+}
+
+std::vector<std::vector<std::byte>> Service::save_arc(const SlotRange& range) const {
+  const std::lock_guard lock(mutex_);
+  return find_arc(range).save();
+}
+
+void Service::cancel_copies(const Arc* arc) noexcept {
+  for (const auto& one : copies_) {
+    if (const auto copy = one.lock();
+        copy != nullptr && (arc == nullptr || copy->range().first == arc->first_slot())) {
+      copy->cancel();
+    }
+  }
 }
 
 void Service::discard(std::vector<std::unique_ptr<Arc>> arcs) {

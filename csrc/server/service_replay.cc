@@ -46,18 +46,4 @@ std::vector<SlotRange> Service::arcs() const {
   return ranges;
 }
 
-std::optional<std::uint64_t> Service::slot_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return slot_bytes_;
-}
-
-std::map<std::uint32_t, TableSpec> Service::specs() const {
-  const std::lock_guard lock(mutex_);
-  std::map<std::uint32_t, TableSpec> all;
-  for (const auto& [id, table] : tables_) {
-    all.emplace(id, table->spec);
-  }
-  return all;
-}
-
 }  // namespace shoal

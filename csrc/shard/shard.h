@@ -42,6 +42,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <stdexcept>
@@ -235,14 +236,18 @@ class Shard {
   // Records changes from now on, as if the rows had just been saved as `base`. Requires exclusive use of the shard.
   void track(std::string base);
 
+  // What a save of a base or a delta does to the recorded changes, where it was executed elsewhere: the rows of the moment are
+  // being saved; they are saved under this name; or the save has failed. Like a save, not during another one.
+  void begin_base();
+  void end_base(std::optional<std::string> name);
+  // The base is unknown: the next save has to be one of all rows.
+  void forget_base();
+
   // --- whole state: shard/state_bytes.cc -------------------------------------------------------------------------
 
-  // Everything that later calls depend on, and the counters of changes: of the table, and of one slot, with the capacities on
-  // which decisions under a budget depend. Equal states have equal bytes. Not during a save. Restored into a new shard of the
-  // same description, first the table, then each slot: the shards are equal, and go on alike. std::invalid_argument, and
-  // MemoryBudgetExceededError, leave the shard unusable.
-  void save_state(ByteWriter& out) const;
-  void save_state(Slot slot, ByteWriter& out) const;
+  // What a ShardCopy has made of everything that later calls depend on, with the counters of changes and the capacities on which
+  // decisions under a budget depend. Into a new shard of the same description: first the table, then each slot.
+  // std::invalid_argument, and MemoryBudgetExceededError, leave the shard unusable.
   void restore_state(ByteReader& in);
   void restore_state(Slot slot, ByteReader& in);
 
@@ -352,6 +357,17 @@ class Shard {
   void weights_of(std::span<std::byte* const> rows, float* weights) const;
   class ExpiryEvaluator;  // applies expiry rules to rows
 
+  // --- for a copy: shard/state_bytes.cc
+  friend class ShardCopy;
+  // The bytes of a slot before and after its rows and its filter.
+  struct SlotHead {
+    std::vector<std::byte> bytes;
+    std::vector<std::byte> ranges;
+  };
+  void save_state(ByteWriter& out) const;
+  SlotHead head_of(const SlotState& state) const;
+  void write_rows(std::span<const SlotTable::Entry> entries, ByteWriter& out) const;
+
   // --- for a save: shard/snapshot.cc
   friend class Snapshot;
   // Shared state of a save in progress and of the threads that change rows.
@@ -372,6 +388,10 @@ class Shard {
       keep(slot, hashes);
     }
   }
+  // One for each slot.
+  std::vector<std::unique_ptr<DirtyRanges>> new_ranges() const;
+  void begin_base(Purpose purpose, std::vector<std::unique_ptr<DirtyRanges>> ranges) noexcept;
+  static void end_base(SlotState& slot, Purpose purpose, bool is_base) noexcept;
   void before_change_of_all(SlotState& slot) noexcept;
   void keep(SlotState& slot, std::span<const std::uint64_t> hashes) noexcept;
   // Waits until `rows` rows may be changed during a save. The caller holds no slot lock.

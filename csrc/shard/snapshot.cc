@@ -95,6 +95,58 @@ void Shard::track(std::string base) {
   saving_.bases[static_cast<std::size_t>(Purpose::kSave)] = std::move(base);
 }
 
+std::vector<std::unique_ptr<DirtyRanges>> Shard::new_ranges() const {
+  std::vector<std::unique_ptr<DirtyRanges>> ranges(tables_.size());
+  for (auto& one : ranges) {
+    one = std::make_unique<DirtyRanges>(slots_);
+  }
+  return ranges;
+}
+
+void Shard::begin_base(Purpose purpose, std::vector<std::unique_ptr<DirtyRanges>> ranges) noexcept {
+  for (std::size_t s = 0; s < tables_.size(); ++s) {
+    SlotState& slot = *tables_[s];
+    const std::unique_lock lock(slot.lock);
+    SlotState::Since& since = slot.since(purpose);
+    since.then = std::exchange(since.now, std::move(ranges[s]));
+    if (purpose == Purpose::kSave) {
+      slot.filter_changed_then = std::exchange(slot.filter_changed, false);
+    }
+    slot.watched = true;
+  }
+}
+
+void Shard::end_base(SlotState& slot, Purpose purpose, bool is_base) noexcept {
+  SlotState::Since& since = slot.since(purpose);
+  if (!is_base) {  // the base is the one before, or none
+    if (since.then != nullptr) {
+      since.then->add(*since.now);
+    }
+    since.now = std::move(since.then);
+    slot.filter_changed |= purpose == Purpose::kSave && slot.filter_changed_then;
+  }
+  since.then.reset();
+  slot.watched = slot.pre_images != nullptr || slot.is_followed();
+}
+
+void Shard::begin_base() { begin_base(Purpose::kSave, new_ranges()); }
+
+void Shard::end_base(std::optional<std::string> name) {
+  for (const auto& slot : tables_) {
+    const std::unique_lock lock(slot->lock);
+    end_base(*slot, Purpose::kSave, name.has_value());
+  }
+  if (name) {
+    const std::lock_guard lock(saving_.mutex);
+    saving_.bases[static_cast<std::size_t>(Purpose::kSave)] = std::move(*name);
+  }
+}
+
+void Shard::forget_base() {
+  const std::lock_guard lock(saving_.mutex);
+  saving_.bases[static_cast<std::size_t>(Purpose::kSave)].clear();
+}
+
 // --- the snapshot -----------------------------------------------------------------------------------------------
 
 struct Snapshot::Copy {
@@ -138,9 +190,9 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
   SHOAL_CHECK(kind != Kind::kDelta || !shard.base(purpose).empty(),
               "changes since the last save are unknown: save all rows first, and have changes tracked");
   std::vector<std::unique_ptr<PreImageLog>> logs(slots);  // allocate everything first
-  std::vector<std::unique_ptr<DirtyRanges>> changed(slots);
-  for (std::size_t s = 0; s < slots && kind != Kind::kPlain; ++s) {
-    changed[s] = std::make_unique<DirtyRanges>(shard.slots_);
+  std::vector<std::unique_ptr<DirtyRanges>> changed;
+  if (kind != Kind::kPlain) {
+    changed = shard.new_ranges();
   }
   for (std::size_t s = 0; s < slots; ++s) {
     logs[s] = std::make_unique<PreImageLog>(
@@ -162,13 +214,9 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
     bytes_ += shard.bytes_of(slot);
     slot.pre_images = std::move(logs[s]);
     slot.watched = true;
-    if (kind != Kind::kPlain) {
-      SlotState::Since& since = slot.since(purpose);
-      since.then = std::exchange(since.now, std::move(changed[s]));
-      if (purpose == Purpose::kSave) {
-        slot.filter_changed_then = std::exchange(slot.filter_changed, false);
-      }
-    }
+  }
+  if (kind != Kind::kPlain) {
+    shard.begin_base(purpose, std::move(changed));
   }
   shard.saving_.most = most != 0 ? most : std::max(kMin / parts, bytes_ / kShare);
   shard.saving_.kept = 0;
@@ -188,15 +236,7 @@ void Snapshot::close() noexcept {
     slot->pre_images.reset();
     slot->kept = 0;
     if (kind_ != Kind::kPlain) {
-      SlotState::Since& since = slot->since(purpose_);
-      if (!done_) {  // the base is the one before, or none
-        if (since.then != nullptr) {
-          since.then->add(*since.now);
-        }
-        since.now = std::move(since.then);
-        slot->filter_changed |= purpose_ == Purpose::kSave && slot->filter_changed_then;
-      }
-      since.then.reset();
+      Shard::end_base(*slot, purpose_, done_);
     }
     slot->watched = slot->is_followed();
     if (slot->filter != nullptr) {
@@ -335,6 +375,16 @@ void Snapshot::read_slot(Slot number, std::vector<std::uint64_t>& hashes, std::v
   SHOAL_CHECK(kind_ != Kind::kDelta, "a snapshot for a delta has not all rows");
   Taken taken = unmark(number);
   shard_.read_entries(rows_of(taken, nullptr), hashes, weights);
+  give_back(std::move(taken));
+}
+
+void Snapshot::take_state(Slot number, ByteWriter& out) {
+  SHOAL_CHECK(kind_ != Kind::kDelta && purpose_ == Purpose::kSave, "a snapshot for a delta has not all rows");
+  Taken taken = unmark(number);
+  shard_.write_rows(rows_of(taken, nullptr), out);
+  if (shard_.at(number).filter != nullptr) {
+    taken.copy->filter.save_all(out);
+  }
   give_back(std::move(taken));
 }
 

@@ -102,6 +102,8 @@ class Snapshot {
   Piece take(Slot slot);
   // Takes a slot as the hashes and weights that Shard::read_slot() would have returned. Not for a delta.
   void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights);
+  // Takes the rows and the admission filter of a slot as they are (shard/shard_copy.h). Not for a delta.
+  void take_state(Slot slot, ByteWriter& out);
   // Takes a slot of a delta as the rows in the changed ranges, and these ranges.
   Ranges read_changes(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights);
   // Completes the save under this name: it becomes the shard's base() of the purpose, unless the snapshot is plain.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shard/shard.h"
+#include "shard/shard_copy.h"
 
 namespace shoal {
 
@@ -25,7 +26,6 @@ constexpr std::uint8_t kAllFlags = 7;
 
 void Shard::save_state(ByteWriter& out) const {
   check_process();
-  SHOAL_CHECK(!has_snapshot(), "this table is being saved: copy it when the save has ended");
   out.put(step_.load());
   out.put(origin_.load());
   for (const Purpose purpose : {Purpose::kSave, Purpose::kExport}) {
@@ -65,17 +65,29 @@ void Shard::restore_state(ByteReader& in) {
   }
 }
 
-void Shard::save_state(Slot slot, ByteWriter& out) const {
-  check_process();
-  const SlotState& state = at(slot);
-  const std::shared_lock lock(state.lock);
+Shard::SlotHead Shard::head_of(const SlotState& state) const {
   const SlotTable::Capacity capacity = state.table.capacity();
-  out.put(static_cast<std::uint8_t>((state.fills ? kFills : 0) | (capacity.slab_is_small ? kSlabIsSmall : 0) |
-                                    (state.filter_changed ? kFilterChanged : 0)));
-  out.put(capacity.buckets);
-  out.put(capacity.slab_rows);
-  out.put(capacity.slab_end);
-  const auto entries = state.table.entries();
+  ByteWriter head;
+  head.bytes().reserve(32);
+  head.put(static_cast<std::uint8_t>((state.fills ? kFills : 0) |
+                                     (capacity.slab_is_small ? kSlabIsSmall : 0) |
+                                     (state.filter_changed ? kFilterChanged : 0)));
+  head.put(capacity.buckets);
+  head.put(capacity.slab_rows);
+  head.put(capacity.slab_end);
+  ByteWriter ranges;
+  ranges.bytes().reserve(32);
+  for (const SlotState::Since& since : state.changed) {
+    ranges.put(static_cast<std::uint8_t>(since.now == nullptr ? 0 : since.now->bits()));
+    if (since.now != nullptr) {
+      ranges.put(std::uint64_t{since.now->count()});
+      since.now->save(ranges.bytes());
+    }
+  }
+  return {.bytes = head.take(), .ranges = ranges.take()};
+}
+
+void Shard::write_rows(std::span<const SlotTable::Entry> entries, ByteWriter& out) const {
   out.put(std::uint64_t{entries.size()});
   const std::size_t width = rows_.bytes();
   const std::size_t padding = rows_.width(0) % sizeof(float);
@@ -91,16 +103,29 @@ void Shard::save_state(Slot slot, ByteWriter& out) const {
     hash_to += sizeof entry.hash;
     row_to += width;
   }
-  if (state.filter != nullptr) {
-    state.filter->save_all(out);
+}
+
+ShardCopy::ShardCopy(std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {
+  SHOAL_CHECK(!shard_->has_snapshot(), "this table is being saved: copy it when the save has ended");
+  ByteWriter table;
+  shard_->save_state(table);
+  table_ = table.take();
+  heads_.reserve(shard_->tables_.size());
+  for (const auto& slot : shard_->tables_) {
+    heads_.push_back(shard_->head_of(*slot));
   }
-  for (const SlotState::Since& since : state.changed) {
-    out.put(static_cast<std::uint8_t>(since.now == nullptr ? 0 : since.now->bits()));
-    if (since.now != nullptr) {
-      out.put(std::uint64_t{since.now->count()});
-      since.now->save(out.bytes());
-    }
-  }
+  snapshot_.emplace(*shard_);
+}
+
+std::uint64_t ShardCopy::bytes() const noexcept {
+  return table_.size() + snapshot_->rows() * (sizeof(std::uint64_t) + shard_->rows().bytes());
+}
+
+void ShardCopy::take(Slot slot, ByteWriter& out) {
+  const Shard::SlotHead& head = heads_.at(index_of(slot) - shard_->first_slot());
+  out.put_raw(head.bytes);
+  snapshot_->take_state(slot, out);
+  out.put_raw(head.ranges);
 }
 
 void Shard::restore_state(Slot slot, ByteReader& in) {

@@ -118,8 +118,11 @@ class Fleet {
   }
 
   static std::unique_ptr<Arc> restored(const std::vector<std::vector<std::byte>>& pieces) {
-    const std::vector<std::span<const std::byte>> views(pieces.begin(), pieces.end());
-    return Arc::restore(views);
+    ArcRestorer restorer;
+    for (const auto& piece : pieces) {
+      restorer.add(piece);
+    }
+    return restorer.finish();
   }
 
   std::vector<std::vector<std::byte>> bytes(std::size_t arc) const {
@@ -461,7 +464,7 @@ TEST(a_damaged_copy_is_refused_by_name) {
     fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
     CHECK_THROWS(Fleet::restored(fewer), "arc");
     for (const std::size_t at : {std::size_t{0}, std::size_t{4}, std::size_t{5}, std::size_t{9},
-                                 std::size_t{16}, pieces[i].size() - 1}) {
+                                 std::size_t{16}, std::size_t{24}, pieces[i].size() - 1}) {
       auto damaged = pieces;
       damaged[i][at] ^= std::byte{0x40};
       CHECK_THROWS(Fleet::restored(damaged), "arc");
@@ -480,13 +483,15 @@ TEST(damage_with_a_right_checksum_does_no_more_than_throw) {
     auto damaged = pieces;
     auto& piece = damaged[random() % 3 == 0 ? damaged.size() - 1 : random() % damaged.size()];
     for (std::uint64_t n = 1 + random() % 3; n != 0; --n) {
-      piece[16 + random() % (piece.size() - 16)] = static_cast<std::byte>(random());
+      piece[24 + random() % (piece.size() - 24)] = static_cast<std::byte>(random());
     }
     if (random() % 4 == 0) {
-      piece.resize(16 + random() % (piece.size() - 16));
+      piece.resize(24 + random() % (piece.size() - 24));
     }
-    const std::uint32_t crc = crc32c(std::span(piece).subspan(16));
+    const std::uint32_t crc = crc32c(std::span(piece).subspan(24));
+    const std::uint64_t size = piece.size() - 24;
     std::memcpy(piece.data() + 12, &crc, sizeof crc);
+    std::memcpy(piece.data() + 16, &size, sizeof size);
     try {
       CHECK(Fleet::restored(damaged)->save().size() == pieces.size());
     } catch (const std::invalid_argument&) {

@@ -14,6 +14,7 @@
 #include "check.h"
 #include "shard/reductions.h"
 #include "shard/shard.h"
+#include "shard/shard_copy.h"
 #include "shard/snapshot.h"
 #include "table/dirty_ranges.h"
 
@@ -197,6 +198,58 @@ TEST(slots_are_taken_as_they_were_at_the_moment_whatever_comes_between) {
           CHECK_EQ(store.shard->verify(), "");
         }
         CHECK(differed > slots);  // or nothing was tested
+      }
+    }
+  }
+}
+
+// The whole state as a ShardCopy takes it, slot after slot; `between` is called before each.
+template <class Between>
+std::vector<Bytes> copied(Shard& shard, const Between& between) {
+  ShardCopy copy(std::shared_ptr<Shard>(std::shared_ptr<Shard>(), &shard));
+  std::vector<Bytes> all{copy.table()};
+  for (std::uint32_t s = 0; s < shard.slots().count(); ++s) {
+    between();
+    ByteWriter out;
+    copy.take(Slot{s}, out);
+    all.push_back(out.take());
+  }
+  return all;
+}
+
+TEST(a_copy_is_the_whole_state_of_the_moment_whatever_comes_between) {
+  for (const Kind& kind : kinds()) {
+    for (const std::size_t slots : {2UL, 16UL, 128UL}) {
+      Store store(kind, slots, 1, Locks::kOne);
+      std::mt19937_64 random(slots);
+      std::uint32_t clock = 0;
+      for (int round = 0; round < 4; ++round) {
+        const auto change = [&] { store.change(random, 4000, clock += step(random)); };
+        for (int i = 0; i < 4; ++i) {
+          change();
+        }
+        if (round == 2) {
+          Snapshot base(*store.shard, clock, Snapshot::Kind::kBase);
+          base.done("base");
+          base.close();
+          change();
+        }
+        const auto expected = copied(*store.shard, [] {});
+        CHECK(copied(*store.shard, change) == expected);
+        const auto later = copied(*store.shard, [] {});
+        CHECK(later != expected);
+        Store other(kind, slots, 1, Locks::kOne);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          ByteReader in(expected[i], "a copy");
+          if (i == 0) {
+            other.shard->restore_state(in);
+          } else {
+            other.shard->restore_state(Slot{static_cast<std::uint32_t>(i - 1)}, in);
+          }
+          in.done();
+        }
+        CHECK(copied(*other.shard, [] {}) == expected);
+        CHECK_EQ(store.shard->verify(), "");
       }
     }
   }

@@ -1,0 +1,45 @@
+// ShardCopy: the whole state of a shard as of one moment, as bytes, slot by slot, while the shard keeps changing.
+//
+// Algorithm. Copy-on-write snapshot (shard/snapshot.h). What is small is copied at the moment: step, counters, and for each slot its
+// capacity and its dirty ranges. Rows and admission filters are copied when the slot is taken.
+//
+// Equal states have equal bytes. Restored into a new shard of the same description by Shard::restore_state(), first the table, then
+// each slot, they make an equal shard, which goes on alike.
+//
+// Threads: as Snapshot.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/byte_stream.h"
+#include "shard/shard.h"
+#include "shard/snapshot.h"
+
+namespace shoal {
+
+class ShardCopy {
+ public:
+  // As for a Snapshot: requires paused writers. std::invalid_argument: the shard has a snapshot.
+  explicit ShardCopy(std::shared_ptr<Shard> shard);
+
+  const Shard& shard() const noexcept { return *shard_; }
+  // Of the table.
+  const std::vector<std::byte>& table() const noexcept { return table_; }
+  // Of all slots, without filters and dirty ranges.
+  std::uint64_t bytes() const noexcept;
+  // Appends the state of a slot, each once. SnapshotLostError, after which the copy is unusable.
+  void take(Slot slot, ByteWriter& out);
+
+ private:
+  std::shared_ptr<Shard> shard_;
+  std::vector<std::byte> table_;
+  std::vector<Shard::SlotHead> heads_;
+  std::optional<Snapshot> snapshot_;
+};
+
+}  // namespace shoal
