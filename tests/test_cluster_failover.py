@@ -18,6 +18,7 @@ from shoal import checkpoint
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.protocol.curve import make_keys
 from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.server.server import Server as Real
 from stores import joined
 
 KEYS = np.arange(2000, dtype=np.uint64)
@@ -164,6 +165,24 @@ def test_deltas_of_a_checkpoint_go_on_after_a_failover_and_after_moves(tmp_path,
         store.load(tmp_path / "2")
         table = store.table("t", optimizer=shoal.Adagrad(lr=0.1), init=shoal.Zeros())
         np.testing.assert_array_equal(table.pull(KEYS), expected)
+
+
+@pytest.mark.parametrize("memory", [None, 1 << 20], ids=["unlimited", "limited"])
+def test_a_server_that_joins_late_takes_over_the_memory_limits_of_the_slots(memory):
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(cluster(2, 1, [memory] * 2, slots=64))
+        (store,) = stack.enter_context(joined(made.address, 1))
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
+        table.push(KEYS, -np.ones(len(KEYS), np.float32))
+        store.tick()
+        late = stack.enter_context(Real(made.address, memory=1 << 30, timeout=TIMEOUT))
+        running = threading.Thread(target=late.run)
+        running.start()
+        stack.callback(running.join, TIMEOUT)
+        stack.callback(late.stop)
+        eventually(lambda: served(store.channel.map, 2) > 1)
+        np.testing.assert_array_equal(table.pull(KEYS).ravel(), np.ones(len(KEYS)))
+        assert running.is_alive()
 
 
 @pytest.mark.slow

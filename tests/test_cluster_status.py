@@ -150,6 +150,10 @@ def test_the_command_drains_and_rebalances(capsys):
         until(lambda: running.membership.map is not None)
         assert main(["cluster", running.address, "rebalance"]) == 0
         assert "slots move until all endpoints have equally many" in capsys.readouterr().out
+        assert main(["cluster", running.address, "rebalance", "--by", "rows"]) == 0
+        assert "slots move until all endpoints have equal sums of weights" in capsys.readouterr().out
+        assert main(["cluster", running.address, "status", "--by", "rows"]) == 2
+        assert "--by is for rebalance" in capsys.readouterr().err
         assert main(["cluster", running.address, "drain", "7"]) != 0
         assert "the cluster has no server 7" in capsys.readouterr().err
 

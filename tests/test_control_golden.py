@@ -95,13 +95,13 @@ def bodies() -> dict[str, Any]:
             (LauncherStatus("l", "10.0.0.8", True, 1.0),),
             1,
             (0,),
-            (ArcStatus(0, 64, 0, "tcp://h:1", 3, (1, 2)),),
+            (ArcStatus(0, 64, 0, "tcp://h:1", 3, (1, 2), 1000, 1 << 16, 77),),
             (StreamStatus("tcp://h:1", "tcp://h:2", 1, 3, 4096, ((32, 48),), 1 << 20, 1 << 21),),
             (FailoverStatus(3, "process 9 on host", "it is silent", "0 to 15", 12.5, 0.25, 1.125, None),),
         ),
         "report-stream": of["report-stream"](77, 3, "arrived", "why"),
         "drain": of["drain"](1),
-        "rebalance": of["rebalance"](),
+        "rebalance": of["rebalance"]((7, 0, 300)),
         "stop-cluster": of["stop-cluster"](),
         "accepted": of["accepted"]("server 1 ends"),
         "leave": of["leave"](1),
@@ -142,7 +142,9 @@ def control_frames() -> dict[str, list[str]]:
     refused = made["refused"]
     whole["done"] = envelope["done"](b"0123456789abcdef", 2, 9, "why", ({"pulls": 3},), refused, (1, 2))
     progress = messages.StreamProgress(77, 3, 4096, 1 << 20, 1 << 21)
-    whole["heartbeat"] = envelope["heartbeat"](b"0123456789abcdef", 4, 17, (progress,))
+    whole["heartbeat"] = envelope["heartbeat"](
+        b"0123456789abcdef", 4, 17, (progress,), (messages.ArcLoad(32, 1000, 1 << 16, 77),)
+    )
     whole["assign"] = envelope["assign"](made["map"].map, envelope["order"](9, made["hold"], 0), 1 << 28, 7)
     whole["assigned"] = envelope["assigned"](b"0123456789abcdef", 3, whole["done"], "why")
     frames = {tag: [frame.hex() for frame in messages.encode(message)] for tag, message in whole.items()}

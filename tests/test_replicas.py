@@ -404,7 +404,8 @@ def disturb(world: ReplicaWorld) -> None:
         ranks = [server.place.rank for server in living]
         command(world, Drain(rng.choice(ranks)))
     elif roll < 0.75:
-        command(world, Rebalance())
+        arcs = world.membership.map.arcs
+        command(world, Rebalance(tuple(rng.randrange(50) for _ in arcs) if rng.random() < 0.5 else ()))
     else:
         for worker in world.those("worker"):
             if worker.place is not None and not worker.fenced:

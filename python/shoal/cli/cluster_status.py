@@ -19,11 +19,12 @@ examples:
   $ shoal cluster tcp://10.0.0.1:5570 status --json
   $ shoal cluster tcp://10.0.0.1:5570 drain 2
   $ shoal cluster tcp://10.0.0.1:5570 rebalance
+  $ shoal cluster tcp://10.0.0.1:5570 rebalance --by load
   $ shoal cluster tcp://10.0.0.1:5570 stop
 
 drain moves all slots of the server of this rank to others; then its process ends. rebalance moves slots until all
-endpoints have equally many. Both return at once; status shows how far they are. stop ends the cluster: the scheduler
-and the servers end, and calls of workers raise an error.
+endpoints have about equally much of what --by names, as it is now. Both return at once; status shows how far they are.
+stop ends the cluster: the scheduler and the servers end, and calls of workers raise an error.
 The scheduler prints its address when it starts. The exit status is 1 if a server was lost.
 """
 
@@ -41,6 +42,13 @@ def add(commands: Any) -> None:
         help="print the status; empty a server and end it; even out the slots; end the cluster",
     )
     parser.add_argument("server", metavar="SERVER", nargs="?", type=int, help="rank of the server to drain")
+    parser.add_argument(
+        "--by",
+        metavar="WHAT",
+        choices=["slots", "rows", "bytes", "load"],
+        help="what rebalance evens out: slots, rows, bytes of rows, or load, the rows that were read or changed in the "
+        "last 20 heartbeats (default: slots)",
+    )
     parser.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
     parser.add_argument(
         "--timeout",
@@ -61,6 +69,8 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     if (arguments.action == "drain") != (arguments.server is not None):
         raise ValueError("drain takes the rank of a server, and the other actions take none: write drain 2, or status")
+    if arguments.by is not None and arguments.action != "rebalance":
+        raise ValueError(f"--by is for rebalance: remove it from {arguments.action}")
     directory = arguments.curve or find_keys(os.environ)
     keys = None if directory is None else Keys.load(directory, "worker")
     with SchedulerClient(arguments.address, "observer", keys=keys) as client:
@@ -68,7 +78,7 @@ def run(arguments: argparse.Namespace) -> Answer:
             if arguments.action == "drain":
                 text = client.drain(arguments.server, timeout=arguments.timeout)
             elif arguments.action == "rebalance":
-                text = client.rebalance(timeout=arguments.timeout)
+                text = client.rebalance(by=arguments.by or "slots", timeout=arguments.timeout)
             else:
                 text = client.stop_cluster(timeout=arguments.timeout)
             return Answer(text, {"text": text})

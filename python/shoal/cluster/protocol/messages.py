@@ -333,7 +333,9 @@ class Drain(_Message, frozen=True, tag="drain"):
 
 
 class Rebalance(_Message, frozen=True, tag="rebalance"):
-    """Request to move arcs until the endpoints have equally many."""
+    """Request to move arcs until the endpoints have equal sums of ``weights``, one for each arc; none: equally many."""
+
+    weights: Annotated[tuple[_Count, ...], Meta(max_length=1 << 16)] = ()
 
 
 class StopCluster(_Message, frozen=True, tag="stop-cluster"):
@@ -565,13 +567,29 @@ class StreamProgress(_Message, frozen=True):
     total_bytes: _Count = 0
 
 
+class ArcLoad(_Message, frozen=True):
+    """What a server has of an arc that it serves: rows, their bytes, and how much they were used lately.
+
+    ``load`` is the number of rows that were read or changed, of which each heartbeat forgets a twentieth.
+    """
+
+    first_slot: _Count
+    rows: _Count
+    bytes: _Count
+    load: _Count
+
+
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    """The sender is alive and has received this many events. ``clock`` is that of a worker, ``streams`` a server's."""
+    """The sender is alive and has received this many events.
+
+    ``clock`` is that of a worker; ``streams`` and ``arcs`` are a server's.
+    """
 
     sender: _Sender
     seen: _Count
     clock: _Word = 0
     streams: Annotated[tuple[StreamProgress, ...], Meta(max_length=1 << 14)] = ()
+    arcs: Annotated[tuple[ArcLoad, ...], Meta(max_length=1 << 16)] = ()
 
 
 class Events(_Message, frozen=True, tag="news"):

@@ -47,6 +47,7 @@ from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
     MAX_OPEN_REQUESTS,
     AcceptedReply,
+    ArcLoad,
     Assign,
     Assigned,
     Drain,
@@ -101,6 +102,7 @@ _LEAVE_SECONDS = 2.0  # for an abandoned connection to leave
 _RESEND_SECONDS = 1.0  # until a request is sent again
 _MAX_UNSENT = 64  # messages that wait for a connection
 _SILENCE_MS = 3000
+_BALANCED = ("slots", "rows", "bytes", "load")
 _PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
 
 Body = TypeVar("Body", bound=ReplyBody)
@@ -143,6 +145,8 @@ class SchedulerClient:
         Returns the clock of a worker, which heartbeats report.
     progress : callable, optional
         Returns the progress of a server's streams, which heartbeats report.
+    loads : callable, optional
+        Returns the loads of a server's arcs, which heartbeats report; called once for each.
     """
 
     def __init__(
@@ -158,6 +162,7 @@ class SchedulerClient:
         keys: Keys | None = None,
         clock: Callable[[], int] = lambda: 0,
         progress: Callable[[], tuple[StreamProgress, ...]] = tuple,
+        loads: Callable[[], tuple[ArcLoad, ...]] = tuple,
     ) -> None:
         split(address)
         self._secure = None if keys is None else keys.client_of("scheduler")
@@ -168,6 +173,7 @@ class SchedulerClient:
         self._on_fault = on_fault
         self._clock = clock
         self._progress = progress
+        self._loads = loads
         self._grace = grace
         self._pid = os.getpid()
         self._sender = secrets.token_bytes(16)
@@ -452,16 +458,27 @@ class SchedulerClient:
         doing = f"asking the scheduler to drain server {server}"
         return self.call(Drain(server), AcceptedReply, timeout=timeout, doing=doing).text
 
-    def rebalance(self, *, timeout: float) -> str:
-        """Request that slots move until all endpoints have equally many; without :meth:`hello` as well.
+    def rebalance(self, *, timeout: float, by: str = "slots") -> str:
+        """Request that slots move until all endpoints have about equally much; without :meth:`hello` as well.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+        by : {"slots", "rows", "bytes", "load"}
+            Of what; see :class:`.ArcStatus`.
 
         Returns
         -------
         str
             What follows.
         """
+        if by not in _BALANCED:
+            raise ValueError(f"slots are not evened out by {by!r}: pass one of {', '.join(_BALANCED)}")
+        arcs = () if by == "slots" else self.status(timeout=timeout).arcs
         doing = "asking the scheduler to even out the slots"
-        return self.call(Rebalance(), AcceptedReply, timeout=timeout, doing=doing).text
+        body = Rebalance(tuple(getattr(arc, by) for arc in arcs))
+        return self.call(body, AcceptedReply, timeout=timeout, doing=doing).text
 
     def stop_cluster(self, *, timeout: float) -> str:
         """Request the end of the cluster; without :meth:`hello` as well.
@@ -676,7 +693,7 @@ class SchedulerClient:
                     outgoing.append(Request(self._sender, number, call.body, self._number, open))
         if self._welcome is not None and self._heartbeat_at <= now:
             self._heartbeat_at = now + interval
-            outgoing.append(Heartbeat(self._sender, self._seen, self._clock(), self._progress()))
+            outgoing.append(Heartbeat(self._sender, self._seen, self._clock(), self._progress(), self._loads()))
         for message in outgoing:
             if connection.socket is not None:
                 try:

@@ -84,7 +84,11 @@ class JobStatus(_Record, frozen=True):
 
 
 class ArcStatus(_Record, frozen=True):
-    """A range of slots that moves as one. ``term`` is the epoch at which its server or its copies last changed."""
+    """A range of slots that moves as one. ``term`` is the epoch at which its server or its copies last changed.
+
+    ``rows``, their ``bytes`` and their ``load`` are as of its server's last heartbeat. The load is the number of rows
+    that were read or changed, of which each heartbeat forgets a twentieth.
+    """
 
     first_slot: Annotated[int, Meta(ge=0)]
     end_slot: Annotated[int, Meta(ge=0)]
@@ -92,6 +96,9 @@ class ArcStatus(_Record, frozen=True):
     address: str
     term: Annotated[int, Meta(ge=0)]
     copies: tuple[Annotated[int, Meta(ge=0)], ...]  # ranks of the servers that have copies in sync
+    rows: Annotated[int, Meta(ge=0)] = 0
+    bytes: Annotated[int, Meta(ge=0)] = 0
+    load: Annotated[int, Meta(ge=0)] = 0
 
 
 class StreamStatus(_Record, frozen=True):

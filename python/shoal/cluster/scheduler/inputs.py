@@ -97,9 +97,10 @@ class DrainRequested(_Record, frozen=True, tag="drain"):
 
 
 class RebalanceRequested(_Record, frozen=True, tag="rebalance"):
-    """A tool asked for equally many arcs everywhere."""
+    """A tool asked for equal sums of these weights everywhere, one for each arc; none: equally many arcs."""
 
     now: float
+    weights: tuple[int, ...] = ()
 
 
 class Probed(_Record, frozen=True, tag="probed"):
@@ -311,6 +312,7 @@ class MembershipState(_State, frozen=True):
     steps: int
     draining: list[int]
     balance: bool
+    weights: tuple[int, ...]
     avoid: list[tuple[int, int, float]]
     plan_at: float | None
     failovers: list[FailoverState]

@@ -12,7 +12,16 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from shoal.cluster.protocol.messages import JobConsistency, Join, Message, Order, ReplyBody, Request, StreamProgress
+from shoal.cluster.protocol.messages import (
+    ArcLoad,
+    JobConsistency,
+    Join,
+    Message,
+    Order,
+    ReplyBody,
+    Request,
+    StreamProgress,
+)
 from shoal.cluster.scheduler.inputs import JobState, PassState, PeerState
 from shoal.cluster.scheduler.splits import SplitTracker
 
@@ -133,6 +142,7 @@ class ServerPeer(Peer):
     assign_at: float = 0.0  # when to send the assignment again
     assign_seconds: float = 0.0  # from the last time that it was sent
     streams: tuple[StreamProgress, ...] = ()  # of its last heartbeat
+    arcs: tuple[ArcLoad, ...] = ()  # likewise
     probe: int = 0  # number of the last LivenessProbe
     probe_at: float | None = None  # when to probe next; None: a probe is under way
 

@@ -374,7 +374,7 @@ class Membership:
         elif isinstance(entry, DrainRequested):
             self._replicas.drain(entry.server)
         elif isinstance(entry, RebalanceRequested):
-            self._replicas.rebalance()
+            self._replicas.rebalance(entry.weights)
         elif isinstance(entry, Probed):
             self._servers.apply_probe(entry)
         elif isinstance(entry, Died):
@@ -569,8 +569,8 @@ class Membership:
         if isinstance(body, Drain):
             self._record(DrainRequested(self._peers.now, body.server))
             return self._replicas.drain(body.server)
-        self._record(RebalanceRequested(self._peers.now))
-        return self._replicas.rebalance()
+        self._record(RebalanceRequested(self._peers.now, body.weights))
+        return self._replicas.rebalance(body.weights)
 
     def _cluster_status(self) -> StatusReply:
         return status_of(

@@ -298,7 +298,7 @@ class Peers:
         if isinstance(peer, WorkerPeer):
             peer.clock = message.clock
         elif isinstance(peer, ServerPeer):
-            peer.streams = message.streams
+            peer.streams, peer.arcs = message.streams, message.arcs
         return Events(seen, tuple(self._events[seen - self._events_dropped :]))
 
     def seen_by_all(self) -> int:

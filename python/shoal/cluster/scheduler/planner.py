@@ -6,7 +6,7 @@ Everything here is a function of its arguments. A change of the map is made on a
 and opens no other stream, which could carry nothing before all have the map:
 
     serve elsewhere  an arc of a draining server moves to an endpoint that has a copy of it; for a rebalance, from the
-                     endpoint with the most arcs to the one with the fewest
+                     endpoint with the most to the one with the least: arcs, or the sum of their weights
     drop             copies beyond `replicas`: those on draining servers first, then those that share a node with
                      another copy, then those of endpoints with many copies
     copy             to the endpoint of another server that has the fewest arcs and copies, on another node if there is
@@ -19,7 +19,7 @@ Threads: functions of their arguments; a layout is for one thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.cluster.protocol.slot_map import Arc, ClusterMap, Endpoint, Stream
@@ -37,15 +37,18 @@ class Wishes(NamedTuple):
     draining : collection of int
         Ranks of servers that shall have none.
     balance : bool
-        Whether the endpoints shall serve equally many arcs.
+        Whether the endpoints shall serve equal weights.
     avoid : collection of (int, int)
         Primary and backup between which no stream shall be opened at present.
+    weights : sequence of int
+        Of each arc; empty: all weigh 1.
     """
 
     replicas: int
     draining: Collection[int] = ()
     balance: bool = False
     avoid: Collection[tuple[int, int]] = ()
+    weights: Sequence[int] = ()
 
 
 class Layout:
@@ -241,20 +244,39 @@ def plan(layout: Layout, wishes: Wishes, *, may_move: bool) -> bool:
     return planner.copy() or changed
 
 
-def find_uneven(layout: Layout, wishes: Wishes) -> tuple[int, int] | None:
-    """Return endpoints of two servers with many arcs and with few, unless a move would not make them more even."""
+def find_uneven(layout: Layout, wishes: Wishes) -> tuple[int, int, list[int]] | None:
+    """Return two endpoints between which a move would make them more even, and the arcs that it may move, best first.
+
+    A move that makes the more loaded one of the two lighter by less than 2 % of an endpoint's mean is not worth a copy.
+
+    Returns
+    -------
+    (int, int, list of int) or None
+        The endpoint that gives, the one that takes, and the arcs. None if no move is of use.
+    """
     if not wishes.balance:
         return None
-    served = {
-        id: layout.served(id) for id, endpoint in layout.endpoints.items() if endpoint.server not in wishes.draining
+    weights = wishes.weights or [1] * len(layout.primaries)
+    own: dict[int, list[int]] = {
+        id: [] for id, endpoint in layout.endpoints.items() if endpoint.server not in wishes.draining
     }
+    for arc, primary in enumerate(layout.primaries):
+        if primary in own:
+            own[primary].append(arc)
+    sums = {id: sum(weights[arc] for arc in arcs) for id, arcs in own.items()}
+    least = sum(weights) / len(own) / 50 if wishes.weights else 0
     pairs = [
-        (served[taker] - served[giver], giver, taker)
-        for giver in served
-        for taker in served
-        if served[giver] > served[taker] + 1 and layout.server(giver) != layout.server(taker)
+        (sums[taker] - sums[giver], giver, taker)
+        for giver in own
+        for taker in own
+        if sums[giver] > sums[taker] and layout.server(giver) != layout.server(taker)
     ]
-    return min(pairs)[1:] if pairs else None
+    for difference, giver, taker in sorted(pairs):
+        gains = {arc: min(weights[arc], -difference - weights[arc]) for arc in own[giver]}
+        arcs = [arc for arc in own[giver] if gains[arc] > least]
+        if arcs:
+            return giver, taker, sorted(arcs, key=lambda arc: (-gains[arc], arc))
+    return None
 
 
 class _Planner:
@@ -279,18 +301,19 @@ class _Planner:
                 if ranks in (None, found := (its.server(primary), its.server(target))):
                     ranks = found
                     its.move(arc, target, wishes.replicas)
-        while (pair := self._uneven()) is not None and ranks in (
+        while (uneven := self._uneven()) is not None and ranks in (
             None,
-            found := (its.server(pair[0]), its.server(pair[1])),
+            found := (its.server(uneven[0]), its.server(uneven[1])),
         ):
-            ready = [arc for arc, own in enumerate(its.primaries) if own == pair[0] and pair[1] in its.copies[arc]]
+            _, taker, arcs = uneven
+            ready = [arc for arc in arcs if taker in its.copies[arc]]
             if not ready:
                 break
             ranks = found
-            its.move(ready[0], pair[1], wishes.replicas)
+            its.move(ready[0], taker, wishes.replicas)
         return ranks is not None
 
-    def _uneven(self) -> tuple[int, int] | None:
+    def _uneven(self) -> tuple[int, int, list[int]] | None:
         return find_uneven(self._layout, self._wishes)
 
     def drop(self) -> bool:
@@ -372,7 +395,9 @@ class _Planner:
         ids = [self._layout.primaries[arc], *self._layout.copies[arc]]
         return {self._layout.node(id) for id in ids if not self._is_draining(id)}
 
-    def _elsewhere_for(self, primary: int, arcs: list[int], uneven: tuple[int, int] | None) -> tuple[int, int] | None:
+    def _elsewhere_for(
+        self, primary: int, arcs: list[int], uneven: tuple[int, int, list[int]] | None
+    ) -> tuple[int, int] | None:
         """Return an arc that has to move, and where to copy it first."""
         its = self._layout
         if self._is_draining(primary):
@@ -380,9 +405,9 @@ class _Planner:
             for arc in arcs:
                 if targets and not any(not self._is_draining(id) for id in its.copies[arc]):
                     return arc, min(targets, key=lambda id: (its.served(id), its.load(id), id))
-        elif uneven is not None and uneven[0] == primary and not self._avoids(*uneven):
+        elif uneven is not None and uneven[0] == primary and not self._avoids(primary, uneven[1]):
             taker = uneven[1]
-            free = [arc for arc in arcs if taker not in its.copies[arc]]
+            free = [arc for arc in uneven[2] if taker not in its.copies[arc]]
             # Two copies on one server, or on one node, are lost together.
             apart = [arc for arc in free if its.server(taker) not in {its.server(id) for id in its.copies[arc]}]
             spread = [arc for arc in apart if its.node(taker) not in {its.node(id) for id in its.copies[arc]}]

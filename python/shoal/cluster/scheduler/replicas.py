@@ -65,6 +65,7 @@ class Replicas:
         self._numbers = numbers
         self._next_endpoint = 0
         self._balance = False
+        self._weights: tuple[int, ...] = ()
         self._avoid: dict[tuple[int, int], float] = {}  # primary and backup, until when
         self._plan_at: float | None = None
         self._noted: ClusterMap | None = None  # the last one that `carried_out` has seen
@@ -78,6 +79,7 @@ class Replicas:
             "next_endpoint": self._next_endpoint,
             "draining": sorted(self.draining),
             "balance": self._balance,
+            "weights": self._weights,
             "avoid": [(*pair, until) for pair, until in self._avoid.items()],
             "plan_at": self._plan_at,
             "failovers": list(self.failovers),
@@ -85,7 +87,8 @@ class Replicas:
 
     def restore(self, state: MembershipState) -> None:
         """Take a saved state."""
-        self._next_endpoint, self.draining, self._balance = state.next_endpoint, set(state.draining), state.balance
+        self._next_endpoint, self.draining = state.next_endpoint, set(state.draining)
+        self._balance, self._weights = state.balance, state.weights
         self._avoid = {(primary, backup): until for primary, backup, until in state.avoid}
         self._plan_at = state.plan_at
         self.failovers.extend(state.failovers)
@@ -114,7 +117,7 @@ class Replicas:
         self._next_endpoint += len(server.addresses)
         endpoints = [Endpoint(first + k, address, server.rank) for k, address in enumerate(server.addresses)]
         server.member = True
-        self._balance = True
+        self._balance, self._weights = True, ()
         layout, map = self._layout()
         self._assignments.newest = layout.to_map(map.epoch + 1, endpoints)
         self._assignments.take_as_given(server)
@@ -235,13 +238,16 @@ class Replicas:
             )
         return ""
 
-    def rebalance(self) -> ReplyBody:
-        """Begin to move arcs until all endpoints have equally many."""
-        if self._assignments.newest is None:
+    def rebalance(self, weights: tuple[int, ...]) -> ReplyBody:
+        """Begin to move arcs until all endpoints have equal sums of weights, or equally many arcs."""
+        map = self._assignments.newest
+        if map is None:
             return ErrorReply("input", "not all servers have joined yet: there are no slots to move")
-        self._balance = True
+        if weights and len(weights) != len(map.arcs):
+            return ErrorReply("input", f"{len(weights)} weights were given for {len(map.arcs)} arcs: give one for each")
+        self._balance, self._weights = True, weights
         self._plan_at = self._peers.now
-        return AcceptedReply("slots move until all endpoints have equally many")
+        return AcceptedReply(f"slots move until all endpoints have equal{' sums of weights' if weights else 'ly many'}")
 
     # --- planning ---------------------------------------------------------------------------------------------
 
@@ -256,7 +262,7 @@ class Replicas:
         now = self._peers.now
         self._plan_at = None
         self._avoid = {pair: until for pair, until in self._avoid.items() if until > now}
-        wishes = Wishes(self._settings.replicas, self.draining, self._balance, self._avoid.keys())
+        wishes = Wishes(self._settings.replicas, self.draining, self._balance, self._avoid.keys(), self._weights)
         may_move = self._orders.at_rest
         changed = plan(layout, wishes, may_move=may_move)
         changed |= layout.tidy()

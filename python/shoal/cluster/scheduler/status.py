@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from shoal.cluster.protocol.messages import StreamProgress
+from shoal.cluster.protocol.messages import ArcLoad, StreamProgress
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import (
     ArcStatus,
@@ -76,13 +76,14 @@ def status_of(
         tuple(launchers),
         settings.replicas,
         tuple(sorted(draining)),
-        () if map is None else tuple(_arcs(map)),
+        () if map is None else tuple(_arcs(map, peers)),
         () if map is None else tuple(_streams(map, peers)),
         tuple(_failover(one, now) for one in failovers),
     )
 
 
-def _arcs(map: ClusterMap) -> Iterator[ArcStatus]:
+def _arcs(map: ClusterMap, peers: Iterable[Peer]) -> Iterator[ArcStatus]:
+    loads = {(peer.rank, one.first_slot): one for peer in peers if isinstance(peer, ServerPeer) for one in peer.arcs}
     copies: dict[int, list[int]] = {}
     for stream in map.streams:
         for index in stream.arcs:
@@ -90,7 +91,10 @@ def _arcs(map: ClusterMap) -> Iterator[ArcStatus]:
     for k, arc in enumerate(map.arcs):
         where = map.endpoint(arc.primary)
         held = tuple(sorted(copies.get(k, ())))
-        yield ArcStatus(arc.first_slot, arc.end_slot, where.server, where.address, arc.term, held)
+        load = loads.get((where.server, arc.first_slot)) or ArcLoad(arc.first_slot, 0, 0, 0)
+        yield ArcStatus(
+            arc.first_slot, arc.end_slot, where.server, where.address, arc.term, held, load.rows, load.bytes, load.load
+        )
 
 
 def _streams(map: ClusterMap, peers: Iterable[Peer]) -> Iterator[StreamStatus]:

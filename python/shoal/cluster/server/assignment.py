@@ -28,6 +28,7 @@ from shoal import _core
 from shoal.cluster.protocol.messages import (
     AddTable,
     Admit,
+    ArcLoad,
     Assign,
     Assigned,
     Dismiss,
@@ -53,6 +54,7 @@ _log = logging.getLogger("shoal.server")
 _WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for invalid input of an order
 _STALL_SECONDS = 1.0  # of silence of a backup
 _STALL_CHECK_SECONDS = 0.3  # that the silence has to last while this process runs: it may have been stopped itself
+_REMEMBERED = 0.95  # of the load, from one heartbeat to the next
 _LOAD = "a load"  # the fault of a stream whose endpoint loads rows
 
 Controlled: TypeAlias = _core.Service | _core.Replica
@@ -151,6 +153,7 @@ class ServerControl:
         self._reported: set[ReportStream] = set()
         self._silent_since: dict[int, float] = {}  # by stream
         self._polled = 0.0
+        self._used: dict[int, tuple[int, float]] = {}  # by first slot: rows that were touched, and the load
 
     @property
     def map(self) -> ClusterMap | None:
@@ -361,6 +364,19 @@ class ServerControl:
         if now - self._polled > _STALL_CHECK_SECONDS:  # this process did not run
             self._silent_since.pop(stream, None)
         return now - self._silent_since.setdefault(stream, now) >= _STALL_CHECK_SECONDS
+
+    def loads(self) -> tuple[ArcLoad, ...]:
+        """Return what the arcs that this server serves have of rows, and how much they are used. Once per heartbeat."""
+        used = {}
+        found = []
+        for service in self._services.values():
+            for first, _, rows, bytes_, touched in service.arc_loads():
+                before, load = self._used.get(first, (touched, 0.0))
+                load = _REMEMBERED * load + max(0, touched - before)
+                used[first] = touched, load
+                found.append(ArcLoad(first, rows, bytes_, int(load)))
+        self._used = used
+        return tuple(found)
 
     def progress(self) -> tuple[StreamProgress, ...]:
         """Return how far the backups of this server's streams are behind."""

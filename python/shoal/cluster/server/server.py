@@ -28,7 +28,15 @@ from shoal import _core
 from shoal.cluster.protocol.address import bindable, check_bind, is_loopback, join_address, split
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
-from shoal.cluster.protocol.messages import AcceptedReply, Drain, ErrorReply, Order, ReportStream, StreamProgress
+from shoal.cluster.protocol.messages import (
+    AcceptedReply,
+    ArcLoad,
+    Drain,
+    ErrorReply,
+    Order,
+    ReportStream,
+    StreamProgress,
+)
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import Endpoint
@@ -134,7 +142,15 @@ class Server:
             undo.callback(context.term)
             self._guard = None if keys is None else undo.enter_context(Guard(context, keys))
             self._scheduler = undo.enter_context(
-                SchedulerClient(scheduler, "server", grace=grace, context=context, keys=keys, progress=self._progress)
+                SchedulerClient(
+                    scheduler,
+                    "server",
+                    grace=grace,
+                    context=context,
+                    keys=keys,
+                    progress=self._progress,
+                    loads=self._loads,
+                )
             )
             welcome = self._scheduler.hello(timeout=timeout)
             self._silent_seconds = welcome.dead_after
@@ -168,10 +184,8 @@ class Server:
             control = ServerControl(addressed, self._scheduler.sender, key)
             control.set_map(joined.map)
             own = sum(end - first for endpoint in self.endpoints for first, end in joined.map.run_ranges(endpoint.id))
-            if not own:  # it joins a cluster that has formed: slots will be moved here
-                own = len(self.endpoints) * joined.map.slots // len(joined.map.endpoints)
             share = memory // max(own, 1) if memory is not None else slot_memory
-            if share is not None:
+            if share is not None and own:  # else slots will be moved here, with their shares
                 for service in services:
                     service.set_memory(share)
             self._control = control
@@ -310,6 +324,9 @@ class Server:
 
     def _progress(self) -> tuple[StreamProgress, ...]:
         return () if self._control is None else self._control.progress()
+
+    def _loads(self) -> tuple[ArcLoad, ...]:
+        return () if self._control is None else self._control.loads()
 
     def close(self) -> None:
         """End without leaving the cluster, which :meth:`run` does."""

@@ -335,8 +335,13 @@ class ClusterStore(Store):
         self._check_usable()
         return self._scheduler.drain(server, timeout=self._timeout)
 
-    def rebalance(self) -> str:
-        """Request that slots move until all endpoints have equally many.
+    def rebalance(self, by: str = "slots") -> str:
+        """Request that slots move until all endpoints have about equally much.
+
+        Parameters
+        ----------
+        by : {"slots", "rows", "bytes", "load"}
+            Of what: slots, rows, bytes of rows, or rows that were read or changed in about the last 20 heartbeats.
 
         Returns
         -------
@@ -347,6 +352,8 @@ class ClusterStore(Store):
         ------
         ServerLostError
             A server was lost with its rows.
+        ValueError
+            For another ``by``.
 
         Notes
         -----
@@ -354,7 +361,7 @@ class ClusterStore(Store):
         Pulls and pushes continue meanwhile. Safe from any thread.
         """
         self._check_usable()
-        return self._scheduler.rebalance(timeout=self._timeout)
+        return self._scheduler.rebalance(by=by, timeout=self._timeout)
 
     def _get_metrics(self) -> MetricsReply:
         return self._scheduler.call(
