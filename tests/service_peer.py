@@ -46,7 +46,7 @@ class Reply:
             values = message.values.reshape(message.count, message.dim).copy()
         elif message.status == Status.OK and message.op == Op.SLOT:
             values = (message.hashes.copy(), message.values.reshape(message.count, message.dim).copy())
-        elif message.status == Status.OK and message.op in (Op.STATS, Op.SWEEP):
+        elif message.status == Status.OK and message.op in (Op.STATS, Op.SWEEP, Op.SAVE_BEGIN):
             values = message.numbers.tolist()
         elif message.status == Status.OK:
             values = message.values.copy()

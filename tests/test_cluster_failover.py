@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
-from cluster_standin import Server, cluster
+from cluster_standin import Cluster, Server, cluster
 from shoal import checkpoint
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.protocol.curve import make_keys
@@ -102,6 +102,12 @@ def served(map: ClusterMap, rank: int) -> int:
     return sum(map.endpoint(arc.primary).server == rank for arc in map.arcs)
 
 
+def is_settled(made: Cluster) -> bool:
+    """Whether all arcs have their copies and nothing moves: a save of arcs that move fails."""
+    map = made.scheduler.membership.map
+    return copies(map) == len(map.arcs) and not any(stream.arriving for stream in map.streams)
+
+
 def eventually(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not is_so():
@@ -153,7 +159,7 @@ def test_deltas_of_a_checkpoint_go_on_after_a_failover_and_after_moves(tmp_path,
             declare_dead(made.scheduler, "server", 0)
         else:
             stack.enter_context(contextlib.closing(Server(made.address, 1, None)))
-            eventually(lambda: served(made.scheduler.membership.map, 3) > 1)
+            eventually(lambda: served(store.channel.map, 3) == len(store.channel.map.arcs) // 4 and is_settled(made))
         push(1000, 1020)
         table.erase(KEYS[1500:1505])
         store.save(tmp_path / "1", since=tmp_path / "0")

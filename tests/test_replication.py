@@ -846,8 +846,8 @@ BASE_SAVE, DELTA_SAVE = 1, 2
 def bases(cluster: Cluster, kind: int, sequence: int, base: list[int]) -> int:
     """Begin a save of table 1 on the primary; returns the status."""
     replies = cluster.send(save_message(Op.SAVE_BEGIN, [*base, kind << 32 | 1], sequence))
-    (reply,) = replies or cluster.settle()
-    return reply.status if len(reply.numbers) > 2 else Status.NO_TABLE
+    (reply,) = [reply for reply in replies or cluster.settle() if reply.op == Op.SAVE_BEGIN]
+    return reply.status if len(reply.values) > 2 else Status.NO_TABLE  # else no session begins
 
 
 @pytest.mark.parametrize("how", ["failover", "move"])
