@@ -335,7 +335,7 @@ def write_jobs(
 
 
 def join_tables(parts: Sequence[Sequence[SavedTable]]) -> list[SavedTable]:
-    """Join descriptions of the same tables that were written in parallel: disjoint ranges of slots, in order."""
+    """Join descriptions of the same tables that were written in parallel, each with slots that no other one has."""
     return [_join(tables) for tables in zip(*parts, strict=True)]
 
 
@@ -359,11 +359,15 @@ def _join(parts: Sequence[SavedTable]) -> SavedTable:
         step=max(part.step for part in parts),
         rows=sum(part.rows for part in parts),
         files=files,
-        sections=sections,
-        filters=tuple(filters),
+        sections=sorted(sections, key=_slot_of),
+        filters=tuple(sorted(filters, key=_slot_of)),
         total=sum(part.total for part in parts),
-        ranges=tuple(ranges),
+        ranges=tuple(sorted(ranges, key=_slot_of)),
     )
+
+
+def _slot_of(piece: Section | SavedFilter | SavedRanges) -> int:
+    return piece.slot
 
 
 def _job(spec: TableSpec, snapshot: Snapshot, kind: str) -> TableJob:
