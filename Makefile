@@ -141,12 +141,14 @@ $(PRESETS:%=cpp-%): cpp-%: compile-%
 	$(say) 'C++: testing $*'
 	@$(run) ctest --preset $* --parallel $(JOBS)
 
-# Three processes keep two cores busy: a sixth of the time of a test is waiting.
+# Three processes keep two cores busy: a sixth of the time of a test is waiting. The clusters of Ray are started once.
 pytest = $(BIN)/python -m pytest --quiet -n 3 --dist worksteal
 
 py: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests'
-	@$(pytest)
+	@$(pytest) -m 'not ray'
+	$(say) 'Python tests on Ray'
+	@$(BIN)/python -m pytest --quiet -m ray
 
 fast: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests, but for the slow ones'

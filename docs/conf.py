@@ -57,7 +57,7 @@ copybutton_prompt_is_regexp = True
 nitpicky = True
 # `name` in a docstring is a link if it is a public name, and code otherwise; :class:`name` has to be public.
 default_role = "py:obj"
-nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(collections|torch|numpy|sklearn)\..*")]
+nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(collections|ray|torch|numpy|sklearn)\..*")]
 
 myst_heading_anchors = 4  # as on GitHub
 

@@ -12,6 +12,7 @@ import pytest
 
 from cluster_fakes import Wire
 from places import cut_connection, object_store
+from ray_nodes import RayNodes, ray_nodes
 
 # A shell's background jobs start with Ctrl-C ignored, and so would what the tests start: they send it to themselves.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -65,6 +66,14 @@ def rng() -> np.random.Generator:
 def golden() -> Path:
     """The folder of files that every later version must read."""
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayNodes]:
+    """A cluster of Ray with a head of four CPUs and two nodes of two; a test that kills a node adds another one."""
+    pytest.importorskip("ray", reason="ray is an extra: pip install 'shoal[ray]'")
+    with ray_nodes() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ MODULES = ["shoal", *(m.name for m in pkgutil.walk_packages(shoal.__path__, "sho
 def test_the_examples_of_a_module_run(name, tmp_path, monkeypatch):
     if name.startswith("shoal.torch"):
         pytest.importorskip("torch", reason="torch is an extra")
+    if name.startswith("shoal.ray"):
+        pytest.importorskip("ray", reason="ray is an extra")
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
     output: list[str] = []

@@ -59,6 +59,8 @@ PYTHON = {
     "cluster.launch": "errors consistency base storage store cluster.protocol cluster.worker cluster.server "
     "cluster.scheduler",
     "cluster": "",
+    "ray": "_core errors consistency base table storage checkpoint export store data models torch serve "
+    "cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch",
     "tools": "",
     "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
     "tools.sizing": "_core errors optim base table store",
@@ -72,7 +74,7 @@ PYTHON = {
     "__main__": "cli",
     "__init__": "errors consistency schedules optim lifecycle table export store data metrics models torch serve "
     "sklearn "
-    "cluster cluster.worker cluster.launch tools.reports tools.sizing tools.convert tools.load tools.compact",
+    "cluster cluster.worker cluster.launch ray tools.reports tools.sizing tools.convert tools.load tools.compact",
 }
 
 # A room that may use another one may use these modules of it, which rooms further down use too.
@@ -90,6 +92,7 @@ LAZY = {
     "matplotlib",
     "prometheus_client",
     "pyarrow",
+    "ray",
     "scipy",
     "sklearn",
     "starlette",
@@ -106,6 +109,7 @@ FOR_ITS_OWN = {
     "cluster.server": {"zmq"},
     "cluster.scheduler": {"zmq"},
     "cluster.launch": {"zmq"},
+    "ray": {"pyarrow", "ray", "zmq"},
     "torch": {"torch"},
     "serve": {"prometheus_client", "starlette", "uvicorn"},
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal import metrics as metrics
     from shoal import models as models
     from shoal import optim as optim
+    from shoal import ray as ray
     from shoal import schedules as schedules
     from shoal import serve as serve
     from shoal import sklearn as sklearn
@@ -221,6 +222,7 @@ _MODULES = {
     "metrics": "shoal.metrics",
     "models": "shoal.models",
     "optim": "shoal.optim",
+    "ray": "shoal.ray",
     "schedules": "shoal.schedules",
     "serve": "shoal.serve",
     "sklearn": "shoal.sklearn",

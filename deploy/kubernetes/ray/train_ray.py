@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 import ray.train
-import shoal.ray
 
 import shoal
+import shoal.ray
 from shoal.tools import demo
 
 

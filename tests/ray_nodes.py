@@ -1,0 +1,107 @@
+"""A cluster of Ray of several nodes, all on this machine: each is a raylet with an address of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PATIENCE = 120.0
+HEAD_CPUS = 4
+NODE_CPUS = 2
+
+# Else Ray looks for `uv run` among the parents, reports statistics, and starts one process for each core in advance.
+VARIABLES = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+}
+
+# A node that is killed counts as dead after two seconds, by default after twenty.
+SYSTEM = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+    "enable_worker_prestart": False,
+}
+
+
+class RayNodes:
+    """The nodes: a head with 127.0.0.2, others with the following addresses. On 127.0.0.1 they would hang."""
+
+    def __init__(self, nodes: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._last = 2
+        self.nodes: list[Any] = []
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": HEAD_CPUS,
+                "node_ip_address": "127.0.0.2",
+                "include_dashboard": False,
+                "_system_config": SYSTEM,
+            },
+        )
+        for _ in range(nodes):
+            self.add()
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self, resources: dict[str, float] | None = None) -> str:
+        """Add a node; returns its id."""
+        self._last += 1
+        node = self.cluster.add_node(
+            num_cpus=NODE_CPUS,
+            resources=resources or {},
+            node_ip_address=f"127.0.0.{self._last}",
+            include_dashboard=False,
+        )
+        self.nodes.append(node)
+        return str(node.node_id)
+
+    def kill(self, node_id: str) -> None:
+        """Kill a node's raylet and all its processes."""
+        (node,) = [one for one in self.nodes if one.node_id == node_id]
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@contextlib.contextmanager
+def ray_nodes(nodes: int = 2) -> Iterator[RayNodes]:
+    """Run a cluster of Ray, to which this process is connected."""
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    os.environ.update(VARIABLES)
+    try:
+        import ray
+
+        made = RayNodes(nodes)
+        try:
+            ray.init(address=made.address, _node_ip_address="127.0.0.2", log_to_driver=False, logging_level="WARNING")
+            yield made
+        finally:
+            ray.shutdown()
+            made.cluster.shutdown()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def wait_until(true: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """Wait until a function returns something true; return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"after {seconds:g} s: {what}"
+        time.sleep(0.05)
+    return found

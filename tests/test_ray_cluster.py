@@ -1,0 +1,198 @@
+"""Clusters on Ray: placed, trained on, and continued when actors and nodes die."""
+
+import os
+import signal
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import shoal
+from ray_nodes import PATIENCE, wait_until
+from shoal.cluster.launch.local_cluster import running
+from shoal.tools import demo
+
+pytest.importorskip("ray.train", reason="ray is an extra: pip install 'shoal[ray]'")
+import ray
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings(r"ignore::Warning:ray\..*")]
+
+# The workers of Ray cannot import this file.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+KEYS = np.arange(200, dtype=np.uint64)
+SUMS = {"dim": 1, "optimizer": shoal.SGD(lr=1.0)}  # a row is the negative sum of what was pushed
+
+
+def config(**changes):
+    return shoal.ray.ShoalConfig(**{"timeout": PATIENCE, "resources_per_server": {"CPU": 1}, **changes})
+
+
+def scaling(workers):
+    return ray.train.ScalingConfig(num_workers=workers)
+
+
+def run_config(folder, **changes):
+    return ray.train.RunConfig(name="run", storage_path=str(folder), **changes)
+
+
+class Pushes:
+    """A thread that pushes ones to all keys, a clock for each push. A context manager, which checks the rows."""
+
+    def __init__(self, cluster):
+        self.store = cluster.connection.connect(rank=0, workers=1, consistency=shoal.ASP())
+        self.table = self.store.table("sums", **SUMS)
+        self.before = self.table.pull(KEYS)[:, 0]
+        self.count = 0
+        self.fault = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        try:
+            while not self._stop.is_set():
+                self.table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).wait()
+                self.count += 1
+        except BaseException as error:
+            self.fault = error
+
+    def __enter__(self):
+        self._thread.start()
+        self.wait_for_more()
+        return self
+
+    def wait_for_more(self):
+        before = self.count
+        wait_until(lambda: self.fault or self.count > before + 3, "no push was acknowledged")
+        assert self.fault is None
+
+    def __exit__(self, *failure):
+        self._stop.set()
+        self._thread.join(PATIENCE)
+        with self.store:
+            if failure[0] is None:
+                assert self.fault is None
+                assert (self.table.pull(KEYS)[:, 0] - self.before).tolist() == [-self.count] * len(KEYS)
+
+
+def whole(cluster, servers, replicas=1):
+    """Whether so many servers are members and each arc has its copies."""
+    status = cluster.status()
+    complete = all(len(arc["copies"]) >= replicas for arc in status["arcs"])
+    return len(status["servers"]) == servers and status["arcs"] and complete
+
+
+@pytest.fixture(scope="module")
+def servers(ray_cluster):
+    """Three servers with a copy of each slot, of which tests kill some."""
+    with shoal.ray.start(config(servers=3, replicas=1)) as cluster:
+        yield cluster
+
+
+def test_servers_are_on_different_nodes_and_named_by_role_and_rank(servers):
+    assert [role.name for role in servers.servers] == ["server 0", "server 1", "server 2"]
+    assert [role.place.rank for role in servers.servers] == [0, 1, 2]
+    assert len({role.place.node for role in servers.servers}) == 3
+    names = {"scheduler", "server-0", "server-1", "server-2"}
+    assert {f"{servers.name}-{name}" for name in names} <= set(ray.util.list_named_actors())
+    assert servers.scheduler.place.node == ray.get_runtime_context().get_node_id()
+    assert servers.connection.keys is None  # all addresses are of this machine
+    assert whole(servers, 3)
+
+
+def test_pushes_continue_when_a_server_is_killed_and_another_one_is_started(servers):
+    with Pushes(servers) as pushes:
+        dead = servers.servers[1]
+        os.kill(dead.place.pid, signal.SIGKILL)
+        pushes.wait_for_more()
+        wait_until(lambda: dead not in servers.servers and whole(servers, 3), "there is no other server")
+        pushes.wait_for_more()
+    assert [role.name for role in servers.servers] == ["server 0", "server 3", "server 2"]
+    assert servers.fault is None
+
+
+def test_pushes_continue_while_the_scheduler_is_started_again(servers):
+    with Pushes(servers) as pushes:
+        dead, address = servers.scheduler, servers.address
+        os.kill(dead.place.pid, signal.SIGKILL)
+        pushes.wait_for_more()
+        wait_until(lambda: servers.scheduler is not dead and servers.scheduler.place, "there is no other scheduler")
+        assert servers.scheduler.place.address == address
+        assert whole(servers, 3)
+        pushes.wait_for_more()
+
+
+def test_pushes_continue_when_a_node_is_killed_and_its_server_moves_to_another_node(servers, ray_cluster):
+    head = ray.get_runtime_context().get_node_id()
+    dead = next(role for role in servers.servers if role.place.node != head)
+    with Pushes(servers) as pushes:
+        ray_cluster.kill(dead.place.node)
+        pushes.wait_for_more()
+        wait_until(lambda: dead not in servers.servers and whole(servers, 3), "there is no other server")
+        pushes.wait_for_more()
+    ray_cluster.add()
+    assert servers.fault is None
+    assert dead.place.node not in {role.place.node for role in servers.servers if role.place is not None}
+
+
+def learn(store, path):
+    reader = shoal.read_criteo([path], batch_size=256)
+    with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store) as model:
+        model.fit(reader.split(store.rank, store.num_workers), progress=False)
+        model.store.barrier()
+
+
+def state(directory):
+    """Return the keys and states of all tables of a checkpoint, as bytes."""
+    with shoal.local() as store:
+        store.load(directory)
+        found = {}
+        for name, table in store.tables.items():
+            keys = np.sort(np.concatenate([keys for keys, _ in table.items()]))
+            found[name] = (keys.tobytes(), {part: rows.tobytes() for part, rows in table.state(keys).items()})
+        assert found
+        return found
+
+
+def native(path, folder):
+    """Train as the two workers of a launched cluster; save to a folder."""
+    faults = []
+
+    def work(rank):
+        try:
+            with shoal.connect(cluster.address, workers=2, rank=rank, timeout=PATIENCE) as store:
+                learn(store, path)
+                if rank == 0:
+                    store.save(folder)
+        except BaseException as error:
+            faults.append(error)
+
+    with running(2, workers=2, timeout=PATIENCE, storage_roots=[folder.parent]) as cluster:
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert not faults
+
+
+def test_the_model_has_the_bits_of_a_native_launch(ray_cluster, tmp_path):
+    path = tmp_path / "train.tsv"
+    demo.write_log(path, demo.PlantedModel(seed=1), 2000, 0)
+
+    def loop(given):
+        learn(shoal.ray.store(), given["path"])
+        ray.train.report({"workers": os.environ["SHOAL_WORKERS"]}, checkpoint=shoal.ray.snapshot())
+
+    result = shoal.ray.ShoalTrainer(
+        loop,
+        shoal_config=config(servers=2),
+        train_loop_config={"path": str(path)},
+        scaling_config=scaling(2),
+        run_config=run_config(tmp_path / "runs"),
+    ).fit()
+    assert result.metrics["workers"] == "2"
+    native(path, tmp_path / "native")
+    with result.checkpoint.as_directory() as directory:
+        assert state(directory) == state(tmp_path / "native")
