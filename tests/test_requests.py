@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from maps import map_of
 from oracle import wire
@@ -693,6 +694,23 @@ def test_what_is_asked_of_every_endpoint_answers_in_slot_order():
         number = np.array([ord(asked.address[6])] * 11, np.uint64)
         r.receive(asked.address, asked.answer(payload=[number], count=11), 0.1)
     assert [numbers[0] for numbers in call.get()] == [ord("a"), ord("b")]
+
+
+def test_an_endpoint_that_has_a_newer_map_is_asked_for_its_rows_again_when_this_side_has_it():
+    r = requests()
+    call = r.submit(Op.STATS, 1, 0, 0.0, 9.0)
+    rows = [np.full(11, 100, np.uint64)]
+    for asked in taken(r):
+        epoch = 2 if asked.address == A else 1
+        r.receive(asked.address, asked.answer(payload=rows, count=11, epoch=epoch), 0.1)
+    assert not call.done
+    assert r.wants_map
+    r.set_map(structs.replace(MAP, epoch=2), 0.2)
+    again = taken(r)
+    assert {asked.address for asked in again} == {A, B}
+    for asked in again:
+        r.receive(asked.address, asked.answer(payload=rows, count=11, epoch=2), 0.3)
+    assert [numbers[0] for numbers in call.get()] == [100, 100]
 
 
 def test_one_slot_is_asked_of_its_owner():

@@ -375,7 +375,9 @@ class Requests:
         status = part.last = Status(reply.status)
         if part.sent_as is not None and status in (Status.OK, Status.DEFERRED):
             self._list_is_known(part, peer)
-        if status == Status.OK:
+        if status == Status.OK and part.call.op == Op.STATS and reply.epoch > self.map.epoch:
+            self._refuse(part, reply, now)  # of the slots that the endpoint has by a newer map, perhaps fewer
+        elif status == Status.OK:
             self.counts["answers"] += 1
             self._answer(part, reply, now)
         elif status == Status.DEFERRED:
