@@ -122,7 +122,7 @@ types: $(STAMPS)/install $(STAMPS)/torch
 	else echo '    mypy left out: shoal.torch needs the types of torch, which is not here'; fi
 	@$(BIN)/python -m mypy.stubtest --concise --allowlist tools/stubtest_allowlist.txt shoal._core shoal._reader
 
-cpp: cpp-release cpp-dev
+cpp: cpp-package cpp-dev
 asan: cpp-asan
 tsan: cpp-tsan
 
@@ -131,6 +131,15 @@ cpp-tsan: run = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 PRESETS := release dev asan tsan
 .PHONY: $(PRESETS:%=compile-%) $(PRESETS:%=cpp-%)
+
+# The engine that the package was linked with, not compiled again.
+.PHONY: cpp-package
+cpp-package: $(STAMPS)/install
+	$(say) "C++: testing the package's engine (build/package)"
+	@cmake --preset release -B build/package -D SHOAL_ENGINE=$$(ls -t $(CURDIR)/build/cp*/libshoal_core.a | head -n 1) \
+	    --log-level=WARNING >/dev/null
+	@cmake --build build/package -- --quiet
+	@ctest --test-dir build/package --output-on-failure --no-tests=error --parallel $(JOBS)
 
 $(PRESETS:%=compile-%): compile-%: $(STAMPS)/build-tools
 	$(say) 'C++: compiling $* (build/$*)'
