@@ -202,7 +202,7 @@ def _replica_arguments(parser: argparse.ArgumentParser) -> None:
         type=size,
         metavar="SIZE",
         help="bytes per second that each thread of a server sends at most to make a new copy of slots, such as 50MiB "
-        "(default: 256MiB)",
+        "(default: 32MiB)",
     )
 
 

@@ -433,7 +433,7 @@ def launch(
         serves its slots, without losing a push, and a new server is started. Default: the loss of a server ends the
         job (``docs/replication.md``).
     copy_rate : int, optional
-        Bytes per second that each thread of a server sends at most to make a new copy; default: 256 MiB.
+        Bytes per second that each thread of a server sends at most to make a new copy; default: 32 MiB.
 
     Returns
     -------
