@@ -36,6 +36,7 @@ EXTRAS = {
     "arrow": ["pyarrow"],
     "fsspec": ["fsspec", "s3fs"],
     "mlflow": ["mlflow"],
+    "ray": ["ray"],
     "serve": ["starlette", "uvicorn", "prometheus_client", "pyarrow"],
     "sklearn": ["sklearn", "scipy"],
     "tensorboard": ["tensorboard"],

@@ -6,7 +6,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="inputs of models are tensors")
 
 import shoal  # noqa: E402
-from shoal.torch.fields import MISSING, Fields, inputs, to_json  # noqa: E402
+from shoal.data.hashing import MISSING_TEXT  # noqa: E402
+from shoal.torch.fields import Fields, inputs, to_json  # noqa: E402
 
 LIBFFM = "1 0:3:1 2:9:1 7:17:0.5 2:8:1\n0 9:1:1 7:18446744073709551615:2\n0 0:0:4\n"
 
@@ -20,7 +21,7 @@ def batch(tmp_path):
 
 
 def missing(field: int) -> int:
-    return int(shoal.hash_strings([MISSING], field)[0])
+    return int(shoal.hash_strings([MISSING_TEXT], field)[0])
 
 
 def unsigned(tensor) -> list:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -176,13 +176,10 @@ class TableReader(Reader):
 
     def _batch(self, file: File, table: Any, first: int) -> Batch:
         """Turn a record batch into features."""
-        names = table.schema.names
-        labelled = self._labelled
-        kinds = dict(zip(names, self._columns.kinds_of(names, labelled=labelled), strict=True))
+        fielded = self._settings.fielded
         try:
-            fielded = self._settings.fielded
-            return _featured(table, kinds, self._columns, self.names, fielded=fielded, labelled=labelled)
-        except _RowError as error:
+            return featured(table, self._columns, self.names, fielded=fielded, labelled=self._labelled)
+        except RowError as error:
             raise ValueError(f"{file.name}, row {first + error.row}, column {error.column!r}: {error}") from None
 
 
@@ -223,7 +220,7 @@ def _asked(file: File, kinds_of: KindsOf, names: Sequence[str]) -> list[str]:
     return [name for name, kind in zip(names, kinds, strict=True) if kind != PASSED_OVER]
 
 
-class _RowError(ValueError):
+class RowError(ValueError):
     """Something is wrong in a cell."""
 
     def __init__(self, what: str, row: int, column: str) -> None:
@@ -232,15 +229,16 @@ class _RowError(ValueError):
         self.column = column
 
 
-def _featured(
-    table: Any,
-    kinds: Mapping[str, int],
-    columns: Columns,
-    named: FeatureNames | None,
-    *,
-    fielded: bool,
-    labelled: bool,
-) -> Batch:
+def featured(table: Any, columns: Columns, named: FeatureNames | None, *, fielded: bool, labelled: bool) -> Batch:
+    """Turn the rows of a record batch into examples.
+
+    Raises
+    ------
+    RowError, ValueError
+        A cell, or a whole column, cannot be used.
+    """
+    names = table.schema.names
+    kinds = dict(zip(names, columns.kinds_of(names, labelled=labelled), strict=True))
     rows = table.num_rows
     features = [name for name, kind in kinds.items() if kind in (NUMERIC, CATEGORICAL)]
     keys = np.empty((rows, len(features)), np.uint64)
@@ -257,7 +255,7 @@ def _featured(
             if named is not None and np.any(there[:, i]):
                 named.add(keys[:1, i], [name])
         else:
-            keys[:, i], there[:, i] = _tokens(table.column(name), int(fields[i]), name, named)
+            keys[:, i], there[:, i] = keys_of(table.column(name), int(fields[i]), name, named)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1, dtype=np.int64))])
     labels, weights = np.full(rows, np.nan, np.float32), None
     if labelled:
@@ -287,20 +285,23 @@ def _numbers(column: Any, name: str, remedy: str = "name it as categorical") -> 
     with np.errstate(over="ignore"):
         numbers = wide.astype(np.float32)
     if len(bad := np.flatnonzero(np.isinf(numbers))):
-        raise _RowError(f"{wide[bad[0]]} is not a finite float32 number", int(bad[0]), name)
+        raise RowError(f"{wide[bad[0]]} is not a finite float32 number", int(bad[0]), name)
     return numbers
 
 
-def _tokens(
+def keys_of(
     column: Any, field: int, name: str, named: FeatureNames | None = None
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the keys of a column's texts, and which of them are there; name them, those of a dictionary all."""
+    """Return the keys of a column's texts, and which of them are there; name them, those of a dictionary all.
+
+    The bytes of an Arrow column are read where they are, without a copy.
+    """
     arrow = pyarrow()
     if len(column) == 0:
         return np.empty(0, np.uint64), np.empty(0, np.bool_)
     there: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
     if arrow.types.is_dictionary(column.type):
-        keys, known = _tokens(column.dictionary, field, name, named)
+        keys, known = keys_of(column.dictionary, field, name, named)
         if len(keys) == 0:
             return np.zeros(len(column), np.uint64), there
         places = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
@@ -333,7 +334,7 @@ def _listed(
     if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
         raise ValueError(f"column {name!r} holds {column.type}, not lists: name it as categorical")
     rows = np.asarray(arrow.compute.list_parent_indices(column)).astype(np.int64)
-    keys, there = _tokens(arrow.compute.list_flatten(column), field_of(shared), shared, named)
+    keys, there = keys_of(arrow.compute.list_flatten(column), field_of(shared), shared, named)
     return rows[there], keys[there]
 
 
@@ -371,12 +372,12 @@ def _labels(table: Any, columns: Columns) -> NDArray[np.float32]:
     column = table.column(name)
     _complete(column, name)
     if columns.positive is not None:
-        keys, _ = _tokens(column, 0, name)
+        keys, _ = keys_of(column, 0, name)
         equal: NDArray[np.bool_] = keys == hash_strings([columns.positive])[0]
         return equal.astype(np.float32)
     numbers = _numbers(column, name, "this is the label, pass positive= with the text that is 1")
     if len(bad := np.flatnonzero(~np.isin(numbers, (-1, 0, 1)))):
-        raise _RowError(f"the label is {numbers[bad[0]]:g}, neither 0/1 nor -1/+1", int(bad[0]), name)
+        raise RowError(f"the label is {numbers[bad[0]]:g}, neither 0/1 nor -1/+1", int(bad[0]), name)
     labels: NDArray[np.float32] = (numbers == 1).astype(np.float32)
     return labels
 
@@ -385,11 +386,11 @@ def _weights(column: Any, name: str) -> NDArray[np.float32] | None:
     _complete(column, name)
     weights = _numbers(column, name, "weights are numbers of 0 or more")
     if len(bad := np.flatnonzero(~(weights >= 0))):
-        raise _RowError(f"the weight is {weights[bad[0]]:g}: it must be 0 or more", int(bad[0]), name)
+        raise RowError(f"the weight is {weights[bad[0]]:g}: it must be 0 or more", int(bad[0]), name)
     return None if np.all(weights == 1) else weights
 
 
 def _complete(column: Any, name: str) -> None:
     if column.null_count:
         missing = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-        raise _RowError("the label or the weight is missing", int(missing[0]), name)
+        raise RowError("the label or the weight is missing", int(missing[0]), name)

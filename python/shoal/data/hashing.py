@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from shoal import _reader
 
+# The text whose key, in each field, stands for an empty cell. No cell of a text file can have this text.
+MISSING_TEXT = "\0missing"
+
 
 def hash_strings(tokens: Sequence[str] | Sequence[bytes] | NDArray[Any], field: int = 0) -> NDArray[np.uint64]:
     """Turn text into keys.

@@ -68,7 +68,10 @@ class BatchQueue:
             self.rows += len(batch)
 
     def take(self, rows: int) -> Batch:
-        """Remove and return the first ``rows`` examples; there are as many."""
+        """Remove and return the first ``rows`` examples; there are as many.
+
+        They are copied, unless they are of one batch, without weights.
+        """
         taken: list[Batch] = []
         self.rows -= rows
         while rows:
@@ -78,7 +81,8 @@ class BatchQueue:
                 first = rows_of(first, 0, rows)
             taken.append(first)
             rows -= len(first)
-        return joined(taken)
+        alone = taken[0] if len(taken) == 1 else None
+        return joined(taken) if alone is None or alone.weights is not None else alone
 
 
 def rows_of(batch: Batch, begin: int, end: int) -> Batch:

@@ -5,6 +5,7 @@
     connection.py  Connection: address and keys, as tasks and actors receive them
     trainer.py     ShoalTrainer: ray.train's DataParallelTrainer with servers
     loop.py        store, snapshot and restore, for the training loop
+    data.py        Hash and HashColumns: datasets of Ray as examples
     errors.py      the errors of shoal that Ray has wrapped
 
 Rows travel between workers and servers by shoal's own protocol, never through Ray's object store. If a server dies, one
@@ -24,15 +25,29 @@ except ImportError as error:
 if TYPE_CHECKING:
     from shoal.ray.config import ShoalConfig
     from shoal.ray.connection import Connection
+    from shoal.ray.data import Hash, HashColumns
     from shoal.ray.loop import restore, snapshot, store
     from shoal.ray.servers import RayCluster, start
     from shoal.ray.trainer import ShoalTrainer
 
-__all__ = ["Connection", "RayCluster", "ShoalConfig", "ShoalTrainer", "restore", "snapshot", "start", "store"]
+__all__ = [
+    "Connection",
+    "Hash",
+    "HashColumns",
+    "RayCluster",
+    "ShoalConfig",
+    "ShoalTrainer",
+    "restore",
+    "snapshot",
+    "start",
+    "store",
+]
 
 # Where each name is.
 _MODULE_OF = {
     "Connection": "shoal.ray.connection",
+    "Hash": "shoal.ray.data",
+    "HashColumns": "shoal.ray.data",
     "RayCluster": "shoal.ray.servers",
     "ShoalConfig": "shoal.ray.config",
     "ShoalTrainer": "shoal.ray.trainer",

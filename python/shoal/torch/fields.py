@@ -32,10 +32,8 @@ import torch
 from torch import Tensor
 
 from shoal.data import Batch, hash_strings
+from shoal.data.hashing import MISSING_TEXT
 from shoal.data.readers import field_number
-
-# The text whose key, in each field, stands for an empty cell. No cell of a text file can have this text.
-MISSING = "\0missing"
 
 
 class Inputs(NamedTuple):
@@ -174,7 +172,7 @@ class Fields:
 
     def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
         """Return whether any example has the field ``group``; ``groups`` as from `groups`."""
-        return self.group is None or bool(np.any(groups != hash_strings([MISSING], self._numbers.group)[0]))
+        return self.group is None or bool(np.any(groups != hash_strings([MISSING_TEXT], self._numbers.group)[0]))
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64]:
         """Return the key of each example in the field ``group``; examples without one share a key.
@@ -189,7 +187,7 @@ class Fields:
         number = self._numbers.group
         mine = np.flatnonzero(_fields_of(batch) == np.uint64(number))
         example = _examples(batch)[mine]
-        out = np.full(len(batch), hash_strings([MISSING], number)[0])
+        out = np.full(len(batch), hash_strings([MISSING_TEXT], number)[0])
         out[example] = batch.keys[mine]
         if len(mine) > len(np.unique(example)):
             raise ValueError(f"an example has more than one feature of {self.group!r}, which is its group")
@@ -210,7 +208,7 @@ class _FieldNumbers:
             raise ValueError(f"two of {[*fields.names, *fields.dense, fields.history]} are the same field")
         self.order = np.argsort(numbers)
         self.sorted = numbers[self.order]
-        self.missing = np.array([hash_strings([MISSING], field)[0] for field in fixed], np.uint64)
+        self.missing = np.array([hash_strings([MISSING_TEXT], field)[0] for field in fixed], np.uint64)
         self.group = -1 if fields.group is None else number(fields.group)
 
     def columns(self, fields: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
