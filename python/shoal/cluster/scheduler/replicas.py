@@ -204,7 +204,13 @@ class Replicas:
                 layout.arrive(report.arc, stream.backup)
                 self._change(layout.to_map(map.epoch + 1))
             return AcceptedReply()
+        # Arcs that the map has elsewhere, and that this server may have changed since the last acknowledgement.
+        given = server.may_serve - owned(map).get(server.rank, set())
+        if report.state == "stalled" and any(layout.primaries[arc] == stream.backup for arc in given):
+            return AcceptedReply("the stream has what its backup needs to serve the slots")
         layout.close(stream.primary, stream.backup)
+        for arc in given:
+            layout.copies[arc].discard(stream.backup)
         self._avoid[stream.primary, stream.backup] = self._peers.now + _AVOID_SECONDS
         to = layout.endpoints[stream.backup].label
         slots = describe_slots(map, stream.arcs) or "none"
