@@ -108,7 +108,9 @@ def ray_turn(folder: str, passes: int) -> tuple[float, float, Turn]:
     import ray
 
     start = time.time()
-    ray.init(num_cpus=2 * (SERVERS + WORKERS), log_to_driver=False, logging_level="WARNING", include_dashboard=False)
+    ray.init(
+        "local", num_cpus=2 * (SERVERS + WORKERS), log_to_driver=False, logging_level="WARNING", include_dashboard=False
+    )
     ready = time.time() - start
     try:
         with shoal.ray.start(
@@ -171,7 +173,7 @@ def killed(faults: int, servers: int, seed: int) -> None:
     supervision._MAX_RESTARTS = 10**6  # as often as there are faults
     rng = random.Random(seed)
     seconds = []
-    ray.init(num_cpus=2 * servers, log_to_driver=False, logging_level="WARNING", include_dashboard=False)
+    ray.init("local", num_cpus=2 * servers, log_to_driver=False, logging_level="WARNING", include_dashboard=False)
     config = shoal.ray.ShoalConfig(servers=servers, replicas=1, timeout=JOIN_SECONDS, insecure=True)
     with (
         shoal.ray.start(config) as cluster,

@@ -177,17 +177,21 @@ def native(path, folder):
     assert not faults
 
 
-def test_the_model_has_the_bits_of_a_native_launch(ray_cluster, tmp_path):
+@pytest.mark.parametrize("shared_storage", [False, True])
+def test_the_model_has_the_bits_of_a_native_launch(ray_cluster, tmp_path, shared_storage):
     path = tmp_path / "train.tsv"
     demo.write_log(path, demo.PlantedModel(seed=1), 2000, 0)
+    mode = ray.train.CheckpointUploadMode.NO_UPLOAD if shared_storage else ray.train.CheckpointUploadMode.SYNC
 
     def loop(given):
         learn(shoal.ray.store(), given["path"])
-        ray.train.report({"workers": os.environ["SHOAL_WORKERS"]}, checkpoint=shoal.ray.snapshot())
+        ray.train.report(
+            {"workers": os.environ["SHOAL_WORKERS"]}, checkpoint=shoal.ray.snapshot(), checkpoint_upload_mode=mode
+        )
 
     result = shoal.ray.ShoalTrainer(
         loop,
-        shoal_config=config(servers=2),
+        shoal_config=config(servers=2, shared_storage=shared_storage),
         train_loop_config={"path": str(path)},
         scaling_config=scaling(2),
         run_config=run_config(tmp_path / "runs"),
@@ -196,3 +200,30 @@ def test_the_model_has_the_bits_of_a_native_launch(ray_cluster, tmp_path):
     native(path, tmp_path / "native")
     with result.checkpoint.as_directory() as directory:
         assert state(directory) == state(tmp_path / "native")
+
+
+def test_without_replicas_the_loss_of_a_server_is_reported(ray_cluster, tmp_path):
+    with shoal.ray.start(config(servers=2)) as cluster:
+        os.kill(cluster.servers[0].place.pid, signal.SIGKILL)
+        wait_until(lambda: cluster.fault, "the loss of a server was not reported")
+        with pytest.raises(shoal.ServerLostError, match=r"server 0 has ended, it has died: .*no replicas"):
+            raise cluster.fault
+
+
+def test_keys_are_sent_to_the_actors(ray_cluster, tmp_path):
+    from shoal.cluster.protocol.curve import make_keys
+
+    make_keys(tmp_path / "keys")
+    with shoal.ray.start(config(curve=tmp_path / "keys")) as cluster:
+        with cluster.connection.connect() as store:
+            table = store.table("sums", **SUMS)
+            table.push(KEYS, np.ones((len(KEYS), 1), np.float32))
+            store.tick()
+            assert table.pull(KEYS[:1]).tolist() == [[-1.0]]
+        with pytest.raises(shoal.NotConnectedError):
+            shoal.connect(cluster.address, timeout=2.0)
+
+
+def test_servers_that_ray_cannot_place_are_an_error_with_the_numbers(ray_cluster):
+    with pytest.raises(shoal.DeadlineExceededError, match=r"no place for 2 servers with {'CPU': 1000}"):
+        shoal.ray.start(config(servers=2, resources_per_server={"CPU": 1000}, timeout=2.0))
