@@ -179,7 +179,10 @@ class ReplicatedWorker(WorkerProcess):
             self.world.dims[body.id] = body.form.dim
             self.world.created = body.id
         else:
+            newest = self.world.map
             super().answered(body)
+            if newest is not None:
+                self.world.note_map(newest)  # a reply may be older than an event
 
     def told(self, event):
         if isinstance(event, m.MapChanged):
