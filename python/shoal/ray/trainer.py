@@ -81,6 +81,7 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
         if not isinstance(shoal_config, ShoalConfig | RayCluster | Connection | None):
             raise TypeError(f"shoal_config is a ShoalConfig, a RayCluster or a Connection, got {shoal_config!r}")
         self.shoal_config = ShoalConfig() if shoal_config is None else shoal_config
+        self._loop = train_loop_per_worker
         super().__init__(
             train_loop_per_worker,
             train_loop_config=None if train_loop_config is None else dict(train_loop_config),
@@ -106,7 +107,7 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
             It has failed for another reason.
         """
         storage_path = str(self.run_config.storage_path)
-        loop = self.train_loop_per_worker
+        loop: Callable[..., Any] = self._loop
         with contextlib.ExitStack() as ending:
             cluster = None if isinstance(self.shoal_config, Connection) else self.shoal_config
             if isinstance(cluster, ShoalConfig):
@@ -115,7 +116,8 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
                     roots = [*(config.storage_roots or ()), storage_path]
                     config = dataclasses.replace(config, storage_roots=roots)
                 cluster = ending.enter_context(start(config, workers=max(1, self.scaling_config.max_workers)))
-            connection = self.shoal_config if isinstance(self.shoal_config, Connection) else cluster.connection
+            connection = self.shoal_config if cluster is None else cluster.connection
+            assert isinstance(connection, Connection)
             self.train_loop_per_worker = in_cluster(loop, connection, storage_path)
             try:
                 return super().fit()
