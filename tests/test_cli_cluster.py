@@ -80,7 +80,7 @@ def test_a_scheduler_is_told_of_copies_and_how_fast_they_are_made(monkeypatch):
     assert (made["replicas"], made["copy_rate"]) == (1, 5 << 20)
     with pytest.raises(Caught):
         main(["scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "2"])
-    assert (made["replicas"], made["copy_rate"]) == (0, 256 << 20)
+    assert (made["replicas"], made["copy_rate"]) == (0, 32 << 20)
 
 
 def test_a_server_states_its_node_by_an_option_or_the_environment(monkeypatch):
