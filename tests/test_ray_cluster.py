@@ -202,6 +202,43 @@ def test_the_model_has_the_bits_of_a_native_launch(ray_cluster, tmp_path, shared
         assert state(directory) == state(tmp_path / "native")
 
 
+def test_restarted_workers_continue_from_the_last_snapshot(servers, tmp_path):
+    def loop():
+        store = shoal.ray.store()
+        restored = shoal.ray.restore()
+        table = store.table("restarted", **SUMS)
+        for clock in range(2 if restored else 0, 4):
+            table.push(KEYS, np.ones((len(KEYS), 1), np.float32))
+            store.tick()
+            ray.train.report({"restored": restored}, checkpoint=shoal.ray.snapshot() if clock == 1 else None)
+            if clock == 2 and not restored:
+                store.barrier()
+                raise RuntimeError("a worker fails")
+        rows = table.pull(KEYS)[:, 0].tolist()
+        ray.train.report({"restored": restored, "rows": rows}, checkpoint=shoal.ray.snapshot())
+
+    result = shoal.ray.ShoalTrainer(
+        loop,
+        shoal_config=servers.connection,
+        scaling_config=scaling(2),
+        run_config=run_config(tmp_path, failure_config=ray.train.FailureConfig(max_failures=1)),
+    ).fit()
+    assert result.metrics["restored"]
+    assert result.metrics["rows"] == [-8.0] * len(KEYS)  # two workers, four clocks
+
+
+def test_an_error_of_shoal_in_a_worker_reaches_the_caller_of_fit(servers, tmp_path):
+    def loop():
+        raise shoal.CorruptionError("tables-0 is truncated")
+
+    trainer = shoal.ray.ShoalTrainer(
+        loop, shoal_config=servers, scaling_config=scaling(1), run_config=run_config(tmp_path)
+    )
+    with pytest.raises(shoal.CorruptionError, match="tables-0 is truncated") as failed:
+        trainer.fit()
+    assert isinstance(failed.value.__cause__, ray.train.TrainingFailedError)
+
+
 def test_without_replicas_the_loss_of_a_server_is_reported(ray_cluster, tmp_path):
     with shoal.ray.start(config(servers=2)) as cluster:
         os.kill(cluster.servers[0].place.pid, signal.SIGKILL)
