@@ -91,6 +91,19 @@ def test_an_error_of_shoal_is_found_in_those_of_ray():
     assert find_cause(ValueError("another")) is None
 
 
+def test_a_demand_names_the_resource_that_all_nodes_lack():
+    from shoal.ray.demand import Demand
+
+    each = [("servers", 2, {"CPU": 1.0, "rows": 1}), ("workers", 1, {"CPU": 1.5, "GPU": 0})]
+    assert Demand(each).missing({"CPU": 3.5, "rows": 2}) == ""
+    assert Demand(each).missing({"CPU": 3.4, "rows": 2}) == (
+        "the nodes of Ray have 3.4 CPU in all, and 2 x 1 for servers and 1 x 1.5 for workers are needed"
+    )
+    assert "have 0 rows in all, and 2 x 1 for servers are needed" in Demand(each).missing({"CPU": 9})
+    assert Demand(each, reads=True).missing({"CPU": 4, "rows": 2}) == ""
+    assert "and some for the tasks that read the datasets" in Demand(each, reads=True).missing({"CPU": 3.5, "rows": 2})
+
+
 def test_the_functions_of_a_loop_are_refused_outside_of_one():
     for function in (shoal.ray.store, shoal.ray.snapshot, shoal.ray.restore):
         with pytest.raises(RuntimeError, match="no training loop runs here"):

@@ -261,6 +261,19 @@ def test_keys_are_sent_to_the_actors(ray_cluster, tmp_path):
             shoal.connect(cluster.address, timeout=2.0)
 
 
+def test_a_run_that_no_nodes_can_hold_is_an_error_before_it_starts(ray_cluster, tmp_path):
+    trainer = shoal.ray.ShoalTrainer(
+        lambda: None,
+        shoal_config=config(servers=2, timeout=1.0),
+        scaling_config=scaling(1000),
+        run_config=run_config(tmp_path),
+    )
+    with pytest.raises(
+        shoal.DeadlineExceededError, match=r"have \d+ CPU in all, and 2 x 1 for servers and 1000 x 1 for"
+    ):
+        trainer.fit()
+
+
 def test_servers_that_ray_cannot_place_are_an_error_with_the_numbers(ray_cluster):
     with pytest.raises(shoal.DeadlineExceededError, match=r"no place for 2 servers with {'CPU': 1000}"):
         shoal.ray.start(config(servers=2, resources_per_server={"CPU": 1000}, timeout=2.0))

@@ -3,6 +3,7 @@
     config.py      ShoalConfig: how many servers, their resources and copies
     servers.py     start: the scheduler and the servers as actors (actors.py), supervised by the starting process
     connection.py  Connection: address and keys, as tasks and actors receive them
+    demand.py      what a run requests, compared with what the nodes of Ray have
     trainer.py     ShoalTrainer: ray.train's DataParallelTrainer with servers
     loop.py        store, snapshot and restore, for the training loop
     data.py        Hash and HashColumns: datasets of Ray as examples

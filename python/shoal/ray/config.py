@@ -47,7 +47,8 @@ class ShoalConfig:
     heartbeat : float
         Seconds between two heartbeats.
     timeout : float
-        Seconds for Ray to place the servers and for them to join, and the deadline of the workers' calls.
+        Seconds for Ray to have the nodes, to place the servers, and for them to join; and the deadline of the workers'
+        calls.
     storage_roots, storage_options
         Where the servers may read and write files: as in :func:`shoal.launch`.
     shared_storage : bool

@@ -189,8 +189,6 @@ class HashColumns:
     columns : sequence of str
         Those that become int64 keys (the 64 bits of the readers' uint64); the others stay. An empty cell has the key
         that `shoal.torch.Fields` gives it.
-    missing : str
-        The text whose key an empty cell gets; default: that of `shoal.torch.Fields`.
 
     Examples
     --------

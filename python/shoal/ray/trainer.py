@@ -15,6 +15,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from shoal.ray.config import ShoalConfig
 from shoal.ray.connection import Connection
+from shoal.ray.demand import Demand, wait_for_nodes
 from shoal.ray.errors import find_cause
 from shoal.ray.loop import in_cluster
 from shoal.ray.servers import RayCluster, start
@@ -101,11 +102,17 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
 
         Raises
         ------
+        DeadlineExceededError
+            The nodes of Ray have less in all than the servers and workers request, and no other node has joined within
+            the ``timeout`` of ``shoal_config``.
         ShoalError
             The run has failed by an error of shoal, of a worker or of the servers, from which Ray's own was raised.
         ray.train.TrainingFailedError
             It has failed for another reason.
         """
+        if not ray.is_initialized():
+            ray.init()
+        wait_for_nodes(self._demand(), self._timeout())
         storage_path = str(self.run_config.storage_path)
         loop: Callable[..., Any] = self._loop
         with contextlib.ExitStack() as ending:
@@ -130,3 +137,22 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
                 raise cause from error
             finally:
                 self.train_loop_per_worker = loop
+
+    def _demand(self) -> Demand:
+        """Return what the servers, the fewest workers and the tasks that read the datasets request."""
+        config = self.shoal_config.config if isinstance(self.shoal_config, RayCluster) else self.shoal_config
+        scaling = self.scaling_config
+        bundles = [("workers", scaling.min_workers, scaling._resources_per_worker_not_none)]
+        if isinstance(config, ShoalConfig):  # those of a connection are not known
+            bundles.insert(0, ("servers", config.servers, config.resources_per_server))
+        return Demand(bundles, any(not _is_read(dataset) for dataset in (self.datasets or {}).values()))
+
+    def _timeout(self) -> float:
+        config = self.shoal_config.config if isinstance(self.shoal_config, RayCluster) else self.shoal_config
+        return config.timeout
+
+
+def _is_read(dataset: Any) -> bool:
+    from ray.data.dataset import MaterializedDataset  # ray.data takes a second to import
+
+    return isinstance(dataset, MaterializedDataset)
