@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ import pytest
 
 import shoal
 from cluster_fakes import TIMEOUT
+from shoal import checkpoint
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.launch.local_cluster import LocalCluster, running
@@ -99,6 +102,7 @@ class Run:
     store: ClusterStore
     seed: int
     rng: random.Random
+    storage_roots: tuple[Path, ...] = ()
     count: int = 0  # rounds begun
     is_ending: bool = False
     results: list[Any] = field(default_factory=list)
@@ -152,18 +156,25 @@ class Run:
     def serving(self) -> set[int]:
         return {arc["server"] for arc in self.status()["arcs"]}
 
+    def has_copies(self, servers: int) -> bool:
+        """Whether so many servers are members, each slot has its copy, and nothing is being copied."""
+        status = self.status()
+        return (
+            len(status["servers"]) == servers
+            and all(len(arc["copies"]) >= status["replicas"] for arc in status["arcs"])
+            and not any(stream["arriving"] for stream in status["streams"])
+        )
+
+    def is_settled(self, servers: int) -> bool:
+        """Whether copies exist, and so many servers serve equally many slots: nothing will move."""
+        counts = [0] * servers
+        for place, server in zip(range(servers), sorted(self.serving()), strict=False):
+            counts[place] = sum(arc["server"] == server for arc in self.status()["arcs"])
+        return self.has_copies(servers) and max(counts) - min(counts) <= 1
+
     def wait_for_copies(self, servers: int) -> None:
         """Wait until so many servers serve slots, and each slot has its copy."""
-
-        def is_so() -> bool:
-            status = self.status()
-            return (
-                len(status["servers"]) == servers
-                and all(len(arc["copies"]) >= status["replicas"] for arc in status["arcs"])
-                and not any(stream["arriving"] for stream in status["streams"])
-            )
-
-        until(is_so)
+        until(lambda: self.has_copies(servers))
 
     def processes(self) -> dict[int, int]:
         """Return the ranks of the servers, by process."""
@@ -186,20 +197,23 @@ class Run:
 
     def join(self) -> ChildProcess:
         """Start a further server, and wait until it serves slots."""
-        child = self.cluster._role("another server", ["server", "--connect", self.cluster.address])
+        roots = [f"--storage-root={root}" for root in self.storage_roots]
+        child = self.cluster._role("another server", ["server", "--connect", self.cluster.address, *roots])
         self.cluster.servers.append(child)
         self.wait_for_slots(child)
         return child
 
 
 @contextlib.contextmanager
-def a_run(servers: int, replicas: int, consistency: shoal.Consistency, seed: int) -> Iterator[Run]:
+def a_run(
+    servers: int, replicas: int, consistency: shoal.Consistency, seed: int, *storage_roots: Path
+) -> Iterator[Run]:
     print(f"seed {seed}")
     with (
-        running(servers, replicas=replicas, timeout=TIMEOUT) as cluster,
+        running(servers, replicas=replicas, timeout=TIMEOUT, storage_roots=storage_roots or None) as cluster,
         shoal.connect(cluster.address, consistency=consistency, timeout=TIMEOUT) as store,
     ):
-        run = Run(cluster, store, seed, random.Random(seed))
+        run = Run(cluster, store, seed, random.Random(seed), storage_roots)
         try:
             yield run
         finally:
@@ -239,11 +253,14 @@ def test_a_server_joins_while_a_worker_trains_and_slots_move_to_it(mode: str) ->
         run.wait_for_copies(2)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_servers_are_killed_and_stopped_at_random_moments(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("mode", "seed"), [("bsp", 31), ("bsp", 32), ("asp", 40)])
+def test_servers_are_killed_and_stopped_at_random_moments(
+    mode: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1000)
-    with a_run(3, 1, shoal.BSP(), 31 + seed) as run:
-        run.begin(train)
+    work, consistency = WORKS[mode]
+    with a_run(3, 1, consistency, seed) as run:
+        run.begin(work)
         done = []
         for _ in range(4):
             run.wait_for_rounds(25)
@@ -266,6 +283,110 @@ def test_servers_are_killed_and_stopped_at_random_moments(seed: int, monkeypatch
             run.wait_for_copies(3)
         print(done)
         run.end()
+
+
+def test_moves_and_deaths_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1000)
+    with a_run(3, 1, shoal.ASP(), 41) as run:
+        run.begin(do_everything)
+        run.wait_for_rounds(15)
+        run.join()  # the first slots have moved
+        run.kill(run.child_of(0))  # another server is started in its place
+        run.wait_for_copies(4)
+        leaving = run.child_of(1)
+        run.store.drain(1)
+        run.kill(run.child_of(2))
+        assert leaving.process.wait(TIMEOUT) == 0
+        run.wait_for_copies(3)
+        run.end()
+
+
+def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[], bool]]) -> None:
+    """Save again and again until a disturbance has made a save fail, and check what stands after each one.
+
+    ``disturb`` is called when a save has begun to write. It returns a function that returns whether its effects are
+    over: then the next save is disturbed anew.
+    """
+    store, saved = run.store, directory / "saved"
+    table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
+    keys = np.arange(1_000_000, dtype=np.uint64)
+    steps = 0
+
+    def save() -> None:
+        nonlocal steps
+        table.push(keys, -np.ones((len(keys), 1), np.float32))
+        store.tick()
+        steps += 1
+        store.save(saved)
+
+    def check(expected: int) -> None:
+        with shoal.local() as other:
+            other.load(saved)
+            rows = other.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros()).pull(keys)
+            assert np.array_equal(rows, np.full_like(rows, expected))
+
+    save()
+    stands = steps
+    failures: list[str] = []
+    while not failures:
+        assert steps < 60, "no save was interrupted"
+        before = set(saved.iterdir())
+        results: list[Callable[[], bool]] = []
+
+        def wait_and_disturb(before: set[Path] = before, results: list[Callable[[], bool]] = results) -> None:
+            until(lambda: set(saved.iterdir()) - before)
+            results.append(disturb())
+
+        disturbing = threading.Thread(target=wait_and_disturb)
+        disturbing.start()
+        is_over: Callable[[], bool] | None = None
+        while is_over is None or not is_over():  # at least once
+            try:
+                save()
+                stands = steps
+            except shoal.ClusterChangedError as error:
+                failures.append(str(error))
+                check(stands)
+            if not disturbing.is_alive():
+                disturbing.join()
+                (is_over,) = results
+    save()
+    check(steps)
+    print(f"{len(failures)} of {steps} saves failed")
+    reason = re.compile("slots have moved .* during the save .*the former data is kept, save again")
+    assert all(reason.search(failure) for failure in failures), failures
+    manifest = checkpoint.read_manifest(saved)
+    assert {path.name for path in saved.iterdir() if path.suffix == ".slots"} == {
+        file.name for table in manifest.tables for file in table.files
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_save_whose_server_dies_fails_whole_and_the_next_one_succeeds(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1000)
+    with a_run(3, 1, shoal.BSP(), 51, tmp_path) as run:
+
+        def disturb() -> Callable[[], bool]:
+            victim = run.rng.choice(run.cluster.servers)
+            pid = victim.process.pid
+            time.sleep(run.rng.uniform(0, 0.05))
+            victim.signal(number)
+            return lambda: pid not in run.processes() and run.is_settled(3)
+
+        interrupt_saves(run, tmp_path, disturb)
+
+
+def test_a_save_while_slots_move_fails_whole_or_succeeds(tmp_path: Path) -> None:
+    with a_run(2, 1, shoal.BSP(), 61, tmp_path) as run:
+
+        def join() -> Callable[[], bool]:
+            servers = len(run.cluster.servers) + 1
+            run.join()
+            return lambda: run.is_settled(servers)
+
+        interrupt_saves(run, tmp_path, join)
 
 
 def test_when_both_copies_of_a_slot_are_gone_calls_raise_an_error_that_names_the_slots() -> None:

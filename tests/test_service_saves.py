@@ -43,9 +43,9 @@ def begin(*tables: int, sequence: int, rank: int = 0, base: list[int] | None = N
     return Worker(rank).numbers(Op.SAVE_BEGIN, [*(base or [0] * 4), *tables], sequence=sequence, **fields)
 
 
-def tell(save: int, words: bytes = b"", rank: int = 0, more: list[int] | None = None) -> list[Any]:
+def tell(save: int, words: bytes = b"", rank: int = 0, more: list[int] | None = None, **fields: Any) -> list[Any]:
     numbers = np.array([save, *(more or [])], np.uint64)
-    how = {"dtype": WireDtype.UINT8, "count": len(numbers), "sequence": (1 << 63) + 9}
+    how = {"dtype": WireDtype.UINT8, "count": len(numbers), "sequence": (1 << 63) + 9, **fields}
     return Worker(rank)._message(Op.SAVE_POLL, [numbers, words], **how)
 
 
@@ -220,6 +220,24 @@ def test_it_ends_with_its_worker(how: str) -> None:
     assert save.ended
     if how == "dismissed":
         assert len(asked(service, begin(PLAIN, sequence=1, rank=1))[1]) == 4  # the table is free
+
+
+def test_a_save_that_ends_because_slots_leave_is_answered_with_the_newer_epoch() -> None:
+    service = _core.Service(16, [(0, 8), (8, 16)])
+    service.add_table(0, 1, **SGD)
+    service.assign(1, [(0, 8), (8, 16)])
+    service.start_job(1, "asp", 0)
+    service.admit(0, 1, 0)
+    assert asked(service, begin(PLAIN, sequence=1, epoch=1))[0] == Status.OK
+    session = service.next_session()
+    assert one(deliver(service, tell(1, epoch=1))).status == Status.OK
+    service.assign(2, [(0, 8)])
+    assert session is not None
+    assert session.ended
+    for message in (tell(1, epoch=1), begin(PLAIN, sequence=1, epoch=1)):
+        assert one(deliver(service, message)).status == Status.WRONG_EPOCH
+    assert told(service, tell(1, epoch=2)) == (0, b"")
+    assert asked(service, begin(PLAIN, sequence=1, epoch=2)) == (Status.OK, [])
 
 
 def test_a_table_that_goes_is_saved_as_it_was() -> None:

@@ -89,6 +89,9 @@ void Service::save_begin(const Call& call) {
   const CheckpointSession::Name name = name_of(header, header.sequence);
   if (has_done(call)) {
     const CheckpointSession* const save = find_session(name);
+    if (save == nullptr && !check_epoch(call)) {
+      return;
+    }
     return send_words(call, save == nullptr ? std::span<const std::uint64_t>() : save->summaries());
   }
   if ((sessions_closed_ && !replays()) || numbers.size() <= wire::kBaseWords) {
@@ -200,6 +203,9 @@ void Service::save_poll(const Call& call, std::span<const std::uint64_t> numbers
     return send_text(call, Status::kBadRequest, "a poll names one save by its number");
   }
   CheckpointSession* const save = find_session(name_of(call.header, numbers[0]));
+  if (save == nullptr && !check_epoch(call)) {
+    return;  // slots have left, which ended it: by the newer map the worker knows why
+  }
   std::string said;
   if (save != nullptr) {
     said = save->set_request({reinterpret_cast<const char*>(call.bytes.data()), call.bytes.size()});

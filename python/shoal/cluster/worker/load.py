@@ -79,7 +79,8 @@ class ServerLoad(TaskCoordinator):
             directory=directory, options=dict(options), patience=self._patience(), digest=link.digest, slots=slots
         )
         numbers = [*digest_words(link.digest), *(number | _KIND << 32 for number in self._tables)]
-        for endpoint, figures in zip(self._endpoints, self._begin(numbers), strict=True):
+        answers = self._begin(numbers)
+        for endpoint, figures in zip(self._endpoints, answers, strict=True):
             if not figures:
                 raise self._abandoned(endpoint)
         self._run_until("ready", task)

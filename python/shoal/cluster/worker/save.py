@@ -33,7 +33,7 @@ from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.protocol.tasks import MAX_POLL_SECONDS, Report, WriteTask, digest_words, encode
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.tasks import TaskCoordinator
-from shoal.errors import ProtocolError, SaveConflictError, ShoalError
+from shoal.errors import ClusterChangedError, ProtocolError, SaveConflictError, ShoalError
 from shoal.storage.base import StorageDir
 from shoal.table.spec import TableRecord, TableSpec
 
@@ -78,6 +78,8 @@ class ServerSnapshotSet(TaskCoordinator):
         A server does not know what has changed since ``base``.
     SaveConflictError
         Another worker is saving one of the tables.
+    ClusterChangedError
+        Slots moved to other endpoints each time that the snapshots were taken, for the timeout of a call.
     ShoalError
         As of any call.
 
@@ -108,12 +110,16 @@ class ServerSnapshotSet(TaskCoordinator):
                 # The servers are informed of a dead worker too, but some of them later than this worker.
                 if busy.worker not in lost() or time.monotonic() > deadline:
                     raise SaveConflictError(str(busy)) from None
+            except ClusterChangedError:  # nothing has been written
+                if time.monotonic() > deadline:
+                    raise
             time.sleep(MAX_POLL_SECONDS)
 
     def _take(self, numbers: list[int], tables: Sequence[tuple[int, TableSpec, str]], base: ChainEntry | None) -> None:
         self.rows = 0
         try:
-            for endpoint, figures in zip(self._endpoints, self._begin(numbers), strict=True):
+            answers = self._begin(numbers)
+            for endpoint, figures in zip(self._endpoints, answers, strict=True):
                 self._add(endpoint, figures, tables, base)
         except BaseException:
             self.close()

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from shoal import _core
-from shoal.cluster.protocol.slot_map import Endpoint
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.protocol.tasks import (
     ERROR_TYPES,
     MAX_POLL_SECONDS,
@@ -44,17 +44,15 @@ class TaskCoordinator:
     Parameters
     ----------
     channel : Channel
-        Its newest map has the endpoints: those that serve slots. If slots move, the task fails.
+        Its newest map at the beginning has the endpoints: those that serve slots. If slots move, the task fails.
     what : str
         "save" or "load".
     """
 
     def __init__(self, channel: Channel, what: str) -> None:
         self._channel = channel
-        self._map = map = channel.map
-        self._endpoints = map.owners
-        self._slots = [map.run_ranges(endpoint.id)[0][0] for endpoint in map.owners]  # one of each endpoint
         self._what = what
+        self._set_map(channel.map)
         self._open = False
         self._number = 0
         self.clock = 0
@@ -65,8 +63,14 @@ class TaskCoordinator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _set_map(self, map: ClusterMap) -> None:
+        self._map = map
+        self._endpoints = map.owners
+        self._slots = [map.run_ranges(endpoint.id)[0][0] for endpoint in map.owners]  # one of each endpoint
+
     def _begin(self, numbers: list[int]) -> list[list[int]]:
         """Begin with the named tables; return the answer of each endpoint."""
+        self._set_map(self._channel.map)
         future = self._channel.begin(Op.SAVE_BEGIN, 0, payload=[np.array(numbers, np.uint64)], count=len(numbers))
         self._open = True
         self._number = future.call.sequence
