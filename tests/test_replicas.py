@@ -5,6 +5,7 @@ The servers here carry out their assignments in a few lines: arcs are logs of wr
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -38,7 +39,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.scheduler.assignments import Assignments
 from shoal.cluster.scheduler.membership import Membership
-from shoal.cluster.scheduler.planner import Layout
+from shoal.cluster.scheduler.planner import Layout, owned
 from test_membership import FORM, Process, World, renamed
 from test_replay import RecordedWorld, check_replays
 
@@ -373,9 +374,12 @@ def declare_dead(world: ReplicaWorld, server: Server) -> None:
     world.route(world.membership.suspect(server.place.rank, "it does not answer", 1.25, world.now))
 
 
-def command(world: ReplicaWorld, body: object) -> object:
-    """What a tool is answered."""
-    tool = Request(b"tool", 1, body)
+_numbers = itertools.count(1)
+
+
+def command(world: ReplicaWorld, body: object, number: int | None = None) -> object:
+    """What a tool is answered; a request of the same number is a repeated one."""
+    tool = Request(b"tool", next(_numbers) if number is None else number, body)
     ((_, reply),) = [
         (route, message)
         for route, message in world.membership.handle(b"tool", "h", tool, world.now)
@@ -562,6 +566,63 @@ def test_a_drained_server_gives_all_away_and_leaves():
         "without server 0 the cluster has 1 server, and replicas=1 needs 2: start another server first" in refused.text
     )
     assert "no server 7" in command(world, Drain(7)).text
+
+
+def test_a_drain_whose_reply_was_lost_is_answered_the_same_when_it_is_repeated():
+    world = started_recorded(6)
+    reply = command(world, Drain(1), 0)
+    assert isinstance(reply, AcceptedReply)
+    world.settle()
+    world.quiet()
+    assert not world.servers()[1].alive
+    assert command(world, Drain(1), 0) == reply
+    done = command(world, Drain(1))  # of another tool
+    assert done == AcceptedReply("server 1 was drained: other servers have all of its slots")
+    world.recover()
+    assert command(world, Drain(1), 0) == reply
+    assert command(world, Drain(1)) == done
+    world.join_server()
+    world.settle()
+    world.quiet()
+    assert 1 in world.membership._peers.servers  # another server has the rank
+    assert command(world, Drain(1), 0) == reply
+    assert world.membership._replicas.draining == set()
+    check_replays(world)
+    assert isinstance(command(world, Drain(1)), AcceptedReply)
+    assert world.membership._replicas.draining == {1}
+
+
+def test_replies_to_tools_are_kept_for_the_last_requests():
+    world = started(6, servers=3)
+    for _ in range(300):
+        command(world, Rebalance())
+    assert len(world.membership._replicas.commands) == 256
+
+
+def test_a_map_that_returns_arcs_is_published_after_their_server_has_confirmed_it():
+    """The server may have retired them by the map before, which it has not confirmed."""
+    world = started(4, servers=3)
+    assignments = world.membership._assignments
+    giver = world.servers()[0]
+    rank, arcs = giver.place.rank, assignments.newest.arcs
+    before = owned(assignments.newest)[rank]
+    (backup,) = {stream.backup for stream in assignments.newest.streams if before & set(stream.arcs)}
+    weights = {giver.own()[0]: 9, backup: 1}
+    confirm, giver.confirm = giver.confirm, lambda message: None
+    command(world, Rebalance(tuple(weights.get(arc.primary, 5) for arc in arcs)))
+    world.go(1.0)
+    assert before - owned(giver.map)[rank]
+    declare_dead(world, world.server_of(backup))
+    world.go(5.0)
+    assert giver.map == assignments.newest
+    assert before == owned(assignments.newest)[rank]
+    assert assignments.published is not assignments.newest
+    giver.confirm = confirm
+    world.settle()
+    world.quiet()
+    assert assignments.published is assignments.newest
+    world.check_committed()
+    world.check_copies()
 
 
 def test_a_server_that_does_not_carry_out_its_assignment_is_dead_in_the_end():

@@ -90,9 +90,11 @@ class Planned(_Record, frozen=True, tag="planned"):
 
 
 class DrainRequested(_Record, frozen=True, tag="drain"):
-    """A tool asked for the end of a server, without the loss of its arcs."""
+    """A tool asked, by its request of this number, for the end of a server without the loss of its arcs."""
 
     now: float
+    sender: bytes
+    number: int
     server: int
 
 
@@ -100,6 +102,8 @@ class RebalanceRequested(_Record, frozen=True, tag="rebalance"):
     """A tool asked for equal sums of these weights everywhere, one for each arc; none: equally many arcs."""
 
     now: float
+    sender: bytes
+    number: int
     weights: tuple[int, ...] = ()
 
 
@@ -311,6 +315,8 @@ class MembershipState(_State, frozen=True):
     next_endpoint: int
     steps: int
     draining: list[int]
+    drained: list[int]
+    commands: list[tuple[bytes, int, ReplyBody]]
     balance: bool
     weights: tuple[int, ...]
     avoid: list[tuple[int, int, float]]

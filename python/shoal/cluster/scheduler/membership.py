@@ -372,9 +372,9 @@ class Membership:
         elif isinstance(entry, Planned):
             self._replicas.plan()
         elif isinstance(entry, DrainRequested):
-            self._replicas.drain(entry.server)
+            self._replicas.drain(entry)
         elif isinstance(entry, RebalanceRequested):
-            self._replicas.rebalance(entry.weights)
+            self._replicas.rebalance(entry)
         elif isinstance(entry, Probed):
             self._servers.apply_probe(entry)
         elif isinstance(entry, Died):
@@ -542,7 +542,7 @@ class Membership:
         if isinstance(body, GetStatus):  # it changes nothing, so it is no input
             peers.out.append((route, Reply(ask.number, self._cluster_status())))
         elif isinstance(body, Drain | Rebalance | StopCluster):  # from any process; to repeat it changes nothing
-            peers.out.append((route, Reply(ask.number, self._command(body))))
+            peers.out.append((route, Reply(ask.number, self._command(ask.sender, ask.number, body))))
         elif peer is not None:
             if peer.settles(ask) or peer.is_new(ask):
                 self._accept(Asked(peers.now, "", ask), route)
@@ -559,18 +559,22 @@ class Membership:
         else:
             self._accept(Asked(peers.now, host, ask), route)
 
-    def _command(self, body: Drain | Rebalance | StopCluster) -> ReplyBody:
+    def _command(self, sender: bytes, number: int, body: Drain | Rebalance | StopCluster) -> ReplyBody:
         if isinstance(body, StopCluster):
             if not self.ended:
                 self._accept(Ended(self._peers.now))
             return AcceptedReply("the cluster ends")
         if self.broken:
             return ErrorReply("server-lost", self.broken)
-        if isinstance(body, Drain):
-            self._record(DrainRequested(self._peers.now, body.server))
-            return self._replicas.drain(body.server)
-        self._record(RebalanceRequested(self._peers.now, body.weights))
-        return self._replicas.rebalance(body.weights)
+        if (sender, number) not in self._replicas.commands:
+            now = self._peers.now
+            is_drain = isinstance(body, Drain)
+            self._accept(
+                DrainRequested(now, sender, number, body.server)
+                if is_drain
+                else RebalanceRequested(now, sender, number, body.weights)
+            )
+        return self._replicas.commands[sender, number]
 
     def _cluster_status(self) -> StatusReply:
         return status_of(

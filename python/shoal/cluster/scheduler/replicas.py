@@ -30,7 +30,7 @@ from shoal.base.plural import counted
 from shoal.cluster.protocol.messages import AcceptedReply, ErrorReply, ReplyBody, ReportStream
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
 from shoal.cluster.scheduler.assignments import Assignments
-from shoal.cluster.scheduler.inputs import FailoverState, MembershipState, Settings
+from shoal.cluster.scheduler.inputs import DrainRequested, FailoverState, MembershipState, RebalanceRequested, Settings
 from shoal.cluster.scheduler.members import ServerPeer
 from shoal.cluster.scheduler.numbers import NumberSource
 from shoal.cluster.scheduler.orders import Orders
@@ -42,6 +42,7 @@ __all__ = ["Replicas"]
 _AVOID_SECONDS = 5.0  # in which a stream that was closed is not opened again
 _ORDER_SECONDS = 0.05  # until a move is planned again that an operation is in the way of
 _MAX_FAILOVERS = 16  # that are remembered
+_MAX_COMMANDS = 256  # whose replies are kept
 
 
 class Replicas:
@@ -51,6 +52,10 @@ class Replicas:
     ----------
     draining : set of int
         Ranks of servers that are to have no arcs and copies.
+    drained : set of int
+        Ranks of servers that were emptied, unless another server has the rank now.
+    commands : dict of ReplyBody
+        Replies to the last requests of tools, by sender and number.
     failovers : deque of FailoverState
         The last ones.
     """
@@ -70,6 +75,8 @@ class Replicas:
         self._plan_at: float | None = None
         self._noted: ClusterMap | None = None  # the last one that `carried_out` has seen
         self.draining: set[int] = set()
+        self.drained: set[int] = set()
+        self.commands: dict[tuple[bytes, int], ReplyBody] = {}
         self.failovers: deque[FailoverState] = deque(maxlen=_MAX_FAILOVERS)
 
     def save(self) -> dict[str, Any]:
@@ -78,6 +85,8 @@ class Replicas:
             "map": self._assignments.newest,
             "next_endpoint": self._next_endpoint,
             "draining": sorted(self.draining),
+            "drained": sorted(self.drained),
+            "commands": [(*request, reply) for request, reply in self.commands.items()],
             "balance": self._balance,
             "weights": self._weights,
             "avoid": [(*pair, until) for pair, until in self._avoid.items()],
@@ -88,6 +97,8 @@ class Replicas:
     def restore(self, state: MembershipState) -> None:
         """Take a saved state."""
         self._next_endpoint, self.draining = state.next_endpoint, set(state.draining)
+        self.drained = set(state.drained)
+        self.commands = {(sender, number): reply for sender, number, reply in state.commands}
         self._balance, self._weights = state.balance, state.weights
         self._avoid = {(primary, backup): until for primary, backup, until in state.avoid}
         self._plan_at = state.plan_at
@@ -117,6 +128,7 @@ class Replicas:
         self._next_endpoint += len(server.addresses)
         endpoints = [Endpoint(first + k, address, server.rank) for k, address in enumerate(server.addresses)]
         server.member = True
+        self.drained.discard(server.rank)
         self._balance, self._weights = True, ()
         layout, map = self._layout()
         self._assignments.newest = layout.to_map(map.epoch + 1, endpoints)
@@ -220,8 +232,13 @@ class Replicas:
         self._change(layout.to_map(map.epoch + 1))
         return AcceptedReply("the stream is closed")
 
-    def drain(self, rank: int) -> ReplyBody:
+    def drain(self, request: DrainRequested) -> None:
         """Begin to empty a server."""
+        self._reply(request, self._drain(request.server))
+
+    def _drain(self, rank: int) -> ReplyBody:
+        if rank in self.drained:
+            return AcceptedReply(f"server {rank} was drained: other servers have all of its slots")
         fault = self._drain_error(rank)
         if fault:
             return ErrorReply("input", fault)
@@ -244,8 +261,11 @@ class Replicas:
             )
         return ""
 
-    def rebalance(self, weights: tuple[int, ...]) -> ReplyBody:
+    def rebalance(self, request: RebalanceRequested) -> None:
         """Begin to move arcs until all endpoints have equal sums of weights, or equally many arcs."""
+        self._reply(request, self._rebalance(request.weights))
+
+    def _rebalance(self, weights: tuple[int, ...]) -> ReplyBody:
         map = self._assignments.newest
         if map is None:
             return ErrorReply("input", "not all servers have joined yet: there are no slots to move")
@@ -254,6 +274,12 @@ class Replicas:
         self._balance, self._weights = True, weights
         self._plan_at = self._peers.now
         return AcceptedReply(f"slots move until all endpoints have equal{' sums of weights' if weights else 'ly many'}")
+
+    def _reply(self, request: DrainRequested | RebalanceRequested, reply: ReplyBody) -> None:
+        """Keep the reply to a request: a tool repeats the request until it has received the reply."""
+        self.commands[request.sender, request.number] = reply
+        if len(self.commands) > _MAX_COMMANDS:
+            del self.commands[next(iter(self.commands))]
 
     # --- planning ---------------------------------------------------------------------------------------------
 
@@ -294,6 +320,7 @@ class Replicas:
                 for id in ids:
                     del layout.endpoints[id]
                 server.member = False
+                self.drained.add(rank)
                 self._peers.notes.append(f"server {rank} is empty: it ends")
                 released = True
         return released
