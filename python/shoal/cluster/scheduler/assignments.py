@@ -120,6 +120,7 @@ class Assignments:
                     server.offered_at = self._peers.running
                 server.offered_epoch = map.epoch
                 server.may_serve |= own.get(server.rank, set())
+                server.serves &= own.get(server.rank, set())  # it may retire the others from now on
                 self.send(server)
         if not givers and not takers and self.published is not map:
             was_published, self.published = self.published is not None, map
