@@ -82,7 +82,10 @@ class History:
         self.lives.append(life)
 
     def died(self, client):
-        self.life(client).died = self._next()
+        """A worker has died, or the scheduler has declared it dead: its pushes count once or not at all."""
+        life = self.life(client)
+        if life.died is None:
+            life.died = self._next()
 
     def pull(self, client, table, keys):
         event = Event(self.life(client), client.clock, self._next(), table=table, keys=tuple(keys))

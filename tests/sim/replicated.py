@@ -11,7 +11,7 @@ import msgspec
 
 from shoal import _core
 from shoal.cluster.protocol import messages as m
-from shoal.cluster.scheduler.inputs import Input, MembershipState
+from shoal.cluster.scheduler.inputs import Died, Input, MembershipState
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.server.assignment import ServerControl
 from sim.invariants import Monitor
@@ -300,6 +300,10 @@ class Replicated(Whole):
 
     def record(self, entry):
         self.uncommitted.append(msgspec.msgpack.encode(entry))
+        if isinstance(entry, Died):
+            process = self.processes[entry.sender]
+            if isinstance(process, WorkerProcess) and process.client is not None:
+                self.history.died(process.client)
 
     def route(self, outgoing):
         """Send messages of the scheduler, once what they depend on is stored."""

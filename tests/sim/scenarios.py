@@ -16,7 +16,7 @@ __all__ = ["MODES", "SCENARIOS", "Scenario", "find_violations", "prepare", "run"
 MODES = {"bsp": ("bsp", 0), "ssp": ("ssp", 2), "asp": ("asp", 0)}
 SHORT, LONG = 0.1, 0.6  # seconds; a process is declared dead after 0.25
 DANGEROUS = ("kill", "stop", "cut")  # a server may die, or be declared dead
-HARMLESS = ("scheduler", "stall", "worker", "zombie", "join", "drain", "rebalance", "table")
+HARMLESS = ("scheduler", "stall", "worker", "zombie", "mute", "join", "drain", "rebalance", "table")
 SLOW = 100_000  # bytes per second of a copy: an arc takes some hundredths of a second
 
 
@@ -127,6 +127,10 @@ def _happen(cluster, program, rng, fault):
         cluster.stalled_until = cluster.network.now + rng.choice([SHORT, LONG])
     elif fault in ("worker", "zombie"):
         cluster.replace_one(program, fault == "zombie")
+    elif fault == "mute":  # the scheduler declares a worker dead that runs on until it is told
+        running = [one for one in cluster.worker_processes if one.alive and one.client and not one.client.finished]
+        if running:
+            cluster.cut(rng.choice(running), None, LONG)
     elif fault == "join":
         cluster.add_server()
     elif fault == "drain":
@@ -152,7 +156,7 @@ def find_violations(cluster):
     if cluster.map is None or cluster.membership.broken:
         return found or [cluster.membership.broken or "the cluster does not form"]
     found += [f"{checker}: {text}" for checker, text in violations(cluster)]
-    if scenario.mode == "bsp" and scenario.tables == "mixed" and not {"worker", "zombie"} & set(cluster.happened):
+    if scenario.mode == "bsp" and scenario.tables == "mixed" and not cluster.replaced:
         undisturbed = run(cluster.seed, replace(scenario, faults=(), random_faults=0, weather=CALM, disk=0.0))
         found += _differences(cluster, undisturbed)
     return found
@@ -200,6 +204,7 @@ def _scenarios():
         "cut": {"faults": ("cut",)},
         "scheduler": {"faults": ("scheduler",)},
         "worker": {"faults": ("worker",)},
+        "mute": {"faults": ("mute",)},
         "kill-scheduler": {"faults": ("kill", "scheduler")},
         "worker-kill-worker": {"faults": ("worker", "kill", "worker")},
         "kill-join-kill": {"faults": ("kill", "join", "kill")},

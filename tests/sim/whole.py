@@ -13,6 +13,7 @@ from shoal.cluster.scheduler.inputs import Input, MembershipState
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.peers import DEAD_AFTER
 from shoal.cluster.server.assignment import obey
+from shoal.errors import FencedError
 from sim.cluster import Client, Cluster
 
 HEARTBEAT = 0.05
@@ -160,6 +161,18 @@ class WorkerProcess(Process):
     def leave(self):
         if self.client.error is None:
             self.ask(m.Leave())
+
+    def ended(self):
+        """The scheduler refuses this worker: its calls fail, and another process starts in its place."""
+        self.alive = False
+        if self.client is not None:
+            if self.client.finished and self.client.error is None:
+                return  # it has not received the reply to its request to leave
+            self.freeze()
+            self.client.requests.close(FencedError(self.fault.text), self.world.network.now)
+            self.client.go()
+        self.world.replaced += 1
+        self.world.join(self.program)
 
     def told(self, event):
         if isinstance(event, m.ServerGone) and self.client is not None:

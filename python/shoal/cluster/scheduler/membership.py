@@ -568,12 +568,10 @@ class Membership:
             return ErrorReply("server-lost", self.broken)
         if (sender, number) not in self._replicas.commands:
             now = self._peers.now
-            is_drain = isinstance(body, Drain)
-            self._accept(
-                DrainRequested(now, sender, number, body.server)
-                if is_drain
-                else RebalanceRequested(now, sender, number, body.weights)
-            )
+            if isinstance(body, Drain):
+                self._accept(DrainRequested(now, sender, number, body.server))
+            else:
+                self._accept(RebalanceRequested(now, sender, number, body.weights))
         return self._replicas.commands[sender, number]
 
     def _cluster_status(self) -> StatusReply:
