@@ -25,6 +25,14 @@ def test_without_ray_the_error_names_the_extra():
     assert done.stderr.endswith("ImportError: shoal.ray needs Ray 2.58 or later: pip install 'shoal[ray]'\n")
 
 
+def test_without_ray_the_command_line_names_the_extra():
+    code = "import sys; sys.modules['ray'] = None\nimport shoal.cli\n"
+    done = run(code + "sys.exit(shoal.cli.main(['launch', '--engine', 'ray', 'train.py']))")
+    assert done.returncode != 0
+    assert "pip install 'shoal[ray]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_server_needs_neither_ray_train_nor_ray_data():
     done = run("import sys, shoal.ray.actors; print({'ray.train', 'ray.data', 'pandas', 'pyarrow'} & set(sys.modules))")
     assert done.stdout == "set()\n", done.stderr

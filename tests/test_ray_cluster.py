@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
-from ray_nodes import PATIENCE, wait_until
+from ray_nodes import PATIENCE, VARIABLES, wait_until
 from shoal.cluster.launch.local_cluster import running
 from shoal.tools import demo
 
@@ -277,3 +278,45 @@ def test_a_run_that_no_nodes_can_hold_is_an_error_before_it_starts(ray_cluster, 
 def test_servers_that_ray_cannot_place_are_an_error_with_the_numbers(ray_cluster):
     with pytest.raises(shoal.DeadlineExceededError, match=r"no place for 2 servers with {'CPU': 1000}"):
         shoal.ray.start(config(servers=2, resources_per_server={"CPU": 1000}, timeout=2.0))
+
+
+PROGRAM = """\
+import os, sys, time
+import numpy as np
+import shoal
+
+with shoal.connect() as store:
+    table = store.table("sums", optimizer=shoal.SGD(lr=1.0))
+    table.push(np.arange(3, dtype=np.uint64), np.ones((3, 1), np.float32))
+    store.tick()
+    print("rows", table.pull(np.arange(3, dtype=np.uint64))[:, 0].tolist(), os.path.basename(os.getcwd()), sys.argv[1:])
+    store.barrier()
+    rank = store.rank
+if rank == 1:
+    sys.exit(7)
+try:
+    time.sleep(600)
+finally:
+    print("terminated")
+"""
+
+
+def launch_on_ray(folder, address, *arguments):
+    (folder / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "shoal", "launch", "--engine", "ray", "--servers", "2", *arguments]
+    return subprocess.run(
+        [*command, "--timeout", str(PATIENCE), "train.py", "--word"],
+        cwd=folder,
+        env={**os.environ, **VARIABLES, "RAY_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE,
+    )
+
+
+def test_shoal_launch_runs_a_program_on_ray_and_ends_with_the_status_of_the_worker_that_fails(ray_cluster, tmp_path):
+    done = launch_on_ray(tmp_path, ray_cluster.address, "--workers", "2")
+    assert done.returncode == 7, done.stderr
+    lines = sorted(line for line in (done.stdout + done.stderr).splitlines() if line.startswith("[") and "rows" in line)
+    assert lines == [f"[{rank}] rows [-2.0, -2.0, -2.0] {tmp_path.name} ['--word']" for rank in range(2)]
+    assert "worker 1 ended with status 7; its last output: \nrows" in done.stderr

@@ -70,7 +70,7 @@ PYTHON = {
     "tools.compact": "errors storage checkpoint export",
     "cli": "_core errors consistency optim lifecycle base table storage checkpoint export store data metrics models "
     "torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
-    "tools.reports tools.sizing tools.convert tools.demo tools.compact",
+    "ray tools.reports tools.sizing tools.convert tools.demo tools.compact",
     "__main__": "cli",
     "__init__": "errors consistency schedules optim lifecycle table export store data metrics models torch serve "
     "sklearn "

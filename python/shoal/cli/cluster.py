@@ -56,6 +56,7 @@ examples:
   $ shoal launch --servers 3 --replicas 1 train.py              # a server that dies is replaced
   $ mpirun -np 7 shoal launch --servers 2 train.py              # scheduler, 2 servers, 4 workers
   $ srun -n 7 shoal launch --servers 2 train.py
+  $ shoal launch --engine ray --servers 4 --replicas 1 --workers 8 train.py    # on the nodes of a cluster of Ray
 
 The program calls shoal.connect(), which reads its rank and the scheduler's address from the environment. The exit
 status is 0 if all workers succeed, otherwise that of the first process that fails. Ctrl-C and SIGTERM are forwarded to
@@ -146,6 +147,13 @@ def add(commands: Any) -> None:
     _common(server)
 
     launch = command(commands, "launch", "Run a program on a new cluster.", LAUNCH_EXAMPLES, run_launch)
+    launch.add_argument(
+        "--engine",
+        choices=["local", "ray"],
+        default="local",
+        help="what places and starts the processes: this command, on this machine, or Ray, on the cluster that "
+        "RAY_ADDRESS names or that runs here, otherwise on this machine (default: %(default)s)",
+    )
     launch.add_argument("--servers", type=int, default=1, metavar="N", help="number of servers (default: %(default)s)")
     launch.add_argument(
         "--workers", type=int, metavar="N", help="number of workers, each of which runs the program (default: 1)"
@@ -360,6 +368,8 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
     from shoal.cluster.protocol.environment import find_group, find_keys
 
     program = [arguments.program, *arguments.arguments]
+    if arguments.engine == "ray":
+        return _launch_on_ray(arguments, program)
     group = find_group(os.environ)
     if group is not None and group.size > 1 and group.launcher in ("mpirun", "srun"):
         if arguments.workers is not None and arguments.workers != group.size - arguments.servers - 1:
@@ -421,6 +431,39 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
         return Answer("", {})
     warn(f"{first.name} {first.describe_end()}")
     return Answer("", {}, exit_status(first) or FAILED)
+
+
+def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
+    """Run a program on a new cluster, whose processes are actors of Ray."""
+    from shoal.cluster.protocol.environment import find_keys
+    from shoal.ray import ShoalConfig, start
+    from shoal.ray.launch import connected, run_workers
+
+    workers = 1 if arguments.workers is None else arguments.workers
+    if workers < 1 or arguments.servers < 1:
+        raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
+    if arguments.connect is not None:
+        raise ValueError(f"--connect {arguments.connect}: Ray places the scheduler. Leave it out")
+    config = ShoalConfig(
+        servers=arguments.servers,
+        replicas=arguments.replicas,
+        threads=arguments.threads,
+        resources_per_server={"CPU": arguments.threads},
+        memory=arguments.memory,
+        copy_rate=arguments.copy_rate,
+        timeout=arguments.timeout,
+        storage_roots=arguments.storage_root,
+        storage_options=dict(arguments.storage_option),
+        curve=None if arguments.insecure else arguments.curve or find_keys(os.environ),
+        insecure=arguments.insecure,
+        journal=arguments.journal,
+    )
+    with connected(config, workers), start(config, workers=workers) as cluster:
+        failed = run_workers(cluster, program, workers, log_line, grace=arguments.grace, warn=warn)
+    if failed is None:
+        return Answer("", {})
+    warn(f"{failed.name} {failed.text}")
+    return Answer("", {}, failed.status or FAILED)
 
 
 def _keys(directory: str | None, role: str) -> Keys | None:

@@ -6,6 +6,7 @@
     demand.py      what a run requests, compared with what the nodes of Ray have
     trainer.py     ShoalTrainer: ray.train's DataParallelTrainer with servers
     loop.py        store, snapshot and restore, for the training loop
+    launch.py      `shoal launch --engine ray`
     data.py        Hash and HashColumns: datasets of Ray as examples
     errors.py      the errors of shoal that Ray has wrapped
 

@@ -33,7 +33,7 @@ from shoal.cluster.protocol.environment import PORT, ProcessIdentity
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
 
-__all__ = ["GRACE_SECONDS", "run_member", "run_workers"]
+__all__ = ["GRACE_SECONDS", "no_op", "run_member", "run_workers", "supervised"]
 
 GRACE_SECONDS = 60.0  # for workers to save their state after they are asked to end
 
@@ -46,9 +46,10 @@ def no_op(line: str) -> None:
     """Ignore a message."""
 
 
-def program(command: Sequence[str]) -> list[str]:
-    """Return the command line of a program: a ``.py`` file is run by this Python."""
-    return [sys.executable, *command] if command[0].endswith(".py") else list(command)
+def supervised(command: Sequence[str]) -> list[str]:
+    """Return the command line of a program that ends with this process; a ``.py`` file is run by this Python."""
+    supervisor = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid())]
+    return [*supervisor, *([sys.executable] if command[0].endswith(".py") else []), *command]
 
 
 def _start_worker(
@@ -63,11 +64,8 @@ def _start_worker(
     identity = {"SHOAL_SCHEDULER": address, "SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
     if curve is not None:
         identity["SHOAL_CURVE"] = os.path.abspath(curve)
-    supervised = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid())]
     prefix = f"[{rank}] " if workers > 1 else ""
-    return ChildProcess(
-        f"worker {rank}", [*supervised, *program(command)], identity, ended, lambda line: emit(prefix + line)
-    )
+    return ChildProcess(f"worker {rank}", supervised(command), identity, ended, lambda line: emit(prefix + line))
 
 
 def run_workers(
