@@ -643,6 +643,25 @@ def test_a_stale_worker_is_fenced_and_everything_ends():
     assert r.next_time() is None
 
 
+@pytest.mark.parametrize("ends", ["fenced", "lost", "closed"])
+def test_a_tick_does_not_leave_because_its_pushes_have_failed(ends):
+    r = requests()
+    failed = push(r)
+    asked = taken(r)[0]
+    tick = r.tick(0, [1], 0.0, 9.0)
+    assert not r.outgoing
+    if ends == "fenced":
+        r.receive(A, asked.answer(Status.FENCED), 0.1)
+    elif ends == "lost":
+        r.lose(0, "silent for 10.2 s", 0.1)
+    else:
+        r.close(NotConnectedError("over"), 0.1)
+    assert failed.error is not None
+    assert tick.error is not None
+    r.on_time(5.0)
+    assert not r.outgoing  # B would count a clock without the push
+
+
 @pytest.mark.parametrize(
     ("status", "text", "kind", "match"),
     [

@@ -122,7 +122,7 @@ class Requests:
         self.counts: Counter[str] = Counter()
         self._peers: dict[str, EndpointState] = {}
         self._parts: dict[tuple[str, int, int], RequestPart] = {}  # sent, not answered
-        self._calls: set[Call] = set()  # not settled
+        self._calls: dict[Call, None] = {}  # not settled, in the order of the calls
         self._open: dict[int, Call] = {}  # writes that are not settled, by sequence, ascending
         self._refused: list[MisroutedSlots] = []
         self._lost: dict[str, str] = {}  # address -> why
@@ -213,7 +213,7 @@ class Requests:
             self._open[call.sequence] = call
         self._begun += 1
         call.serial = self._begun
-        self._calls.add(call)
+        self._calls[call] = None
         self._timers.add(call.deadline, call)
         for part in parts:
             self._queue(part, now)
@@ -269,7 +269,7 @@ class Requests:
     def _pump(self, peer: EndpointState, now: float) -> None:
         """Send from the front of an endpoint's queue while window and credit permit."""
         queue = peer.queue
-        while queue:
+        while queue and self._closed is None:
             part = queue[0]
             if part not in part.call.parts:  # its call was settled, or it was cut anew
                 queue.popleft()
@@ -597,11 +597,13 @@ class Requests:
         for call in list(self._calls):
             for part in call.parts:
                 if part.address in self._lost:
-                    self._settle(call, now, self._lost_error(part, now))
+                    # Nothing is sent until all have failed: a tick would leave as soon as its pushes have.
+                    self._settle(call, now, self._lost_error(part, now), pump=False)
                     break
+        self._pump_all(now)
 
     def close(self, error: ShoalError, now: float) -> None:
-        """Settle every call, also later ones, with this error."""
+        """Settle every call, also later ones, with this error. Nothing is sent any more."""
         self._closed = self._closed or error
         for call in list(self._calls):
             self._settle(call, now, self._closed)
@@ -662,14 +664,14 @@ class Requests:
     def _lost_error(self, part: RequestPart, now: float) -> ServerLostError:
         return server_lost_error(part, self._peer(part), self._lost[part.address], now)
 
-    def _settle(self, call: Call, now: float, error: ShoalError | None = None) -> Call:
+    def _settle(self, call: Call, now: float, error: ShoalError | None = None, *, pump: bool = True) -> Call:
         if call.done:
             return call
         call.done = True
         call.error = error
         if error is not None:
             call.result = None
-        self._calls.discard(call)
+        self._calls.pop(call, None)
         for part in list(call.parts):
             self._forget(part)
         if call.misrouted:
@@ -682,7 +684,8 @@ class Requests:
         self._ticks.pop(call, None)
         if call.op == Op.TICK and error is not None:
             self.close(error, now)  # the clock cannot end: later pushes would have no effect
-        self._pump_all(now)
+        if pump:
+            self._pump_all(now)
         if call.on_done is not None:
             call.on_done(call)
         return call
