@@ -77,6 +77,19 @@ def test_who_is_silent_is_replaced_and_nothing_is_lost_or_done_twice(mode, zombi
     assert seen["fenced"] >= 2 * zombies
 
 
+def test_a_seed_is_replayed_exactly_whatever_ran_before():
+    def outcome():
+        cluster, program = whole(4, "bsp")
+        for clock in (3, 7):
+            cluster.once(clock, cluster.replace_one, program, True)
+        cluster.run()
+        return cluster.network.now, cluster.network.delivered
+
+    kept = [outcome()]
+    others = [[object() for _ in range(1000 * k)] for k in range(6)]  # other addresses for the next run's objects
+    assert len({*kept, *(outcome() for _ in others)}) == 1
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_scheduler_that_dies_and_replays_its_inputs_changes_nothing_for_anybody(mode):
     generations = 0
