@@ -157,7 +157,7 @@ py: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests'
 	@$(pytest) -m 'not ray'
 	$(say) 'Python tests on Ray'
-	@$(BIN)/python -m pytest --quiet -m ray
+	@$(BIN)/python -m pytest --quiet -m ray tests/test_ray*.py
 
 fast: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests, but for the slow ones'

@@ -736,6 +736,7 @@ def test_inductor_compiles_a_model(local, name, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # it pays from two kernels on
+    monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)  # else it compiles a program to find out
     torch.compiler.reset()
     table = local.table(name, dim=4, optimizer=shoal.SGD(lr=1.0))
     model = torch.nn.Sequential(shoal.torch.Embedding(table), torch.nn.Flatten())
