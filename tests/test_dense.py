@@ -148,3 +148,73 @@ def test_arrays_that_do_not_fit_are_refused_and_change_nothing():
             table.assign(np.full((2, 3), np.inf, np.float32))
         assert table.pull().tolist() == [[0.0] * 3] * 2
         assert len(table.table) == 0
+
+
+# --- as an array ----------------------------------------------------------------------------------------------------
+
+INDICES = [
+    0, -1, np.int64(3), slice(None), slice(2, 5), slice(-2, None), slice(4, 1, -1), slice(None, None, 3), slice(5, 2),
+    (2, 1), (slice(1, 4), 2), (slice(3, None), slice(None), -1), (1, ...), ..., (..., 0), None, (0, None, 2),
+    [0, 3], (slice(2), [1, 2]), ([0, 1], 2), np.arange(7) % 2 == 0, (slice(6, 0, -2), 1, slice(1, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [1, 4, 13, 1024])
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_parts_are_those_of_a_numpy_array(index, block):
+    values = np.random.default_rng(5).normal(size=(7, 3, 4)).astype(np.float32)
+    with shoal.local() as store:
+        table = store.dense("w", values.shape, block=block)
+        table.assign(values)
+        part = table[index]
+        assert part.shape == values[index].shape
+        assert part.tobytes() == values[index].tobytes()
+        np.asarray(part)[...] = 0
+        assert table.pull().tobytes() == values.tobytes()
+
+
+def test_a_row_reads_its_blocks_only(monkeypatch):
+    with shoal.local() as store:
+        table = store.dense("w", (100, 64), block=64)
+        asked = []
+        pull = shoal.Table.pull
+        monkeypatch.setattr(shoal.Table, "pull", lambda self, keys: asked.append(keys.tolist()) or pull(self, keys))
+        assert table[7].shape == (64,)
+        assert table[97:, 3].shape == (3,)
+        assert table[5:5].shape == (0, 64)
+        assert asked == [[7], [97, 98, 99], []]
+
+
+@pytest.mark.parametrize("index", [7, -8, (0, 3), (slice(None), 0, 0, 0)], ids=str)
+def test_an_index_outside_of_the_array_is_refused(index):
+    with shoal.local() as store, pytest.raises(IndexError):
+        store.dense("w", (7, 3))[index]
+
+
+def test_numpy_takes_it_as_an_array():
+    with shoal.local() as store:
+        table = store.dense("w", (2, 3), shoal.SGD(lr=1.0))
+        table += -np.arange(6, dtype=np.float32).reshape(2, 3)
+        assert np.asarray(table).tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert np.asarray(table, np.float64).dtype == np.float64
+        assert (len(table), table.ndim, table.dtype) == (2, 2, np.float32)
+        assert (table @ [1, 1, 1]).tolist() == [3, 12]
+        assert ([1, 1] @ table).tolist() == [3, 5, 7]
+        assert (np.ones((4, 2), np.float32) @ table).shape == (4, 3)
+        assert np.add(table, 1).tolist() == [[1, 2, 3], [4, 5, 6]]
+        with pytest.raises(ValueError, match="cannot be read without a copy"):
+            np.asarray(table, copy=False)
+
+
+def test_what_would_change_a_part_is_refused():
+    with shoal.local() as store:
+        table = store.dense("w", (2, 3))
+        with pytest.raises(TypeError, match="push a gradient, or assign"):
+            table[0] = 1.0
+        with pytest.raises(TypeError, match=r"is changed by \+= gradient"):
+            table -= np.ones((2, 3), np.float32)
+        with pytest.raises(ValueError, match=r"shape \(2, 3\), got grad \(2,\)"):
+            table += np.ones(2, np.float32)
+        with pytest.raises(TypeError, match="is a single number"):
+            len(store.dense("n", ()))
+        assert table.pull().tolist() == [[0.0] * 3] * 2

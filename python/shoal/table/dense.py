@@ -12,7 +12,7 @@ Threads: immutable but for its table; safe from any thread.
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,14 @@ class DenseTable:
     ...     bias.push(np.array([[1, 2], [3, 4]], np.float32)).wait()
     ...     bias.pull().tolist()
     [[-0.5, -1.0], [-1.5, -2.0]]
+
+    It reads like an array, and ``+=`` pushes a gradient:
+
+    >>> with shoal.local() as store:
+    ...     w = store.dense("w", (2, 3), shoal.SGD(lr=1.0))
+    ...     w += -np.ones((2, 3), np.float32)
+    ...     w[1].tolist(), (w @ np.ones(3)).tolist(), float(np.asarray(w).mean())
+    ([1.0, 1.0, 1.0], [3.0, 3.0], 1.0)
     """
 
     def __init__(self, table: Table, shape: tuple[int, ...]) -> None:
@@ -78,6 +86,16 @@ class DenseTable:
     def size(self) -> int:
         """Numbers in the array."""
         return self._size
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the array."""
+        return len(self._shape)
+
+    @property
+    def dtype(self) -> np.dtype[np.float32]:
+        """Type of the array's numbers: float32."""
+        return np.dtype(np.float32)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -151,6 +169,85 @@ class DenseTable:
             Finite. On a cluster every worker may assign the same values before its first tick.
         """
         self._table.assign(self._keys, self._blocks(values, "values"))
+
+    # --- as an array --------------------------------------------------------------------------------------------
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Read the array, for functions of NumPy: ``numpy.asarray(dense)``.
+
+        Raises
+        ------
+        ValueError
+            ``copy=False`` is asked for: what is read is always a copy.
+        """
+        if copy is False:
+            raise ValueError(f"dense table {self.name!r} cannot be read without a copy: use copy=None or True")
+        return self.pull() if dtype is None else self.pull().astype(dtype, copy=False)
+
+    def __len__(self) -> int:
+        """Return the size of the first dimension."""
+        if not self._shape:
+            raise TypeError(f"dense table {self.name!r} is a single number: it has no length")
+        return self._shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read a part, as NumPy indexes; of a first index that is a number or a range, only the blocks that it needs.
+
+        Parameters
+        ----------
+        index : int, slice, ..., array or tuple of these
+
+        Returns
+        -------
+        float32 array or number
+            A copy.
+        """
+        first, *others = index if isinstance(index, tuple) else (index,)
+        if not self._shape or isinstance(first, bool) or not isinstance(first, int | np.integer | slice):
+            return self.pull()[index]
+        if isinstance(first, slice):
+            rows = range(len(self))[first]
+            low = min(rows, default=0)
+            read = self._read(low, max(rows, default=-1) + 1)
+            return (read if rows.step == 1 else read[np.array(rows, np.intp) - low])[(slice(None), *others)]
+        row = range(len(self))[first]  # IndexError, as of a list
+        return self._read(row, row + 1)[(0, *others)]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Refuse: a part is changed by gradients, the whole by `assign`."""
+        raise TypeError(
+            f"dense table {self.name!r} has no assignment to a part: push a gradient, or assign(values) the whole array"
+        )
+
+    def __iadd__(self, grad: npt.ArrayLike) -> Self:
+        """Push a gradient: ``dense += grad`` is ``dense.push(grad)``. What is added depends on the optimizer."""
+        self.push(grad)
+        return self
+
+    def _refuse_in_place(self, _: Any) -> NoReturn:
+        """Refuse ``dense -= x`` and its like, after which the name would be that of a NumPy array."""
+        raise TypeError(f"dense table {self.name!r} is changed by += gradient (the optimizer's step) or assign(values)")
+
+    __isub__ = __imul__ = __itruediv__ = __imatmul__ = _refuse_in_place
+
+    def __matmul__(self, other: npt.ArrayLike) -> Any:
+        """Return the matrix product of the array, as it is read now, with another one."""
+        return self.pull() @ np.asarray(other)
+
+    def __rmatmul__(self, other: npt.ArrayLike) -> Any:
+        """Return the matrix product of another array with this one, as it is read now."""
+        return np.asarray(other) @ self.pull()
+
+    def _read(self, low: int, high: int) -> Values:
+        """Read the rows ``low`` to ``high - 1`` of the first dimension."""
+        row = self._size // self._shape[0]
+        block = self._table.dim
+        first = low * row // block
+        numbers = self._table.pull(self._keys[first : -(-high * row // block)]).reshape(-1)
+        begin = low * row - first * block
+        return numbers[begin : begin + (high - low) * row].reshape(high - low, *self._shape[1:])
+
+    # --- blocks -------------------------------------------------------------------------------------------------
 
     def _blocks(self, array: npt.ArrayLike, what: str) -> Values:
         values: npt.NDArray[Any] = np.asarray(array)
