@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
@@ -170,6 +171,13 @@ class Relays:
             listener.close()
         for one in connections:
             one.close()
+
+
+def has_copies(status: dict[str, Any]) -> bool:
+    """Whether each slot has its copies by the status of a cluster, and nothing is being copied."""
+    return all(len(arc["copies"]) >= status["replicas"] for arc in status["arcs"]) and not any(
+        stream["arriving"] for stream in status["streams"]
+    )
 
 
 def wait_until(what: Callable[[], object], why: str) -> None:

@@ -23,6 +23,7 @@ import pytest
 
 import shoal
 from cluster_fakes import TIMEOUT
+from relay import has_copies
 from shoal import checkpoint
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.launch.child import ChildProcess
@@ -159,11 +160,7 @@ class Run:
     def has_copies(self, servers: int) -> bool:
         """Whether so many servers are members, each slot has its copy, and nothing is being copied."""
         status = self.status()
-        return (
-            len(status["servers"]) == servers
-            and all(len(arc["copies"]) >= status["replicas"] for arc in status["arcs"])
-            and not any(stream["arriving"] for stream in status["streams"])
-        )
+        return len(status["servers"]) == servers and has_copies(status)
 
     def is_settled(self, servers: int) -> bool:
         """Whether copies exist, and so many servers serve equally many slots: nothing will move."""

@@ -14,6 +14,7 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, Server, cluster
+from relay import has_copies
 from shoal import checkpoint
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.protocol.curve import make_keys
@@ -210,6 +211,7 @@ def test_no_push_is_lost_or_applied_twice_when_the_process_of_a_server_is(number
             for _ in range(STEPS // 2):
                 assert reached.acquire(timeout=TIMEOUT)
             process = made.servers[1].process
+            eventually(lambda: has_copies(store.cluster()))
             process.send_signal(number)
             training.join(TIMEOUT)
             assert not training.is_alive()
@@ -230,5 +232,6 @@ def test_streams_between_servers_are_encrypted_with_the_keys_of_servers(tmp_path
         table.push(KEYS, -np.ones(len(KEYS), np.float32))
         store.tick()
         table.pull(KEYS)
+        eventually(lambda: has_copies(store.cluster()))
         made.servers[1].process.kill()
         np.testing.assert_array_equal(table.pull(KEYS).ravel(), np.ones(len(KEYS)))

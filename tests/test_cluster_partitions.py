@@ -20,7 +20,7 @@ import pytest
 
 import shoal
 from cluster_fakes import TIMEOUT
-from relay import FAR, NEAR, Fault, Relays, wait_until
+from relay import FAR, NEAR, Fault, Relays, has_copies, wait_until
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.launch.local_cluster import LocalCluster
 
@@ -109,9 +109,14 @@ class Worker:
         if self.error is not None:
             raise self.error
 
+    def wait_for_copies(self) -> None:
+        """Wait until another server has what each server has: on a busy machine a stalled copy is made again."""
+        wait_until(lambda: has_copies(self.store.cluster()), "some slots have no copy")
+
     def __enter__(self) -> Self:
         self._thread.start()
         self.wait_for_steps()
+        self.wait_for_copies()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -146,6 +151,7 @@ def test_training_goes_on_when_a_link_fails_for_a_while(kind: str) -> None:
     with cluster() as made, training(made, shoal.ASP()) as worker:
         for link in LINKS:
             wait_until(lambda link=link: link in made.relays.links(), f"{link} is not connected")
+            worker.wait_for_copies()
             made.relays.begin(Fault(*link, kind, 0.05))
             time.sleep(0.5 if kind == "cut" else 2.0)
             made.relays.mend()
@@ -153,6 +159,7 @@ def test_training_goes_on_when_a_link_fails_for_a_while(kind: str) -> None:
             print(f"{kind} {link}: {worker.steps} steps, {worker.store.cluster()['failovers']}")
             if link == ("scheduler", "server 1"):
                 break  # with a hole server 1 has been declared dead
+        worker.wait_for_copies()
         made.relays.begin(Fault("worker", "scheduler", kind, 0.05))
         time.sleep(0.5)
         made.relays.mend()
@@ -222,6 +229,7 @@ def test_training_goes_on_over_links_that_fail_at_random(seed: int) -> None:
     with cluster() as made, training(made, rng.choice([shoal.BSP(), shoal.ASP()]), seed) as worker:
         for _ in range(8):
             time.sleep(rng.uniform(0.0, 0.2))
+            worker.wait_for_copies()
             for _ in range(rng.randint(1, 3)):
                 source, target = rng.sample(["worker", *roles], 2)
                 fault = Fault(source, target, rng.choice(["cut", "hole", "delay"]), rng.uniform(0.0, 0.05))
