@@ -47,3 +47,15 @@ def together(address: str, workers: int, work: Callable[[shoal.Store], Any], **h
     """Run a function as all workers of a job, each in a thread; return the results by rank."""
     with joined(address, workers, **how) as stores, ThreadPoolExecutor(workers) as pool:
         return list(pool.map(work, stores))
+
+
+def one_by_one(address: str, workers: int, work: Callable[[shoal.Store], Any], **how: Any) -> list[Any]:
+    """Run a function as all workers of a job, each of which leaves when it is done; return the results by rank."""
+    how = {"timeout": TIMEOUT, "threads": 1} | how
+
+    def one(rank: int) -> Any:
+        with shoal.connect(address, workers=workers, rank=rank, **how) as store:
+            return work(store)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(one, range(workers)))

@@ -20,7 +20,7 @@ from cluster_standin import cluster
 from shoal import _core, cli
 from shoal.models import BIAS_KEY
 from shoal.tools import demo
-from stores import together
+from stores import one_by_one, together
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +36,6 @@ def batches():
         values = random.normal(1, 0.1, size=len(keys)).astype(np.float32)
         made.append(shoal.Batch(labels, np.arange(0, 6 * n + 1, 6), keys, values))
     return made
-
-
-def together_until_each_is_done(address, workers, work):
-    """Let each worker leave as soon as it is done."""
-
-    def one(rank):
-        with shoal.connect(address, workers=workers, rank=rank, threads=1, timeout=TIMEOUT) as store:
-            return work(store)
-
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(one, range(workers)))
 
 
 def rows_of(model):
@@ -132,7 +121,7 @@ def test_shares_of_different_lengths_end_under_every_consistency(consistency, ba
 
     with cluster(2, 1) as made:
         found = together(made.address, 3, learn, consistency=consistency)
-    assert [examples for examples, _ in found] == [2 * sum(map(len, share)) for share in shares]
+    assert [examples for examples, _ in found] == [2 * sum(len(batch) for share in shares for batch in share)] * 3
     assert all(logloss < 0.68 for _, logloss in found)
 
 
@@ -293,8 +282,8 @@ def test_nobody_waits_for_a_worker_that_has_stopped(batches):
             return model.examples
 
     with cluster(1, 1) as made:
-        found = together_until_each_is_done(made.address, 3, learn)
-    assert found == [2 * sum(map(len, batches)), len(batches[1]), 2 * sum(map(len, batches))]
+        found = one_by_one(made.address, 3, learn)
+    assert found == [4 * sum(map(len, batches)), len(batches[1]), 4 * sum(map(len, batches))]
 
 
 def test_nobody_waits_for_a_worker_that_was_lost(batches):
@@ -310,7 +299,7 @@ def test_nobody_waits_for_a_worker_that_was_lost(batches):
             return model.examples
 
     with cluster(1, 1) as made:
-        found = together_until_each_is_done(made.address, 3, learn)
+        found = one_by_one(made.address, 3, learn)
     assert found[0] > 0
 
 
@@ -366,7 +355,7 @@ def test_splits_of_the_data_are_learned_without_agreement_between_workers(tmp_pa
             return model.examples
 
     with cluster(2, 1) as made:
-        assert sum(together_until_each_is_done(made.address, 2, learn)) == 3000
+        assert sum(one_by_one(made.address, 2, learn)) == 3000
 
 
 def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
@@ -383,7 +372,9 @@ def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
         told = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0]
     assert sorted(one["worker"] for one in told) == [0, 1]
-    assert sum(one["examples"] for one in told) == 2000
+    assert [one["examples"] for one in told] == [2000, 2000]
+    metrics = [[(done["metrics"], done["valid"]) for done in one["passes"]] for one in told]
+    assert metrics[0] == metrics[1]
     (first,) = [one for one in told if one["worker"] == 0]
     assert first["passes"][0]["valid"]["examples"] == 500
     with shoal.LogisticRegression.load(tmp_path / "m") as model:

@@ -349,16 +349,3 @@ def test_on_the_command_line_too(log: Path, tmp_path: Path, capsys: Any, argumen
     command = ["train", "lr", "--data", str(log), "--format", "libsvm", "--output", str(tmp_path / "m"), "--quiet"]
     assert main([*command, *arguments]) == 2
     assert text in capsys.readouterr().err
-
-
-def test_of_several_workers_none_keeps_a_checkpoint_of_the_fit(log: Path, tmp_path: Path) -> None:
-    from cluster_standin import cluster
-    from stores import together
-
-    def fit(store: shoal.Store) -> str:
-        with pytest.raises(ValueError, match="the store has 2") as caught:
-            logistic(store).fit(reader(log), directory=tmp_path / "c", progress=False)
-        return str(caught.value)
-
-    with cluster(1, 1) as servers:
-        assert len(set(together(servers.address, 2, fit))) == 1

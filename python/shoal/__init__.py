@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         ShoalError,
         SnapshotLostError,
         StorageError,
+        WorkerLostError,
         WrongProcessError,
     )
     from shoal.export import Export, ExportTable, open_export
@@ -155,6 +156,7 @@ __all__ = [
     "TimeToLive",
     "Uniform",
     "WithProbability",
+    "WorkerLostError",
     "WrongProcessError",
     "Zeros",
     "compact",
@@ -190,7 +192,7 @@ _NAMES_OF = {
     "read_parquet read_vw",
     "shoal.errors": "ClosedError ClusterChangedError CorruptionError DeadlineExceededError FencedError "
     "MemoryBudgetExceededError NotConnectedError ProtocolError SaveConflictError ServerLostError ShoalError "
-    "SnapshotLostError StorageError WrongProcessError",
+    "SnapshotLostError StorageError WorkerLostError WrongProcessError",
     "shoal.export": "Export ExportTable open_export",
     "shoal.lifecycle": "AfterBloom AfterCount DecayedScore MaxRows MinNorm TimeToLive WithProbability",
     "shoal.metrics": "Metrics",

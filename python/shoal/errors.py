@@ -22,6 +22,7 @@ __all__ = [
     "SnapshotLostError",
     "StorageError",
     "TransportError",
+    "WorkerLostError",
     "WrongProcessError",
 ]
 
@@ -60,6 +61,10 @@ class NotConnectedError(ShoalError):
 
 class ServerLostError(NotConnectedError):
     """A server was lost, and the rows that it held."""
+
+
+class WorkerLostError(ShoalError):
+    """A worker that the others train with was lost, or has left."""
 
 
 class FencedError(ShoalError):

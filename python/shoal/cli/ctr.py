@@ -14,7 +14,7 @@ from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import command, machine, open_reader
 from shoal.cli.train import open_store, resuming
 from shoal.cli.train_options import add_cluster_options, add_progress_option
-from shoal.cli.train_summary import finished_already, pass_lines, rows_of
+from shoal.cli.train_summary import finished_already, fit_facts, pass_lines, rows_of
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -27,6 +27,9 @@ examples:
   $ shoal train ctr --config ctr.toml --output clicks          # docs/ctr.md has a complete configuration
   $ shoal train ctr --config ctr.toml --architecture dcnv2 --dim 8 --lr 0.0005 --output other
 
+  on two workers and two servers; [train] dense = "servers" keeps the dense part on the servers:
+  $ shoal launch --servers 2 --workers 2 shoal train ctr --cluster --config ctr.toml --output shared
+
   continue after Ctrl-C or a crash from the last checkpoint:
   $ shoal train ctr --config ctr.toml --output clicks --resume
 
@@ -36,7 +39,8 @@ examples:
 
 architectures: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, autoint. The command writes a checkpoint to the output
 directory after every pass, and every N batches with checkpoint_every = N in [output]. Ctrl-C and SIGTERM also write
-one; the exit status is then 130 or 143.
+one; the exit status is then 130 or 143. On a cluster each worker trains on its share of the examples and worker 0 saves
+the model; Ctrl-C then leaves the last checkpoint.
 """
 
 # Options that override a key of the configuration.
@@ -119,12 +123,14 @@ def train_ctr(arguments: argparse.Namespace) -> Answer:
             raise ValueError(f"--threads is {arguments.threads}: pass 1 or more")
         torch.set_num_threads(arguments.threads)
     with open_store(arguments) as store:
+        from contextlib import nullcontext
+
         from shoal.storage.base import remove_if_failed
         from shoal.storage.open import open_dir
         from shoal.torch.config import build
 
         model = build(config, store)
-        with remove_if_failed(open_dir(config.output.dir)):
+        with remove_if_failed(open_dir(config.output.dir)) if store.rank == 0 else nullcontext():
             return _trained(arguments, config, model, train, valid)
 
 
@@ -179,10 +185,14 @@ def _trained(
         metric=settings.metric,
     )
     assert config.output.dir is not None
+    rank, workers = model.store.rank, model.store.num_workers
+    if workers > 1:
+        train = train.split(rank, workers)
+        valid = None if valid is None else valid.split(rank, workers)
     checkpointer = FitCheckpointer(
         model, config.output.dir, config.output.checkpoint_every, overwrite=arguments.overwrite
     )
-    writers = _writers(config, resume=arguments.resume)
+    writers = _writers(config, resume=arguments.resume) if rank == 0 else []
     interrupted: KeyboardInterrupt | None = None
     try:
         for writer in writers:
@@ -209,8 +219,12 @@ def _trained(
         raise interrupted or ValueError(f"{train.why_empty()}: the model was not trained")
     if interrupted is not None:
         warn(f"interrupted after {model.examples:,} examples; --resume continues from the checkpoint")
-    facts = _facts(config, model, interrupted is not None)
-    return Answer(_text(config, model), facts, DONE if interrupted is None else status_of(interrupted))
+    status = DONE if interrupted is None else status_of(interrupted)
+    facts = {"worker": rank, **fit_facts(model), "interrupted": interrupted is not None, "kind": config.model["name"]}
+    if rank != 0:
+        lines = [f"{'model':<12} saved by worker 0 of {workers}"]
+        return Answer("\n".join(lines), {"model": None, **facts}, status)
+    return Answer(_text(config, model), facts | _model_facts(config, model), status)
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -235,15 +249,10 @@ def _text(config: Config, model: ClickModel) -> str:
     return "\n".join(lines)
 
 
-def _facts(config: Config, model: ClickModel, interrupted: bool) -> dict[str, Any]:
+def _model_facts(config: Config, model: ClickModel) -> dict[str, Any]:
+    """Return the facts of the worker that saves the model."""
     return {
         "model": config.output.dir,
-        "kind": config.model["name"],
-        "interrupted": interrupted,
-        "examples": model.examples,
-        "fits": model.history.fits,
-        "passes": model.history.passes,
-        "best_pass": model.history.best_pass,
         "rows": {table.name: len(table) for table in model.tables},
         "bytes": sum(table.stats().bytes for table in model.tables),
         "dense_parameters": model.dense_parameters,

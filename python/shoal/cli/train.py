@@ -115,8 +115,9 @@ examples:
 --output, --data and --valid also take URLs such as s3://bucket/name. Ctrl-C and SIGTERM save the model as trained so
 far and exit with status 130 and 143. An existing model is replaced only with --overwrite, atomically and at the end; a
 directory that holds anything else is never written to.
-A grid needs the memory of one table per setting. On a cluster each worker trains on its share of the examples; worker
-0 evaluates --valid and saves the model.
+A grid needs the memory of one table per setting. On a cluster each worker trains on its share of the examples and
+predicts its share of --valid; metrics are those of all, and worker 0 saves the model. Ctrl-C then leaves the last
+checkpoint of a fit with checkpoints.
 """
 
 FM_EXAMPLES = """\
@@ -269,11 +270,17 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     from shoal.storage.open import open_dir
 
     rank, workers = model.store.rank, model.store.num_workers
+    whole_valid = how["valid"]
     if workers > 1:
         train = train.split(rank, workers)
-        how = how | {"valid": how["valid"] if rank == 0 else None}
+        own_valid = whole_valid if rank == 0 else None  # a solver measures on one worker
+        if whole_valid is not None and getattr(model, "solver", None) is None:
+            own_valid = whole_valid.split(rank, workers)
+        how = how | {"valid": own_valid}
     resume = resuming(arguments)
-    kept = arguments.checkpoint_every is not None or bool(resume)
+    # The best weights of several workers are kept in a directory that all of them see.
+    patient = workers > 1 and how["patience"] is not None
+    kept = arguments.checkpoint_every is not None or bool(resume) or patient
     if kept:
         how = how | {
             "directory": arguments.output,
@@ -313,7 +320,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
         )
     if over and (arguments.calibrate is None or files.read(arguments.output).calibration is not None):
         return finished_already(model, arguments.output)
-    interrupted = interrupted or _calibrate(arguments, [model], how["valid"])
+    interrupted = interrupted or _calibrate(arguments, [model], whole_valid)
     with _saving(interrupted) as stopped:
         target = arguments.output
         if not (kept and interrupted):

@@ -106,7 +106,7 @@ def name_lines(train: Reader) -> list[str]:
     return [f"{'names':<12} {len(train.names):,} features{full}"]
 
 
-def fit_facts(model: Model) -> dict[str, Any]:
+def fit_facts(model: Predictor) -> dict[str, Any]:
     """Return the facts of a fit that every worker has."""
     return {
         "examples": model.examples,

@@ -97,6 +97,13 @@ class Callbacks:
         for call in self._on_batch:
             call(FitProgress(self._model, number, self._batches, seen[0]))
 
+    def clock_done(self, fit_state: Callable[[], FitState]) -> None:
+        """Do nothing: there was no batch."""
+
+    def meet(self, fit_state: Callable[[], FitState]) -> bool:
+        """Return True: there is nothing to wait for."""
+        return True
+
     def pass_done(self, fit_state: FitState) -> None:
         """Pass it on."""
         for call in self._on_pass:

@@ -21,7 +21,7 @@ from shoal.models import preprocessing
 from shoal.models.learner import Evaluable, Floats
 from shoal.models.sources import check_iterable, why_empty
 
-__all__ = ["Evaluation", "Predictions", "measure", "predictions"]
+__all__ = ["Evaluation", "Predictions", "check_data", "evaluate", "measure", "predictions"]
 
 
 class Evaluation(NamedTuple):
@@ -43,12 +43,21 @@ class Predictions(NamedTuple):
 
 def measure(models: Sequence[Evaluable], data: Batch | Iterable[Batch]) -> list[Evaluation]:
     """Measure models, which share a store and their prepared batches, in one pass over the data."""
+    check_data(models, data)
     batches = [data] if isinstance(data, Batch) else data
-    check_iterable(batches, "data", passes=1)
+    return evaluate(models, predictions(models, batches), data)
+
+
+def check_data(models: Sequence[Evaluable], data: Batch | Iterable[Batch]) -> None:
+    """Check that the models can be measured on the data."""
+    check_iterable([data] if isinstance(data, Batch) else data, "data", passes=1)
     for model in models:
         model.check_fitted()
         model.check_format(data)
-    found = predictions(models, batches)
+
+
+def evaluate(models: Sequence[Evaluable], found: Predictions, data: Batch | Iterable[Batch]) -> list[Evaluation]:
+    """Return the metrics of each model's predictions; ``data`` is described in errors."""
     if len(found.labels) == 0:
         raise ValueError(f"{why_empty(data)}: nothing was measured")
     if isinstance(data, Reader) and not np.any(found.labels):

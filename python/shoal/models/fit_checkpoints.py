@@ -7,6 +7,13 @@ A resumed fit is bit-identical to an uninterrupted one: the checkpoint has the t
 rules, the record with its metrics so far, and the exact position in the data. A learner itself saves any other state,
 such as a dense part in torch.
 
+With several workers a checkpoint is one of all of them, at one clock of the pass: every worker sends its state to
+worker 0, which writes them with the model. Under SSP and ASP the others wait until it is written; under BSP no push of
+theirs is applied before worker 0 continues, so they do not.
+
+    worker 0    batch k ... ticked   all-gather of states   save: tables, FitState.workers   batch k + 1 ...
+    worker 1    batch k ... ticked   all-gather of states                                    batch k + 1 ...
+
 Threads: that of the fit.
 """
 
@@ -17,17 +24,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from shoal.data import Reader
+from shoal.errors import ShoalError
 from shoal.metrics import Accumulator
 from shoal.models import files, sources
-from shoal.models.history import Fit, History, Record
+from shoal.models.history import Fit, History, Record, Windows
 from shoal.models.learner import FitState
+from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Plan
+from shoal.models.shares import Share, WorkerState, divided
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
 
 __all__ = ["FitCheckpointer", "Resume", "begin_or_resume"]
+
+_ENDED = 1  # flag of a worker that has no batch left
 
 
 class Checkpointed(Protocol):
@@ -66,7 +80,12 @@ class FitCheckpointer:
     Raises
     ------
     ValueError
-        ``checkpoint_every`` is below 1, or the store has several workers, of which a checkpoint would know one.
+        ``checkpoint_every`` is below 1.
+
+    Notes
+    -----
+    With several workers all of them make one, of the same directory, which all of them see. Ctrl-C then leaves the
+    last checkpoint, since it may reach them at different batches.
     """
 
     def __init__(
@@ -81,31 +100,83 @@ class FitCheckpointer:
             raise ValueError(
                 f"checkpoint_every is {checkpoint_every}: pass the batches between two checkpoints, 1 or more"
             )
-        if model.store.num_workers > 1:
-            raise ValueError(
-                f"a checkpoint of a fit has the position of one worker in its data, and the store has "
-                f"{model.store.num_workers}: train with one worker, or leave directory out"
-            )
         self.directory = open_dir(directory)
         self.overwrite = overwrite
         self._model = model
         self._every = checkpoint_every
-        self._batches = 0
+        self._clocks = 0  # of the pass: batches, of this worker or of others
+        self._coordinator: PassCoordinator | None = None
+
+    @property
+    def is_within_passes(self) -> bool:
+        """Whether checkpoints are written within passes."""
+        return self._every is not None
+
+    def begin(self, coordinator: PassCoordinator) -> None:
+        """Begin the fit, or resume it."""
+        if coordinator.is_alone and self._model.store.num_workers > 1:
+            raise ValueError(
+                "a loop over store.splits fits each split by itself: leave directory out, or pass each worker "
+                "reader.split(store.rank, store.num_workers)"
+            )
+        self._coordinator = None if coordinator.is_alone else coordinator
+        coordinator.needs_all = True
 
     def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint, if one is due."""
-        self._batches += 1
-        if self._every is not None and self._batches % self._every == 0:
+        self.clock_done(fit_state)
+
+    def clock_done(self, fit_state: Callable[[], FitState]) -> None:
+        """Write a checkpoint, if one is due."""
+        self._clocks += 1
+        if self._every is None or self._clocks % self._every:
+            return
+        if self._coordinator is None:
             self._model.save(self.directory, fit_state=fit_state())
+        else:
+            self._save_together(self._coordinator, fit_state(), has_ended=False)
+
+    def meet(self, fit_state: Callable[[], FitState]) -> bool:
+        """Take part in the next checkpoint of workers that have not ended the pass; return whether all have."""
+        if self._every is None or self._coordinator is None:
+            return True
+        return self._save_together(self._coordinator, fit_state(), has_ended=True)
+
+    def _save_together(self, coordinator: PassCoordinator, fit_state: FitState, *, has_ended: bool) -> bool:
+        """Write a checkpoint of all workers within a pass, unless all have ended it, which is returned."""
+        (mine,) = fit_state.workers
+        found = coordinator.exchange(msgspec.msgpack.encode(mine), flag=_ENDED if has_ended else 0, to=0)
+        if all(flag == _ENDED for flag in found.flags):
+            return True
+        if coordinator.rank == 0:
+            states = [msgspec.msgpack.decode(one, type=WorkerState) for one in found.messages if one is not None]
+            record = self._model.record
+            mine_only = record.examples
+            record.examples = fit_state.known + sum(Accumulator.from_dict(one.seen).examples for one in states)
+            try:
+                self._model.save(self.directory, fit_state=replace(fit_state, workers=tuple(states)))
+            finally:
+                record.examples = mine_only
+        if not self._model.store.consistency.is_bulk:
+            coordinator.wait_for_all()
+        return False
 
     def pass_done(self, fit_state: FitState) -> None:
         """Write a checkpoint."""
-        self._batches = 0
-        self._model.save(self.directory, fit_state=fit_state)
+        self._clocks = 0
+        self.save(fit_state)
+        if self._coordinator is not None:
+            self._coordinator.wait_for_all()
+
+    def save(self, fit_state: FitState | None = None) -> None:
+        """Write the model, on worker 0; without the state of a fit, which is then over."""
+        if self._coordinator is None or self._coordinator.rank == 0:
+            self._model.save(self.directory, fit_state=fit_state)
 
     def interrupted(self, fit_state: FitState) -> None:
-        """Write a checkpoint."""
-        self._model.save(self.directory, fit_state=fit_state)
+        """Write a checkpoint; of several workers, none, since they may have been interrupted at different batches."""
+        if self._coordinator is None:
+            self._model.save(self.directory, fit_state=fit_state)
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
         """Return a folder of the directory, which the next checkpoint will name."""
@@ -120,14 +191,23 @@ Resume = bool | Literal["appended"]
 
 
 def begin_or_resume(
-    model: Checkpointed, reader: Any, valid: Any, plan: Plan, checkpointer: FitCheckpointer | None, *, resume: Resume
+    model: Checkpointed,
+    reader: Any,
+    valid: Any,
+    plan: Plan,
+    checkpointer: FitCheckpointer | None,
+    *,
+    resume: Resume,
+    coordinator: PassCoordinator,
 ) -> FitState | None:
     """Restore the state of the fit in a checkpointer's directory, or check that a fit may begin there.
+
+    Of several workers worker 0 makes the directory, and all of them restore the fit, or none does.
 
     Returns
     -------
     FitState or None
-        None: the fit begins.
+        None: the fit begins. With several workers, ``workers`` has the state of this one.
 
     Raises
     ------
@@ -135,6 +215,8 @@ def begin_or_resume(
         A file is missing, cut short or changed.
     FitFinishedError
         The fit there has finished.
+    ShoalError
+        Another worker cannot begin; the message has its error.
     StorageError
         No files can be written there.
     ValueError
@@ -146,38 +228,104 @@ def begin_or_resume(
         if resume:
             raise ValueError("resume continues the fit of a directory: pass directory=")
         return None
+    described, failed = None, None
+    try:
+        described = _described(model, reader, valid, plan, checkpointer, resume, is_first=coordinator.rank == 0)
+    except Exception as error:
+        failed = error
+    _agree(coordinator, failed, has_model=described is not None)
+    fit_state = None
+    if described is not None:
+        fit_state = _restored(model, reader, valid, plan, checkpointer.directory, described, resume)
+        if model.store.num_workers > 1 or len(fit_state.workers) > 1:
+            fit_state = _of_worker(fit_state, model.store.rank, model.store.num_workers)
+    checkpointer.begin(coordinator)
+    return fit_state
+
+
+def _described(
+    model: Checkpointed,
+    reader: Any,
+    valid: Any,
+    plan: Plan,
+    checkpointer: FitCheckpointer,
+    resume: Resume,
+    *,
+    is_first: bool,
+) -> files.ModelFile | None:
+    """Read the fit to resume, after all checks that change nothing; None: there is none, and one may begin."""
     if not (resume and files.is_model(checkpointer.directory)):
-        files.check_target(checkpointer.directory, overwrite=checkpointer.overwrite)
-        files.make_target(checkpointer.directory)
-        model.store.check_storage(checkpointer.directory)
+        if is_first:
+            files.check_target(checkpointer.directory, overwrite=checkpointer.overwrite)
+            files.make_target(checkpointer.directory)
+            model.store.check_storage(checkpointer.directory)
         return None
     described = files.read(checkpointer.directory)
     fit = described.history.fits[-1] if described.history.fits else None
+    apart = model.store.num_workers > 1 or (described.fit_state is not None and bool(described.fit_state.workers))
     if described.fit_state is None:
-        _check_over(checkpointer.directory, described.history, reader, valid, plan)
-        model.restore(checkpointer.directory, resume=True)
-        raise FitFinishedError(
-            f"the fit in {checkpointer.directory} has finished: begin another one in another directory"
-        )
+        _check_over(checkpointer.directory, described.history, reader, valid, plan, divided=apart)
+        return described
     if fit is None:
         raise ValueError(f"{checkpointer.directory} does not describe how its fit was begun: begin another one")
     _check_same(fit.plan, plan)
     appended = resume == "appended"
-    _check_data(checkpointer.directory, fit, reader, valid, appended=appended)
+    _check_data(checkpointer.directory, fit, reader, valid, appended=appended, divided=apart)
     fit_state = described.fit_state
-    grown = appended and fit.source is not None and fit.source != sources.fingerprint(reader)
-    if grown and fit_state.batches and plan.shuffles:
-        raise ValueError(
-            f"the fit in {checkpointer.directory} is within a shuffled pass, whose order more data would change: "
-            f"pass the data that it was begun with, and append between two passes"
-        )
+    if _has_grown(fit, reader, resume) and (fit_state.batches or fit_state.workers):
+        if plan.shuffles:
+            raise ValueError(
+                f"the fit in {checkpointer.directory} is within a shuffled pass, whose order more data would change: "
+                f"pass the data that it was begun with, and append between two passes"
+            )
+        if apart:
+            raise ValueError(
+                f"the fit in {checkpointer.directory} is within a pass of several workers, whose splits more data "
+                f"would change: pass the data that it was begun with, and append between two passes"
+            )
     model.check_format(reader)
-    taken = model.restore(checkpointer.directory, resume=True)
+    return described
+
+
+def _agree(coordinator: PassCoordinator, failed: Exception | None, *, has_model: bool) -> None:
+    """Raise the error of this worker or of another one: either all of them go on, or none does."""
+    message = b"" if failed is None else str(failed).encode()
+    flags, messages = coordinator.exchange(message, flag=2 if failed is not None else int(has_model))
+    if failed is not None:
+        raise failed
+    for rank, (flag, its) in enumerate(zip(flags, messages, strict=True)):
+        if flag == 2 and its is not None:
+            raise ShoalError(f"worker {rank} cannot begin the fit: {its.decode()}")
+        if flag is not None and flag != int(has_model):
+            raise ShoalError(
+                f"worker {rank} and worker {coordinator.rank} do not see the same checkpoint: the directory must be on "
+                "storage that all workers share"
+            )
+
+
+def _has_grown(fit: Fit, reader: Any, resume: Resume) -> bool:
+    if resume != "appended" or fit.source is None or not isinstance(reader, Reader):
+        return False
+    return bool(fit.source["files"] != reader.fingerprint()["files"])
+
+
+def _restored(
+    model: Checkpointed,
+    reader: Any,
+    valid: Any,
+    plan: Plan,
+    directory: StorageDir,
+    described: files.ModelFile,
+    resume: Resume,
+) -> FitState:
+    """Restore a fit that was checked."""
+    taken = model.restore(directory, resume=True)
+    if described.fit_state is None:
+        raise FitFinishedError(f"the fit in {directory} has finished: begin another one in another directory")
+    fit_state, fit = described.fit_state, described.history.fits[-1]
     if taken is None or taken != fit_state:
-        raise ValueError(
-            f"the fit in {checkpointer.directory} was just saved by another process too: train in one process"
-        )
-    if grown and fit_state.position is not None:
+        raise ValueError(f"the fit in {directory} was just saved by another process too: train in one process")
+    if _has_grown(fit, reader, resume) and fit_state.position is not None:
         fit_state = replace(fit_state, position={**fit_state.position, "files": reader.position()["files"]})
     fits = model.record.fits
     fits[-1] = replace(fits[-1], plan=plan)
@@ -187,7 +335,31 @@ def begin_or_resume(
     return fit_state
 
 
-def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any, plan: Plan) -> None:
+def _of_worker(fit_state: FitState, rank: int, workers: int) -> FitState:
+    """Return the state of one of ``workers``, among which what is left of the pass is divided."""
+    states = fit_state.workers
+    if not states:
+        if fit_state.seen is None:  # between two passes
+            return fit_state
+        split = (0, 1) if fit_state.position is None else fit_state.position["shard"]
+        alone = Share(
+            rank=split[0],
+            workers=split[1],
+            batches=fit_state.batches,
+            examples=Accumulator.from_dict(fit_state.seen).examples,
+            read=fit_state.read,
+            position=fit_state.position,
+        )
+        states = (
+            WorkerState(shares=(alone,), seen=fit_state.seen, features=fit_state.features, windows=fit_state.windows),
+        )
+    mine = divided(states, workers)[rank]
+    return replace(
+        fit_state, batches=0, read=0, position=None, seen=None, features=0, windows=Windows(), workers=(mine,)
+    )
+
+
+def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any, plan: Plan, *, divided: bool) -> None:
     """Check that a finished fit is the requested one, and was completed."""
     fit = history.fits[-1] if history.fits else None
     done = history.passes[-1] if history.passes else None
@@ -198,7 +370,7 @@ def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any
         )
     if fit is None or _has_ended(history, plan):
         if fit is not None:
-            _check_data(directory, fit, reader, valid, over=True)
+            _check_data(directory, fit, reader, valid, over=True, divided=divided)
         return
     changed = [
         f"{name}={getattr(fit.plan, name)!r}, now it is {getattr(plan, name)!r}"
@@ -210,9 +382,19 @@ def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any
 
 
 def _check_data(
-    directory: StorageDir, fit: Fit, reader: Any, valid: Any, *, appended: bool = False, over: bool = False
+    directory: StorageDir,
+    fit: Fit,
+    reader: Any,
+    valid: Any,
+    *,
+    appended: bool = False,
+    over: bool = False,
+    divided: bool = False,
 ) -> None:
-    """Raise ValueError if a fit was begun with other data; if it is unfinished, appended data may be allowed."""
+    """Raise ValueError if a fit was begun with other data; if it is unfinished, appended data may be allowed.
+
+    With ``divided`` data other splits of the same data are allowed.
+    """
     for what, then, now in (("", fit.source, reader), ("valid: ", fit.valid_source, valid)):
         if then is None or now is None:  # begun with batches or by an older version, or no validation data now
             continue
@@ -220,6 +402,7 @@ def _check_data(
             raise ValueError(f"{what}the fit in {directory} was begun with a reader of files: pass it to resume")
         # The batch size of held-out data has no effect on the fit.
         then = then if not what else {**then, "batch_size": now.batch_size}
+        then = then if not divided else {**then, "shard": now.position()["shard"]}
         if (changed := now.changes(then, appended=appended)) is None:
             continue
         grown = not appended and now.changes(then, appended=True) is None

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shoal.data import Batch
 from shoal.metrics import Accumulator
 from shoal.models.history import Record, Windows
+from shoal.models.shares import WorkerState
 from shoal.storage.base import StorageDir
 from shoal.store.base import Store
 
@@ -86,6 +87,15 @@ class Learner(Evaluable, Protocol):
     def learn(self, batch: Batch, prepared: Prepared, seen: Accumulator) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
 
+    def step_along(self) -> bool:
+        """Take part in a step of the other workers without a batch; False if they need none, or all have ended."""
+
+    def random_state(self) -> bytes:
+        """Return the state of the random numbers that learning draws; empty if it draws none."""
+
+    def set_random_state(self, state: bytes) -> None:
+        """Restore `random_state`."""
+
     def save_weights(self, folder: StorageDir) -> None:
         """Write the weights into a new folder, without waiting for the disk."""
 
@@ -121,6 +131,9 @@ class FitState:
         The best value for early stopping so far; None before the first pass.
     best_pass, best_examples : int
         Its pass and number of examples; 0 before the first pass.
+    workers : tuple of WorkerState
+        Within a pass of several workers: the state of each, which takes the place of ``batches``, ``read``,
+        ``position``, ``seen``, ``features`` and ``windows``.
     """
 
     epoch: int = 0
@@ -135,6 +148,7 @@ class FitState:
     best_gain: float | None = None
     best_pass: int = 0
     best_examples: int = 0
+    workers: tuple[WorkerState, ...] = ()
 
 
 class FitObserver(Protocol):
@@ -145,6 +159,12 @@ class FitObserver(Protocol):
 
     def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
         """React to a batch that was learned from; ``seen`` has the metrics of the pass so far, of each learner."""
+
+    def clock_done(self, fit_state: Callable[[], FitState]) -> None:
+        """React to a clock in which this worker of several had no batch, since it has ended the pass."""
+
+    def meet(self, fit_state: Callable[[], FitState]) -> bool:
+        """Under ASP: wait for the others, having ended the pass; return whether all have."""
 
     def pass_done(self, fit_state: FitState) -> None:
         """React to the end of a pass, which was measured if there is validation data."""

@@ -39,6 +39,7 @@ from shoal.models.callbacks import Callback, Callbacks, FitProgress
 from shoal.models.fit_checkpoints import FitCheckpointer, Resume, begin_or_resume
 from shoal.models.learner import FitObserver, Floats
 from shoal.models.linear_weights import BIAS_KEY, LinearWeights
+from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Metric, Plan
 from shoal.models.saved_model import SavedModel
 from shoal.models.scales import Sums, make_table
@@ -223,8 +224,8 @@ class Model(LinearWeights, SavedModel):
 
         On a cluster every worker calls it, either with a fixed split of the data,
         ``reader.split(store.rank, store.num_workers)``, and returns when all have ended, or once for each split of a
-        loop over ``store.splits(reader)``. Each batch is a clock. ``valid`` is measured by every worker that passes it;
-        metrics and history are those of the worker's own data.
+        loop over ``store.splits(reader)``. Each batch is a clock. Metrics are those of all workers: pass each of them
+        its split of ``valid`` too. The learning curve is that of the worker's own data.
 
         Parameters
         ----------
@@ -423,11 +424,21 @@ class Model(LinearWeights, SavedModel):
         resume: Resume,
     ) -> None:
         """Learn from batches by a plan: the part of `fit` after its arguments are resolved."""
-        fit_state = begin_or_resume(self, data, valid, plan, checkpointer, resume=resume)
-        observers: list[FitObserver] = [observer for observer in (checkpointer, callbacks) if observer is not None]
-        training.train([self], data, valid, plan, progress=progress, observers=observers, fit_state=fit_state)
-        if checkpointer is not None:
-            self.save(checkpointer.directory)
+        with PassCoordinator(self._store, self.name).fitting() as coordinator:
+            fit_state = begin_or_resume(self, data, valid, plan, checkpointer, resume=resume, coordinator=coordinator)
+            observers: list[FitObserver] = [observer for observer in (checkpointer, callbacks) if observer is not None]
+            training.train(
+                [self],
+                data,
+                valid,
+                plan,
+                progress=progress,
+                observers=observers,
+                fit_state=fit_state,
+                coordinator=coordinator,
+            )
+            if checkpointer is not None:
+                checkpointer.save()
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
         """Predict, count into ``seen``, push; the caller ends the store's clock.
@@ -467,6 +478,17 @@ class Model(LinearWeights, SavedModel):
             scales.push(keys, added)
         self._record.examples += len(batch)
         return loss
+
+    def step_along(self) -> bool:
+        """Return False: other workers need no part in their steps."""
+        return False
+
+    def random_state(self) -> bytes:
+        """Return nothing: learning draws no random numbers."""
+        return b""
+
+    def set_random_state(self, state: bytes) -> None:
+        """Do nothing."""
 
     def _margins(self, batch: Batch, prepared: KeyBatch) -> Floats:
         if self._scales is not None:

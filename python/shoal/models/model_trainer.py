@@ -69,13 +69,18 @@ class ModelTrainer:
         self._folder: StorageDir | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
         self._update_stopped()
         if at is not BEGINNING:
-            model.record.curve.windows = at.windows
+            model.record.curve.windows = at.workers[0].windows if at.workers else at.windows
 
     def begin(self, at: FitState = BEGINNING) -> None:
         """Begin a pass, or resume one."""
-        self.seen = Accumulator() if at.seen is None else Accumulator.from_dict(at.seen)
+        seen, self._features = at.seen, at.features
+        if at.workers:
+            seen, self._features = at.workers[0].seen, at.workers[0].features
+        self.seen = Accumulator() if seen is None else Accumulator.from_dict(seen)
+        if at.workers:
+            self.model.record.examples = at.known + self.seen.examples
+            self.model.set_random_state(at.workers[0].random)
         self._number = len(self.model.record.passes) + 1
-        self._features = at.features
         self._largest = (1.0, 0)
         self._dropped = self.model.nonfinite_rows()
         self._begin = time.perf_counter() - at.seconds
@@ -172,6 +177,15 @@ class ModelTrainer:
         if dropped := self.model.nonfinite_rows() - self._dropped:
             log.warning("%d gradients were not finite and changed nothing: check the data for huge values", dropped)
 
+    def merge(self, seen: Accumulator, *, features: int, skipped: int) -> None:
+        """Make the pass that has ended that of all workers, with their metrics and sums."""
+        record = self.model.record
+        record.examples += seen.examples - self.seen.examples
+        self.seen = seen
+        record.passes[-1] = replace(
+            record.passes[-1], metrics=seen.result(), auc_error=seen.auc_error, features=features, skipped=skipped
+        )
+
     def record_validation(self, found: Evaluation, *, last: bool) -> None:
         """Record the metrics of validation; stop the model if it has not improved for ``patience`` passes."""
         passes = self.model.record.passes
@@ -205,8 +219,9 @@ class ModelTrainer:
         folder = self._best_folder(self._best_pass)
         if folder is not None:
             self._folder = folder
-            folder.clear()  # of a fit that was killed
-            self.model.save_weights(folder)
+            if self.model.store.rank == 0:
+                folder.clear()  # of a fit that was killed
+                self.model.save_weights(folder)
             return
         if self._temporary is None:
             self._temporary = open_dir(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))

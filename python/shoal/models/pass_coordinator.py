@@ -13,8 +13,9 @@ Rows, in a table of the model's name and "-team"
     rank              a number that this worker publishes to the others: its float32 and the remainder
     2^32 + rank       passes that this worker has ended in this fit, and the clock of the last one's end
 
-The others do not wait for a worker that leaves a fit early, which it announces, nor for one that died. A worker that
-replaces a dead one in the middle of a job has not seen the agreements of the others: its fit is refused.
+The others do not wait for a worker that leaves a fit early, which it announces, nor for one that died; a fit that needs
+all of them (`needs_all`) raises WorkerLostError. A worker that replaces a dead one in the middle of a job has not seen
+the agreements of the others: its fit is refused.
 
 Without other workers there is no table and no message. The same holds in a loop over `Store.splits`, where workers do
 not wait for each other.
@@ -26,12 +27,15 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.consistency import ASP, BSP, SSP
-from shoal.errors import DeadlineExceededError, ShoalError
+from shoal.errors import DeadlineExceededError, ShoalError, WorkerLostError
+from shoal.models.worker_messages import Exchanged, WorkerMessages
 from shoal.optim import SGD
 from shoal.store.base import Store
 from shoal.table.table import Table
@@ -51,10 +55,16 @@ class PassCoordinator:
     store : Store
     name : str
         Of the model's table.
+
+    Attributes
+    ----------
+    needs_all : bool
+        Whether the fit ends with an error when one of the workers is lost or leaves.
     """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
+        self.needs_all = False
         self._is_alone = store.num_workers == 1 or store.taking_splits
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
         self._passes = 0
@@ -67,11 +77,22 @@ class PassCoordinator:
             )
         if not self._is_alone:
             self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))
+            self._messages = WorkerMessages(store, name, self.wait_for_all)
 
     @property
     def is_alone(self) -> bool:
         """Whether this worker waits for no others."""
         return self._is_alone
+
+    @contextlib.contextmanager
+    def fitting(self) -> Iterator[Self]:
+        """Begin a fit, all workers together; announce an error that ends it."""
+        self.begin()
+        try:
+            yield self
+        except BaseException:
+            self.abandon()
+            raise
 
     def begin(self) -> None:
         """Begin a fit, all workers together."""
@@ -80,31 +101,46 @@ class PassCoordinator:
             self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
             self._store.barrier()
 
-    def end_pass(self) -> None:
-        """Mark the end of this worker's pass, and return when all workers have ended theirs."""
+    def end_pass(self, empty_clock: Callable[[], None] = lambda: None, meet: Callable[[], bool] = lambda: True) -> None:
+        """Mark the end of this worker's pass, and return when all workers have ended theirs.
+
+        Parameters
+        ----------
+        empty_clock : callable
+            Called after each clock in which this worker has learned from nothing.
+        meet : callable
+            Under ASP, where no such clocks are needed: takes part in the next call of all workers within a pass;
+            returns whether all of them have ended it.
+        """
         self._passes += 1
         if self._is_alone:
             return
         if isinstance(self._store.consistency, ASP):
-            self._store.barrier()  # ends no clock
+            while not meet():
+                pass
+            self.wait_for_all()  # ends no clock
             return
         mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
         later, self._last_clock = self._store.clock - self._last_clock, self._store.clock
         ended = np.array([[-1, -later]], np.float32) * np.float32(len(self._ranks) if mean else 1)
         self._table.push(self._mine + _ENDED, ended)
         self._store.tick()
+        empty_clock()
         while True:
             rows = self._table.pull(self._ranks + _ENDED)
+            self._check(self._ranks[rows[:, 0] >= _NEVER].tolist())
             behind = self._ranks[rows[:, 0] < self._passes]
             if set(behind.tolist()) <= self._store.lost_workers:
                 break
             self._store.tick()
+            empty_clock()
         if isinstance(self._store.consistency, SSP):
             # A worker that was ahead may wait in its pull for this one's clock. All continue to a clock that none has
             # passed: while a worker had not ended, no pull was answered more than `staleness` clocks ahead of it.
             last = int(rows[:, 1].max()) + self._store.consistency.staleness + 1
             while self._store.clock < last:
                 self._store.tick()
+                empty_clock()
 
     def wait_for_all(self) -> None:
         """Wait for workers that do more between two passes, such as measuring: longer than for any other call."""
@@ -114,11 +150,46 @@ class PassCoordinator:
         while True:
             try:
                 self._store.barrier()
+                if self.needs_all:
+                    self._check(self._left())
                 return
             except DeadlineExceededError:
-                gave_up = np.any(self._table.pull(self._ranks + _ENDED)[:, 0] >= _NEVER)
-                if gave_up or time.monotonic() > last:
+                left = self._left()
+                self._check(left)
+                if left or time.monotonic() > last:
                     raise
+
+    def _left(self) -> list[int]:
+        """Return the ranks of the workers that have left this fit."""
+        return [int(rank) for rank in self._ranks[self._table.pull(self._ranks + _ENDED)[:, 0] >= _NEVER]]
+
+    def _check(self, left: Iterable[int] = ()) -> None:
+        """Raise WorkerLostError if this fit needs all workers, and one was lost or has left."""
+        if not self.needs_all:
+            return
+        for ranks, what in ((self._store.lost_workers, "was lost"), (left, "has ended this fit early, by an error")):
+            for rank in ranks:
+                raise WorkerLostError(
+                    f"worker {rank} {what}, and the other {len(self._ranks) - 1} cannot complete this fit without it: "
+                    "start it again, with resume=True (--resume) if it writes checkpoints"
+                )
+
+    def exchange(self, message: bytes = b"", *, flag: int = 0, to: int | None = None) -> Exchanged:
+        """Exchange messages with the other workers: see `WorkerMessages.exchange`.
+
+        A call of all workers, at the same clock.
+        """
+        if self._is_alone:
+            return Exchanged([flag], [message])
+        found = self._messages.exchange(message, flag=flag, to=to)
+        if any(flag is None for flag in found.flags):
+            self._check(rank for rank, flag in enumerate(found.flags) if flag is None)
+        return found
+
+    @property
+    def rank(self) -> int:
+        """Of this worker."""
+        return self._store.rank
 
     def abandon(self) -> None:
         """Announce, if the servers can be reached, that the others need not wait for this worker in this fit."""

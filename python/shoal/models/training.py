@@ -14,8 +14,8 @@ Resuming. The fit of one learner can be stopped after any batch and resumed late
 `FitState`. If a pass's batches are those of the reader, the reader resumes; otherwise the pass is read again and the
 batches that were learned from are skipped.
 
-On a cluster every batch is a clock of the store. Each worker learns from its split and measures its own validation
-data; a pass ends for all workers together (pass_coordinator.py).
+On a cluster every batch is a clock of the store. Each worker learns from its split and predicts its own validation
+data; a pass ends for all workers together (pass_coordinator.py), and its metrics are those of all (merging.py).
 
 Invariants
     I1  All models have learned from the same batches whenever the loop ends, also by an error of the reader or the
@@ -30,23 +30,21 @@ Threads: the caller's; a helper prepares ahead (preprocessing.py). The models' s
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
-from itertools import islice
-from typing import Any
 
 from shoal.base.interrupts import at_boundaries
 from shoal.data import Batch, Reader
-from shoal.metrics import Accumulator
-from shoal.models.evaluation import measure
+from shoal.errors import ShoalError
 from shoal.models.history import Fit
 from shoal.models.learner import FitObserver, FitState, Learner
+from shoal.models.merging import measure_together, merge_pass
 from shoal.models.model_trainer import BEGINNING, ModelTrainer
 from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models.pass_reader import PassReader
 from shoal.models.plan import Plan
 from shoal.models.progress import show_progress
+from shoal.models.shares import share_of
 from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
 from shoal.storage.base import StorageDir
 from shoal.store.base import Store
@@ -61,31 +59,39 @@ def train(
     progress: bool | float,
     observers: Sequence[FitObserver] = (),
     fit_state: FitState | None = None,
+    coordinator: PassCoordinator | None = None,
 ) -> None:
     """Train all models; see `shoal.models.Model.fit`. They share a store and their prepared batches.
 
-    With ``fit_state`` the one model continues the last fit of its record.
+    With ``fit_state`` the one model continues the last fit of its record. A ``coordinator`` has begun the fit already.
     """
+    first = models[0]
+    if coordinator is None:
+        with PassCoordinator(first.store, first.name).fitting() as begun:
+            train(
+                models,
+                reader,
+                valid,
+                plan,
+                progress=progress,
+                observers=observers,
+                fit_state=fit_state,
+                coordinator=begun,
+            )
+        return
     check_iterable(reader, "reader", passes=plan.epochs)
     if valid is not None:
         check_iterable(valid, "valid", passes=plan.epochs)
     elif plan.patience is not None:
         raise ValueError("patience needs something to measure after each pass: pass valid=")
-    first = models[0]
-    coordinator = PassCoordinator(first.store, first.name)
-    if plan.patience is not None and first.store.num_workers > 1:
+    if plan.patience is not None and first.store.num_workers > 1 and not any(one.best_folder(1) for one in observers):
         raise ValueError(
-            f"patience keeps the best weights in a file of this process, and the store has {first.store.num_workers} "
-            f"workers: leave it out, or train with one worker"
+            f"patience keeps the best weights in a directory that all {first.store.num_workers} workers see: pass "
+            f"directory=, or train with one worker"
         )
     if fit_state is None:
         begin_fit(models, reader, valid, plan, fingerprints=bool(observers))
-    coordinator.begin()
-    try:
-        _TrainingRun(models, reader, valid, plan, coordinator, progress, observers).passes(fit_state or BEGINNING)
-    except BaseException:
-        coordinator.abandon()
-        raise
+    _TrainingRun(models, reader, valid, plan, coordinator, progress, observers).passes(fit_state or BEGINNING)
 
 
 class _TrainingRun:
@@ -111,7 +117,7 @@ class _TrainingRun:
         self._stack = ExitStack()
 
     def passes(self, begin: FitState) -> None:
-        plan, valid = self._plan, self._valid
+        plan = self._plan
         with self._stack:
             trainers = [ModelTrainer(model, plan, self._stack, self._best_folder, begin) for model in self._models]
             for epoch in range(begin.epoch, plan.epochs):
@@ -120,17 +126,20 @@ class _TrainingRun:
                     break
                 title = f"pass {epoch + 1}/{plan.epochs}" if plan.epochs > 1 else "train"
                 known = min(trainer.model.examples for trainer in learning)
-                at = begin if epoch == begin.epoch and begin.batches else FitState(epoch=epoch, known=known)
-                self._one_pass(learning, at, title)
-                if learning[0].model.examples == 0 and learning[0].model.store.num_workers == 1:
+                is_within = epoch == begin.epoch and (begin.batches or begin.workers)
+                self._one_pass(learning, begin if is_within else FitState(epoch=epoch, known=known), title)
+                merged = merge_pass(self._coordinator, learning, has_valid=self._valid is not None)
+                is_whole = not self._coordinator.is_alone or learning[0].model.store.num_workers == 1
+                if learning[0].model.examples == 0 and is_whole:
                     raise ValueError(f"{why_empty(self._reader)}: nothing was learned")
                 if epoch == begin.epoch and learning[0].seen.base_rate == 0:
                     check_stream(self._reader)
                 try:
-                    self._coordinator.end_pass()
                     self._sweep(learning[0].model.store)
-                    if valid is not None:
-                        measured = measure([trainer.model for trainer in learning], valid)
+                    if merged.any_valid:
+                        measured = measure_together(
+                            self._coordinator, [trainer.model for trainer in learning], self._valid
+                        )
                         for trainer, found in zip(learning, measured, strict=True):
                             trainer.record_validation(found, last=epoch + 1 == plan.epochs)
                     self._coordinator.wait_for_all()
@@ -158,103 +167,64 @@ class _TrainingRun:
         found = [folder for observer in self._observers if (folder := observer.best_folder(number)) is not None]
         return found[0] if found else None
 
-    def _batches(self, at: FitState, source: Iterable[Batch]) -> Iterable[Batch]:
-        """Return the batches of a pass that were not learned from yet."""
-        if at.position is not None:
-            return self._plan.batches(source, at.epoch, at.known, at.read)
-        batches = self._plan.batches(source, at.epoch, at.known)
-        return (
-            batches if at.seen is None else _skip_learned(batches, at.batches, Accumulator.from_dict(at.seen).examples)
-        )
-
     def _one_pass(self, trainers: Sequence[ModelTrainer], at: FitState, title: str) -> None:
         first = trainers[0].model
         for trainer in trainers:
             trainer.begin(at)
-        source = self._plan.source(self._reader, at.epoch)
-        if at.position is not None:
-            if not isinstance(source, Reader):
-                raise TypeError(f"the fit is within a reader, and this is a {type(source).__name__}: pass a reader")
-            source = source.resume(at.position)
-        tracked = _TrackedReader(source, at, follow=bool(self._observers) and self._plan.keeps_batches)
+        follow = bool(self._observers) and self._plan.keeps_batches
+        rank, workers = first.store.rank, first.store.num_workers
+        data = PassReader(self._reader, self._plan, at, rank=rank, workers=workers, follow=follow)
+        fit_state = functools.partial(_fit_state, trainers[0], data)
+        progress = self._progress if self._coordinator.is_alone or self._coordinator.rank == 0 else False
         complete = False
         try:
             with (
-                show_progress(title, source, [trainer.seen for trainer in trainers], self._progress) as bar,
+                show_progress(title, data, [trainer.seen for trainer in trainers], progress) as bar,
                 at_boundaries() as interrupted,
-                closing(first.prepared(self._batches(at, tracked))) as ready,
+                closing(first.prepared(data)) as ready,
             ):
-                for batch, prepared in ready:
-                    for trainer in trainers:
-                        trainer.learn(batch, prepared)
-                    first.store.tick()
-                    tracked.learned()
-                    fit_state = functools.partial(_fit_state, trainers[0], tracked)
-                    for observer in self._observers:
-                        observer.batch_done([trainer.seen for trainer in trainers], fit_state)
-                    bar.update()
-                    if (interrupt := interrupted()) is not None:
+                try:
+                    for batch, prepared in ready:
+                        for trainer in trainers:
+                            trainer.learn(batch, prepared)
+                        first.store.tick()
+                        data.learned()
                         for observer in self._observers:
-                            observer.interrupted(fit_state())
-                        raise interrupt
+                            observer.batch_done([trainer.seen for trainer in trainers], fit_state)
+                        bar.update()
+                        if (interrupt := interrupted()) is not None:
+                            for observer in self._observers:
+                                observer.interrupted(fit_state())
+                            raise interrupt
+                except ShoalError as error:  # another worker may have ended at the same signal before
+                    if (interrupt := interrupted()) is not None:
+                        raise interrupt from error
+                    raise
+            self._end_pass(first, fit_state)
             complete = True
         finally:
             for trainer in trainers:
-                trainer.end(skipped=int(getattr(source, "skipped", 0)), complete=complete, reader=source)
+                trainer.end(skipped=data.skipped, complete=complete, reader=data.last)
+
+    def _end_pass(self, first: Learner, fit_state: Callable[[], FitState]) -> None:
+        """Take part in the clocks of workers that have not ended their pass."""
+
+        def empty_clock() -> None:
+            for observer in self._observers:
+                observer.clock_done(fit_state)
+
+        def meet() -> bool:
+            have_ended = [observer.meet(fit_state) for observer in self._observers]
+            return all(have_ended)
+
+        while first.step_along():
+            first.store.tick()
+            empty_clock()
+        self._coordinator.end_pass(empty_clock, meet)
 
 
-def _skip_learned(batches: Iterable[Batch], count: int, examples: int) -> Iterator[Batch]:
-    """Skip the batches that were learned from, and check their number of examples."""
-    iterator = iter(batches)
-    found = sum(len(batch) for batch in islice(iterator, count))
-    if found != examples:
-        raise ValueError(
-            f"the fit had learned from {examples:,} examples of this pass in {count:,} batches, and these have "
-            f"{found:,} now: the data has changed, or was appended to after an incomplete batch"
-        )
-    yield from iterator
-
-
-class _TrackedReader:
-    """The reader of a pass, which is read ahead, and its position after the batch that was learned from last."""
-
-    def __init__(self, source: Iterable[Batch], at: FitState, *, follow: bool) -> None:
-        self._source = source
-        self._reader = source if follow and isinstance(source, Reader) else None
-        self._ahead: deque[tuple[Any, int]] = deque()  # cursor after each batch read, and its examples
-        self._cursor: Any = None
-        self._state = at
-
-    def __iter__(self) -> Iterator[Batch]:
-        iterator = iter(self._source)
-        try:
-            for batch in iterator:
-                if self._reader is not None:
-                    self._ahead.append((self._reader.cursor, len(batch)))
-                yield batch
-        finally:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
-
-    def learned(self) -> None:
-        """Record that one more batch was learned from."""
-        read = self._state.read
-        if self._reader is not None:
-            self._cursor, examples = self._ahead.popleft()
-            read += examples
-        self._state = replace(self._state, batches=self._state.batches + 1, read=read)
-
-    @property
-    def fit_state(self) -> FitState:
-        """The state of the pass, as far as it depends on the data."""
-        if self._reader is None:
-            return self._state
-        return replace(self._state, position=self._reader.position(self._cursor))
-
-
-def _fit_state(trainer: ModelTrainer, tracked: _TrackedReader) -> FitState:
-    return trainer.fit_state(tracked.fit_state)
+def _fit_state(trainer: ModelTrainer, data: PassReader) -> FitState:
+    return data.state_in(trainer.fit_state(data.begin), trainer.model.random_state)
 
 
 def begin_fit(
@@ -267,7 +237,8 @@ def begin_fit(
 ) -> None:
     """Record the data and the settings of the fit; with fingerprints of the data if the fit may be resumed."""
     if valid is not None:
-        check_valid(models[0], valid)
+        together = models[0].store.num_workers > 1 and isinstance(valid, Reader)  # a split may be empty
+        check_valid(models[0], share_of(valid, 0, 1) if together and isinstance(valid, Reader) else valid)
     if isinstance(reader, Reader):
         reader.check_positive()
     if isinstance(valid, Reader):

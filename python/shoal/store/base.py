@@ -111,6 +111,11 @@ class Store(StoreFiles):
         return 0
 
     @property
+    def host(self) -> str:
+        """Address of this machine, by which the other workers of the job can reach it."""
+        return "127.0.0.1"
+
+    @property
     @abstractmethod
     def consistency(self) -> Consistency:
         """Consistency model: which pushes of other workers a pull may see."""

@@ -39,6 +39,7 @@ from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.store.local import local
+from shoal.torch.dense_part import DenseSharing
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
 from shoal.torch.tables import TableRule, tables
@@ -112,8 +113,19 @@ class Train(Struct, frozen=True, kw_only=True):
     batch_size: Annotated[int, Meta(ge=1, description="Examples per batch.")] = 4096
     epochs: Annotated[int, Meta(ge=1, description="Maximum number of passes over the data.")] = 1
     optimizer: Annotated[
-        Spec, Meta(description="Optimizer of the dense part: a class of torch.optim and its settings.")
+        Spec,
+        Meta(
+            description="Optimizer of the dense part and its settings: a class of torch.optim, or of shoal where dense "
+            "is servers."
+        ),
     ] = msgspec.field(default_factory=lambda: {"name": "Adam", "lr": 0.001})
+    dense: Annotated[
+        DenseSharing,
+        Meta(
+            description="How several workers share the dense part: allreduce (each has it, gradients are summed) or "
+            "servers (the servers have it)."
+        ),
+    ] = "allreduce"
     staleness: Annotated[int, Meta(ge=0, description="Number of batches by which rows are pulled ahead.")] = 0
     shuffle: Annotated[int, Meta(ge=0, description="Batches in the shuffle buffer; 0: no shuffle.")] = 0
     negative_rate: Annotated[float, Meta(description="Share of the negatives to learn from, reweighted.")] = 1.0
@@ -222,6 +234,7 @@ class Config(Struct, frozen=True, kw_only=True):
             "optimizer": self.train.optimizer,
             "seed": self.train.seed,
             "staleness": self.train.staleness,
+            "dense": self.train.dense,
         }
 
 
@@ -276,7 +289,10 @@ def parse(raw: Mapping[str, Any], more: Mapping[tuple[str, str], Any] | None = N
             raise ValueError(f"there is no section [{name}]")
     config = _converted(sections, Config)
     _ = config.schema(), config.fields, _rule(config.tables)
-    _check_dense(config.train.optimizer)
+    if config.train.dense == "servers":
+        _optimizer(config.train.optimizer, "[train]")
+    else:
+        _check_dense(config.train.optimizer)
     for name, rule in config.tables.rules.items():
         _rule(rule, f"[tables.{name}]")
     return config
@@ -390,10 +406,15 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     )
     torch.manual_seed(seed)
     module = kind(make, len(fields), **settings)
-    kind, how = _dense(made_by["optimizer"])
-    optimizer = functools.partial(kind, **how)
-    stale = made_by.get("staleness", 0)  # missing in older models
-    return ClickModel(module, fields, store, optimizer, made_by=made_by, staleness=stale)
+    dense: DenseSharing = made_by.get("dense", "allreduce")  # missing in older models, as is staleness
+    optimizer: Optimizer | functools.partial[torch.optim.Optimizer]
+    if dense == "servers":
+        optimizer = _optimizer(made_by["optimizer"], "[train]")
+    else:
+        rule, how = _dense(made_by["optimizer"])
+        optimizer = functools.partial(rule, **how)
+    stale = made_by.get("staleness", 0)
+    return ClickModel(module, fields, store, optimizer, dense=dense, made_by=made_by, staleness=stale)
 
 
 def load(

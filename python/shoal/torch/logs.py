@@ -216,6 +216,13 @@ class MetricsLogger:
             }
         )
 
+    def clock_done(self, fit_state: Callable[[], FitState]) -> None:
+        """Do nothing: there was no batch."""
+
+    def meet(self, fit_state: Callable[[], FitState]) -> bool:
+        """Return True: there is nothing to wait for."""
+        return True
+
     def pass_done(self, fit_state: FitState) -> None:
         """Write the metrics of the pass, and rows."""
         done = self._model.history.passes[-1]

@@ -39,13 +39,16 @@ from shoal.models import files, preprocessing, training
 from shoal.models.fit_checkpoints import FitCheckpointer, Resume, begin_or_resume
 from shoal.models.history import History, Record
 from shoal.models.learner import FitObserver, FitState, Floats
+from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import read_calibration
 from shoal.models.saved_predictor import SavedPredictor
+from shoal.optim import Adam, Optimizer
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.table.table import Table
+from shoal.torch.dense_part import AllReduced, Alone, DensePart, DenseSharing, OnServers
 from shoal.torch.fields import Fields, Inputs, inputs
 from shoal.torch.logs import LogWriter, MetricsLogger
 from shoal.torch.models import DIN
@@ -72,9 +75,13 @@ class ClickModel(SavedPredictor):
         The features of a batch that it uses; see `inputs`.
     store : Store
         Of its tables.
-    optimizer : torch.optim.Optimizer or callable, optional
+    optimizer : torch.optim.Optimizer, callable or shoal.optim.Optimizer, optional
         Of its dense parameters, or a function that makes it from a list of them; default: Adam with a learning rate of
-        0.001. The function is called when the model first learns or is saved.
+        0.001. The function is called when the model first learns or is saved. With ``dense="servers"`` one of
+        `shoal.optim`, which the servers apply; default: `shoal.Adam`.
+    dense : {"allreduce", "servers"}
+        How the workers of the store share its dense parameters: each has them, and gradients are summed over the
+        workers; or the servers have them, in a table "dense".
     made_by : mapping, optional
         The settings that made the module, as JSON: saved with the model.
     staleness : int
@@ -83,8 +90,8 @@ class ClickModel(SavedPredictor):
     Raises
     ------
     ValueError
-        A sparse part's table belongs to another store, the store has more than one worker, or ``staleness`` is above 0
-        and the module's lookups are not known before it is called, as for DIN and for modules that are not from
+        A sparse part's table belongs to another store, ``optimizer`` does not fit ``dense``, or ``staleness`` is above
+        0 and the module's lookups are not known before it is called, as for DIN and for modules that are not from
         `shoal.torch.models`.
     """
 
@@ -95,17 +102,13 @@ class ClickModel(SavedPredictor):
         module: nn.Module,
         fields: Fields | int,
         store: Store,
-        optimizer: torch.optim.Optimizer | MakeOptimizer = torch.optim.Adam,
+        optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None = None,
         *,
+        dense: DenseSharing = "allreduce",
         made_by: Mapping[str, Any] | None = None,
         staleness: int = 0,
     ) -> None:
         super().__init__(store, is_own=False)
-        if store.num_workers > 1:
-            raise ValueError(
-                f"the store has {store.num_workers} workers, and the dense part is this process's own: let one worker "
-                f"train, or share the dense part as docs/torch.md describes"
-            )
         found = {one.table.name: one.table for one in module.modules() if isinstance(one, SparseModule)}
         for name, table in found.items():
             if store.tables.get(name) is not table:
@@ -113,7 +116,7 @@ class ClickModel(SavedPredictor):
         self.module = module
         self.fields = fields
         self._tables = tuple(found.values())
-        self._given_optimizer = optimizer
+        self._dense = _dense_part(module, store, optimizer, dense)
         self.made_by = dict(made_by or {})
         self._staleness = operator.index(staleness)
         self._pipeline: Pipeline | None = None  # that learning reads from
@@ -127,17 +130,6 @@ class ClickModel(SavedPredictor):
             )
 
     # ---- properties --------------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer of the dense parameters, None if there are none. The first optimizer imports torch's compiler.
-
-        That takes seconds, which a model that only predicts does not spend.
-        """
-        if isinstance(self._given_optimizer, torch.optim.Optimizer):
-            return self._given_optimizer
-        dense = list(self.module.parameters())
-        return self._given_optimizer(dense) if dense else None
 
     def own_store(self) -> None:
         """Make `close` also close the store."""
@@ -162,6 +154,11 @@ class ClickModel(SavedPredictor):
         return self._tables
 
     @property
+    def staleness(self) -> int:
+        """Number of batches by which rows are pulled ahead."""
+        return self._staleness
+
+    @property
     def dense_parameters(self) -> int:
         """Number of values of the module's dense parameters."""
         return sum(parameter.numel() for parameter in self.module.parameters())
@@ -174,6 +171,7 @@ class ClickModel(SavedPredictor):
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Inputs]]:
         """Arrange each batch, and sort the keys of the models' lookups, in the background."""
+        self._dense.refresh()
         examples = preprocessing.examples_of(batches)
         given, self._rows_ahead = self._rows_ahead, []
         self._pipeline = pipeline = Pipeline(
@@ -201,21 +199,41 @@ class ClickModel(SavedPredictor):
     def learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
         if len(batch) == 0:
+            self._dense.along()
             return 0.0
         self.module.train()
+        scale = self._dense.begin(len(batch))
         logits = self.module(prepared)
         # An invalid label or weight raises an error here, before any change.
         loss = seen.update(batch.labels, logits.detach().double().numpy(), batch.weights)
         self._calibration = None
-        if self._optimizer is not None:
-            self._optimizer.zero_grad()
         weights = None if batch.weights is None else torch.from_numpy(batch.weights)
         mean = binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels), weights)
-        mean.backward()  # type: ignore[no-untyped-call]
-        if self._optimizer is not None:
-            self._optimizer.step()
+        (mean if scale == 1.0 else mean * scale).backward()  # type: ignore[no-untyped-call]
+        self._dense.step()
         self._record.examples += len(batch)
         return loss
+
+    def join(self, coordinator: PassCoordinator) -> None:
+        """Connect to the other workers of a fit, all together."""
+        self._dense.join(coordinator)
+
+    def leave(self) -> None:
+        """Close the connections that `join` made."""
+        self._dense.close()
+
+    def step_along(self) -> bool:
+        """Take part in a step of the other workers' dense parts; False if they need none, or all have ended."""
+        return self._dense.along()
+
+    def random_state(self) -> bytes:
+        """Return the state of torch's random numbers."""
+        return torch.get_rng_state().numpy().tobytes()
+
+    def set_random_state(self, state: bytes) -> None:
+        """Restore `random_state`; an empty one changes nothing."""
+        if state:
+            torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     def _margins(self, batch: Batch, prepared: Inputs) -> Floats:
         self.module.eval()
@@ -264,7 +282,8 @@ class ClickModel(SavedPredictor):
     def save_weights(self, folder: StorageDir) -> None:
         """Write tables and tower into a new folder, without waiting for the disk."""
         self._store.flush()
-        self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
+        tables = (*self._tables, *self._dense.tables)
+        self._store.save(folder, tables=[table.name for table in tables], durable=False)
         with folder.create(_TOWER, durable=False) as file:
             file.write(self._tower())
 
@@ -274,10 +293,11 @@ class ClickModel(SavedPredictor):
         self._take_tower(_tower_in(folder.read(_TOWER)), whole=False)
 
     def _tower(self) -> bytes:
+        self._dense.refresh()
         file = io.BytesIO()
         state = {
             "module": self.module.state_dict(),
-            "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
+            "optimizer": None if self._dense.optimizer is None else self._dense.optimizer.state_dict(),
             "random": torch.get_rng_state(),
         }
         if self._staleness:
@@ -291,8 +311,8 @@ class ClickModel(SavedPredictor):
         self.module.load_state_dict(state["module"])
         if whole:
             self._rows_ahead = state.get("ahead", _FRESH)["rows"]
-            if self._optimizer is not None:
-                self._optimizer.load_state_dict(state["optimizer"])
+            if self._dense.optimizer is not None:
+                self._dense.optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["random"])
 
     def save(
@@ -335,7 +355,9 @@ class ClickModel(SavedPredictor):
         self._store.flush()
         described = self._model_file(bias=False, fit_state=fit_state, click=self.made_by)
         where = open_dir(directory, storage_options)
-        files.save(where, described, self._store, list(self._tables), overwrite=overwrite, tower=self._tower())
+        # The optimizer's state of a dense part on servers is needed to continue the fit, not to predict.
+        tables = [*self._tables, *(self._dense.tables if fit_state is not None else ())]
+        files.save(where, described, self._store, tables, overwrite=overwrite, tower=self._tower())
         return where.location
 
     def restore(
@@ -373,6 +395,8 @@ class ClickModel(SavedPredictor):
             )
         self._store.load(where.child(described.checkpoint))
         self._take_tower(tower, whole=resume)
+        if not resume:
+            self._dense.loaded()
         self._remember(described, where)
         return described.fit_state
 
@@ -381,6 +405,35 @@ class ClickModel(SavedPredictor):
         self._take_tower(_tower_in(tower), whole=False)
         self._calibration = read_calibration(description["calibration"], "the export")
         self._record = Record(History(), description["examples"], description["format"], description["schema"])
+
+
+def _dense_part(
+    module: nn.Module,
+    store: Store,
+    optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None,
+    dense: DenseSharing,
+) -> DensePart:
+    if dense not in ("allreduce", "servers"):
+        raise ValueError(f"dense is {dense!r}: pass 'allreduce' or 'servers'")
+    parameters = list(module.parameters())
+    if dense == "servers":
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise ValueError('with dense="servers" the servers step the dense part: pass an optimizer of shoal.optim')
+        if parameters:
+            return OnServers(module, store, optimizer or Adam())
+    elif isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f'the optimizer of the dense part is {optimizer}, which servers apply: pass dense="servers", or an '
+            "optimizer of torch"
+        )
+
+    def make() -> torch.optim.Optimizer | None:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            return optimizer
+        kind = torch.optim.Adam if optimizer is None or isinstance(optimizer, Optimizer) else optimizer
+        return kind(parameters) if parameters else None
+
+    return AllReduced(make, store, parameters) if store.num_workers > 1 else Alone(make)
 
 
 def _tower_in(tower: bytes) -> dict[str, Any]:
@@ -399,7 +452,8 @@ def train(
     fields: Fields | int,
     store: Store,
     valid: Iterable[Batch] | None = None,
-    optimizer: torch.optim.Optimizer | MakeOptimizer = torch.optim.Adam,
+    optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None = None,
+    dense: DenseSharing = "allreduce",
     epochs: int = 1,
     shuffle: bool | int = False,
     negative_rate: float = 1.0,
@@ -420,7 +474,7 @@ def train(
 
     Parameters
     ----------
-    module, fields, store, optimizer
+    module, fields, store, optimizer, dense
         As `ClickModel`. Batch size and order of the files are the reader's.
     reader : Reader or iterable of Batch
         Iterated once for each pass.
@@ -456,7 +510,7 @@ def train(
     ValueError
         A setting is invalid, a line is malformed, or a batch does not fit the fields.
     """
-    model = ClickModel(module, fields, store, optimizer, staleness=staleness)
+    model = ClickModel(module, fields, store, optimizer, dense=dense, staleness=staleness)
     fit(
         model,
         reader,
@@ -497,18 +551,34 @@ def fit(
     """Train a click model; see `train`."""
     if plan.warm_up:
         raise ValueError("click models learn from batches as they are: pass warm_up=False")
-    fit_state = begin_or_resume(model, model.reading(reader), model.reading(valid), plan, checkpointer, resume=resume)
-    observers: list[FitObserver] = [*([] if checkpointer is None else [checkpointer])]
-    if writers:
-        observers.append(MetricsLogger(model, writers, log_every))
-    training.train(
-        [model],
-        model.reading(reader),
-        model.reading(valid),
-        plan,
-        progress=progress,
-        observers=observers,
-        fit_state=fit_state,
-    )
-    if checkpointer is not None:
-        model.save(checkpointer.directory)
+    if model.store.num_workers > 1 and model.staleness and checkpointer is not None and checkpointer.is_within_passes:
+        raise ValueError(
+            f"staleness is {model.staleness}, and a checkpoint within a pass would need the rows that each of "
+            f"{model.store.num_workers} workers has pulled ahead: leave checkpoint_every out, or pass staleness=0"
+        )
+    if model.store.taking_splits and model.store.num_workers > 1:
+        raise ValueError(
+            "click models of several workers step together: pass each worker reader.split(store.rank, "
+            "store.num_workers) instead of a loop over store.splits"
+        )
+    reader, valid = model.reading(reader), model.reading(valid)
+    with PassCoordinator(model.store, model.name).fitting() as coordinator, contextlib.ExitStack() as leaving:
+        coordinator.needs_all = True
+        leaving.callback(model.leave)
+        fit_state = begin_or_resume(model, reader, valid, plan, checkpointer, resume=resume, coordinator=coordinator)
+        model.join(coordinator)
+        observers: list[FitObserver] = [*([] if checkpointer is None else [checkpointer])]
+        if writers:
+            observers.append(MetricsLogger(model, writers, log_every))
+        training.train(
+            [model],
+            reader,
+            valid,
+            plan,
+            progress=progress,
+            observers=observers,
+            fit_state=fit_state,
+            coordinator=coordinator,
+        )
+        if checkpointer is not None:
+            checkpointer.save()

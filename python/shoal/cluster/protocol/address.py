@@ -111,6 +111,15 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
+def own_host(address: str) -> str:
+    """Return the address of this machine on the way to another one; nothing is sent."""
+    host, port = split(address)
+    family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as route:
+        route.connect(there)
+        return str(route.getsockname()[0])
+
+
 def check_bind(bind: str, *, secured: bool, insecure: bool) -> None:
     """Refuse to listen where other machines can connect, unless peers must have keys or the user allows it.
 

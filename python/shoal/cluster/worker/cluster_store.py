@@ -34,6 +34,7 @@ import numpy as np
 import zmq
 
 from shoal import checkpoint
+from shoal.cluster.protocol.address import own_host
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
@@ -206,6 +207,11 @@ class ClusterStore(Store):
     def num_workers(self) -> int:
         """Number of workers of the job."""
         return self._joined.num_workers
+
+    @property
+    def host(self) -> str:
+        """Address of this machine on the network of the scheduler."""
+        return own_host(self._scheduler.address)
 
     @property
     def consistency(self) -> Consistency:

@@ -1,0 +1,118 @@
+"""Shares: what each worker of a fit has left of a pass, and its division among another number of workers.
+
+    share    the batches of one split of the data, (rank, workers), as the plan makes them from the reader's
+
+    batches of the share    0 1 2 3 4 5 6 7 8 9 ...
+                            learned | skip, then every step-th         a share of 2 workers: step 2, skip 0 and 1
+
+A fit that resumes with as many workers gives each its own shares. With fewer, a worker gets the shares of several, one
+after another. With more, several workers read the same share, and each learns from every k-th batch of what is left.
+
+Invariants
+    I1  The shares of all workers have every batch of the pass that was not learned from, each once.
+
+Threads: all of this is immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shoal.data import Reader
+from shoal.metrics import Accumulator
+from shoal.models.history import Windows
+
+__all__ = ["Share", "WorkerState", "divided", "share_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What is left of one split of the data.
+
+    Attributes
+    ----------
+    rank, workers : int
+        The split: `shoal.Reader.split`.
+    batches, examples : int
+        Batches of the plan up to the position, and their examples.
+    read : int
+        Examples that the reader returned for them.
+    position : dict or None
+        Of the reader after them; None: the split is read from its beginning, and ``batches`` are skipped.
+    skip : int
+        Batches after the position that other workers learn from.
+    step : int
+        Distance from one batch of this worker to the next.
+    """
+
+    rank: int = 0
+    workers: int = 1
+    batches: int = 0
+    examples: int = 0
+    read: int = 0
+    position: dict[str, Any] | None = None
+    skip: int = 0
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """The state of one worker within a pass.
+
+    Attributes
+    ----------
+    shares : tuple of Share
+        What it has left of the pass; the first one may be in part learned from.
+    seen : dict
+        `shoal.metrics.Accumulator` of the pass.
+    features : int
+        Of the pass so far.
+    windows : Windows
+        Of the learning curve.
+    random : bytes
+        Of a learner that draws random numbers: their state.
+    """
+
+    shares: tuple[Share, ...]
+    seen: dict[str, Any]
+    features: int = 0
+    windows: Windows = field(default_factory=Windows)
+    random: bytes = b""
+
+
+def divided(states: Sequence[WorkerState], workers: int) -> list[WorkerState]:
+    """Divide what workers have left of a pass among ``workers``; the first one takes over the metrics of those gone."""
+    if workers == len(states):
+        return list(states)
+    seen = Accumulator()
+    shares: list[list[Share]] = [[] for _ in range(workers)]
+    for state in states:
+        seen.merge(Accumulator.from_dict(state.seen))
+    if workers < len(states):
+        for number, state in enumerate(states):
+            shares[number % workers] += state.shares
+    else:
+        for rank in range(workers):
+            state = states[rank % len(states)]
+            readers = len(range(rank % len(states), workers, len(states)))
+            shares[rank] += [
+                replace(share, skip=share.skip + rank // len(states) * share.step, step=share.step * readers)
+                for share in state.shares
+            ]
+    empty = Accumulator().to_dict()
+    return [
+        WorkerState(
+            shares=tuple(shares[rank]),
+            seen=empty if rank else seen.to_dict(),
+            features=0 if rank else sum(state.features for state in states),
+            windows=Windows() if rank else states[0].windows,
+        )
+        for rank in range(workers)
+    ]
+
+
+def share_of(reader: Reader, rank: int, workers: int) -> Reader:
+    """Return a split of all of a reader's data, also of a reader that is a split itself."""
+    return reader.resume({**reader.position(), "shard": [rank, workers], "place": [0, 0, 0, 0]})

@@ -1,0 +1,344 @@
+"""The dense part of a click model, shared by the workers of a store: all-reduce of gradients, or an array on servers.
+
+    "allreduce"   every worker has the dense part and its optimizer; gradients are summed over the workers (gloo), and
+                  every worker makes the same step: synchronous data parallelism, as DistributedDataParallel
+    "servers"     the servers have it, with its optimizer's state (`DenseParameters`): pull, backward, push
+
+    one step      begin (batch size)   forward   loss x scale   backward   step
+
+The scale. The loss of a batch is a mean over its examples, and that of a step the mean over the examples of all
+workers. Under BSP the gradients of a clock are merged into one step, so a worker scales its loss: to its share of the
+examples of the clock with "allreduce", which exchanges batch sizes; to 1 / workers with "servers", which is the same
+where batches have one size. Under SSP and ASP each push is a step of its own, and the scale of rows is 1.
+
+Invariants
+    D1  With "allreduce" all workers have the same dense parameters and optimizer state after every step.
+    D2  A worker without a batch takes part in the steps of the others (`along`), until all have ended the pass.
+
+Threads: the one that trains.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shoal.errors import ShoalError, WorkerLostError
+from shoal.models.pass_coordinator import PassCoordinator
+from shoal.optim import Optimizer
+from shoal.store.base import Store
+from shoal.table.table import Table
+from shoal.torch.dense import DenseParameters
+
+__all__ = ["AllReduced", "Alone", "DensePart", "DenseSharing", "OnServers"]
+
+DenseSharing = Literal["allreduce", "servers"]
+
+_JOIN_SECONDS = 60.0  # for all workers to connect to each other
+_STEP_SECONDS = 600.0  # for all workers to reach a step: each of them reads and computes a batch meanwhile
+
+
+class DensePart(Protocol):
+    """The dense parameters of a model while it learns."""
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables that hold them."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of this worker, if it has one."""
+
+    def join(self, coordinator: PassCoordinator) -> None:
+        """Begin a fit, all workers together."""
+
+    def begin(self, examples: int) -> float:
+        """Begin a step on a batch of this size: parameters are up to date; return the scale of its loss."""
+
+    def step(self) -> None:
+        """End the step after backward."""
+
+    def along(self) -> bool:
+        """Take part in a step of the others without a batch; False if they need none, or all have ended."""
+
+    def refresh(self) -> None:
+        """Make the module's parameters the newest ones, outside of a step."""
+
+    def loaded(self) -> None:
+        """Record that the module has values of a file of a finished fit."""
+
+    def close(self) -> None:
+        """End the fit."""
+
+
+class Alone:
+    """The dense part of one process.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the optimizer, None if there are no parameters.
+    """
+
+    tables: Sequence[Table] = ()
+
+    def __init__(self, make: Callable[[], torch.optim.Optimizer | None]) -> None:
+        self._make = make
+        self._made: torch.optim.Optimizer | None = None
+        self._is_made = False
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, made when it is first needed: the first one imports torch's compiler, which takes seconds."""
+        if not self._is_made:
+            self._made, self._is_made = self._make(), True
+        return self._made
+
+    def join(self, coordinator: PassCoordinator) -> None:
+        """Do nothing."""
+
+    def begin(self, examples: int) -> float:
+        """Clear the gradients."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        return 1.0
+
+    def step(self) -> None:
+        """Step the optimizer."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def along(self) -> bool:
+        """Return False: there are no others."""
+        return False
+
+    def refresh(self) -> None:
+        """Do nothing."""
+
+    def loaded(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class AllReduced(Alone):
+    """The dense part of each of several workers, whose gradients are summed.
+
+    Parameters
+    ----------
+    make : callable
+        As `Alone`.
+    store : Store
+    parameters : iterable of nn.Parameter
+    """
+
+    def __init__(
+        self, make: Callable[[], torch.optim.Optimizer | None], store: Store, parameters: Iterable[nn.Parameter]
+    ) -> None:
+        super().__init__(make)
+        self._store = store
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._group: Any = None  # dist.ProcessGroupGloo, not the group of the whole process
+        self._meeting: Any = None
+        self._share = 0.0  # of this worker's batch among the examples of the step, over the scale of its loss
+
+    def join(self, coordinator: PassCoordinator) -> None:
+        """Connect the workers to each other, and make their parameters those of worker 0.
+
+        Raises
+        ------
+        ShoalError
+            They cannot connect.
+        """
+        if self._group is not None:
+            return
+        store, timeout = self._store, datetime.timedelta(seconds=_JOIN_SECONDS)
+        meeting, place = None, ""
+        names: Any = dist  # whose stubs lack some
+        gloo = names.ProcessGroupGloo
+        try:
+            if store.rank == 0:
+                meeting = names.TCPStore(
+                    store.host, 0, store.num_workers, is_master=True, timeout=timeout, wait_for_workers=False
+                )
+                place = f"{store.host} {meeting.port}"
+            answer = coordinator.exchange(place.encode()).messages[0]
+            host, _, port = (answer or b"").decode().rpartition(" ")
+            if meeting is None:
+                meeting = names.TCPStore(host, int(port), store.num_workers, timeout=timeout)
+            options = gloo._Options()
+            options._timeout = datetime.timedelta(seconds=_STEP_SECONDS)
+            options._devices = [gloo.create_device(hostname=store.host)]
+            self._meeting = meeting
+            self._group = gloo(meeting, store.rank, store.num_workers, options)
+        except (RuntimeError, ValueError) as error:
+            raise ShoalError(
+                f"worker {store.rank} cannot connect to the other workers at {store.host} for the dense part: {error}: "
+                'open the network between workers, or pass dense="servers"'
+            ) from error
+        self._broadcast()
+
+    def begin(self, examples: int) -> float:
+        """Exchange the sizes of the batches; return this one's share, or 1 if each push is a step of its own."""
+        super().begin(examples)
+        total, _ = self._sizes(examples, has_batch=True)
+        share = examples / total if total else 0.0
+        consistency = self._store.consistency
+        if not consistency.is_bulk:
+            self._share = share
+            return 1.0
+        self._share = 1.0 / self._store.num_workers if consistency.mean else 1.0
+        return share * self._store.num_workers if consistency.mean else share
+
+    def step(self) -> None:
+        """Sum the gradients of all workers, and step the optimizer."""
+        self._sum_gradients(self._share)
+        super().step()
+
+    def along(self) -> bool:
+        """Make the step of the workers that have a batch; False if none has."""
+        if self._group is None or not self._sizes(0, has_batch=False)[1]:
+            return False
+        super().begin(0)
+        self._sum_gradients(0.0)
+        super().step()
+        return True
+
+    def close(self) -> None:
+        """Close the connections to the other workers."""
+        self._group = self._meeting = None
+
+    def _broadcast(self) -> None:
+        """Make the parameters those of worker 0."""
+        if not self._parameters:
+            return
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
+        if self._store.rank:
+            flat.zero_()
+        self._all_reduce(flat)
+        with torch.no_grad():
+            for parameter, its in self._cut(flat):
+                parameter.copy_(its)
+
+    def _sizes(self, examples: int, *, has_batch: bool) -> tuple[int, bool]:
+        """Return the examples of all workers' batches, and whether any worker has a batch."""
+        numbers = torch.tensor([examples, has_batch], dtype=torch.int64)
+        self._all_reduce(numbers)
+        return int(numbers[0]), bool(numbers[1])
+
+    def _sum_gradients(self, scale: float) -> None:
+        """Set the gradients to the sums over workers, of each one's own times its scale."""
+        if not self._parameters:
+            return
+        flat = torch.cat(
+            [
+                torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
+                for parameter in self._parameters
+            ]
+        )
+        flat *= scale
+        self._all_reduce(flat)
+        for parameter, its in self._cut(flat):
+            parameter.grad = its.clone()
+
+    def _cut(self, flat: torch.Tensor) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
+        sizes = [parameter.numel() for parameter in self._parameters]
+        for parameter, its in zip(self._parameters, torch.split(flat, sizes), strict=True):
+            yield parameter, its.view_as(parameter)
+
+    def _all_reduce(self, numbers: torch.Tensor) -> None:
+        """Sum numbers over all workers, in place.
+
+        Raises
+        ------
+        WorkerLostError
+            A worker has ended, or did not take part for ten minutes.
+        """
+        if self._group is None:
+            raise RuntimeError("the workers of this model are not connected: train it with shoal.torch.train")
+        try:
+            self._group.allreduce([numbers], dist.AllreduceOptions()).wait()
+        except RuntimeError as error:
+            lost = ", ".join(f"worker {rank}" for rank in sorted(self._store.lost_workers)) or "a worker"
+            raise WorkerLostError(
+                f"{lost} of {self._store.num_workers} has ended during a step of the dense part, which all make "
+                f"together ({str(error).splitlines()[0]}): start the fit again, with resume=True (--resume) if it "
+                "writes checkpoints"
+            ) from error
+
+
+class OnServers:
+    """The dense part of any number of workers, on the servers, in a table "dense".
+
+    Parameters
+    ----------
+    module : nn.Module
+    store : Store
+    optimizer : Optimizer
+    """
+
+    optimizer = None
+
+    def __init__(self, module: nn.Module, store: Store, optimizer: Optimizer) -> None:
+        self._module = module
+        self._store = store
+        self._rule = optimizer
+        self._parameters: DenseParameters | None = None
+        self._is_newer = False
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The table that holds them, once the model has begun to learn."""
+        return () if self._parameters is None else (self._parameters.table.table,)
+
+    def join(self, coordinator: PassCoordinator) -> None:
+        """Make the array, or set it to the values of worker 0, and pull it."""
+        if self._parameters is not None and not self._is_newer:
+            return
+        own = [parameter.detach().clone() for parameter in self._module.parameters()]
+        self._parameters = DenseParameters(self._store, self._module, optimizer=self._rule, name="dense")
+        if self._is_newer:
+            if self._store.rank == 0:
+                with torch.no_grad():
+                    for parameter, its in zip(self._module.parameters(), own, strict=True):
+                        parameter.copy_(its)
+                self._parameters.assign()
+            coordinator.wait_for_all()
+            self._parameters.pull()
+            self._is_newer = False
+
+    def begin(self, examples: int) -> float:
+        """Pull the parameters, and clear the gradients."""
+        if self._parameters is None:
+            raise RuntimeError("the dense part is not on the servers yet: train the model with shoal.torch.train")
+        self._parameters.pull()
+        self._module.zero_grad()
+        consistency = self._store.consistency
+        return 1.0 / self._store.num_workers if consistency.is_bulk and not consistency.mean else 1.0
+
+    def step(self) -> None:
+        """Push the gradients; the tick raises an error."""
+        if self._parameters is not None:
+            self._parameters.push()
+
+    def along(self) -> bool:
+        """Return False: the others need no part of this worker."""
+        return False
+
+    def refresh(self) -> None:
+        """Pull the parameters."""
+        if self._parameters is not None and not self._is_newer:
+            self._parameters.pull()
+
+    def loaded(self) -> None:
+        """Record that the module has values of a file, which the servers do not have."""
+        self._is_newer = True
+
+    def close(self) -> None:
+        """Do nothing."""

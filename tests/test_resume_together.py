@@ -1,0 +1,301 @@
+"""Fits of several workers that stop within a pass and go on: the same number to the same bits, others with the rest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from cluster_fakes import TIMEOUT
+from cluster_standin import cluster
+from shoal.data import Batch
+from shoal.metrics import Accumulator
+from shoal.models import files
+from shoal.models.learner import FitState
+from shoal.models.pass_reader import PassReader
+from shoal.models.plan import Plan
+from shoal.models.shares import Share, WorkerState, divided
+from stores import one_by_one, together
+
+BATCH, EXAMPLES = 20, 800
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libsvm file of 800 examples; the value of key 1000 is the number of the example."""
+    random = np.random.default_rng(5)
+    weights = random.normal(size=400)
+    lines = []
+    for number in range(EXAMPLES):
+        keys = np.unique(np.where(random.random(6) < 0.7, random.integers(0, 40, 6), random.integers(0, 400, 6)))
+        label = int(random.random() < 1 / (1 + np.exp(-weights[keys].sum())))
+        lines.append(f"{label} " + " ".join(f"{key}:1" for key in keys) + f" 1000:{number * 1e-3:g}")
+    path = tmp_path_factory.mktemp("log") / "log.libsvm"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def reader(log: Path) -> shoal.Reader:
+    return shoal.read_libsvm(log, batch_size=BATCH)
+
+
+def numbers_of(batch: Batch) -> list[int]:
+    assert batch.values is not None
+    return [round(1000 * value) for value in batch.values[batch.keys == 1000]]
+
+
+# ---- what is left of a pass, among any number of workers -------------------------------------------------------------
+
+
+def states(log: Path, plan: Plan, workers: int, learned: list[int]) -> tuple[list[WorkerState], list[int]]:
+    """Let workers learn from some batches of their shares; return their states and the examples."""
+    out, seen = [], []
+    for rank in range(workers):
+        data = PassReader(
+            reader(log).split(rank, workers), plan, FitState(), rank=rank, workers=workers, follow=plan.keeps_batches
+        )
+        out.append(proceed(data, learned[rank], seen))
+    return out, seen
+
+
+def proceed(data: PassReader, batches: int, seen: list[int]) -> WorkerState:
+    for _, batch in zip(range(batches), data, strict=False):
+        seen += numbers_of(batch)
+        data.learned()
+    state = data.state_in(FitState(seen=Accumulator().to_dict()), bytes)
+    if state.workers:
+        return state.workers[0]
+    alone = Share(batches=state.batches, read=state.read, position=state.position, examples=len(seen))
+    return WorkerState(shares=(alone,), seen=Accumulator().to_dict())
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan(warm_up=False), Plan(warm_up=False, shuffle=3), Plan()], ids=["plain", "shuffled", "warmed up"]
+)
+@pytest.mark.parametrize("then", [(1, 3), (3, 2), (2, 2), (1, 1), (5, 1), (4, 7)])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_example_of_a_pass_counts_once_with_any_numbers_of_workers(
+    log: Path, plan: Plan, workers: int, then: tuple[int, int]
+) -> None:
+    """A fit of some workers stops, is resumed by others, stops again, and is ended by a third number of them."""
+    left, seen = states(log, plan, workers, [3, 1, 0][:workers])
+    for number, batches in ((then[0], 2), (then[1], 10**6)):
+        made = []
+        for rank, state in enumerate(divided(left, number)):
+            own = reader(log).split(rank, number)
+            data = PassReader(
+                own, plan, FitState(workers=(state,)), rank=rank, workers=number, follow=plan.keeps_batches
+            )
+            made.append(proceed(data, batches, seen))
+        left = made
+    assert sorted(seen) == list(range(EXAMPLES))
+
+
+# ---- fits that are cut off -------------------------------------------------------------------------------------------
+
+
+class Cut(Exception):
+    pass
+
+
+def logistic(store: shoal.Store) -> Any:
+    return shoal.LogisticRegression(shoal.FTRL(alpha=0.3, l1=0.3), store)
+
+
+def machine(store: shoal.Store) -> Any:
+    return shoal.FactorizationMachine(4, store=store)
+
+
+def digests(model: Any) -> list[Any]:
+    return [table.digest() for table in model.tables]
+
+
+def fit_of(
+    make: Any,
+    log: Path,
+    directory: Path,
+    *,
+    until: int | None = None,
+    resume: bool = False,
+    batches: Any = None,
+    **how: Any,
+) -> Any:
+    """Return the work of a worker: it fits, or is cut off together with all others after some batches."""
+
+    def work(store: shoal.Store) -> Any:
+        model = make(store)
+        left = [until]
+
+        class Count(shoal.models.Callback):
+            def batch_done(self, progress: Any) -> None:
+                if batches is not None:
+                    batches[store.rank] = batches.get(store.rank, 0) + 1
+                if left[0] is not None:
+                    left[0] -= 1
+                    if left[0] == 0:
+                        raise Cut
+
+        data = reader(log).split(store.rank, store.num_workers)
+        try:
+            model.fit(
+                data,
+                valid=reader(log).split(store.rank, store.num_workers),
+                directory=directory,
+                checkpoint_every=3,
+                resume=resume,
+                progress=False,
+                callbacks=[Count()],
+                **{"epochs": 2, "seed": 3, "warm_up": False, **how},
+            )
+        except (Cut, shoal.ShoalError):
+            assert until is not None
+            return None
+        store.barrier()
+        return digests(model), model.examples, [(p.metrics, p.valid, p.features) for p in model.history.passes]
+
+    return work
+
+
+FITS = {
+    "lr": (logistic, {}),
+    "lr, shuffled and warmed up": (logistic, {"shuffle": 3, "warm_up": True}),
+    "lr, patient": (logistic, {"patience": 1, "epochs": 4}),
+    "fm": (machine, {}),
+}
+
+
+@pytest.mark.parametrize("kind", FITS)
+@pytest.mark.parametrize("until", [8, 26])  # within the first pass of about 20 batches each, and within the second
+def test_a_fit_of_two_workers_that_goes_on_has_the_bits_of_one_that_never_stopped(
+    log: Path, tmp_path: Path, kind: str, until: int
+) -> None:
+    make, how = FITS[kind]
+    with cluster(2, 1) as servers:
+        expected = together(servers.address, 2, fit_of(make, log, tmp_path / "whole", **how))
+    with cluster(2, 1) as servers:
+        one_by_one(servers.address, 2, fit_of(make, log, tmp_path / "cut", until=until, **how))
+    fit_state = files.read(tmp_path / "cut").fit_state
+    assert fit_state is not None
+    assert len(fit_state.workers) == 2
+    with cluster(1, 2) as servers:  # another number of servers
+        found = together(servers.address, 2, fit_of(make, log, tmp_path / "cut", resume=True, **how))
+    assert found == expected
+    assert expected[0] == expected[1]
+    assert files.read(tmp_path / "cut").fit_state is None
+
+
+@pytest.mark.parametrize("consistency", [shoal.SSP(2), shoal.ASP()], ids=str)
+def test_checkpoints_of_workers_at_different_clocks_name_every_example_once(
+    log: Path, tmp_path: Path, consistency: shoal.Consistency
+) -> None:
+    with cluster(2, 1) as servers:
+        work = fit_of(logistic, log, tmp_path / "m", until=8)
+        one_by_one(servers.address, 2, work, consistency=consistency)
+    assert files.read(tmp_path / "m").examples == 2 * 6 * BATCH
+    with cluster(2, 1) as servers:
+        found = together(
+            servers.address, 2, fit_of(logistic, log, tmp_path / "m", resume=True), consistency=consistency
+        )
+    assert [(examples, passes[0][0].examples) for _, examples, passes in found] == [(2 * EXAMPLES, EXAMPLES)] * 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 2)])
+def test_a_fit_goes_on_with_another_number_of_workers(log: Path, tmp_path: Path, before: int, after: int) -> None:
+    with cluster(2, 1) as servers:
+        one_by_one(servers.address, before, fit_of(logistic, log, tmp_path / "m", until=8))
+    learned = files.read(tmp_path / "m").examples
+    assert learned == before * 6 * BATCH
+    batches: dict[int, int] = {}
+    with cluster(1, 1) as servers:
+        work = fit_of(logistic, log, tmp_path / "m", resume=True, batches=batches)
+        found = together(servers.address, after, work)
+    for _, examples, passes in found:
+        assert examples == 2 * EXAMPLES
+        assert [progressive.examples for progressive, _, _ in passes] == [EXAMPLES, EXAMPLES]
+    assert len(batches) == after  # each has learned from some
+
+
+def test_what_another_worker_cannot_begin_ends_all(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "mine.txt").write_text("keep")
+
+    def work(store: shoal.Store) -> str:
+        with pytest.raises((ValueError, shoal.ShoalError)) as caught:
+            logistic(store).fit(reader(log).split(store.rank, 2), directory=tmp_path / "m", progress=False)
+        return str(caught.value)
+
+    with cluster(1, 1) as servers:
+        first, second = together(servers.address, 2, work)
+    assert "worker 0" not in first
+    assert second == f"worker 0 cannot begin the fit: {first}"
+
+
+def test_a_loop_over_splits_writes_no_checkpoints(log: Path, tmp_path: Path) -> None:
+    def work(store: shoal.Store) -> None:
+        model = logistic(store)
+        for split in store.splits(reader(log)):
+            with pytest.raises(ValueError, match=r"a loop over store.splits fits each split by itself"):
+                model.fit(split, directory=tmp_path / "m", progress=False)
+
+    with cluster(1, 1) as servers:
+        together(servers.address, 2, work)
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+def command(log: Path, out: Path, workers: int, *more: str) -> list[str]:
+    launch = [sys.executable, "-m", "shoal", "launch", "--servers", "2", "--workers", str(workers)]
+    train = ["shoal", "train", "lr", "--cluster", "--data", str(log), "--format", "libsvm", "--batch-size", str(BATCH)]
+    train += ["--epochs", "12", "--checkpoint-every", "5", "--output", str(out), "--quiet", "--resume", *more]
+    return [*launch, sys.executable, "-m", *train]
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    out, errors = process.communicate(timeout=2 * TIMEOUT)
+    assert process.returncode == 0, out + errors
+    return out
+
+
+def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        arguments,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_all_processes_are_killed_and_the_command_goes_on_to_the_same_bits(log: Path, tmp_path: Path) -> None:
+    end(start(command(log, tmp_path / "whole", 2), tmp_path))
+    process = start(command(log, tmp_path / "killed", 2), tmp_path)
+    deadline = time.monotonic() + TIMEOUT
+    while not (files.is_model(tmp_path / "killed") and files.read(tmp_path / "killed").examples > 2 * EXAMPLES):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=TIMEOUT)
+    left = files.read(tmp_path / "killed")
+    assert left.fit_state is not None
+    assert left.examples < 12 * EXAMPLES
+    end(start(command(log, tmp_path / "killed", 2), tmp_path))
+    found = []
+    for name in ("whole", "killed"):
+        with shoal.LogisticRegression.load(tmp_path / name) as model:
+            found.append((digests(model), model.examples, [done.metrics for done in model.history.passes]))
+    assert found[0] == found[1]
+    assert found[0][1] == 12 * EXAMPLES
