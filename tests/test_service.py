@@ -183,6 +183,16 @@ def test_a_tick_by_an_old_map_is_refused() -> None:
     assert one(deliver(service, Worker(epoch=2).tick(0))).status == Status.OK
 
 
+def test_a_repeated_tick_by_an_old_map_is_refused() -> None:
+    """The endpoint may have other arcs by now, which have the tick, while those of the old map lack it."""
+    service = served("asp")
+    assert one(deliver(service, Worker(epoch=1).tick(0))).status == Status.OK
+    assert one(deliver(service, Worker(epoch=1).tick(0, sequence=2))).status == Status.OK
+    service.set_map(2, [(0, 16)])
+    assert one(deliver(service, Worker(epoch=1).tick(0, sequence=2))).status == Status.WRONG_EPOCH
+    assert one(deliver(service, Worker(epoch=2).tick(0, sequence=3))).status == Status.OK
+
+
 # --- exactly once ------------------------------------------------------------------------------------------------
 
 

@@ -27,8 +27,8 @@
 //
 // Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change rows) are executed once per slot and sequence number; where
 // an arc fails, a repetition continues with it. A TICK is accepted, by all arcs, when it is the worker's next one and all pushes
-// that it names have been received; a repeated one is acknowledged again; otherwise the reply is RETRY. It names pushes by its
-// epoch's map: WRONG_EPOCH if there is a newer map.
+// that it names have been received; a repeated one is acknowledged again; otherwise the reply is RETRY. It names pushes, and is
+// for the arcs, of its epoch's map: WRONG_EPOCH if there is a newer map, also for a repeated one.
 // A change for which a concurrent save has no memory is postponed a few times: the service never waits for a disk. Only
 // admitted workers are served; wire::kAnonymous may read at any time, in any job.
 //

@@ -66,6 +66,9 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
                    std::span<const std::uint32_t> tables) {
   const Header& header = call.header;
   const auto clock_of = [&](const auto& arc) { return arc->clocks().clock(header.worker); };
+  if (!check_epoch(call)) {  // also if all arcs have it: its worker's map may have others here, which have moved
+    return;
+  }
   if (std::ranges::all_of(arcs_, [&](const auto& arc) { return header.clock < clock_of(arc); })) {
     ++metrics_.duplicates;
     return send(call, Status::kOk);
@@ -74,9 +77,6 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
         return clock_of(arc) == std::numeric_limits<std::uint32_t>::max();
       })) {
     return send_text(call, Status::kBadRequest, "a job has at most 2^32 - 1 clocks: connect anew");
-  }
-  if (!check_epoch(call)) {
-    return;
   }
   const bool all_here = replays() || std::ranges::all_of(sequences, [&](std::uint64_t number) {
                           const std::uint64_t sequence = number & kSequences;
