@@ -112,6 +112,15 @@ def test_a_demand_names_the_resource_that_all_nodes_lack():
     assert "and some for the tasks that read the datasets" in Demand(each, reads=True).missing({"CPU": 3.5, "rows": 2})
 
 
+def test_a_version_of_ray_without_the_coordinator_reserves_nothing(monkeypatch, caplog):
+    from shoal.ray.demand import reserved
+
+    name = "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator"
+    monkeypatch.setitem(sys.modules, name, None)
+    with reserved("servers", [{"CPU": 1}]):
+        assert f"Ray {ray.__version__} cannot reserve the resources of the servers" in caplog.text
+
+
 def test_the_functions_of_a_loop_are_refused_outside_of_one():
     for function in (shoal.ray.store, shoal.ray.snapshot, shoal.ray.restore):
         with pytest.raises(RuntimeError, match="no training loop runs here"):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -278,6 +279,62 @@ def test_a_run_that_no_nodes_can_hold_is_an_error_before_it_starts(ray_cluster, 
 def test_servers_that_ray_cannot_place_are_an_error_with_the_numbers(ray_cluster):
     with pytest.raises(shoal.DeadlineExceededError, match=r"no place for 2 servers with {'CPU': 1000}"):
         shoal.ray.start(config(servers=2, resources_per_server={"CPU": 1000}, timeout=2.0))
+
+
+def test_workers_join_and_leave_a_run(servers, ray_cluster, tmp_path):
+    first, ends = ray_cluster.add(resources={"seat": 1}), []
+
+    def loop():
+        store = shoal.ray.store()
+        table = store.table("elastic", **SUMS)
+        number = np.array([store.num_workers], np.uint64)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            table.push(number, np.ones((1, 1), np.float32))
+            store.tick()
+            rows = table.pull(KEYS[:3])[:, 0].tolist()
+            if store.num_workers == 1 and rows[2]:
+                break
+        ray.train.report({"workers": store.num_workers, "rows": rows}, checkpoint=shoal.ray.snapshot())
+
+    def fit():
+        try:
+            trainer = shoal.ray.ShoalTrainer(
+                loop,
+                shoal_config=servers,
+                scaling_config=ray.train.ScalingConfig(
+                    num_workers=(1, 2), resources_per_worker={"seat": 1}, elastic_resize_monitor_interval_s=1.0
+                ),
+                run_config=run_config(tmp_path, failure_config=ray.train.FailureConfig(max_failures=1)),
+            )
+            ends.append(trainer.fit().metrics)
+        except BaseException as error:
+            ends.append(error)
+
+    def clocks():
+        assert not ends
+        return [worker["clock"] for worker in servers.status()["workers"]]
+
+    def look_for_nodes():  # as it does by itself every 20 seconds
+        ray.get(coordinator._tick.remote(), timeout=PATIENCE)
+
+    thread = threading.Thread(target=fit)
+    thread.start()
+    wait_until(lambda: max(clocks(), default=0) > 1, "the first worker does not train")
+    coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
+    kept = ray.get(coordinator.get_reserved_resources.remote(servers.name), timeout=PATIENCE)
+    assert sum(node["CPU"] for node in kept.values()) == 3  # workers do not grow into the servers' CPUs
+    second = ray_cluster.add(resources={"seat": 1})
+    look_for_nodes()
+    wait_until(lambda: len(clocks()) == 2 and min(clocks()) > 1, "no second worker trains")
+    ray_cluster.kill(second)
+    look_for_nodes()
+    wait_until(lambda: ends, "the run does not end")
+    thread.join(PATIENCE)
+    ray_cluster.kill(first)
+    assert isinstance(ends[0], dict), ends
+    assert ends[0]["workers"] == 1
+    assert ends[0]["rows"][2] < 0  # the tables still have what two workers have pushed
 
 
 PROGRAM = """\

@@ -1,27 +1,37 @@
-"""What a run requests of a cluster of Ray, compared with what its nodes have in all.
+"""What a run requests of a cluster of Ray: compared with what its nodes have in all, and reserved.
 
 Ray waits without end for resources that no node has. A run that requests more than all nodes have together therefore
 waits for nodes, which an autoscaler may add, for as long as its deadline allows, and fails then.
 
-Threads: functions of this module are called by one.
+Ray Train and Ray Data divide the resources of all nodes among themselves by a coordinator, an actor that does not know
+of other actors. The resources of servers are reserved there, so that an elastic group of workers does not grow into
+them, and Ray's autoscaler keeps nodes for them. A reservation expires unless it is renewed.
+
+Threads: functions of this module are called by one; a thread of its own renews a reservation.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
 import ray.autoscaler.sdk
+from ray.exceptions import RayError
 
 from shoal.errors import DeadlineExceededError
 
-__all__ = ["Demand", "wait_for_nodes"]
+__all__ = ["Demand", "reserved", "wait_for_nodes"]
 
 _log = logging.getLogger("shoal.ray")
 
+_EXPIRE_SECONDS = 120.0  # of a reservation, after which others get its resources
+_RENEW_SECONDS = 30.0
+_REPLY_SECONDS = 10.0  # for the coordinator to reply
 _POLL_SECONDS = 0.5  # between two looks at the nodes
 
 
@@ -79,3 +89,52 @@ def wait_for_nodes(demand: Demand, timeout: float) -> None:
             time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
     finally:
         ray.autoscaler.sdk.request_resources(bundles=[])
+
+
+@contextlib.contextmanager
+def reserved(name: str, bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
+    """Reserve resources with the coordinator of Ray Train and Ray Data, for the length of a ``with`` block.
+
+    Parameters
+    ----------
+    name : str
+        Of the reservation; another one of the same name is replaced.
+    bundles : sequence of mapping
+        Each is on one node.
+    """
+    try:
+        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+            ResourceRequestPriority,
+            get_or_create_autoscaling_coordinator,
+        )
+    except ImportError as error:
+        _log.warning("Ray %s cannot reserve the resources of the servers: %s", ray.__version__, error)
+        yield
+        return
+    coordinator = get_or_create_autoscaling_coordinator()
+    request = {
+        "requester_id": name,
+        "resources": [dict(each) for each in bundles],
+        "expire_after_s": _EXPIRE_SECONDS,
+        "priority": ResourceRequestPriority.HIGH,
+    }
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(_RENEW_SECONDS):
+            with contextlib.suppress(Exception):  # Ray is busy or shut down: it expires, or the next one is in time
+                ray.get(coordinator.request_resources.remote(**request), timeout=_REPLY_SECONDS)
+
+    try:
+        ray.get(coordinator.request_resources.remote(**request), timeout=_REPLY_SECONDS)
+    except RayError as error:
+        _log.warning("the resources of the servers are not reserved: %s", error)
+    thread = threading.Thread(target=renew, name="shoal-reservation", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(Exception):
+            ray.get(coordinator.cancel_request.remote(name), timeout=_REPLY_SECONDS)

@@ -15,7 +15,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from shoal.ray.config import ShoalConfig
 from shoal.ray.connection import Connection
-from shoal.ray.demand import Demand, wait_for_nodes
+from shoal.ray.demand import Demand, reserved, wait_for_nodes
 from shoal.ray.errors import find_cause
 from shoal.ray.loop import in_cluster
 from shoal.ray.servers import RayCluster, start
@@ -125,6 +125,9 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
                 cluster = ending.enter_context(start(config, workers=max(1, self.scaling_config.max_workers)))
             connection = self.shoal_config if cluster is None else cluster.connection
             assert isinstance(connection, Connection)
+            if cluster is not None and (self.datasets or self.scaling_config.elasticity_enabled):
+                each = cluster.config.resources_per_server
+                ending.enter_context(reserved(cluster.name, [each] * cluster.config.servers))
             self.train_loop_per_worker = in_cluster(loop, connection, storage_path)
             try:
                 return super().fit()
