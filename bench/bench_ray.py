@@ -3,10 +3,11 @@
     python bench/bench_ray.py train [--turns 5]      learning logistic regression, in turns; the time to start
     python bench/bench_ray.py killed [--faults 20]   a server's actor is killed: how long a worker is interrupted
 
-`train`: two servers and two workers learn from the same log, passes of which are timed from barrier to barrier. In a
-turn without Ray none of its processes runs. CPU seconds are those of the whole machine during the passes, so those of
-Ray's own processes are included. The time to start is that from nothing to the first barrier of the workers; for Ray
-also that of `ray.init` alone. The models are compared: they have the same bits.
+`train`: two servers and two workers learn from the same log, passes of which are timed from barrier to barrier, five
+seconds after the start, when Ray has started its own processes. In a turn without Ray none of its processes runs. CPU
+seconds are those of all processes that the benchmark has started, Ray's own included, during the passes. The time to
+start is that from nothing to the first barrier of the workers; for Ray also that of `ray.init` alone. The models are
+compared: they have the same bits.
 
 Messages have no keys in both cases: clusters on Ray have keys by default unless all addresses are loopback.
 
@@ -14,6 +15,7 @@ Messages have no keys in both cases: clusters on Ray have keys by default unless
 """
 
 import argparse
+import contextlib
 import hashlib
 import os
 import random
@@ -31,12 +33,13 @@ import psutil
 import shoal
 from bench_failover import JOIN_SECONDS, Pusher
 from copies import wait_for_copies
-from figures import check
+from figures import check, conditions
 from shoal.cluster.launch.local_cluster import running
 from shoal.tools import demo
 
 SERVERS, WORKERS = 2, 2
 EXAMPLES = 150_000
+REST_SECONDS = 5.0  # before the passes: Ray still starts processes of its own
 BATCH = 4096
 OPTIMIZER = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
 WARM = "warm.tsv"
@@ -53,26 +56,32 @@ class Turn:
     digest: str
 
 
-def machine_cpu() -> float:
-    """Return the CPU seconds that all processes of the machine have used."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system + times.softirq + times.irq)
+def used_cpu(root: int) -> float:
+    """Return the CPU seconds of a process and of all that it has started and that still run."""
+    found = 0.0
+    benchmark = psutil.Process(root)
+    for process in (benchmark, *benchmark.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found += times.user + times.system
+    return found
 
 
-def learn(store: shoal.Store, folder: str, passes: int) -> Turn:
+def learn(store: shoal.Store, folder: str, passes: int, root: int) -> Turn:
     """Learn as one worker."""
     with shoal.LogisticRegression(OPTIMIZER, store) as model:
         store.barrier()
         began = time.time()
-        first = shoal.read_criteo([Path(folder, WARM)], batch_size=BATCH, threads=1)
+        first = shoal.read_criteo([Path(folder, WARM)], batch_size=BATCH)
         model.fit(first.split(store.rank, store.num_workers), progress=False)
-        reader = shoal.read_criteo([Path(folder, LOG)], batch_size=BATCH, threads=1)
+        reader = shoal.read_criteo([Path(folder, LOG)], batch_size=BATCH)
         store.barrier()
-        cpu, start = machine_cpu(), time.perf_counter()
+        time.sleep(REST_SECONDS)
+        cpu, start = used_cpu(root), time.perf_counter()
         for _ in range(passes):
             model.fit(reader.split(store.rank, store.num_workers), progress=False)
         store.barrier()
-        seconds, cpu = time.perf_counter() - start, machine_cpu() - cpu
+        seconds, cpu = time.perf_counter() - start, used_cpu(root) - cpu
         keys = np.sort(np.concatenate([keys for keys, _ in model.table.items()]))
         digest = hashlib.sha256(keys.tobytes() + model.table.pull(keys).tobytes()).hexdigest()
         store.barrier()
@@ -82,7 +91,7 @@ def learn(store: shoal.Store, folder: str, passes: int) -> Turn:
 def work(address: str, rank: int, folder: str, passes: int) -> None:
     """Be a worker of a launched cluster."""
     with shoal.connect(address, workers=WORKERS, rank=rank, threads=1, timeout=JOIN_SECONDS) as store:
-        turn = learn(store, folder, passes)
+        turn = learn(store, folder, passes, os.getppid())
     print(turn.began, turn.seconds, turn.cpu_seconds, turn.digest)
 
 
@@ -107,6 +116,7 @@ def ray_turn(folder: str, passes: int) -> tuple[float, float, Turn]:
     """Return the seconds to start Ray, all seconds to start, and the figures of worker 0."""
     import ray
 
+    root = os.getpid()
     start = time.time()
     ray.init(
         "local", num_cpus=2 * (SERVERS + WORKERS), log_to_driver=False, logging_level="WARNING", include_dashboard=False
@@ -120,7 +130,7 @@ def ray_turn(folder: str, passes: int) -> tuple[float, float, Turn]:
             @ray.remote(num_cpus=1)
             def work_on_ray(connection: shoal.ray.Connection, rank: int) -> tuple[float, float, float, str]:
                 with connection.connect(rank=rank, workers=WORKERS, threads=1) as store:
-                    turn = learn(store, folder, passes)
+                    turn = learn(store, folder, passes, root)
                 return turn.began, turn.seconds, turn.cpu_seconds, turn.digest
 
             work = [work_on_ray.remote(cluster.connection, rank) for rank in range(WORKERS)]
@@ -152,8 +162,10 @@ def train(turns: int, passes: int) -> None:
         cpu = np.array([turn.cpu_seconds for turn in measured])
         print(
             f"{name}: {np.median(rates):,.0f} examples/s (from {rates.min():,.0f} to {rates.max():,.0f}), "
-            f"{np.median(cpu):.2f} CPU s of the machine (from {cpu.min():.2f} to {cpu.max():.2f})"
+            f"{np.median(cpu):.2f} CPU s (from {cpu.min():.2f} to {cpu.max():.2f})"
         )
+    pairs = np.array([one.cpu_seconds / other.cpu_seconds for one, other in zip(on_ray, native, strict=True)])
+    print(f"CPU with Ray / without: median {np.median(pairs):.3f}, from {pairs.min():.3f} to {pairs.max():.3f}")
     pairs = np.array([one.seconds / other.seconds for one, other in zip(on_ray, native, strict=True)])
     print(
         f"time with Ray / without, in pairs: median {np.median(pairs):.3f}, from {pairs.min():.3f} to {pairs.max():.3f}"
@@ -199,9 +211,9 @@ def killed(faults: int, servers: int, seed: int) -> None:
 def main() -> None:
     """Parse the arguments and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "killed", "work"])
+    parser.add_argument("what", nargs="?", choices=["train", "killed", "work"], help="default: both")
     parser.add_argument("--turns", type=int, default=5, metavar="N", help="default: %(default)s")
-    parser.add_argument("--passes", type=int, default=2, metavar="N", help="default: %(default)s")
+    parser.add_argument("--passes", type=int, default=12, metavar="N", help="default: %(default)s")
     parser.add_argument("--faults", type=int, default=20, metavar="N", help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=3, metavar="N", help="of killed; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
@@ -213,11 +225,11 @@ def main() -> None:
         work(given.address, given.rank, given.folder, given.passes)
         return
     os.environ.update({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"})
-    if given.what == "train":
+    if given.what in (None, "train"):
         train(given.turns, given.passes)
-    else:
+    if given.what in (None, "killed"):
         killed(given.faults, given.servers, given.seed)
-    print(f"load averages {', '.join(f'{one:.1f}' for one in os.getloadavg())}, {os.cpu_count()} cores")
+    print(conditions())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ import pytest
 pytest.importorskip("ray", reason="ray is an extra")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
+csv = pytest.importorskip("pyarrow.csv")
+
+import ray.data  # noqa: E402
 
 import shoal  # noqa: E402
 from oracle.text import bits, rows_of_batch  # noqa: E402
@@ -235,3 +240,94 @@ def test_a_dataset_of_no_rows_has_no_batches():
     assert list(hashed.read(Blocks(empty, hashed(empty)))) == []
     assert hashed(empty).schema == hashed(ads()).schema
     assert list(hashed.read(Blocks())) == []
+
+
+# ---- with Ray ----
+
+on_ray = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings(r"ignore::Warning:ray\..*")]
+
+
+def marked(test):
+    for mark in on_ray:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture
+def ordered(ray_cluster):
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    yield
+    context.execution_options.preserve_order = False
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(4):
+        table = ads(800, seed=number)
+        pq.write_table(table, tmp_path / f"ads_{number}.parquet", row_group_size=300)
+        csv.write_csv(table, tmp_path / f"ads_{number}.csv")
+    return tmp_path
+
+
+def learned(reader):
+    with shoal.LogisticRegression() as model:
+        model.fit(reader, progress=False)
+        return {name: table.digest() for name, table in model.store.tables.items()}
+
+
+@marked
+@pytest.mark.parametrize(("form", "before"), [("parquet", True), ("csv", False)])
+def test_a_model_learns_from_ray_data_what_it_learns_from_the_files(ordered, folder, form, before):
+    read = {"parquet": shoal.read_parquet, "csv": shoal.read_csv}[form]
+    want = learned(read(folder / f"ads_*.{form}", **ROLES, batch_size=512))
+    hashed = Hash(**ROLES)
+    paths = [str(folder / f"ads_{number}.{form}") for number in range(4)]
+    if form == "csv":
+        dataset = ray.data.read_csv(paths, convert_options=csv.ConvertOptions(strings_can_be_null=True))
+    else:
+        dataset = ray.data.read_parquet(paths)
+    if before:
+        dataset = dataset.map_batches(hashed, batch_format="pyarrow", zero_copy_batch=True)
+    assert learned(hashed.read(dataset, batch_size=512)) == want
+
+
+@marked
+def test_tensors_of_keys_are_embedded(ordered):
+    torch = pytest.importorskip("torch", reason="torch is an extra")
+    table = ads(500)
+    dataset = ray.data.from_arrow(table).map_batches(HashColumns(["site", "ad"]), batch_format="pyarrow")
+    with shoal.local() as store:
+        site = shoal.torch.Embedding(store.table("site", dim=2, optimizer=shoal.SGD(lr=1.0)))
+        for batch in dataset.select_columns(["site", "ad"]).iter_torch_batches(batch_size=256):
+            assert batch["site"].dtype == torch.int64
+            site(batch["site"]).sum().backward()
+        keys = HashColumns(["site"])(table)["site"].to_numpy()
+        assert len(store.tables["site"]) == len(np.unique(keys))
+
+
+@marked
+def test_an_error_in_a_block_reaches_the_driver(ordered):
+    dataset = ray.data.from_arrow(ads(3).set_column(0, "click", pa.array([0, 7, 1])))
+    step = dataset.map_batches(Hash(**ROLES), batch_format="pyarrow")
+    with pytest.raises(Exception, match="row 1 of a block, column 'click': the label is 7"):
+        list(Hash(**ROLES).read(step))
+
+
+@marked
+def test_the_example_of_the_documentation_is_short_and_runs(ray_cluster, tmp_path, monkeypatch):
+    text = (Path(__file__).parent.parent / "docs" / "ray.md").read_text()
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    assert len(example.splitlines()) <= 20
+    for number in range(2):
+        table = ads(1000, seed=number)
+        pq.write_table(table.append_column("user", table["ad"]), tmp_path / f"ads_{number}.parquet")
+    monkeypatch.setattr("ray.train.constants.DEFAULT_STORAGE_PATH", str(tmp_path / "runs"))
+    names = {"__name__": "__main__"}
+    exec(example.replace('"ads_', f'"{tmp_path}/ads_'), names)  # Ray's tasks run in other directories
+    result = names["result"]
+    assert 0.5 < result.metrics["auc"] < 1
+    with result.checkpoint.as_directory() as directory, shoal.local() as store:
+        store.load(directory)
+        assert sum(len(table) for table in store.tables.values()) > 40
