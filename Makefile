@@ -26,7 +26,7 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install lint format types cpp py fast sim asan tsan fuzz fuzz-corpus docs bench clean
+.PHONY: help demo test install lint format types cpp py fast ray-versions sim asan tsan fuzz fuzz-corpus docs bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
@@ -34,6 +34,7 @@ help:
 	@echo 'make test    lint, types, layers, C++ tests, Python tests'
 	@echo 'make lint | types | cpp | py    one part of it'
 	@echo 'make fast    the Python tests that need no object store, no examples and no processes: five minutes'
+	@echo 'make ray-versions               the Python tests on Ray, with the earlier versions RAY_VERSIONS=...'
 	@echo 'make sim     failures of a simulated cluster with replicas: SEEDS=10 of each scenario (tests/sim/sweep.py)'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
 	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire fuzz-service: what peers send (tests/fuzz/README.md)'
@@ -162,6 +163,17 @@ py: $(STAMPS)/install $(STAMPS)/torch
 fast: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests, but for the slow ones'
 	@$(pytest) -m 'not slow'
+
+# Other versions of Ray than that of requirements/dev.txt, each in a copy of the environment that shares its files.
+RAY_VERSIONS ?= 2.58.1 2.59.0
+
+ray-versions: $(RAY_VERSIONS:%=ray-%)
+
+ray-%: $(STAMPS)/install $(STAMPS)/dev-tools
+	$(say) 'Python tests on Ray $* (build/ray-$*)'
+	@rm -rf build/ray-$* && mkdir -p build && cp -al .venv build/ray-$*
+	@build/ray-$*/bin/python -m pip --disable-pip-version-check --no-input -qq install 'ray[data,train,tune]==$*'
+	@build/ray-$*/bin/python -m pytest --quiet -m ray -p no:cacheprovider
 
 # ---- simulation: tests/sim/sweep.py ----
 
