@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from shoal.cli import main
@@ -53,6 +56,7 @@ def catching(monkeypatch, name):
         (["launch", "--memory", "1000", "train.py"], "at least 1048576 bytes for 1024 slots, got 1000"),
         (["launch", "--servers", "0", "train.py"], "--servers 0 --workers 1: pass 1 or more of each"),
         (["launch", "--workers", "0", "train.py"], "--servers 1 --workers 0"),
+        (["launch", "--restarts", "-1", "train.py"], "--restarts -1: pass 0 or more"),
     ],
 )
 def test_arguments_that_make_no_role_are_refused_with_the_remedy(capsys, arguments, text):
@@ -97,6 +101,8 @@ def test_copies_under_mpirun_are_refused(monkeypatch, capsys):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     assert main(["launch", "--servers", "2", "--replicas", "1", "train.py"]) == 2
     assert "--replicas 1: mpirun ends all processes when one of them dies" in capsys.readouterr().err
+    assert main(["launch", "--servers", "2", "--restarts", "1", "train.py"]) == 2
+    assert "--restarts 1: mpirun starts no process again" in capsys.readouterr().err
 
 
 def test_under_volcano_a_scheduler_and_a_server_need_no_arguments(monkeypatch):
@@ -137,6 +143,20 @@ def test_without_a_word_of_where_the_scheduler_is_mpirun_on_many_machines_is_ref
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     assert main(["launch", "--servers", "2", "train.py"]) == 2
     assert "pass --connect tcp://HOST:5570" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="starts processes as Linux does")
+@pytest.mark.parametrize(("status", "starts"), [(1, 3), (2, 1)])
+def test_a_program_that_fails_is_started_again_as_often_as_asked_unless_its_input_is_wrong(
+    tmp_path, monkeypatch, capsys, status, starts
+):
+    monkeypatch.chdir(tmp_path)
+    Path("fail.py").write_text(
+        f"import sys\nwith open('starts', 'a') as file:\n    file.write('x')\nsys.exit({status})\n"
+    )
+    assert main(["launch", "--restarts", "2", "fail.py"]) == status
+    assert Path("starts").read_text() == "x" * starts
+    assert capsys.readouterr().err.count("all processes start again") == starts - 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -255,7 +256,7 @@ def test_a_loop_over_splits_writes_no_checkpoints(log: Path, tmp_path: Path) -> 
 def command(log: Path, out: Path, workers: int, *more: str) -> list[str]:
     launch = [sys.executable, "-m", "shoal", "launch", "--servers", "2", "--workers", str(workers)]
     train = ["shoal", "train", "lr", "--cluster", "--data", str(log), "--format", "libsvm", "--batch-size", str(BATCH)]
-    train += ["--epochs", "12", "--checkpoint-every", "5", "--output", str(out), "--quiet", "--resume", *more]
+    train += ["--epochs", "10", "--checkpoint-every", "5", "--output", str(out), "--quiet", "--resume", *more]
     return [*launch, sys.executable, "-m", *train]
 
 
@@ -278,24 +279,63 @@ def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
     )
 
 
+def worker_of(out: Path, rank: int) -> int | None:
+    """Find the process of a worker, not its supervisor."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            identity = f"SHOAL_RANK={rank}".encode()
+            if (
+                str(out).encode() in words
+                and not any(word.endswith(b"supervisor.py") for word in words)
+                and identity in (process / "environ").read_bytes().split(b"\0")
+            ):
+                return int(process.name)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
+def test_a_worker_that_dies_costs_no_example_and_no_bit_under_restarts(log: Path, tmp_path: Path) -> None:
+    end(start(command(log, tmp_path / "whole", 2), tmp_path))
+    launch = command(log, tmp_path / "killed", 2)
+    launch[launch.index("--servers") : launch.index("--servers")] = ["--restarts", "1"]
+    process = start(launch, tmp_path)
+    wait_for_checkpoint(process, tmp_path / "killed")
+    victim = worker_of(tmp_path / "killed", 1)
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    _, errors = process.communicate(timeout=2 * TIMEOUT)
+    assert process.returncode == 0, errors
+    assert "all processes start again, restart 1 of 1 (--restarts)" in errors
+    assert saved(tmp_path / "killed") == saved(tmp_path / "whole")
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], out: Path) -> None:
+    """Wait for a checkpoint within the second pass or later."""
+    deadline = time.monotonic() + TIMEOUT
+    while not (files.is_model(out) and files.read(out).examples > EXAMPLES):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def saved(out: Path) -> Any:
+    with shoal.LogisticRegression.load(out) as model:
+        return digests(model), model.examples, [done.metrics for done in model.history.passes]
+
+
 @pytest.mark.slow
 def test_all_processes_are_killed_and_the_command_goes_on_to_the_same_bits(log: Path, tmp_path: Path) -> None:
     end(start(command(log, tmp_path / "whole", 2), tmp_path))
     process = start(command(log, tmp_path / "killed", 2), tmp_path)
-    deadline = time.monotonic() + TIMEOUT
-    while not (files.is_model(tmp_path / "killed") and files.read(tmp_path / "killed").examples > 2 * EXAMPLES):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_checkpoint(process, tmp_path / "killed")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=TIMEOUT)
     left = files.read(tmp_path / "killed")
     assert left.fit_state is not None
-    assert left.examples < 12 * EXAMPLES
+    assert left.examples < 10 * EXAMPLES
     end(start(command(log, tmp_path / "killed", 2), tmp_path))
-    found = []
-    for name in ("whole", "killed"):
-        with shoal.LogisticRegression.load(tmp_path / name) as model:
-            found.append((digests(model), model.examples, [done.metrics for done in model.history.passes]))
-    assert found[0] == found[1]
-    assert found[0][1] == 12 * EXAMPLES
+    found = saved(tmp_path / "killed")
+    assert found == saved(tmp_path / "whole")
+    assert found[1] == 10 * EXAMPLES

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.answers import FAILED, Answer, log_line, warn
+from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, warn
 from shoal.cli.arguments import command, seconds, size
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ LAUNCH_EXAMPLES = """\
 examples:
   $ shoal launch --servers 2 --workers 4 train.py --epochs 3    # all on this machine
   $ shoal launch --servers 3 --replicas 1 train.py              # a server that dies is replaced
+  $ shoal launch --workers 4 --restarts 3 shoal train lr --cluster --checkpoint-every 1000 --resume ...
   $ mpirun -np 7 shoal launch --servers 2 train.py              # scheduler, 2 servers, 4 workers
   $ srun -n 7 shoal launch --servers 2 train.py
   $ shoal launch --engine ray --servers 4 --replicas 1 --workers 8 train.py    # on the nodes of a cluster of Ray
@@ -181,6 +182,14 @@ def add(commands: Any) -> None:
         default=60.0,
         metavar="S",
         help="seconds for the workers to save after Ctrl-C or SIGTERM (default: %(default)s)",
+    )
+    launch.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often all processes are started again, with empty servers, after one has failed: the program must "
+        "resume from a checkpoint (default: %(default)s)",
     )
     launch.add_argument(
         "--journal",
@@ -362,12 +371,12 @@ def run_server(arguments: argparse.Namespace) -> Answer:
 
 def run_launch(arguments: argparse.Namespace) -> Answer:
     """Run a program on a new cluster."""
-    from shoal.cluster.launch.child import ProcessFailedError, exit_status
-    from shoal.cluster.launch.local_cluster import running
-    from shoal.cluster.launch.workers import run_member, run_workers
-    from shoal.cluster.protocol.environment import find_group, find_keys
+    from shoal.cluster.launch.workers import run_member
+    from shoal.cluster.protocol.environment import find_group
 
     program = [arguments.program, *arguments.arguments]
+    if arguments.restarts < 0:
+        raise ValueError(f"--restarts {arguments.restarts}: pass 0 or more")
     if arguments.engine == "ray":
         return _launch_on_ray(arguments, program)
     group = find_group(os.environ)
@@ -382,6 +391,8 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
                 f"--journal {arguments.journal}: {group.launcher} starts no process again. Leave it out, or start the "
                 "processes one by one"
             )
+        if arguments.restarts:
+            raise ValueError(f"--restarts {arguments.restarts}: {group.launcher} starts no process again. Leave it out")
         if arguments.replicas:
             raise ValueError(
                 f"--replicas {arguments.replicas}: {group.launcher} ends all processes when one of them dies. Leave it "
@@ -409,6 +420,24 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
     workers = 1 if arguments.workers is None else arguments.workers
     if workers < 1 or arguments.servers < 1:
         raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
+    for restart in range(arguments.restarts + 1):
+        status, failed = _launch_once(arguments, program, workers)
+        if not failed:
+            break
+        warn(failed)
+        if status == WRONG_INPUT or restart == arguments.restarts:
+            break
+        warn(f"all processes start again, restart {restart + 1} of {arguments.restarts} (--restarts)")
+    return Answer("", {}, status)
+
+
+def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int) -> tuple[int, str]:
+    """Run a program on a cluster on this machine; return its exit status, and the failure of the first process."""
+    from shoal.cluster.launch.child import ProcessFailedError, exit_status
+    from shoal.cluster.launch.local_cluster import running
+    from shoal.cluster.launch.workers import run_workers
+    from shoal.cluster.protocol.environment import find_keys
+
     try:
         with running(
             arguments.servers,
@@ -425,12 +454,10 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
         ) as cluster:
             first = run_workers(cluster, program, workers, log_line, grace=arguments.grace, warn=warn)
     except ProcessFailedError as failed_role:
-        warn(str(failed_role))
-        return Answer("", {}, failed_role.status or FAILED)
+        return failed_role.status or FAILED, str(failed_role)
     if first is None:
-        return Answer("", {})
-    warn(f"{first.name} {first.describe_end()}")
-    return Answer("", {}, exit_status(first) or FAILED)
+        return DONE, ""
+    return exit_status(first) or FAILED, f"{first.name} {first.describe_end()}"
 
 
 def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
@@ -442,6 +469,8 @@ def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
     workers = 1 if arguments.workers is None else arguments.workers
     if workers < 1 or arguments.servers < 1:
         raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
+    if arguments.restarts:
+        raise ValueError(f"--restarts {arguments.restarts}: Ray starts no worker again. Leave it out")
     if arguments.connect is not None:
         raise ValueError(f"--connect {arguments.connect}: Ray places the scheduler. Leave it out")
     config = ShoalConfig(
