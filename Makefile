@@ -151,8 +151,8 @@ $(PRESETS:%=cpp-%): cpp-%: compile-%
 	$(say) 'C++: testing $*'
 	@$(run) ctest --preset $* --parallel $(JOBS)
 
-# Three processes keep two cores busy: a sixth of the time of a test is waiting. The clusters of Ray are started once.
-pytest = $(BIN)/python -m pytest --quiet -n 3 --dist worksteal
+# Two processes for each core: a sixth of the time of a test is waiting. The clusters of Ray are started once.
+pytest = $(BIN)/python -m pytest --quiet -n $(shell expr 2 '*' $(JOBS)) --dist worksteal
 
 py: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests'
