@@ -96,6 +96,14 @@ def test_a_server_states_its_node_by_an_option_or_the_environment(monkeypatch):
         assert made["node"] == node
 
 
+def test_a_server_is_a_spare_only_if_it_is_asked_to_be(monkeypatch):
+    made = catching(monkeypatch, "shoal.cluster.server.server.Server")
+    for arguments, spare in (([], False), (["--spare"], True)):
+        with pytest.raises(Caught):
+            main(["server", "--connect", "tcp://127.0.0.1:1", *arguments])
+        assert made["spare"] is spare
+
+
 def test_copies_under_mpirun_are_refused(monkeypatch, capsys):
     for name, value in {"RANK": "1", "SIZE": "5", "LOCAL_SIZE": "5"}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)

@@ -60,7 +60,7 @@ def bodies() -> dict[str, Any]:
     return {
         "hello": of["hello"]("worker", "process 7 on host"),
         "welcome": of["welcome"]("0123456789abcdef", "10.0.0.9", 64, 2.0, 10.0, 3, 600.0, 1),
-        "join": of["join"](2, ("tcp://:5571", "tcp://h:1"), 4, JobConsistency("ssp", 3, False), "node7"),
+        "join": of["join"](2, ("tcp://:5571", "tcp://h:1"), 4, JobConsistency("ssp", 3, False), "node7", True),
         "joined": of["joined"](1, slots, tables, 2, 9, 4, 5),
         "ask-map": of["ask-map"](),
         "map": of["map"](slots),

@@ -800,6 +800,7 @@ def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_
     ("join", "text"),
     [
         (Join(None, ()), "at least one address"),
+        (Join(None, ("tcp://:7",), spare=True), "has formed, but 1 of 2 servers have joined: start it when all have"),
         (Join(4, ("tcp://:7",)), "rank 4 is out of range for 2 servers"),
         (Join(0, ("tcp://:7",)), r"server 0 \(server .*\) has that rank"),
         (Join(None, ("ipc://x",)), "'ipc://x' is not an address"),

@@ -276,9 +276,10 @@ class ReplicaWorld(World):
                 return server
         return None
 
-    def join_server(self) -> Server:
+    def join_server(self, *, spare: bool = False) -> Server:
         self.ports += 10
-        return self.start("server", Join(None, tuple(f"tcp://0.0.0.0:{self.ports + k}" for k in range(2))))
+        addresses = tuple(f"tcp://0.0.0.0:{self.ports + k}" for k in range(2))
+        return self.start("server", Join(None, addresses, spare=spare))
 
     def go(self, seconds: float) -> None:
         end = self.now + seconds
@@ -479,6 +480,27 @@ def world_loss(seed: int) -> float:
 @settings(max_examples=15, deadline=None)
 def test_slots_move_to_servers_that_join_and_from_those_that_are_drained_without_replicas_too(seed):
     check_moves_without_copies(seed)
+
+
+def test_a_spare_server_gets_copies_that_are_lost_and_slots_at_the_next_rebalance():
+    world = started(1, servers=2)
+    spare = world.join_server(spare=True)
+    world.go(10.0)
+    assert not any(spare.arcs.values())
+    assert (
+        "server 2 has joined: tcp://10.0.0.9:7010, tcp://10.0.0.9:7011; it is a spare, which serves no slots yet"
+        in (world.membership.notes)
+    )
+    declare_dead(world, world.servers()[0])
+    world.go(10.0)
+    assert not any(spare.arcs.values())
+    world.check_copies()
+    assert {stream.backup for stream in world.membership.map.streams} == set(spare.own())
+    command(world, Rebalance())
+    world.settle()
+    assert sum(map(len, spare.arcs.values())) == len(world.membership.map.arcs) // 2
+    world.quiet()
+    world.check_committed()
 
 
 def test_without_replicas_a_lost_server_breaks_the_cluster_with_the_same_text_as_ever():

@@ -125,6 +125,11 @@ def add(commands: Any) -> None:
         "possible (default: SHOAL_NODE, or the host name)",
     )
     server.add_argument(
+        "--spare",
+        action="store_true",
+        help="join a running cluster without serving slots: for copies that are lost, and the next rebalance",
+    )
+    server.add_argument(
         "--timeout",
         type=seconds,
         default=300.0,
@@ -349,6 +354,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             slot_memory=arguments.slot_memory,
             rank=arguments.rank if arguments.rank is not None else volcano(os.environ).index,
             node=arguments.node or find_node(os.environ),
+            spare=arguments.spare,
             timeout=arguments.timeout,
             grace=arguments.grace,
             keys=_keys(arguments.curve, "server"),

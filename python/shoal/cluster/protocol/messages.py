@@ -191,7 +191,8 @@ class Join(_Message, frozen=True, tag="join"):
     """A peer is ready. The reply follows when the others have joined; until then it is PendingReply.
 
     A server passes the addresses of its endpoints (tcp://host:port; an empty host or 0.0.0.0 stands for the host of its
-    connection) and the name of its node, a worker its settings of the job.
+    connection) and the name of its node, a worker its settings of the job. No slots move to a ``spare`` server because
+    it joins.
     """
 
     rank: _Small | None = None
@@ -199,6 +200,7 @@ class Join(_Message, frozen=True, tag="join"):
     workers: _Small | None = None
     rules: JobConsistency | None = None
     node: Annotated[str, Meta(max_length=253)] = ""
+    spare: bool = False
 
 
 class JoinReply(_Message, frozen=True, tag="joined"):

@@ -294,6 +294,7 @@ class SchedulerClient:
         workers: int | None = None,
         consistency: Consistency | None = None,
         node: str = "",
+        spare: bool = False,
     ) -> JoinReply:
         """Become part of the cluster; returns when all servers, and for a worker all workers, are there.
 
@@ -311,6 +312,8 @@ class SchedulerClient:
             Of a worker.
         node : str
             Of a server: the machine that it runs on; two of the same name are assumed to fail together.
+        spare : bool
+            Of a server: no slots move to it because it joins.
 
         Returns
         -------
@@ -329,7 +332,7 @@ class SchedulerClient:
         if self._welcome is None:
             self.hello(timeout=timeout)
         rules = None if consistency is None else JobConsistency(consistency.mode, consistency.waits, consistency.mean)
-        body = Join(rank, addresses, workers, rules, node)
+        body = Join(rank, addresses, workers, rules, node, spare)
         try:
             joined = self.call(body, JoinReply, timeout=deadline - time.monotonic(), doing="joining the cluster")
         except DeadlineExceededError:

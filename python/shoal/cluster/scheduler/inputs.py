@@ -239,6 +239,7 @@ class PeerState(_State, frozen=True):
     order: Order | None = None
     member: bool = False
     node: str = ""
+    spare: bool = False
     incarnation: int = 0
     wants: Join = Join()
 

@@ -133,6 +133,7 @@ class ServerPeer(Peer):
     resend_seconds: float = 0.0  # from the last time that it was sent
     member: bool = False  # of the formed cluster: it executes orders
     node: str = ""  # the machine that it runs on
+    spare: bool = False  # no slots move to it because it joins
     confirmed_epoch: int = 0  # of the last assignment that it has confirmed
     offered_epoch: int = 0  # of the last one that it was sent
     offered_at: float = 0.0  # since when it has one that it has not confirmed; counted as `Peers.running`
@@ -156,6 +157,7 @@ class ServerPeer(Peer):
             order=self.order,
             member=self.member,
             node=self.node,
+            spare=self.spare,
         )
 
 
@@ -184,7 +186,7 @@ def restore_peer(state: PeerState, now: float, seen: int) -> Peer:
     kept = (dict(state.replies), state.latest, frozenset(state.open), dict(state.waiting))
     if state.role == "server":
         own = (state.addresses, state.join, state.orders, state.order)
-        return ServerPeer(*common, *kept, *own, member=state.member, node=state.node)
+        return ServerPeer(*common, *kept, *own, member=state.member, node=state.node, spare=state.spare)
     if state.role == "worker":
         return WorkerPeer(*common, *kept, state.incarnation, state.join, state.wants)
     return LauncherPeer(*common, *kept)

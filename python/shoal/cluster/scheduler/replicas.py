@@ -123,13 +123,14 @@ class Replicas:
         self._assignments.carry_out()
 
     def admit(self, server: ServerPeer) -> ClusterMap:
-        """Add the endpoints of a server, without arcs, and move some there; returns the map."""
+        """Add the endpoints of a server, without arcs, and move some there unless it is a spare; returns the map."""
         first = self._next_endpoint
         self._next_endpoint += len(server.addresses)
         endpoints = [Endpoint(first + k, address, server.rank) for k, address in enumerate(server.addresses)]
         server.member = True
         self.drained.discard(server.rank)
-        self._balance, self._weights = True, ()
+        if not server.spare:
+            self._balance, self._weights = True, ()
         layout, map = self._layout()
         self._assignments.newest = layout.to_map(map.epoch + 1, endpoints)
         self._assignments.take_as_given(server)

@@ -89,6 +89,7 @@ class Servers:
         server.rank = next(free) if join.rank is None else join.rank
         server.addresses = tuple(complete(address, server.host) for address in join.addresses)
         server.node = join.node
+        server.spare = join.spare
         server.join = number
         self._peers.servers[server.rank] = server
         server.waiting[number] = "its addresses to be probed"
@@ -99,6 +100,8 @@ class Servers:
         if server.rank >= 0:
             return f"{server} has joined already"
         is_formed = self._assignments.newest is not None
+        if join.spare and not is_formed:
+            return f"a spare server joins a cluster that has formed, but {self.missing()}: start it when all have"
         if len(servers) == size and not is_formed:
             return f"the cluster has all of its {size} servers: pass a larger --servers to the scheduler"
         if join.rank is not None and not 0 <= join.rank < size and not is_formed:
@@ -159,7 +162,8 @@ class Servers:
         if self._peers.servers.get(server.rank) is server:
             map = self._replicas.admit(server)
             where = ", ".join(server.addresses)
-            self._peers.notes.append(f"server {server.rank} has joined: {where}; slots move to it")
+            what = "it is a spare, which serves no slots yet" if server.spare else "slots move to it"
+            self._peers.notes.append(f"server {server.rank} has joined: {where}; {what}")
             self._peers.reply(server, server.join, JoinReply(server.rank, map, self._tables.all))
         yield from ()
 

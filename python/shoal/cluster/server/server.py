@@ -84,6 +84,9 @@ class Server:
     node : str, optional
         Name of the machine that it runs on; default: the host name. Copies of a slot are on servers of different nodes
         where possible.
+    spare : bool
+        Join a cluster that has formed, but serve no slots yet: this server holds copies that a dead one has left to be
+        made, and serves slots after the next rebalance.
     timeout : float
         Seconds to wait for the scheduler and for the other servers.
     grace : float, optional
@@ -111,6 +114,7 @@ class Server:
         slot_memory: int | None = None,
         rank: int | None = None,
         node: str | None = None,
+        spare: bool = False,
         timeout: float = 60.0,
         grace: float | None = None,
         keys: Keys | None = None,
@@ -175,7 +179,11 @@ class Server:
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
             joined = self._scheduler.join(
-                timeout=timeout, rank=rank, addresses=tuple(addresses), node=node or socket.gethostname()
+                timeout=timeout,
+                rank=rank,
+                addresses=tuple(addresses),
+                node=node or socket.gethostname(),
+                spare=spare,
             )
             self.rank = joined.rank
             self.endpoints = joined.map.of_server(joined.rank)
