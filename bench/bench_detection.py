@@ -25,6 +25,7 @@ import numpy as np
 import zmq
 
 import shoal
+from background import computing
 from copies import get_status, wait_for_copies
 from figures import check, conditions, spread
 from shoal.cluster.launch import local_cluster
@@ -112,9 +113,7 @@ def kill_workers(kills: int, rng: random.Random) -> list[float]:
 def stay_alive(seconds: float, load: int) -> None:
     """Train on two workers and two servers beside computing processes."""
     with contextlib.ExitStack() as undo:
-        for _ in range(load):
-            computing = undo.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            undo.callback(computing.kill)
+        undo.enter_context(computing(load))
         cluster = undo.enter_context(local_cluster.running(2, workers=2, timeout=JOIN_SECONDS))
         undo.enter_context(worker_process(cluster.address, 2, 1))
         store = undo.enter_context(shoal.connect(cluster.address, workers=2, rank=0, timeout=LATEST_SECONDS))
@@ -131,9 +130,7 @@ def stay_alive(seconds: float, load: int) -> None:
 def stay_promoted(seconds: float, load: int) -> None:
     """Train on three servers with a replica beside computing processes, and ping the servers."""
     with contextlib.ExitStack() as undo:
-        for _ in range(load):
-            computing = undo.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            undo.callback(computing.kill)
+        undo.enter_context(computing(load))
         cluster = undo.enter_context(local_cluster.running(3, replicas=1, timeout=JOIN_SECONDS))
         wait_for_copies(cluster.address, 3, 1)
         worker = undo.enter_context(worker_process(cluster.address, 1, 0))

@@ -25,12 +25,11 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 import shoal
+from background import Steps
 from copies import wait_for_copies
 from figures import check, conditions
 from shoal.cluster.launch import local_cluster
@@ -43,10 +42,11 @@ LATEST_SECONDS = 60.0  # an interruption that lasts longer has no end
 MODES: dict[str, Consistency] = {"bsp": shoal.BSP(), "ssp": shoal.SSP(2), "asp": shoal.ASP()}
 
 
-class Pusher:
-    """A thread that pushes, and the ledger of what it has pushed. A context manager: the thread ends with the block."""
+class Pusher(Steps):
+    """A thread that pushes, and the ledger of what it has pushed."""
 
     def __init__(self, store: shoal.Store, seed: int) -> None:
+        super().__init__()
         self._store = store
         self._table = store.table("failover", optimizer=shoal.SGD(lr=1.0))
         self._rng = np.random.default_rng(seed)
@@ -55,31 +55,14 @@ class Pusher:
         self._last = (0.0, 0.0)  # when the last push was begun, and when its reply arrived
         self._since = 0.0  # rows are to be compared after a push that was begun later; 0: they have been
         self._pushes: deque[tuple[float, float]] = deque(maxlen=1_000_000)  # when replied, and after how many seconds
-        self._ended = ""  # why the thread has ended
-        self._stop = False
-        self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def failed(self) -> None:
+        """Wake who waits for a push."""
+        with self._changed:
+            self._changed.notify_all()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._stop = True
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while not self._stop:
-                self._push()
-            self._ended = "it was asked to end"
-        except BaseException as error:
-            self._ended = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            with self._changed:
-                self._changed.notify_all()
-
-    def _push(self) -> None:
+    def step(self) -> None:
+        """Push, and compare all rows after the first push that was begun when asked to."""
         which = self._rng.integers(KEYS, size=BATCH)
         amounts = self._rng.integers(1, 4, BATCH).astype(np.float32)
         begun = time.monotonic()
@@ -99,8 +82,8 @@ class Pusher:
         """Return the seconds from a moment to the reply to the first push that was begun after it."""
         with self._changed:
             self._since = began
-            self._changed.wait_for(lambda: self._since == 0 or self._ended, LATEST_SECONDS)
-            check(not self._ended, f"the worker has ended: {self._ended}")
+            self._changed.wait_for(lambda: self._since == 0 or self.failure, LATEST_SECONDS)
+            check(not self.failure, f"the worker has ended: {self.failure}")
             check(self._since == 0, f"no push had a reply within {LATEST_SECONDS:.0f} s")
             return self._last[1] - began
 

@@ -5,8 +5,10 @@
     python bench/bench_moves.py copies [--rows 10000000]                a server dies, and its copies are made again
 
 ``resize`` and ``copies``: a worker trains under BSP, one step after the other: it pulls 20,000 keys, pushes gradients
-for them and ends the clock. Two servers join, then one is drained (``resize``); or one of three servers with a replica
-is killed and not replaced (``copies``). Prints throughput in each phase, the longest step, and the worst second (of
+for them and ends the clock. With ``--pause`` it sleeps after each step, as if it computed with cores of its own: four
+busy processes on two cores are slower than two, whatever a move costs. Two servers join as spares, get slots by a
+rebalance, then one is drained (``resize``); or one of three servers with a replica is killed and not replaced
+(``copies``). Prints throughput in each phase and what the processes used, the longest step, and the worst second (of
 those that begin every 100 ms) compared with the median seconds before and afterwards. Then a cluster of a fixed size
 makes the same steps: the tables must have the same digest.
 
@@ -20,16 +22,14 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 import shoal
+from background import Steps
 from copies import get_status, wait_for_copies
 from figures import check, conditions, cpu_seconds, spread
 from shoal.cluster.launch import local_cluster
@@ -60,34 +60,16 @@ def fill(store: shoal.Store, table: shoal.Table, rows: int) -> None:
     check(len(table) == rows, "the rows exist")
 
 
-class Trainer:
-    """A thread that makes steps, and when each of them ended. A context manager: the thread ends with the block."""
+class Trainer(Steps):
+    """A thread that makes steps, and when each of them ended. It rests after each step, as if it computed elsewhere."""
 
-    def __init__(self, store: shoal.Store, table: shoal.Table, rows: int) -> None:
-        self._store, self._table = store, table
+    def __init__(self, store: shoal.Store, table: shoal.Table, rows: int, pause: float = 0.0) -> None:
+        super().__init__()
+        self._store, self._table, self._pause = store, table, pause
         rng = np.random.default_rng(5)
         self._pool = [rng.choice(rows, BATCH, replace=False).astype(np.uint64) for _ in range(POOL)]
         self._grads = [rng.normal(size=(BATCH, table.dim)).astype(np.float32) for _ in range(POOL)]
         self.ends = [time.monotonic()]  # of the steps; the first one: the beginning
-        self.failure = ""
-        self._stop = False
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._stop = True
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while not self._stop:
-                self.step()
-        except BaseException as error:
-            self.failure = f"{type(error).__name__}: {error}"
-            raise
 
     def step(self) -> None:
         """Make a step; which keys and gradients depends on its number only."""
@@ -95,6 +77,8 @@ class Trainer:
         self._table.pull(self._pool[at])
         self._table.push(self._pool[at], self._grads[at])
         self._store.tick()
+        if self._pause:
+            time.sleep(self._pause)
         self.ends.append(time.monotonic())
 
 
@@ -147,14 +131,31 @@ def is_even(status: StatusReply, servers: int) -> bool:
 
 
 @contextlib.contextmanager
-def joining(address: str) -> Iterator[subprocess.Popen[bytes]]:
+def joining(address: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a server that joins a running cluster."""
-    command = [sys.executable, "-m", "shoal", "server", "--connect", address, "--threads", "1", "--quiet"]
+    command = [sys.executable, "-m", "shoal", "server", "--connect", address, "--threads", "1", "--quiet", *options]
     with subprocess.Popen([*command, "--parent", str(os.getpid())], stdout=subprocess.DEVNULL) as process:
         try:
             yield process
         finally:
             process.kill()
+
+
+class Usage:
+    """The CPU seconds of processes, by name, in each phase."""
+
+    def __init__(self, processes: dict[str, int]) -> None:
+        self.processes = processes
+        self._last: dict[str, float] = {}
+        self.lines: list[str] = []
+
+    def end(self, phase: str) -> None:
+        """End a phase."""
+        now = {name: cpu_seconds(pid) for name, pid in self.processes.items()}
+        now = {name: seconds for name, seconds in now.items() if seconds}  # others have ended
+        used = ", ".join(f"{name} {seconds - self._last.get(name, 0.0):.2f}" for name, seconds in now.items())
+        self.lines.append(f"{phase}: CPU seconds of {used}")
+        self._last |= now
 
 
 def rest(trainer: Trainer, seconds: float = QUIET_SECONDS) -> float:
@@ -181,49 +182,64 @@ def digest_of_fixed(servers: int, rows: int, dim: int, steps: int) -> str:
 
 def resize(arguments: argparse.Namespace) -> None:
     """Train while two servers join and one is drained."""
-    rows, dim = arguments.rows or 2_000_000, arguments.dim
+    rows, dim, pause = arguments.rows or 2_000_000, arguments.dim, arguments.pause / 1e3
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(local_cluster.running(1, copy_rate=arguments.copy_rate, timeout=120.0))
         store = stack.enter_context(shoal.connect(cluster.address, timeout=LIMIT_SECONDS))
         table = make_table(store, dim)
         fill(store, table, rows)
-        with Trainer(store, table, rows) as trainer:
+        usage = Usage({"worker": os.getpid(), "server 0": cluster.servers[0].process.pid})
+        with Trainer(store, table, rows, pause) as trainer:
             rest(trainer, 2.0)  # warm-up
+            usage.end("warm-up")
             one = rest(trainer)
-            join = time.monotonic()
-            for _ in range(2):
-                stack.enter_context(joining(cluster.address))
-            wait_until(cluster.address, "the join", lambda status: len(status.servers) == 3)
-            copy = time.monotonic()
-            wait_until(cluster.address, "the join", lambda status: is_even(status, 3))
-            joined = rest(trainer)
+            start = time.monotonic()
+            usage.end("one server")
+            for rank in (1, 2):
+                process = stack.enter_context(joining(cluster.address, "--spare"))
+                usage.processes[f"server {rank}"] = process.pid
+            wait_until(cluster.address, "the start", lambda status: len(status.servers) == 3)
+            usage.end("two servers start")
+            started = rest(trainer)
+            usage.end("two more are idle")
+            move = time.monotonic()
+            store.rebalance()
+            wait_until(cluster.address, "the move", lambda status: is_even(status, 3))
+            usage.end("slots move to them")
+            moved = rest(trainer)
             drain = time.monotonic()
+            usage.end("three servers")
             cluster.drain(0)
             wait_until(cluster.address, "the drain", lambda status: is_even(status, 2) and not status.draining)
+            usage.end("one is drained")
             drained = rest(trainer)
             end = time.monotonic()
+            usage.end("two servers")
         check(cluster.servers == [] or cluster.servers[0].process.wait(60.0) == 0, "the drained server ends with 0")
         digest, steps = table.digest(), len(trainer.ends) - 1
     line = Timeline(trainer.ends)
     phases = [
-        ("one server", one, join),
-        ("two servers start", join, copy),
-        ("slots move to them", copy, joined),
-        ("three servers", joined, drain),
+        ("one server", one, start),
+        ("two servers start", start, started),
+        ("two more are idle", started, move),
+        ("slots move to them", move, moved),
+        ("three servers", moved, drain),
         ("one is drained", drain, drained),
         ("two servers", drained, end),
     ]
     report(line, phases)
-    print(f"{rows:,} rows of dim {dim}, {steps} steps, {conditions()}")
-    compare("start of the servers", line, (one, join), join, copy, drain)
-    compare("join", line, (one, join), copy, joined, drain)
-    compare("drain", line, (joined, drain), drain, drained, end)
+    print("\n".join(usage.lines))
+    print(f"{rows:,} rows of dim {dim}, pause of {arguments.pause:g} ms, {steps} steps, {conditions()}")
+    compare("start of the servers", line, (one, start), start, started, (started, move))
+    compare("move to them", line, (started, move), move, moved, (moved, drain))
+    compare("both", line, (one, start), start, moved, (moved, drain))
+    compare("drain", line, (moved, drain), drain, drained, (drained, end))
     if arguments.csv:
         rates = line.rates(line.start, end)
         text = "".join(f"{k * BIN_SECONDS:.1f},{rate:.0f}\n" for k, rate in enumerate(rates))
         arguments.csv.write_text(f"seconds,keys_per_second\n{text}")
     if arguments.picture:
-        marks = [("2 servers start", join), ("moved", joined), ("drain", drain), ("drained", drained)]
+        marks = [("2 servers start", start), ("move", move), ("moved", moved), ("drain", drain), ("drained", drained)]
         arguments.picture.write_text(picture(line, end, marks))
     check(digest == digest_of_fixed(2, rows, dim, steps), "the digest is that of a run of fixed size")
     print("the digest is that of two servers from the beginning")
@@ -237,10 +253,12 @@ def report(line: Timeline, phases: list[tuple[str, float, float]]) -> None:
         print(f"| {name} | {end - begin:.2f} | {spread(list(rates))} | {line.longest(begin, end) * 1e3:.0f} |")
 
 
-def compare(name: str, line: Timeline, before: tuple[float, float], begin: float, end: float, until: float) -> None:
+def compare(
+    name: str, line: Timeline, before: tuple[float, float], begin: float, end: float, after: tuple[float, float]
+) -> None:
     """Print the worst second of a change compared with those before and after it, and the longest step."""
     worst = min(line.seconds(begin, max(end, begin + 1.1)))
-    former, later = (statistics.median(line.seconds(*period)) for period in (before, (end, until)))
+    former, later = (statistics.median(line.seconds(*period)) for period in (before, after))
     print(
         f"{name}: worst second / median second before {worst / former:.2f}, / afterwards {worst / later:.2f}; longest "
         f"step {line.longest(begin, end) * 1e3:.0f} ms (before {line.longest(*before) * 1e3:.0f})"
@@ -336,7 +354,7 @@ def copies(arguments: argparse.Namespace) -> None:
         table = make_table(store, dim)
         wait_for_copies(cluster.address, servers, 1)
         fill(store, table, rows)
-        with Trainer(store, table, rows) as trainer:
+        with Trainer(store, table, rows, arguments.pause / 1e3) as trainer:
             rest(trainer, 2.0)
             before = rest(trainer)
             cluster._watched.put(None)  # no other server is started, whose start would take a core
@@ -365,7 +383,7 @@ def copies(arguments: argparse.Namespace) -> None:
     for name, period in (("before", (before, kill)), ("afterwards", (copied, end))):
         less = 100 * (1 - during / np.median(line.rates(*period)))
         print(f"while copies are made: {less:.0f} % fewer keys per second than {name}")
-    compare("copies", line, (before, kill), copy, copied, end)
+    compare("copies", line, (before, kill), copy, copied, (copied, end))
     check(digest == digest_of_fixed(2, rows, dim, steps), "the digest is that of a run without the fault")
     print("the digest is that of two servers without a fault")
 
@@ -379,6 +397,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=1, metavar="N", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of speed (default: %(default)s)")
     parser.add_argument("--copy-rate", type=int, metavar="BYTES", help="default: the cluster's; speed: no limit")
+    parser.add_argument("--pause", type=float, default=0.0, metavar="MS", help="of the worker after each step")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="resize: keys per second in each tenth of a second")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="resize: an SVG chart of the same")
     arguments = parser.parse_args()
