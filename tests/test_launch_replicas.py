@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import queue
+import re
 import signal
 import threading
 import time
@@ -105,6 +106,37 @@ def test_servers_that_die_too_often_are_reported_and_fail_the_calls_of_the_store
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [str(error)]
     cluster.supervise(failed.put)  # too late for the event, but not for the error
     assert failed.get(timeout=PATIENCE) is error
+
+
+def test_no_server_is_replaced_when_the_last_copy_of_slots_is_lost(cluster):
+    failed = queue.SimpleQueue()
+    cluster.supervise(failed.put)
+    stopped, other = cluster.servers
+    stopped.signal(signal.SIGSTOP)
+    pid = stopped.process.pid
+    cluster._read_log(
+        f"server 0 at tcp://127.0.0.1:7 (process {pid} on here), which had the last copy of slots 0 to 7, 16 to 23, is "
+        "lost with its rows, it is silent: start the cluster again and load a checkpoint"
+    )
+    assert cluster.ended.get(timeout=PATIENCE) is stopped
+    assert str(failed.get(timeout=PATIENCE)) == (
+        f"server 0 (process {pid}) was killed by signal 9. The last copy of slots 0 to 7, 16 to 23 is lost, and it is "
+        "not replaced: remove the cause, start the cluster again and load a checkpoint"
+    )
+    assert cluster.made.empty()
+    assert cluster.servers == [stopped, other]
+
+
+@pytest.mark.slow
+def test_a_launched_cluster_that_has_lost_slots_stops_and_says_so(caplog):
+    failed = queue.SimpleQueue()
+    with running(2, replicas=1, timeout=PATIENCE) as cluster:
+        cluster.supervise(failed.put)
+        for server in cluster.servers:
+            server.signal(signal.SIGKILL)
+        error = str(failed.get(timeout=PATIENCE))
+    assert re.search(r"The last copy of slots [\d to,]+ is lost, and it is not replaced", error)
+    assert caplog.text.count("Another server is started") <= 3
 
 
 def test_a_scheduler_that_dies_too_often_fails_the_calls_of_the_store(cluster):

@@ -38,7 +38,7 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.scheduler.assignments import Assignments
-from shoal.cluster.scheduler.membership import Membership
+from shoal.cluster.scheduler.membership import COPY_RATE, Membership
 from shoal.cluster.scheduler.planner import Layout, owned
 from test_membership import FORM, Process, World, renamed
 from test_replay import RecordedWorld, check_replays
@@ -243,12 +243,28 @@ class Server(Process):
 class ReplicaWorld(World):
     """A world whose servers have arcs, and whose clients write to them."""
 
-    def __init__(self, seed: int, *, servers: int = 3, workers: int = 1, replicas: int = 1, loss: float = 0.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        servers: int = 3,
+        workers: int = 1,
+        replicas: int = 1,
+        loss: float = 0.0,
+        copy_rate: int = COPY_RATE,
+    ) -> None:
         self.rng = random.Random(seed)
         super().__init__(seed, servers=servers, workers=workers, loss=loss)
         self.replicas = replicas
         self.membership = Membership(
-            servers=servers, workers=workers, slots=16, rng=self.rng, now=0.0, heartbeat=1.0, replicas=replicas
+            servers=servers,
+            workers=workers,
+            slots=16,
+            rng=self.rng,
+            now=0.0,
+            heartbeat=1.0,
+            replicas=replicas,
+            copy_rate=copy_rate,
         )
         self.writes = 0
         self.committed: dict[int, list[int]] = {}
@@ -480,6 +496,28 @@ def world_loss(seed: int) -> float:
 @settings(max_examples=15, deadline=None)
 def test_slots_move_to_servers_that_join_and_from_those_that_are_drained_without_replicas_too(seed):
     check_moves_without_copies(seed)
+
+
+def begun_moves(world: ReplicaWorld, seconds: float) -> list[float]:
+    """The times at which copies began while all arcs had theirs."""
+    times, arriving = [], set()
+    for _ in range(round(seconds / 0.05)):
+        world.go(0.05)
+        now = {(arc, one.backup) for one in world.membership.map.streams for arc in one.arriving}
+        times += [world.now] * len(now - arriving)
+        arriving = now
+    return times
+
+
+def test_arcs_that_move_begin_one_after_the_other_as_fast_as_the_copy_rate_allows():
+    for copy_rate, pause in ((2 << 20, 4.0), (1 << 40, 0.0)):
+        world = started(2, servers=2, replicas=0, copy_rate=copy_rate)
+        world.join_server()
+        times = begun_moves(world, 20.0)
+        assert len(times) == len(world.membership.map.arcs) // 3
+        gaps = [b - a for a, b in itertools.pairwise(times)]
+        assert min(gaps) >= pause - 0.051  # a tick of the simulation
+        assert max(gaps) <= pause + 2.0
 
 
 def test_a_spare_server_gets_copies_that_are_lost_and_slots_at_the_next_rebalance():

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple, Protocol, Self
 
 import msgspec
@@ -359,15 +360,11 @@ def _join(parts: Sequence[SavedTable]) -> SavedTable:
         step=max(part.step for part in parts),
         rows=sum(part.rows for part in parts),
         files=files,
-        sections=sorted(sections, key=_slot_of),
-        filters=tuple(sorted(filters, key=_slot_of)),
+        sections=sorted(sections, key=attrgetter("slot")),
+        filters=tuple(sorted(filters, key=attrgetter("slot"))),
         total=sum(part.total for part in parts),
-        ranges=tuple(sorted(ranges, key=_slot_of)),
+        ranges=tuple(sorted(ranges, key=attrgetter("slot"))),
     )
-
-
-def _slot_of(piece: Section | SavedFilter | SavedRanges) -> int:
-    return piece.slot
 
 
 def _job(spec: TableSpec, snapshot: Snapshot, kind: str) -> TableJob:

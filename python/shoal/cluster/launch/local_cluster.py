@@ -58,6 +58,9 @@ PATIENCE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _MAX_RESTARTS = 5  # of the scheduler, and of servers, within
 _RESTART_SECONDS = 60.0
 _DECLARED_DEAD = re.compile(r"server \d+ at .* \(process (\d+) on .*\) is dead, ")  # as the scheduler logs it
+_LOST = re.compile(
+    r"server \d+ at .* \(process (\d+) on .*\), which had the last copy of slots (.*), is lost with its rows"
+)
 _BSP = BSP()
 
 
@@ -78,6 +81,7 @@ class LocalCluster:
         self._watcher: threading.Thread | None = None
         self._failure: ShoalError | None = None  # that a role has ended too often; guarded by _lock
         self._fail: Callable[[ShoalError], None] | None = None  # guarded by _lock
+        self._lost_slots = ""  # of which there is no copy left: no server is replaced any more; guarded by _lock
 
     @property
     def roles(self) -> list[ChildProcess]:
@@ -160,10 +164,13 @@ class LocalCluster:
 
     def _read_log(self, line: str) -> None:
         """Kill the process of a server that the scheduler has declared dead: it may be stopped."""
-        found = _DECLARED_DEAD.search(line)
+        lost = _LOST.search(line)
+        found = lost or _DECLARED_DEAD.search(line)
         if found is None:
             return
         with self._lock:
+            if lost is not None:
+                self._lost_slots = lost[2]
             for child in self.servers:
                 if child.process.pid == int(found[1]) and child.process.poll() is None and not self._stopped:
                     _log.warning("%s was declared dead, but its process %s exists: it is killed", child.name, found[1])
@@ -217,7 +224,9 @@ class LocalCluster:
                     continue
                 recent = restarts[is_server]
                 role = "a server" if is_server else "the scheduler"
-                if len(recent) == _MAX_RESTARTS and time.monotonic() - recent[0] < _RESTART_SECONDS:
+                if is_server and self._lost_slots:
+                    fault = f"The last copy of slots {self._lost_slots} is lost"
+                elif len(recent) == _MAX_RESTARTS and time.monotonic() - recent[0] < _RESTART_SECONDS:
                     fault = f"It is end number {_MAX_RESTARTS + 1} of {role} within {_RESTART_SECONDS:g} s"
                 else:
                     recent.append(time.monotonic())

@@ -322,6 +322,7 @@ class MembershipState(_State, frozen=True):
     weights: tuple[int, ...]
     avoid: list[tuple[int, int, float]]
     plan_at: float | None
+    move_at: float
     failovers: list[FailoverState]
     broken: str
     events: list[Event]

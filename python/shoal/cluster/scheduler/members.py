@@ -82,9 +82,8 @@ class Peer:
     disconnected_at: float | None = field(default=None, kw_only=True)  # None: it is connected
     # Before its connection ended, which then does not show that its process has.
     was_silent: bool = field(default=False, kw_only=True)
-    died_after: float = field(
-        default=0.0, kw_only=True
-    )  # seconds from its last sign of life to its being declared dead
+    # Seconds from its last sign of life to its being declared dead.
+    died_after: float = field(default=0.0, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.role} {self.rank} ({self.about})" if self.rank >= 0 else f"a {self.role} ({self.about})"

@@ -18,6 +18,7 @@ Threads: functions of their arguments; a layout is for one thread.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -42,6 +43,8 @@ class Wishes(NamedTuple):
         Primary and backup between which no stream shall be opened at present.
     weights : sequence of int
         Of each arc; empty: all weigh 1.
+    most_moves : int
+        How many copies of arcs that have to move may be begun at once.
     """
 
     replicas: int
@@ -49,6 +52,7 @@ class Wishes(NamedTuple):
     balance: bool = False
     avoid: Collection[tuple[int, int]] = ()
     weights: Sequence[int] = ()
+    most_moves: int = sys.maxsize
 
 
 class Layout:
@@ -72,6 +76,8 @@ class Layout:
         Of each arc, the endpoints that have a copy in sync.
     arriving : list of set of int
         Of each arc, the endpoints to which it is being copied.
+    moves_begun : int
+        Copies that were begun because an arc has to move.
     """
 
     def __init__(self, map: ClusterMap, draw: Callable[[], int], nodes: Mapping[int, str]) -> None:
@@ -83,6 +89,7 @@ class Layout:
         self.primaries = [arc.primary for arc in map.arcs]
         self.copies: list[set[int]] = [set() for _ in map.arcs]
         self.arriving: list[set[int]] = [set() for _ in map.arcs]
+        self.moves_begun = 0
         for stream in map.streams:
             for arc in stream.arcs:
                 self.copies[arc].add(stream.backup)
@@ -351,7 +358,10 @@ class _Planner:
             if its.is_copying(primary):
                 continue
             arcs = [arc for arc, own in enumerate(its.primaries) if own == primary]
-            target = self._backup_for(arcs) or self._elsewhere_for(primary, arcs, uneven)
+            target = self._backup_for(arcs)
+            if target is None and its.moves_begun < self._wishes.most_moves:
+                target = self._elsewhere_for(primary, arcs, uneven)
+                its.moves_begun += target is not None
             if target is not None:
                 arc, backup = target
                 its.arriving[arc].add(backup)

@@ -41,6 +41,8 @@ __all__ = ["Replicas"]
 
 _AVOID_SECONDS = 5.0  # in which a stream that was closed is not opened again
 _ORDER_SECONDS = 0.05  # until a move is planned again that an operation is in the way of
+_MOVE_BYTES = 8 << 20  # that an arc counts at least when it moves: its requests wait for some milliseconds meanwhile
+_SHORT_SECONDS = 0.001  # a pause between two moves that is not worth a wait
 _MAX_FAILOVERS = 16  # that are remembered
 _MAX_COMMANDS = 256  # whose replies are kept
 
@@ -73,6 +75,7 @@ class Replicas:
         self._weights: tuple[int, ...] = ()
         self._avoid: dict[tuple[int, int], float] = {}  # primary and backup, until when
         self._plan_at: float | None = None
+        self._move_at = 0.0  # before which no copy of an arc that has to move begins
         self._noted: ClusterMap | None = None  # the last one that `carried_out` has seen
         self.draining: set[int] = set()
         self.drained: set[int] = set()
@@ -91,6 +94,7 @@ class Replicas:
             "weights": self._weights,
             "avoid": [(*pair, until) for pair, until in self._avoid.items()],
             "plan_at": self._plan_at,
+            "move_at": self._move_at,
             "failovers": list(self.failovers),
         }
 
@@ -101,7 +105,7 @@ class Replicas:
         self.commands = {(sender, number): reply for sender, number, reply in state.commands}
         self._balance, self._weights = state.balance, state.weights
         self._avoid = {(primary, backup): until for primary, backup, until in state.avoid}
-        self._plan_at = state.plan_at
+        self._plan_at, self._move_at = state.plan_at, state.move_at
         self.failovers.extend(state.failovers)
 
     # --- joining ----------------------------------------------------------------------------------------------
@@ -293,16 +297,25 @@ class Replicas:
         """Bring the map nearer to what it shall be."""
         layout, map = self._layout()
         now = self._peers.now
+        pause = _MOVE_BYTES / self._settings.copy_rate
+        most_moves = len(map.arcs) if pause < _SHORT_SECONDS else int(now >= self._move_at)
         self._plan_at = None
         self._avoid = {pair: until for pair, until in self._avoid.items() if until > now}
-        wishes = Wishes(self._settings.replicas, self.draining, self._balance, self._avoid.keys(), self._weights)
+        wishes = Wishes(
+            self._settings.replicas, self.draining, self._balance, self._avoid.keys(), self._weights, most_moves
+        )
         may_move = self._orders.at_rest
         changed = plan(layout, wishes, may_move=may_move)
         changed |= layout.tidy()
         if may_move and not changed:
             changed = self._release_drained(layout)
-        if self._avoid:
-            self._plan_at = min(self._avoid.values())
+        if layout.moves_begun:
+            self._move_at = now + pause
+        times = [*self._avoid.values()]
+        if (self.draining or self._balance) and now < self._move_at:
+            times.append(self._move_at)
+        if times:
+            self._plan_at = min(times)
         if (self.draining or self._balance) and not may_move:
             self._plan_at = now + _ORDER_SECONDS
         if changed:
