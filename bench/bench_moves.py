@@ -114,13 +114,13 @@ def servers_of(status: StatusReply) -> dict[int, int]:
     return counts
 
 
-def wait_until(address: str, what: str, condition: Callable[[StatusReply], bool]) -> StatusReply:
-    """Ask for the status every 20 ms until a condition holds."""
+def wait_until(address: str, what: str, condition: Callable[[StatusReply], bool], pause: float = 0.1) -> StatusReply:
+    """Ask for the status, which takes 0.7 ms, until a condition holds."""
     limit = time.monotonic() + LIMIT_SECONDS
     with SchedulerClient(address, "observer") as client:
         while not condition(status := client.status(timeout=LIMIT_SECONDS)):
             check(time.monotonic() < limit, f"{what} took more than {LIMIT_SECONDS:.0f} s: {servers_of(status)}")
-            time.sleep(0.02)
+            time.sleep(pause)
     return status
 
 
@@ -152,7 +152,9 @@ class Usage:
     def end(self, phase: str) -> None:
         """End a phase."""
         now = {name: cpu_seconds(pid) for name, pid in self.processes.items()}
-        now = {name: seconds for name, seconds in now.items() if seconds}  # others have ended
+        now = {
+            name: seconds for name, seconds in now.items() if seconds >= self._last.get(name, 0.0)
+        }  # others have ended
         used = ", ".join(f"{name} {seconds - self._last.get(name, 0.0):.2f}" for name, seconds in now.items())
         self.lines.append(f"{phase}: CPU seconds of {used}")
         self._last |= now
@@ -326,6 +328,7 @@ def speed(arguments: argparse.Namespace) -> None:
                     (lambda status: is_even(status, 2))
                     if what == "join"
                     else (lambda status: not servers_of(status).get(0, 0)),
+                    0.02,
                 )
                 seconds = time.monotonic() - begin
                 after = servers_of(get_status(cluster.address))
