@@ -7,7 +7,7 @@
 Each worker pushes small whole numbers to its own keys (SGD of rate 1, so a row is the sum of what was pushed), ends the
 clock, pulls all of its keys, and compares them with its ledger, a file that survives it. A push that was lost or
 applied twice is found one step later. The rows of a worker that was killed must contain every step that it had
-finished, and nothing that it had not begun.
+finished, and nothing that it had not begun. Each run makes a table of its own, which stays in a cluster of yours.
 
 Faults, at random moments from the printed seed: ``server``, ``scheduler`` and ``worker`` kill a process with SIGKILL,
 ``stop`` stops a server with SIGSTOP, which the launcher kills when it has been declared dead. Another process is
@@ -76,7 +76,7 @@ def work(arguments: argparse.Namespace) -> None:
         rank=arguments.rank,
         timeout=2 * LIMIT_SECONDS,
     ) as store:
-        table = store.table("chaos", optimizer=shoal.SGD(lr=1.0))
+        table = store.table(f"chaos-{arguments.directory.name}", optimizer=shoal.SGD(lr=1.0))
 
         def compare(lives: list[Ledger]) -> None:
             for one in lives:

@@ -42,6 +42,7 @@ __all__ = ["Replicas"]
 _AVOID_SECONDS = 5.0  # in which a stream that was closed is not opened again
 _ORDER_SECONDS = 0.05  # until a move is planned again that an operation is in the way of
 _MOVE_BYTES = 8 << 20  # that an arc counts at least when it moves: its requests wait for some milliseconds meanwhile
+_MAX_PAUSE_SECONDS = 0.25  # between two moves
 _SHORT_SECONDS = 0.001  # a pause between two moves that is not worth a wait
 _MAX_FAILOVERS = 16  # that are remembered
 _MAX_COMMANDS = 256  # whose replies are kept
@@ -297,7 +298,7 @@ class Replicas:
         """Bring the map nearer to what it shall be."""
         layout, map = self._layout()
         now = self._peers.now
-        pause = _MOVE_BYTES / self._settings.copy_rate
+        pause = min(_MOVE_BYTES / self._settings.copy_rate, _MAX_PAUSE_SECONDS)
         most_moves = len(map.arcs) if pause < _SHORT_SECONDS else int(now >= self._move_at)
         self._plan_at = None
         self._avoid = {pair: until for pair, until in self._avoid.items() if until > now}
