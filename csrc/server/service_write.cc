@@ -66,7 +66,8 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
                    std::span<const std::uint32_t> tables) {
   const Header& header = call.header;
   const auto clock_of = [&](const auto& arc) { return arc->clocks().clock(header.worker); };
-  if (!check_epoch(call)) {  // also if all arcs have it: its worker's map may have others here, which have moved
+  if (!check_epoch(
+          call)) {  // also if all arcs have it: its worker's map may have others here, which have moved
     return;
   }
   if (std::ranges::all_of(arcs_, [&](const auto& arc) { return header.clock < clock_of(arc); })) {
