@@ -57,7 +57,7 @@ def test_exact_filters_give_the_same_bits_for_fewer_bytes(unfiltered):
         assert counts["lists_named"] >= counts["lists_sent"] > 0  # every push names the list of its pull
         assert counts.get("lists_lost", 0) == 0
         assert counts["gradient_error"] == counts["largest_error"] == 0
-        assert metrics["bytes_sent"] < 0.7 * plain_metrics["bytes_sent"]
+        assert metrics["bytes_sent"] < 0.75 * plain_metrics["bytes_sent"]  # with the states that the workers exchange
 
 
 def test_unbiased_filters_learn_nearly_the_same(unfiltered):

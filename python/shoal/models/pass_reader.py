@@ -90,7 +90,10 @@ class PassReader:
         self._sources = [self._open(share) for share in self._shares]
         self._ahead: deque[_Place] = deque()
         self._place: _Place | None = None
-        if self._sources and hasattr(self._sources[0], "progress"):
+        self._parts_done: list[Callable[[], float]] = [
+            source.progress for source in self._sources if hasattr(source, "progress")
+        ]
+        if self._parts_done:
             self.progress: Callable[[], float] = self._progress
 
     def _open(self, share: Share) -> Iterable[Batch]:
@@ -135,8 +138,7 @@ class PassReader:
                 yield batch
 
     def _progress(self) -> float:
-        done = [source.progress() for source in self._sources if isinstance(source, Reader)]
-        return sum(done) / len(done)
+        return sum(done() for done in self._parts_done) / len(self._parts_done)
 
     # ---- the position ------------------------------------------------------------------------------------------------
 
