@@ -22,7 +22,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import torch
@@ -326,7 +326,18 @@ def _converted(value: Any, kind: Any, where: str = "") -> Any:
         text, _, place = str(error).partition(" - at `$")
         section, _, key = place.rstrip("`").lstrip(".").partition(".")
         at = where or (f"[{section}] {key}".rstrip() if section else "the configuration")
-        raise ValueError(f"{at}: {text[:1].lower()}{text[1:]}") from None
+        names = (
+            _choices(kind, [section, key] if section and not where else []) if text.startswith("Invalid enum") else ""
+        )
+        raise ValueError(f"{at}: {text[:1].lower()}{text[1:]}{names}") from None
+
+
+def _choices(kind: Any, path: list[str]) -> str:
+    """Return the words that are valid at a place of a configuration, for an error message."""
+    for name in path:
+        kind = get_type_hints(kind).get(name)
+    words = [word for one in (kind, *get_args(kind)) if get_origin(one) is Literal for word in get_args(one)]
+    return f": it is one of {', '.join(words)}" if words else ""
 
 
 def _model(given: Mapping[str, Any]) -> dict[str, Any]:
