@@ -96,7 +96,7 @@ def prepare(seed, scenario, kind=Replicated):
     faults = scenario.faults
     if scenario.random_faults:
         faults = rng.choices(scenario.kinds(), k=rng.randint(1, scenario.random_faults))
-    cluster.happened, cluster.planned = [], len(faults)
+    cluster.happened, cluster.planned, cluster.muted_until = [], len(faults), 0.0
     for number, fault in enumerate(faults):
         clock = rng.randint(1, scenario.clocks - 2) if scenario.random_faults else 2 + 2 * number
         if fault in DANGEROUS:
@@ -111,6 +111,10 @@ def _happen(cluster, program, rng, fault):
     if cluster.over or not servers:
         return
     members = [server for server in cluster.members() if server in servers]
+    running = [one for one in cluster.worker_processes if one.alive and one.client and not one.client.finished]
+    left = len(running) - (cluster.network.now < cluster.muted_until)
+    if fault in ("worker", "zombie", "mute") and cluster.scenario.random_faults and left < 2:
+        return  # without any worker the job ends, and another one begins at clock 0
     cluster.happened.append(fault)
     if fault == "kill":
         rng.choice(members).kill()
@@ -128,8 +132,8 @@ def _happen(cluster, program, rng, fault):
     elif fault in ("worker", "zombie"):
         cluster.replace_one(program, fault == "zombie")
     elif fault == "mute":  # the scheduler declares a worker dead that runs on until it is told
-        running = [one for one in cluster.worker_processes if one.alive and one.client and not one.client.finished]
         if running:
+            cluster.muted_until = cluster.network.now + LONG + 1.0
             cluster.cut(rng.choice(running), None, LONG)
     elif fault == "join":
         cluster.add_server()
