@@ -20,6 +20,7 @@ from shoal.metrics import Metrics
 from shoal.models import training
 from shoal.models.history import History
 from shoal.models.logistic import LogisticRegression
+from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Metric, Plan
 from shoal.models.saved_predictor import StoreOwner
 from shoal.optim import FTRL, Optimizer
@@ -169,7 +170,9 @@ class LogisticRegressionGrid(StoreOwner):
             min_delta=min_delta,
             metric=metric,
         )
-        training.train(self._models, reader, valid, plan, progress=progress)
+        first = self._models[0]
+        with PassCoordinator(first.store, first.name).fitting() as coordinator:
+            training.train(self._models, reader, valid, plan, progress=progress, coordinator=coordinator)
         return self
 
     def results(self, metric: Metric = "logloss") -> list[GridResult]:

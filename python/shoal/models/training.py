@@ -57,28 +57,15 @@ def train(
     plan: Plan,
     *,
     progress: bool | float,
+    coordinator: PassCoordinator,
     observers: Sequence[FitObserver] = (),
     fit_state: FitState | None = None,
-    coordinator: PassCoordinator | None = None,
 ) -> None:
     """Train all models; see `shoal.models.Model.fit`. They share a store and their prepared batches.
 
-    With ``fit_state`` the one model continues the last fit of its record. A ``coordinator`` has begun the fit already.
+    With ``fit_state`` the one model continues the last fit of its record. The ``coordinator`` has begun the fit.
     """
     first = models[0]
-    if coordinator is None:
-        with PassCoordinator(first.store, first.name).fitting() as begun:
-            train(
-                models,
-                reader,
-                valid,
-                plan,
-                progress=progress,
-                observers=observers,
-                fit_state=fit_state,
-                coordinator=begun,
-            )
-        return
     check_iterable(reader, "reader", passes=plan.epochs)
     if valid is not None:
         check_iterable(valid, "valid", passes=plan.epochs)
