@@ -143,7 +143,9 @@ def test_a_peer_makes_an_endpoint_neither_write_nor_read_outside(root: Path) -> 
         store.load(root / "there")
         for where in (beside / "new", root / "out" / "new"):
             where.mkdir(exist_ok=True)
-            with pytest.raises(StorageError, match=r"server [01] at .* is outside of .*root, where .*--storage-root DIR"):
+            with pytest.raises(
+                StorageError, match=r"server [01] at .* is outside of .*root, where .*--storage-root DIR"
+            ):
                 store.check_storage(where)
             with pytest.raises(StorageError, match="is outside of"):
                 store.save(where)

@@ -97,6 +97,7 @@ LAZY = {
     "sklearn",
     "starlette",
     "torch",
+    "tqdm",
     "uvicorn",
     "zmq",
 }

@@ -15,9 +15,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
-from tqdm import tqdm
 
 from shoal import _core
+from shoal.base.progress import rows_bar
 from shoal.checkpoint.format import (
     EMPTY,
     FORMAT,
@@ -275,7 +275,7 @@ def verify(where: StoragePath, threads: int = 1, *, progress: bool = False) -> M
     """
     chain = read_chain(where)
     total = sum(table.rows for link in chain for table in link.manifest.tables)
-    with tqdm(total=total, desc="verify", unit=" rows", unit_scale=True, disable=not progress) as bar:
+    with rows_bar("verify", total, show=progress) as on_progress:
         for link in chain:
             for table in link.manifest.tables:
                 _check_files(link.storage_dir, table, link.manifest.version)
@@ -284,7 +284,7 @@ def verify(where: StoragePath, threads: int = 1, *, progress: bool = False) -> M
                     for piece, _ in zip(
                         pieces, map_in_order(pool, reader.read, pieces, threads * TASKS_AHEAD), strict=True
                     ):
-                        bar.update(piece.rows if isinstance(piece, Section) else 0)
+                        on_progress(piece.rows if isinstance(piece, Section) else 0)
     return chain[-1].manifest
 
 
@@ -352,8 +352,8 @@ def load(
             rows[section.slot] = section.rows
         shard.reserve(rows)
     total = sum(table.size for table in manifest.tables)
-    with tqdm(total=total, desc="load", unit=" rows", unit_scale=True, disable=not progress) as bar:
-        found = restore_tables(known, shards, threads, bar.update) if restore is None else restore(shards, bar.update)
+    with rows_bar("load", total, show=progress) as on_progress:
+        found = restore_tables(known, shards, threads, on_progress) if restore is None else restore(shards, on_progress)
     for table, shard, count in zip(manifest.tables, shards, found, strict=True):
         if count != table.size:
             raise CorruptionError(

@@ -20,9 +20,9 @@ from typing import NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
-from tqdm import tqdm
 
 from shoal import _core
+from shoal.base.progress import rows_bar
 from shoal.checkpoint.format import (
     FORMAT,
     MANIFEST,
@@ -407,8 +407,8 @@ def publish(
 ) -> str:
     """Write a checkpoint, its tables by ``save(stem, on_progress)``, and return its digest."""
     with ManifestTransaction(storage_dir, MANIFEST, is_ours, durable=durable) as new:
-        with tqdm(total=rows or None, desc="save", unit=" rows", unit_scale=True, disable=not progress) as bar:
-            saved = save(new.stem, bar.update)
+        with rows_bar("save", rows, show=progress) as on_progress:
+            saved = save(new.stem, on_progress)
         body = msgspec.json.encode(msgspec.structs.replace(about, tables=saved))
         new.publish(body)
     return digest_of(body)

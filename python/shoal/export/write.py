@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from shoal import _core
+from shoal.base.progress import rows_bar
 from shoal.errors import CorruptionError
 from shoal.export import manifest as manifests
 from shoal.export.cache import Cache
@@ -168,15 +168,7 @@ def write_export(
         _check_request(tables.specs, tables.slots, dtype, storage_dir, since, base)
         new = opened.enter_context(ManifestTransaction(storage_dir, manifests.MANIFEST, _is_ours))
         sources = opened.enter_context(tables.take(base))
-        with (
-            tqdm(
-                total=sum(table.rows for table in sources) or None,
-                desc="export",
-                unit=" rows",
-                unit_scale=True,
-                disable=not progress,
-            ) as bar,
-        ):
+        with rows_bar("export", sum(table.rows for table in sources), show=progress) as on_progress:
             saved = [
                 _write_table(
                     DataFileWriter(storage_dir, f"{new.stem}-{k}", manifests.FILES, manifests.HEADER),
@@ -185,7 +177,7 @@ def write_export(
                     _described(table.spec, dtype, base),
                     base,
                     threads,
-                    bar,
+                    on_progress,
                 )
                 for k, table in enumerate(sources)
             ]
@@ -334,7 +326,7 @@ def _write_table(
     form: RowRecord,
     base: Layers | None,
     threads: int,
-    bar: Any,
+    on_progress: Callable[[int], object],
 ) -> TableEntry:
     packer = manifests.make_reader(form, slots)
     under = None if base is None else base.natives.get(form.name)
@@ -354,7 +346,7 @@ def _write_table(
         with ThreadPoolExecutor(threads) as pool:
             for made in map_in_order(pool, make, tasks, threads * _AHEAD):
                 for slot, read_rows, (data, (rows, homes, lines, reach, width), left_out, errors), crc32c in made:
-                    bar.update(read_rows)
+                    on_progress(read_rows)
                     dropped += left_out
                     largest = max(largest, errors[0])
                     squares += errors[1]

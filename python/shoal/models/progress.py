@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from tqdm import tqdm
-
 from shoal.metrics import Accumulator, Progressive, ProgressiveLine
 
 _TERMINAL_SECONDS = 0.1  # between two updates of a bar
@@ -36,11 +34,12 @@ class ProgressBar:
         self._every = _TERMINAL_SECONDS if sys.stderr.isatty() else _FILE_SECONDS
         shares = "{percentage:3.0f}% |{bar}| " if self._share else ""
         rest = "<{remaining}" if self._share else ""
-        self._bar: Any = (
-            tqdm(total=1.0, desc=title, bar_format=f"{{desc}} {shares}{{elapsed}}{rest}{{postfix}}", delay=1e-9)
-            if show
-            else None
-        )
+        self._bar: Any = None
+        if show:
+            from tqdm import tqdm
+
+            bar = f"{{desc}} {shares}{{elapsed}}{rest}{{postfix}}"
+            self._bar = tqdm(total=1.0, desc=title, bar_format=bar, delay=1e-9)
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +65,7 @@ class ProgressBar:
         self._bar.n = self._share() if self._share else 0.0
         # Short enough for 80 columns.
         models = f"{len(self._seen)} models, best " if len(self._seen) > 1 else ""
-        examples, rate = tqdm.format_sizeof(seen.examples), tqdm.format_sizeof(rate)
+        examples, rate = self._bar.format_sizeof(seen.examples), self._bar.format_sizeof(rate)
         self._bar.set_postfix_str(
             f"{examples} examples, {rate}/s, {models}logloss {seen.logloss:.4f}, AUC {seen.auc:.4f}"
         )
