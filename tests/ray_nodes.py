@@ -12,28 +12,39 @@ PATIENCE = 120.0
 HEAD_CPUS = 4
 NODE_CPUS = 2
 
-# Else Ray looks for `uv run` among the parents, reports statistics, and starts one process for each core in advance.
+# Else Ray gives its workers niceness 15, with which they hardly run beside other tests, looks for `uv run` among the
+# parents, reports statistics, starts 32 actors to read the footers of a Parquet file and one to watch for preemption,
+# and waits a minute for nodes that have died.
 VARIABLES = {
+    "RAY_worker_niceness": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
     "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_DATA_PARQUET_FOOTER_NUM_ACTORS": "1",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",
 }
 
-# A node that is killed counts as dead after two seconds, by default after twenty.
+# A node that is killed counts as dead after a second, by default after twenty. No process is started in advance, and
+# those of tasks wait for the next test, by default one second.
 SYSTEM = {
     "health_check_initial_delay_ms": 1000,
-    "health_check_period_ms": 500,
+    "health_check_period_ms": 250,
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
     "enable_worker_prestart": False,
+    "idle_worker_killing_time_threshold_ms": 600_000,
 }
 
 
 class RayNodes:
-    """The nodes: a head with 127.0.0.2, others with the following addresses. On 127.0.0.1 they would hang."""
+    """The nodes: a head with 127.0.0.2, others with the following addresses. On 127.0.0.1 they would hang.
+
+    The head has the resource "seat", which tests request to place an actor.
+    """
 
     def __init__(self, nodes: int) -> None:
         from ray.cluster_utils import Cluster
@@ -44,6 +55,7 @@ class RayNodes:
             initialize_head=True,
             head_node_args={
                 "num_cpus": HEAD_CPUS,
+                "resources": {"seat": 1},
                 "node_ip_address": "127.0.0.2",
                 "include_dashboard": False,
                 "_system_config": SYSTEM,
