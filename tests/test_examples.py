@@ -56,6 +56,16 @@ def test_an_example_is_short_and_says_how_it_is_started(script, monkeypatch, cap
     assert f"examples/{script.name})" in (ROOT / "docs" / "quick-start.md").read_text()
 
 
+def test_search_optuna_prunes_trials_and_finds_a_better_setting():
+    out = run("search_optuna.py", "--trials", 8, "--epochs", 3)
+    loss, alpha = re.search(r"^best +(0\.\d+) with .'alpha': ([\d.]+)", out, re.MULTILINE).groups()
+    assert float(loss) < 0.57
+    assert 0.005 <= float(alpha) <= 2
+    trials, pruned = map(int, re.search(r"^trials +(\d+), (\d+) pruned$", out, re.MULTILINE).groups())
+    assert trials == 8
+    assert 1 <= pruned < 8
+
+
 def test_ctr_deepfm_trains_stops_early_and_keeps_the_best(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="torch is an extra")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

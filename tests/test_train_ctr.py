@@ -23,6 +23,7 @@ from shoal.cli import main  # noqa: E402
 from shoal.data.rebatch import rows_of as rows_of_batch  # noqa: E402
 from shoal.metrics import gauc, logloss  # noqa: E402
 from shoal.models import files  # noqa: E402
+from shoal.models.callbacks import Callback  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
 from shoal.storage.base import StorageDir  # noqa: E402
 from shoal.storage.open import open_dir  # noqa: E402
@@ -231,22 +232,19 @@ def test_early_stopping_goes_back_to_the_best_pass(clicks, tmp_path):
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-class Fails:
-    """A writer that raises after some calls: as good as a kill, since nothing is tidied up."""
+class Fails(Callback):
+    """A callback that raises after some calls: as good as a kill, since nothing is tidied up."""
 
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def settings(self, settings) -> None:
-        pass
-
-    def numbers(self, examples, numbers) -> None:
+    def batch_done(self, progress) -> None:
         self.left -= 1
         if self.left < 0:
             raise RuntimeError("the power failed")
 
-    def close(self) -> None:
-        pass
+    def pass_done(self, progress) -> None:
+        self.batch_done(progress)
 
 
 TWO_RULES = [{"name": "TimeToLive", "clocks": 3}, {"name": "DecayedScore", "decay": 0.9, "floor": 2.0}]
@@ -281,8 +279,7 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_p
                 progress=False,
                 checkpointer=FitCheckpointer(click, directory, checkpoint_every=4),
                 resume=resume,
-                writers=[] if stop is None else [Fails(stop)],
-                log_every=1,
+                callbacks=[] if stop is None else [Fails(stop)],
             )
             return rows_of(click), dense_of(click), untimed(click.history), click.examples
 
@@ -310,8 +307,7 @@ def test_resume_begins_where_there_is_nothing_and_refuses_what_is_over_or_other(
                 plan,
                 progress=False,
                 checkpointer=checkpointer,
-                writers=[Fails(8)],
-                log_every=1,
+                callbacks=[Fails(8)],
             )
         with pytest.raises(ValueError, match=r"begun with seed=0, now it is 9"):
             fit(
@@ -524,11 +520,10 @@ def test_staleness_is_refused_where_keys_are_not_known_ahead_and_must_be_that_of
             how = {
                 "progress": False,
                 "checkpointer": FitCheckpointer(click, tmp_path / "out", checkpoint_every=3),
-                "log_every": 1,
             }
             if staleness == 2:
                 with pytest.raises(RuntimeError):
-                    fit(click, reader(clicks), None, plan, writers=[Fails(8)], **how)
+                    fit(click, reader(clicks), None, plan, callbacks=[Fails(8)], **how)
                 fresh = dense_of(click)
             else:
                 before = dense_of(click)
@@ -545,11 +540,10 @@ def test_a_fit_on_other_batches_than_its_checkpoint_is_refused_where_rows_were_p
         how = {
             "progress": False,
             "checkpointer": FitCheckpointer(click, tmp_path / "out", checkpoint_every=3),
-            "log_every": 1,
         }
         batches = list(reader(clicks).with_fields())  # of which a checkpoint knows nothing, unlike of a reader
         with pytest.raises(RuntimeError):
-            fit(click, batches, None, plan, writers=[Fails(8)], **how)
+            fit(click, batches, None, plan, callbacks=[Fails(8)], **how)
         with pytest.raises(ValueError, match="not those of the resumed fit"):
             fit(click, [replace(batch, keys=batch.keys % 2) for batch in batches], None, plan, resume=True, **how)
         with pytest.raises(ValueError, match=r"learned from 900 examples of this pass in 9 batches, .* have 630 now"):
@@ -765,101 +759,33 @@ def test_ctrl_c_and_sigterm_keep_a_checkpoint_and_end_with_130_and_143(clicks, t
     assert described.examples == facts["examples"]
 
 
-# ---- logs ------------------------------------------------------------------------------------------------------------
-
-
-class Notes:
-    """A writer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[int, dict[str, float]]] = []
-
-    def settings(self, settings) -> None:
-        self.set = dict(settings)
-
-    def numbers(self, examples, numbers) -> None:
-        self.told.append((examples, dict(numbers)))
-
-    def close(self) -> None:
-        pass
-
-
-def test_writers_are_told_progressive_and_held_out_numbers(clicks):
-    notes = Notes()
-    with shoal.local(threads=1) as store:
-        click = made(store, configured(clicks))
-        how = {"progress": False, "writers": [notes], "log_every": 5}
-        fit(click, reader(clicks), reader(clicks, "valid"), Plan(warm_up=False), **how)
-        done = click.history.passes[0]
-        rows = len(store.tables["embedding"])
-    assert [examples for examples, _ in notes.told] == [500, 1000, 1000]
-    assert notes.told[1][1]["progressive/logloss"] == done.metrics.logloss
-    assert notes.told[0][1].keys() == {
-        f"progressive/{name}" for name in ("logloss", "auc", "calibration", "examples_per_second")
-    }
-    last = notes.told[-1][1]
-    assert last["valid/auc"] == done.valid.auc
-    assert last["valid/gauc"] == done.grouped.gauc
-    assert last["rows/embedding"] == rows
-
-
-def test_tensorboard_gets_event_files(clicks, tmp_path, capsys):
-    pytest.importorskip("tensorboard", reason="the extra tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    raw = configured(clicks, logging={"tensorboard": str(tmp_path / "runs"), "log_every": 5})
-    assert main(["train", "ctr", "--config", written(tmp_path, raw), "--output", str(tmp_path / "out"), "--quiet"]) == 0
-    events = EventAccumulator(str(tmp_path / "runs" / "out-1"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("progressive/logloss")] == [500, 1000]
-    with shoal.torch.load(tmp_path / "out") as model:
-        (event,) = events.Scalars("valid/auc")
-        assert event.value == np.float32(model.history.passes[0].valid.auc)
-
-
-def test_runs_of_one_tensorboard_directory_have_directories_of_their_own(tmp_path):
-    pytest.importorskip("tensorboard", reason="the extra tensorboard")
-    found = []
-    for name, resume in (("a", False), ("a", False), ("a", True), ("b", True), ("a[1]", False), ("a[1]", True)):
-        writer = shoal.torch.TensorBoard(tmp_path, name, resume=resume)
-        writer.numbers(1, {"x": 1.0})
-        writer.close()
-        found.append(writer.directory.name)
-    assert found == ["a-1", "a-2", "a-2", "b-1", "a[1]-1", "a[1]-1"]
-    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(set(found))
+# ---- tracking --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("uri", ["mlruns", "sqlite:///own.db"])  # as people write it
-def test_mlflow_gets_a_run(clicks, tmp_path, monkeypatch, uri):
-    mlflow = pytest.importorskip("mlflow.tracking", reason="the extra mlflow")
+def test_train_ctr_writes_its_run_by_the_callbacks_of_other_models(clicks, tmp_path, monkeypatch):
+    from mlflow.tracking import MlflowClient
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    raw = configured(clicks, logging={"mlflow": uri, "log_every": 5, "experiment": "clicks"})
-    assert main(["train", "ctr", "--config", written(tmp_path, raw), "--output", str(tmp_path / "out"), "--quiet"]) == 0
-    client = mlflow.MlflowClient(tracking_uri="sqlite:///mlruns/mlflow.db" if uri == "mlruns" else uri)
+    raw = configured(clicks, logging={"mlflow": "mlruns", "log_every": 5, "experiment": "clicks"})
+    command = ["train", "ctr", "--config", written(tmp_path, raw), "--output", "out", "--quiet"]
+    assert main([*command, "--register", "clicks", "--tensorboard", "runs"]) == 0
+    client = MlflowClient(tracking_uri="sqlite:///mlruns/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("clicks").experiment_id])
-    assert run.info.status == "FINISHED"
+    assert (run.info.run_name, run.info.status) == ("out", "FINISHED")
     assert run.data.params["model.name"] == "deepfm"
     assert run.data.params["train.batch_size"] == "100"
+    assert run.data.params["module"] == "DeepFM"
     history = client.get_metric_history(run.info.run_id, "progressive/logloss")
     assert [metric.step for metric in history] == [500, 1000]
-
-
-def test_what_mlflow_refuses_is_one_line(clicks, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("mlflow.tracking", reason="the extra mlflow")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    (tmp_path / "old" / "0").mkdir(parents=True)
-    (tmp_path / "old" / "0" / "meta.yaml").write_text("name: Default\n")  # files, as MLflow wrote them before
-    for uri in ("old", "nonsense://x"):
-        raw = configured(clicks, logging={"mlflow": uri})
-        assert main(["train", "ctr", "--config", written(tmp_path, raw), "--output", "out", "--quiet"]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"shoal: mlflow = '{uri}': ")
-        assert said.count("\n") == 1
+    stored = tmp_path / "mlruns" / "artifacts" / run.info.run_id / "artifacts" / "model"
+    with shoal.torch.load(stored) as model, shoal.torch.load("out") as saved:
+        assert model.history.passes[0].valid.auc == run.data.metrics["valid/auc"]
+        assert model.history.passes[0].grouped.gauc == run.data.metrics["valid/gauc"]
+        assert (rows_of(model), dense_of(model)) == (rows_of(saved), dense_of(saved))
+    assert client.get_model_version("clicks", "1").run_id == run.info.run_id
+    assert [one.name for one in Path("runs").iterdir()] == ["out-1"]
 
 
 # ---- on a cluster ----------------------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ PYTHON = {
     "cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch",
     "tools": "",
     "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
+    "tracking": "errors storage metrics models tools.reports tools.load",
     "tools.sizing": "_core errors optim base table store",
     "tools.convert": "_core errors base table store data",
     "tools.demo": "_core errors optim base store data metrics models",
@@ -70,11 +71,11 @@ PYTHON = {
     "tools.compact": "errors storage checkpoint export",
     "cli": "_core errors consistency optim lifecycle base table storage checkpoint export store data metrics models "
     "torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
-    "ray tools.reports tools.sizing tools.convert tools.demo tools.compact",
+    "ray tools.reports tools.sizing tools.convert tools.demo tools.compact tracking",
     "__main__": "cli",
     "__init__": "errors consistency schedules optim lifecycle table export store data metrics models torch serve "
-    "sklearn "
-    "cluster cluster.worker cluster.launch ray tools.reports tools.sizing tools.convert tools.load tools.compact",
+    "sklearn cluster cluster.worker cluster.launch ray tools.reports tools.sizing tools.convert tools.load "
+    "tools.compact tracking",
 }
 
 # A room that may use another one may use these modules of it, which rooms further down use too.
@@ -90,12 +91,14 @@ LAZY = {
     "backports",
     "fsspec",
     "matplotlib",
+    "mlflow",
     "prometheus_client",
     "pyarrow",
     "ray",
     "scipy",
     "sklearn",
     "starlette",
+    "tensorboard",
     "torch",
     "tqdm",
     "uvicorn",

@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from shoal.tools.load import load
     from shoal.tools.reports import report
     from shoal.tools.sizing import Estimate, Rates, estimate, measure_rates
+    from shoal.tracking import MLflow, TensorBoard
 
 __version__ = "0.1.0"
 
@@ -132,6 +133,7 @@ __all__ = [
     "LocalStore",
     "LogisticRegression",
     "LogisticRegressionGrid",
+    "MLflow",
     "MaxRows",
     "MemoryBudgetExceededError",
     "Metrics",
@@ -153,6 +155,7 @@ __all__ = [
     "Table",
     "TableSpec",
     "TableStats",
+    "TensorBoard",
     "TimeToLive",
     "Uniform",
     "WithProbability",
@@ -212,6 +215,7 @@ _NAMES_OF = {
     "shoal.tools.load": "load",
     "shoal.tools.reports": "report",
     "shoal.tools.sizing": "Estimate Rates estimate measure_rates",
+    "shoal.tracking": "MLflow TensorBoard",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 _MODULES = {

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from shoal.base.interrupts import status_of
 from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import command, machine, open_reader
+from shoal.cli.tracking import make_trackers, tracking_options
 from shoal.cli.train import open_store, resuming
-from shoal.cli.train_options import add_cluster_options, add_progress_option
+from shoal.cli.train_options import add_cluster_options, add_progress_option, add_tracking_options
 from shoal.cli.train_summary import finished_already, fit_facts, pass_lines, rows_of
 
 if TYPE_CHECKING:
     from shoal.data import Reader
     from shoal.torch.config import Config
-    from shoal.torch.logs import LogWriter
     from shoal.torch.trainer import ClickModel
 
 EXAMPLES = """\
@@ -55,8 +55,6 @@ _KEYS = {
     "patience": ("train", "patience"),
     "seed": ("train", "seed"),
     "output": ("output", "dir"),
-    "tensorboard": ("logging", "tensorboard"),
-    "mlflow": ("logging", "mlflow"),
 }
 
 
@@ -92,8 +90,6 @@ def add(kinds: Any) -> None:
         "--patience", type=int, metavar="N", help="stop after N passes without an improvement: patience in [train]"
     )
     ctr.add_argument("--seed", type=int, help="seed of the fit: seed in [train]")
-    ctr.add_argument("--tensorboard", metavar="DIR", help="directory of TensorBoard logs: tensorboard in [logging]")
-    ctr.add_argument("--mlflow", metavar="URI", help="MLflow tracking URI: mlflow in [logging]")
     ctr.add_argument(
         "--slots",
         type=int,
@@ -101,6 +97,7 @@ def add(kinds: Any) -> None:
         help="slots of the tables; results do not depend on the number (default: 1024)",
     )
     add_progress_option(ctr)
+    add_tracking_options(ctr)
     machine(ctr)
     add_cluster_options(ctr)
 
@@ -139,6 +136,9 @@ def _configured(arguments: argparse.Namespace) -> Config:
 
     given = {key: value for name, key in _KEYS.items() if (value := getattr(arguments, name)) is not None}
     config = read(arguments.config, given)
+    logging = _logging(config)
+    given |= {("logging", name): value for name, value in tracking_options(arguments, logging).items()}
+    config = read(arguments.config, given)
     if arguments.lr is not None:
         given["train", "optimizer"] = {**config.train.optimizer, "lr": arguments.lr}
         config = read(arguments.config, given)
@@ -151,19 +151,6 @@ def _reader(config: Config, files: list[str]) -> Reader:
         batch_size=config.train.batch_size, on_error=data.on_error, reader_threads=data.reader_threads
     )
     return open_reader(files, data.format, how, config.schema())
-
-
-def _writers(config: Config, *, resume: bool) -> list[LogWriter]:
-    from shoal.storage.open import open_dir
-    from shoal.torch.logs import MLflow, TensorBoard
-
-    writers: list[LogWriter] = []
-    if config.logging.tensorboard is not None:
-        name = str(open_dir(config.output.dir or "run")).rstrip("/").rpartition("/")[2] or "run"
-        writers.append(TensorBoard(config.logging.tensorboard, name, resume=resume))
-    if config.logging.mlflow is not None:
-        writers.append(MLflow(config.logging.mlflow, config.logging.experiment))
-    return writers
 
 
 def _trained(
@@ -192,11 +179,18 @@ def _trained(
     checkpointer = FitCheckpointer(
         model, config.output.dir, config.output.checkpoint_every, overwrite=arguments.overwrite
     )
-    writers = _writers(config, resume=arguments.resume) if rank == 0 else []
+    trackers = (
+        make_trackers(
+            _logging(config),
+            config.output.dir,
+            settings=_settings(config),
+            resume=arguments.resume,
+        )
+        if rank == 0
+        else []
+    )
     interrupted: KeyboardInterrupt | None = None
     try:
-        for writer in writers:
-            writer.settings(_settings(config))
         fit(
             model,
             train,
@@ -205,16 +199,12 @@ def _trained(
             progress=arguments.progress if arguments.progress is not None else not arguments.quiet,
             checkpointer=checkpointer,
             resume=resuming(arguments),
-            writers=writers,
-            log_every=config.logging.log_every,
+            callbacks=trackers,
         )
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     except FitFinishedError:
         return finished_already(model, config.output.dir)
-    finally:
-        for writer in writers:
-            writer.close()
     if model.examples == 0:
         raise interrupted or ValueError(f"{train.why_empty()}: the model was not trained")
     if interrupted is not None:
@@ -225,6 +215,13 @@ def _trained(
         lines = [f"{'model':<12} saved by worker 0 of {workers}"]
         return Answer("\n".join(lines), {"model": None, **facts}, status)
     return Answer(_text(config, model), facts | _model_facts(config, model), status)
+
+
+def _logging(config: Config) -> dict[str, Any]:
+    import msgspec
+
+    logging: dict[str, Any] = msgspec.to_builtins(config.logging)
+    return logging
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from shoal.cli.arguments import (
     reading,
     schema_of,
 )
+from shoal.cli.tracking import make_trackers, tracking_options
 from shoal.cli.train_options import (
     add_cluster_options,
     add_factor_options,
@@ -30,6 +31,7 @@ from shoal.cli.train_options import (
     add_lifecycle_options,
     add_normalized_option,
     add_solver_options,
+    add_tracking_options,
     parse_grid,
 )
 from shoal.cli.train_summary import (
@@ -147,6 +149,7 @@ def add(commands: Any) -> Any:
     add_normalized_option(lr)
     add_solver_options(lr)
     add_lifecycle_options(lr)
+    add_tracking_options(lr)
     lr.add_argument(
         "--grid",
         action="append",
@@ -168,6 +171,7 @@ def add(commands: Any) -> Any:
     add_normalized_option(fm)
     add_lifecycle_options(fm)
     add_factor_options(fm)
+    add_tracking_options(fm)
     columns(fm)
     reading(fm)
     machine(fm)
@@ -264,6 +268,24 @@ def _tidy(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Nam
 
 
 def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
+    """Fit a model of any kind, save it, track it and return the summary."""
+    options = tracking_options(arguments)
+    trackers = make_trackers(options, arguments.output, resume=arguments.resume) if model.store.rank == 0 else []
+    is_online = getattr(model, "solver", None) is None
+    with contextlib.ExitStack() as runs:
+        if is_online:
+            how = how | {"callbacks": [runs.enter_context(tracker) for tracker in trackers]}
+        answer = _fit_and_save(arguments, model, train, how)
+        if answer.status == DONE:
+            for tracker in trackers:
+                if is_online:
+                    tracker.model_saved(arguments.output)
+                else:
+                    tracker.log_fitted(model, arguments.output)
+    return answer
+
+
+def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
     """Fit a model of any kind, save it and return the summary. Of several workers, worker 0 evaluates and saves."""
     from shoal.models import files
     from shoal.models.fit_checkpoints import FitFinishedError
@@ -432,6 +454,7 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
 
     target = open_dir(arguments.output)
     folders = [target.child(settings_name(settings)) for settings in grid.settings] if arguments.save_all else [target]
+    options = tracking_options(arguments)
     train, how = _data(arguments, folders)
     interrupted: KeyboardInterrupt | None = None
     try:
@@ -446,6 +469,8 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     with _saving(interrupted) as stopped:
         for result, folder in zip(saved, where, strict=True):
             result.model.save(folder, overwrite=arguments.overwrite, names=train.names)
+            for tracker in make_trackers(options, folder, settings=result.settings):
+                tracker.log_fitted(result.model, folder)
     if interrupted:
         warn(f"interrupted after {grid.examples:,} examples; the models as trained so far are in {target}")
     best = results[0]

@@ -111,6 +111,25 @@ def add_progress_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_tracking_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of experiment tracking."""
+    group = parser.add_argument_group("tracking")
+    group.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard event files into DIR/OUTPUT-1, ...")
+    group.add_argument("--mlflow", metavar="URI", help="write an MLflow run: tracking URI, or a folder for a database")
+    group.add_argument("--experiment", metavar="NAME", help="MLflow experiment (default: shoal)")
+    group.add_argument(
+        "--register", metavar="NAME", help="make the model the next version of this registered model of MLflow"
+    )
+    group.add_argument(
+        "--no-log-model",
+        dest="log_model",
+        action="store_const",
+        const=False,
+        help="do not store the model and its report as artifacts of the MLflow run",
+    )
+    group.add_argument("--log-every", type=int, metavar="N", help="batches between two log entries (default: 100)")
+
+
 def add_ftrl_options(parser: argparse.ArgumentParser) -> None:
     """Add the settings of FTRL."""
     parser.add_argument("--alpha", type=float, default=0.1, help="learning rate (default: %(default)s)")

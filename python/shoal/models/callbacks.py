@@ -1,20 +1,29 @@
-"""Callbacks: user code that runs during a fit, after a batch or a pass.
+"""Callbacks: user code that runs during a fit.
 
-    batch learned --> batch_done(progress)        pass learned, and measured on valid --> pass_done(progress)
+    fit_begins   before the first batch
+    batch_done   after each batch
+    pass_done    after each pass, measured on valid
+    fit_ends     after the last pass, with the weights that are kept; or after an error
+
+A fit calls the callbacks in their order. ``fit_ends`` of a callback follows if its ``fit_begins`` returned.
 
 Threads: called by the thread that fits.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
-from shoal.metrics import Accumulator, Metrics
+from shoal.metrics import Accumulator, GroupedAUC, Metrics
 from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir
 
 __all__ = ["Callback", "Callbacks", "FitProgress"]
+
+_log = logging.getLogger(__name__)
 
 
 class FitProgress:
@@ -22,10 +31,10 @@ class FitProgress:
 
     Attributes
     ----------
-    model : Model
+    model : Model or ClickModel
         It may be read, saved and evaluated. Its tables are those after the last batch.
     pass_number : int
-        From 1, over all fits of the model.
+        From 1, over all fits of the model; 0 before the first pass.
     batches : int
         Batches that were learned from since the fit began, or was resumed.
     """
@@ -43,15 +52,49 @@ class FitProgress:
 
     @property
     def metrics(self) -> Metrics:
-        """Progressive metrics of the pass so far: each batch predicted before it was learned from."""
+        """Progressive metrics of the pass so far: each batch predicted before it was learned from.
+
+        Raises
+        ------
+        ValueError
+            Before the first pass.
+        """
+        if self._seen is None and not self.model.history.passes:
+            raise ValueError("the model has made no pass: there are metrics after a batch or a pass")
         done: Metrics = self.model.history.passes[-1].metrics if self._seen is None else self._seen.result()
         return done
 
     @property
     def valid(self) -> Metrics | None:
         """Metrics of the validation data; None within a pass, and without such data."""
-        measured: Metrics | None = None if self._seen is not None else self.model.history.passes[-1].valid
+        if self._seen is not None or not self.model.history.passes:
+            return None
+        measured: Metrics | None = self.model.history.passes[-1].valid
         return measured
+
+    @property
+    def grouped(self) -> GroupedAUC | None:
+        """AUC within groups of the validation data; None within a pass, and without groups."""
+        if self._seen is not None or not self.model.history.passes:
+            return None
+        measured: GroupedAUC | None = self.model.history.passes[-1].grouped
+        return measured
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the model and of this fit: names such as ``lr.alpha`` and ``epochs``, and plain values."""
+        found: dict[str, Any] = {"kind": self.model.kind}
+        if (module := getattr(self.model, "module", None)) is not None:
+            found["module"] = type(module).__name__
+        for table in self.model.tables:
+            found[f"{table.name}.dim"] = table.dim
+            found[f"{table.name}.optimizer"] = type(table.optimizer).__name__
+            found |= {f"{table.name}.{one.name}": getattr(table.optimizer, one.name) for one in fields(table.optimizer)}
+        fit = self.model.history.fits[-1]
+        found |= {one.name: getattr(fit.plan, one.name) for one in fields(fit.plan)}
+        found |= {name: getattr(fit, name) for name in ("data", "valid", "batch_size", "threads")}
+        plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
+        return {name: value for name, value in plain.items() if found[name] is not None}
 
 
 class Callback:
@@ -60,11 +103,17 @@ class Callback:
     An exception ends the fit and reaches the caller of `fit`; the model is consistent, as after Ctrl-C.
     """
 
+    def fit_begins(self, progress: FitProgress) -> None:
+        """Run before the first batch of a fit, or of one that is resumed."""
+
     def batch_done(self, progress: FitProgress) -> None:
         """Run after each batch."""
 
     def pass_done(self, progress: FitProgress) -> None:
         """Run after each pass and its validation."""
+
+    def fit_ends(self, progress: FitProgress, error: BaseException | None) -> None:
+        """Run at the end of the fit, with the weights that are kept; ``error`` is what ended it early."""
 
 
 class Callbacks:
@@ -82,13 +131,37 @@ class Callbacks:
             if not (isinstance(one, Callback) or (callable(one) and not isinstance(one, type))):
                 raise TypeError(f"a callback is {one!r}: pass a function of one argument, or a shoal.models.Callback()")
         self._model = model
-        self._on_batch = [one.batch_done for one in listed if isinstance(one, Callback)]
+        self._listed = [one for one in listed if isinstance(one, Callback)]
+        self._begun: list[Callback] = []
+        self._on_batch = [one.batch_done for one in self._listed if type(one).batch_done is not Callback.batch_done]
         self._on_pass = [one.pass_done if isinstance(one, Callback) else one for one in listed]
         self._batches = 0
 
     def __bool__(self) -> bool:
         """Whether there are callbacks."""
         return bool(self._on_pass)
+
+    def fit_began(self) -> None:
+        """Pass it on."""
+        progress = FitProgress(self._model, len(self._model.history.passes), 0, None)
+        for one in self._listed:
+            one.fit_begins(progress)
+            self._begun.append(one)
+
+    def fit_ended(self, error: BaseException | None) -> None:
+        """Pass it on, to those that have begun; an error of one is raised unless the fit itself has failed."""
+        progress = FitProgress(self._model, len(self._model.history.passes), self._batches, None)
+        failed: Exception | None = None
+        for one in self._begun:
+            try:
+                one.fit_ends(progress, error)
+            except Exception as raised:
+                failed = failed or raised
+                if error is not None:
+                    _log.warning("%s.fit_ends: %s", type(one).__name__, raised)
+        self._begun = []
+        if failed is not None and error is None:
+            raise failed
 
     def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
         """Pass it on."""

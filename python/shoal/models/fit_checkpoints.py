@@ -122,6 +122,12 @@ class FitCheckpointer:
         self._coordinator = None if coordinator.is_alone else coordinator
         coordinator.needs_all = True
 
+    def fit_began(self) -> None:
+        """Do nothing: a checkpoint is written after a batch."""
+
+    def fit_ended(self, error: BaseException | None) -> None:
+        """Do nothing: `save` writes the model."""
+
     def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint, if one is due."""
         self.clock_done(fit_state)

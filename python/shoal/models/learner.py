@@ -157,6 +157,12 @@ class FitObserver(Protocol):
     It is called by the thread that fits, between two batches. ``fit_state`` takes some milliseconds to compute.
     """
 
+    def fit_began(self) -> None:
+        """React to the beginning of the fit, or of the rest of one that is resumed; its settings are recorded."""
+
+    def fit_ended(self, error: BaseException | None) -> None:
+        """React to the end of the fit: the kept weights are restored, or an error has ended it."""
+
     def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
         """React to a batch that was learned from; ``seen`` has the metrics of the pass so far, of each learner."""
 

@@ -78,7 +78,17 @@ def train(
         )
     if fit_state is None:
         begin_fit(models, reader, valid, plan, fingerprints=bool(observers))
-    _TrainingRun(models, reader, valid, plan, coordinator, progress, observers).passes(fit_state or BEGINNING)
+    run = _TrainingRun(models, reader, valid, plan, coordinator, progress, observers)
+    try:
+        for observer in observers:
+            observer.fit_began()
+        run.passes(fit_state or BEGINNING)
+    except BaseException as error:
+        for observer in observers:
+            observer.fit_ended(error)
+        raise
+    for observer in observers:
+        observer.fit_ended(None)
 
 
 class _TrainingRun:

@@ -6,7 +6,7 @@
     Embedding, EmbeddingBag   the modules; sparse.py is their base, ops.py their operators for torch.compile
     fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
     models/                   click models, which get their sparse parts from a factory; tables.py has factories
-    trainer.py                a click model that learns from readers; logs.py TensorBoard and MLflow, config.py its TOML
+    trainer.py                a click model that learns from readers; config.py its TOML
     pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
     loader.py                 a reader's batches in the workers of a DataLoader
@@ -39,7 +39,6 @@ from shoal.torch.dense import DenseParameters
 from shoal.torch.embedding import Embedding
 from shoal.torch.fields import Fields, Inputs, inputs
 from shoal.torch.loader import BatchDataset, BatchLoader
-from shoal.torch.logs import MLflow, TensorBoard
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
 from shoal.torch.tables import TableRule, tables
@@ -54,11 +53,9 @@ __all__ = [
     "EmbeddingBag",
     "Fields",
     "Inputs",
-    "MLflow",
     "Pipeline",
     "SparseModule",
     "TableRule",
-    "TensorBoard",
     "accumulate",
     "inputs",
     "load",

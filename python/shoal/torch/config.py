@@ -4,7 +4,7 @@
     [model]    the architecture, and its sizes
     [tables]   optimizer, initial rows and dtype of the tables; [tables.NAME] of one of them
     [train]    batches, passes, dense optimizer, early stopping
-    [logging]  TensorBoard, MLflow
+    [logging]  TensorBoard, MLflow (shoal.tracking)
     [output]   directory of the model and its checkpoints
 
 Every section is a struct below, every key a member with its description: docs/ctr.md lists them, as a test checks.
@@ -139,7 +139,7 @@ class Train(Struct, frozen=True, kw_only=True):
 
 
 class Logging(Struct, frozen=True, kw_only=True):
-    """The writers of metrics during the training."""
+    """The trackers of the training."""
 
     log_every: Annotated[int, Meta(ge=1, description="Batches between two log entries.")] = 100
     tensorboard: Annotated[
@@ -149,6 +149,12 @@ class Logging(Struct, frozen=True, kw_only=True):
         None
     )
     experiment: Annotated[str, Meta(description="Name of the MLflow experiment.")] = "shoal"
+    register: Annotated[
+        str | None, Meta(description="Registered model of MLflow, of which the model becomes the next version.")
+    ] = None
+    log_model: Annotated[bool, Meta(description="Store the model and its report as artifacts of the MLflow run.")] = (
+        True
+    )
 
 
 class Output(Struct, frozen=True, kw_only=True):

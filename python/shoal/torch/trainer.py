@@ -23,7 +23,7 @@ import contextlib
 import functools
 import io
 import operator
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +36,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from shoal.data import Batch, Reader
 from shoal.metrics import Accumulator
 from shoal.models import files, preprocessing, training
+from shoal.models.callbacks import Callback, Callbacks, FitProgress
 from shoal.models.fit_checkpoints import FitCheckpointer, Resume, begin_or_resume
 from shoal.models.history import History, Record
 from shoal.models.learner import FitObserver, FitState, Floats
@@ -50,7 +51,6 @@ from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense_part import AllReduced, Alone, DensePart, DenseSharing, OnServers
 from shoal.torch.fields import Fields, Inputs, inputs
-from shoal.torch.logs import LogWriter, MetricsLogger
 from shoal.torch.models import DIN
 from shoal.torch.models.layers import Lookup
 from shoal.torch.pipeline import Pipeline
@@ -465,8 +465,7 @@ def train(
     directory: StoragePath | None = None,
     checkpoint_every: int | None = None,
     resume: Resume = False,
-    writers: Sequence[LogWriter] = (),
-    log_every: int = 100,
+    callbacks: Callback | Callable[[FitProgress], None] | Iterable[Any] = (),
     staleness: int = 0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ClickModel:
@@ -490,10 +489,8 @@ def train(
     resume : bool or "appended"
         Resume the fit whose checkpoint is in ``directory``; without one a fit begins. "appended" allows that files
         have grown and that files were added at the end of the list.
-    writers : sequence of LogWriter
-        Receive settings and metrics; closed by the caller.
-    log_every : int
-        Batches between two points of the progressive metrics.
+    callbacks : function, Callback, or list of them, optional
+        As `shoal.models.Model.fit`.
     staleness : int
         As `ClickModel`.
     storage_options : mapping, optional
@@ -530,8 +527,7 @@ def train(
         if directory is None
         else FitCheckpointer(model, open_dir(directory, storage_options), checkpoint_every),
         resume=resume,
-        writers=writers,
-        log_every=log_every,
+        callbacks=callbacks,
     )
     return model
 
@@ -545,8 +541,7 @@ def fit(
     progress: bool | float = True,
     checkpointer: FitCheckpointer | None = None,
     resume: Resume = False,
-    writers: Sequence[LogWriter] = (),
-    log_every: int = 100,
+    callbacks: Callback | Callable[[FitProgress], None] | Iterable[Any] = (),
 ) -> None:
     """Train a click model; see `train`."""
     if plan.warm_up:
@@ -561,6 +556,7 @@ def fit(
             "click models of several workers step together: pass each worker reader.split(store.rank, "
             "store.num_workers) instead of a loop over store.splits"
         )
+    watching = Callbacks(model, callbacks)
     reader, valid = model.reading(reader), model.reading(valid)
     with PassCoordinator(model.store, model.name).fitting() as coordinator, contextlib.ExitStack() as leaving:
         coordinator.needs_all = True
@@ -568,8 +564,8 @@ def fit(
         fit_state = begin_or_resume(model, reader, valid, plan, checkpointer, resume=resume, coordinator=coordinator)
         model.join(coordinator)
         observers: list[FitObserver] = [*([] if checkpointer is None else [checkpointer])]
-        if writers:
-            observers.append(MetricsLogger(model, writers, log_every))
+        if watching:
+            observers.append(watching)
         training.train(
             [model],
             reader,

@@ -229,10 +229,10 @@ def _learning(history: History, shown: HeldOut | None) -> str:
             begin = curve[0].examples - curve[0].window_examples
             for plot in (loss, auc):
                 plot.upright(begin, "pass", f"pass {number} begins")
-        wide = list(curve)
-        while len(wide) > _WINDOWS:
-            wide = merged(wide)
         if not many:
+            wide = list(curve)  # of one pass: windows of different passes are not merged
+            while len(wide) > _WINDOWS:
+                wide = merged(wide)
             loss.line([(p.examples - p.window_examples / 2, p.window_logloss) for p in wide], "thin")
         loss.line([(p.examples, p.logloss) for p in curve], "main")
         auc.line([(p.examples, p.auc) for p in curve], "main")
