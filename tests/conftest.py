@@ -32,6 +32,12 @@ hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, p
 hypothesis.settings.load_profile("shoal")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what is slow: at the end no process waits for the last long test of another one."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection() -> None:
     """Import the tests without the garbage collector, which would take a quarter of the time and find nothing."""
     gc.disable()
