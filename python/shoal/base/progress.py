@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def rows_bar(title: str, total: int, *, show: bool) -> Iterator[Callable[[int], object]]:
+def rows_bar(title: str, total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
     """Show a bar of rows within a block, which gets the function that adds to it.
 
     Parameters
@@ -20,9 +20,17 @@ def rows_bar(title: str, total: int, *, show: bool) -> Iterator[Callable[[int], 
         process's start.
     """
     if not show:
-        yield lambda rows: None
+        yield _show_nothing
         return
     from tqdm import tqdm
 
     with tqdm(total=total or None, desc=title, unit=" rows", unit_scale=True) as bar:
-        yield bar.update
+
+        def add(rows: int) -> None:
+            bar.update(rows)
+
+        yield add
+
+
+def _show_nothing(rows: int) -> None:
+    """Take a number of rows."""

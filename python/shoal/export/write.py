@@ -326,7 +326,7 @@ def _write_table(
     form: RowRecord,
     base: Layers | None,
     threads: int,
-    on_progress: Callable[[int], object],
+    on_progress: Callable[[int], None],
 ) -> TableEntry:
     packer = manifests.make_reader(form, slots)
     under = None if base is None else base.natives.get(form.name)
