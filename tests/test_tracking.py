@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from pathlib import Path
 
 import mlflow.exceptions
 import numpy as np
@@ -14,7 +15,9 @@ import shoal
 from shoal import Batch
 from shoal.cli import main
 from shoal.models import Callback
+from shoal.storage.open import open_dir
 from shoal.tracking import Tracker
+from shoal.tracking.mlflow import copy_model
 
 LR = ["train", "lr", "--format", "libsvm", "--batch-size", "100", "--no-warm-up", "--quiet"]
 
@@ -362,6 +365,32 @@ def test_files_of_earlier_versions_of_mlflow_are_used_where_mlflow_allows_them(t
     assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"model", "report.html", "settings.json"}
     shoal.MLflow(str(tmp_path / "old"), "files")  # as a folder too
     assert not (tmp_path / "old" / "mlflow.db").exists()
+
+
+def test_a_model_of_a_cluster_is_stored_from_its_directory(mlruns, tmp_path):
+    with shoal.launch(servers=1, storage_roots=[tmp_path]) as store:
+        model = shoal.LogisticRegression(store=store)
+        with shoal.MLflow(str(mlruns), "cluster") as run:
+            model.fit(list(batches(count=1)), progress=False, callbacks=run)
+            run.model_saved(model.save(tmp_path / "model"))
+        with pytest.raises(shoal.StorageError, match=r"model_saved\(directory\); or pass log_model=False"):
+            model.fit(list(batches(count=1)), progress=False, callbacks=shoal.MLflow(str(mlruns), "cluster"))
+    stored = mlruns / "artifacts" / run.run_id / "artifacts" / "model"
+    with shoal.load(stored) as again, shoal.load(tmp_path / "model") as saved:
+        assert again.weights()[1].tolist() == saved.weights()[1].tolist()
+
+
+def test_a_model_is_copied_where_the_file_system_has_no_links(tmp_path, monkeypatch):
+    def refuse(self, target):
+        raise OSError
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    (tmp_path / "model" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "model" / "model.json").write_bytes(b"")
+    (tmp_path / "model" / "checkpoint" / "rows").write_bytes(content := bytes(range(256)) * 5000)
+    copy_model(open_dir(tmp_path / "model"), tmp_path / "copy")
+    assert (tmp_path / "copy" / "checkpoint" / "rows").read_bytes() == content
+    assert (tmp_path / "copy" / "model.json").read_bytes() == b""
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------

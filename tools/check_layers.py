@@ -63,7 +63,7 @@ PYTHON = {
     "cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch",
     "tools": "",
     "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
-    "tracking": "errors storage metrics models tools.reports tools.load",
+    "tracking": "errors storage store metrics models tools.reports tools.load",
     "tools.sizing": "_core errors optim base table store",
     "tools.convert": "_core errors base table store data",
     "tools.demo": "_core errors optim base store data metrics models",

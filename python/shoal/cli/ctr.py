@@ -7,6 +7,7 @@ overrides the file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import status_of
@@ -191,16 +192,19 @@ def _trained(
     )
     interrupted: KeyboardInterrupt | None = None
     try:
-        fit(
-            model,
-            train,
-            valid,
-            plan,
-            progress=arguments.progress if arguments.progress is not None else not arguments.quiet,
-            checkpointer=checkpointer,
-            resume=resuming(arguments),
-            callbacks=trackers,
-        )
+        with contextlib.ExitStack() as runs:
+            fit(
+                model,
+                train,
+                valid,
+                plan,
+                progress=arguments.progress if arguments.progress is not None else not arguments.quiet,
+                checkpointer=checkpointer,
+                resume=resuming(arguments),
+                callbacks=[runs.enter_context(tracker) for tracker in trackers],
+            )
+            for tracker in trackers:
+                tracker.model_saved(config.output.dir)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     except FitFinishedError:

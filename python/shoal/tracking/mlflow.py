@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import platform
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -26,15 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import StorageError
-from shoal.storage.base import StoragePath
+from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
+from shoal.store.local import LocalStore
 from shoal.tools import reports
 from shoal.tracking.base import Tracker
 
-__all__ = ["MLflow"]
+__all__ = ["MLflow", "copy_model"]
 
 _log = logging.getLogger(__name__)
 
+_BLOCK = 1 << 20  # bytes
 _LONGEST_PARAM = 6000  # characters that MLflow accepts
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /]")  # MLflow refuses other characters in names of metrics and params
 
@@ -179,6 +180,11 @@ class MLflow(Tracker):
         status = "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         try:
             if error is None and model is not None and self._log_model:
+                if saved is None and not isinstance(model.store, LocalStore):
+                    raise StorageError(
+                        "MLflow stores a model of a cluster from its directory: save it in a with block of the "
+                        "tracker, and call model_saved(directory); or pass log_model=False"
+                    )
                 self._store_model(model, saved)
         except BaseException:
             status = "FAILED"
@@ -194,8 +200,8 @@ class MLflow(Tracker):
 
         with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
             copy = Path(folder) / "model"
-            if saved is not None and isinstance(local := open_dir(saved).location, Path):
-                shutil.copytree(local, copy, copy_function=_link, ignore=shutil.ignore_patterns("report.html"))
+            if saved is not None:
+                copy_model(open_dir(saved), copy)
             else:
                 model.save(copy)
             reports.report(copy, Path(folder) / "report.html")
@@ -223,12 +229,23 @@ class MLflow(Tracker):
         return str(made.version)
 
 
-def _link(source: str, target: str) -> None:
-    """Make a file of a copy: a link where the file system has them."""
-    try:
-        Path(target).hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)
+def copy_model(source: StorageDir, target: Path) -> None:
+    """Copy a model: by links where the file system has them."""
+    target.mkdir()
+    for name in source.names():
+        try:
+            if source.local is None:
+                raise OSError
+            (target / name).hardlink_to(source.local / name)
+        except OSError:
+            with source.open(name) as file, (target / name).open("wb") as copied:
+                size = file.size
+                for begin in range(0, size, _BLOCK):
+                    block = bytearray(min(_BLOCK, size - begin))
+                    file.read_into(memoryview(block), begin)
+                    copied.write(block)
+    for name in source.subdirectories():
+        copy_model(source.child(name), target / name)
 
 
 def _one_line(error: BaseException) -> str:
