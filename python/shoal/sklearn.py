@@ -10,14 +10,15 @@ Threads: as scikit-learn's own estimators, one thread at a time. A fitted estima
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.data.arrays import MatrixReader
 from shoal.metrics import probabilities
-from shoal.models import LogisticRegression
+from shoal.models import LogisticRegression, MulticlassRegression
+from shoal.models.multiclass import MultiClass
 from shoal.optim import FTRL
 from shoal.store.local import local
 
@@ -35,7 +36,7 @@ _SLOTS = 64  # columns are fewer than the keys of a click log
 
 
 class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Binary logistic regression by FTRL-Proximal (McMahan et al., KDD 2013).
+    """Logistic regression by FTRL-Proximal (McMahan et al., KDD 2013), of two or more classes.
 
     Parameters
     ----------
@@ -53,6 +54,9 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Examples of a step: each makes one step per column, with the sum of its gradients.
     fit_intercept : bool
         Whether there is a constant feature.
+    multi_class : {"multinomial", "ovr"}
+        The loss of three and more classes: cross-entropy of softmax; or that of a binary regression for each class
+        against the others, whose probabilities are scaled to a sum of 1. Two classes are one binary regression.
     shuffle : bool
         Whether `fit` permutes the examples in each pass.
     n_jobs : int or None
@@ -62,14 +66,14 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     Attributes
     ----------
-    classes_ : ndarray of shape (2,)
-        `decision_function` is positive for the second one.
+    classes_ : ndarray of shape (classes,)
+        Of two, `decision_function` is positive for the second one.
     n_features_in_ : int
     feature_names_in_ : ndarray, one name for each feature
         Only if ``X`` had names.
-    coef_ : float32[1, features]
-        Computed when it is read.
-    intercept_ : float64[1]
+    coef_ : float32[1, features] or float32[classes, features]
+        One row for two classes, else one for each. Computed when it is read.
+    intercept_ : float64[1] or float64[classes]
 
     Notes
     -----
@@ -96,6 +100,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         epochs: int = 10,
         batch_size: int = 32,
         fit_intercept: bool = True,
+        multi_class: MultiClass = "multinomial",
         shuffle: bool = True,
         n_jobs: int | None = None,
         random_state: Any = None,
@@ -107,6 +112,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         self.epochs = epochs
         self.batch_size = batch_size
         self.fit_intercept = fit_intercept
+        self.multi_class = multi_class
         self.shuffle = shuffle
         self.n_jobs = n_jobs
         self.random_state = random_state
@@ -114,7 +120,6 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.classifier_tags.multi_class = False
         return tags
 
     # ---- learning ----------------------------------------------------------------------------------------------------
@@ -127,7 +132,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         X : array or sparse matrix of shape (n, features)
             Finite; rounded to float32.
         y : array-like of shape (n,)
-            Two classes.
+            Two or more classes.
         sample_weight : array-like of shape (n,), optional
             How often each example counts, 0 or more.
 
@@ -139,19 +144,25 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Raises
         ------
         ValueError
-            There are not two classes, or a number is out of its range.
+            There is only one class, or a number is out of its range.
         """
         X, y, weights = self._checked(X, y, sample_weight, reset=True)
         kind = type_of_target(y, input_name="y", raise_unknown=True)
         if kind not in ("binary", "multiclass"):
             raise ValueError(f"Unknown label type: {kind}. Maybe you are trying to fit a classifier on a regression.")
-        classes = _two(np.unique(y))
+        classes = _several(np.unique(y))
         rng = check_random_state(self.random_state)
-        model = self._new_model(rng)
-        rows = MatrixReader(
-            X, (y == classes[1]).astype(np.float32), weights, self.batch_size, rng if self.shuffle else None
-        )
-        model.fit(rows, epochs=self.epochs, warm_up=False, progress=False)
+        model = self._new_model(rng, len(classes))
+        labels = np.searchsorted(classes, y).astype(np.float32)
+        rows = MatrixReader(X, labels, weights, self.batch_size, rng if self.shuffle else None)
+        if isinstance(model, LogisticRegression):
+            model.fit(rows, epochs=self.epochs, warm_up=False, progress=False)
+        else:
+            if self.epochs < 1:
+                raise ValueError(f"epochs is {self.epochs}: pass 1 or more")
+            for _ in range(self.epochs):
+                for batch in rows:
+                    model.partial_fit(batch)
         self.classes_, self._model = classes, model
         return self
 
@@ -162,8 +173,8 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         ----------
         X : array or sparse matrix of shape (n, features)
         y : array-like of shape (n,)
-            Of the two classes; need not contain both.
-        classes : array-like of shape (2,)
+            Of the classes; need not contain all.
+        classes : array-like of shape (classes,)
             Required in the first call, which also fixes the settings; may be omitted later.
         sample_weight : array-like of shape (n,), optional
 
@@ -180,7 +191,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         first = not hasattr(self, "classes_")
         if first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
-        given = None if classes is None else _two(np.unique(classes))
+        given = None if classes is None else _several(np.unique(classes))
         if not first and given is not None and not np.array_equal(given, self.classes_):
             raise ValueError(f"classes={classes} is not what the first call to partial_fit had: {self.classes_}")
         X, y, weights = self._checked(X, y, sample_weight, reset=first)
@@ -188,15 +199,20 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         strange = np.setdiff1d(y, known)
         if len(strange):
             raise ValueError(f"y has {strange.tolist()[0]!r}, which is not one of the classes {known}")
-        model = self._new_model(check_random_state(self.random_state)) if first else self._model
-        for batch in MatrixReader(X, (y == known[1]).astype(np.float32), weights, self.batch_size):
+        model = self._new_model(check_random_state(self.random_state), len(known)) if first else self._model
+        for batch in MatrixReader(X, np.searchsorted(known, y).astype(np.float32), weights, self.batch_size):
             model.partial_fit(batch)
         self.classes_, self._model = known, model
         return self
 
-    def _new_model(self, rng: np.random.RandomState) -> LogisticRegression:
+    def _new_model(self, rng: np.random.RandomState, classes: int) -> LogisticRegression | MulticlassRegression:
+        if self.multi_class not in get_args(MultiClass):
+            raise ValueError(f"multi_class is {self.multi_class!r}: pass 'multinomial' or 'ovr'")
         optimizer = FTRL(alpha=self.alpha, beta=self.beta, l1=self.l1, l2=self.l2)
-        return _model(optimizer, self.fit_intercept, int(rng.randint(2**31 - 1)), self.n_jobs)
+        store, seed = local(threads=_threads(self.n_jobs), slots=_SLOTS), int(rng.randint(2**31 - 1))
+        if classes == 2:
+            return LogisticRegression(optimizer, store, self.fit_intercept, seed=seed)
+        return MulticlassRegression(classes, optimizer, store, self.fit_intercept, loss=self.multi_class, seed=seed)
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         if not isinstance(self.batch_size, int | np.integer) or self.batch_size < 1:
@@ -209,7 +225,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     # ---- predicting --------------------------------------------------------------------------------------------------
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
-        """Compute the log-odds of ``classes_[1]``.
+        """Compute the log-odds of ``classes_[1]``, or the margins of three and more classes.
 
         Parameters
         ----------
@@ -217,15 +233,19 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
         Returns
         -------
-        float64[n]
+        float64[n] or float64[n, classes]
         """
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
-        rows = MatrixReader(X)
-        return self._model.decision_function(rows)
+        rows = self._rows(X)
+        if isinstance(self._model, LogisticRegression):
+            return self._model.decision_function(rows)
+        return np.concatenate([self._model.decision_function(batch) for batch in rows])
+
+    def _rows(self, X: Any) -> MatrixReader:
+        return MatrixReader(validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False))
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """Return the class of each example: ``classes_[1]`` if its log-odds are above 0.
+        """Return the class of each example: of two, ``classes_[1]`` if its log-odds are above 0, else the likeliest.
 
         Parameters
         ----------
@@ -236,11 +256,12 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         ndarray of shape (n,)
         """
         margins = self.decision_function(X)
-        chosen: npt.NDArray[Any] = self.classes_[(margins > 0).astype(np.intp)]
+        best = (margins > 0).astype(np.intp) if margins.ndim == 1 else margins.argmax(axis=1)
+        chosen: npt.NDArray[Any] = self.classes_[best]
         return chosen
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """Compute the probabilities of both classes.
+        """Compute the probabilities of all classes.
 
         Parameters
         ----------
@@ -248,38 +269,36 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
         Returns
         -------
-        float64[n, 2]
+        float64[n, classes]
             In the order of ``classes_``.
         """
+        check_is_fitted(self)
+        if not isinstance(self._model, LogisticRegression):
+            return np.concatenate([self._model.predict_proba(batch) for batch in self._rows(X)])
         # Each is computed from its own margin: 1 - p would lose small probabilities.
         margins = self.decision_function(X)
         return np.stack([probabilities(-margins), probabilities(margins)], axis=1)
 
     @property
     def coef_(self) -> npt.NDArray[np.float32]:
-        """The weight of every column, float32[1, features]."""
+        """The weight of every column, for each row of margins."""
         check_is_fitted(self)
-        return self._model.table.pull(np.arange(self.n_features_in_, dtype=np.uint64)).reshape(1, -1)
+        return np.ascontiguousarray(self._model.table.pull(np.arange(self.n_features_in_, dtype=np.uint64)).T)
 
     @property
     def intercept_(self) -> npt.NDArray[np.float64]:
-        """The weight of the constant feature, float64[1]; 0 without one."""
+        """The weights of the constant feature; 0 without one."""
         check_is_fitted(self)
-        return np.array([self._model.bias])
+        return np.atleast_1d(np.array(self._model.bias))
 
 
-def _model(optimizer: FTRL, bias: bool, seed: int, n_jobs: int | None) -> LogisticRegression:
+def _threads(n_jobs: int | None) -> int | None:
     if n_jobs is not None and (not isinstance(n_jobs, int | np.integer) or not (n_jobs == -1 or n_jobs >= 1)):
         raise ValueError(f"n_jobs is {n_jobs!r}: pass None for one thread, a number of threads, or -1 for all cores")
-    threads = 1 if n_jobs is None else None if n_jobs == -1 else int(n_jobs)
-    return LogisticRegression(optimizer, local(threads=threads, slots=_SLOTS), bias, seed=seed)
+    return 1 if n_jobs is None else None if n_jobs == -1 else int(n_jobs)
 
 
-def _two(classes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _several(classes: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if len(classes) == 1:
-        raise ValueError(f"there is only one class, {classes.tolist()[0]!r}: pass examples of two")
-    if len(classes) > 2:
-        raise ValueError(
-            f"Only binary classification is supported. The type of the target is multiclass: {len(classes)} classes"
-        )
+        raise ValueError(f"there is only one class, {classes.tolist()[0]!r}: pass examples of two or more")
     return classes

@@ -4,6 +4,7 @@
     model.py             Model: learns from batches; a kind defines how rows become margins, and slopes gradients
     linear_weights.py    the linear weights of a model: bias, weights, scales, largest weights
     logistic.py          logistic regression
+    multiclass.py        logistic regression over any number of classes
     fm.py                factorization machine
     scales.py            the divisors of values in normalized models
     dbpg.py              delayed block proximal gradient: logistic regression to its optimum
@@ -44,6 +45,7 @@ from shoal.models.history import Fit, History, Pass, Point, merged
 from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import Model
+from shoal.models.multiclass import MulticlassRegression
 from shoal.models.plan import Plan
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
@@ -61,6 +63,7 @@ __all__ = [
     "LogisticRegression",
     "LogisticRegressionGrid",
     "Model",
+    "MulticlassRegression",
     "Pass",
     "Plan",
     "Point",
