@@ -43,7 +43,7 @@ SYSTEM = {
 class RayNodes:
     """The nodes: a head with 127.0.0.2, others with the following addresses. On 127.0.0.1 they would hang.
 
-    The head has the resource "seat", which tests request to place an actor.
+    Tests place actors by custom resources: the head has two "seat", and all nodes have two "rows" by default.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -55,7 +55,7 @@ class RayNodes:
             initialize_head=True,
             head_node_args={
                 "num_cpus": HEAD_CPUS,
-                "resources": {"seat": 1},
+                "resources": {"seat": 2, "rows": 2},
                 "node_ip_address": "127.0.0.2",
                 "include_dashboard": False,
                 "_system_config": SYSTEM,
@@ -73,7 +73,7 @@ class RayNodes:
         self._last += 1
         node = self.cluster.add_node(
             num_cpus=NODE_CPUS,
-            resources=resources or {},
+            resources={"rows": 2} if resources is None else resources,
             node_ip_address=f"127.0.0.{self._last}",
             include_dashboard=False,
         )

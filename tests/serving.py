@@ -61,8 +61,8 @@ def ask(port, method, path, body=None, headers=None):
         connection.close()
 
 
-def predict(port, rows):
-    status, body, _ = ask(port, "POST", "/predict", json.dumps({"instances": rows}))
+def predict(port, rows, path="/predict"):
+    status, body, _ = ask(port, "POST", path, json.dumps({"instances": rows}))
     assert status == 200, body
     return np.array(json.loads(body)["probabilities"])
 

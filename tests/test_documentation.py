@@ -37,6 +37,7 @@ EXTRAS = {
     "fsspec": ["fsspec", "s3fs"],
     "mlflow": ["mlflow"],
     "ray": ["ray"],
+    "ray-serve": ["ray", "grpc_reflection", "starlette", "uvicorn", "prometheus_client", "pyarrow"],
     "serve": ["starlette", "uvicorn", "prometheus_client", "pyarrow"],
     "sklearn": ["sklearn", "scipy"],
     "tensorboard": ["tensorboard"],

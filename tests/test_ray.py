@@ -44,6 +44,8 @@ def test_a_server_needs_neither_ray_train_nor_ray_data():
         ({"servers": 0}, "servers must be 1 or more, got 0"),
         ({"threads": 0}, "threads must be 1 or more, got 0"),
         ({"servers": 2, "replicas": 2}, "replicas=2 and servers=2"),
+        ({"spares": 1}, "spares=1 and replicas=0"),
+        ({"servers": 2, "replicas": 1, "spares": -1}, "spares=-1 and replicas=1"),
         ({"placement": "ROUND"}, "placement is one of PACK, SPREAD"),
         ({"timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
         ({"resources_per_server": {}}, "resources_per_server has no amounts above 0"),
@@ -125,3 +127,39 @@ def test_the_functions_of_a_loop_are_refused_outside_of_one():
     for function in (shoal.ray.store, shoal.ray.snapshot, shoal.ray.restore):
         with pytest.raises(RuntimeError, match="no training loop runs here"):
             function()
+
+
+def test_the_counters_of_a_server_are_reported_every_five_seconds(monkeypatch):
+    from shoal.ray import gauges
+
+    class Gauge:
+        def __init__(self, name, description, tags):
+            assert tags == ("server",)
+            self.name = name
+
+        def set(self, value, tags):
+            shown.append((self.name, value, tags["server"]))
+
+    monkeypatch.setattr(gauges, "Gauge", Gauge)
+    shown, now = [], [100.0]
+    made = gauges.ServerGauges("server-0", clock=lambda: now[0])
+    for count, seconds in ((7, 0.0), (8, 4.9), (9, 5.0)):
+        now[0] = 100.0 + seconds
+        made.report(lambda count=count: dict.fromkeys(gauges._GAUGES, count))
+    assert [(value, server) for name, value, server in shown if name == "shoal_server_messages"] == [
+        (7, "server-0"),
+        (9, "server-0"),
+    ]
+
+
+def test_the_counters_of_a_server_are_those_of_its_endpoints_together():
+    from shoal import _core
+    from shoal.cluster.server.assignment import ServerControl
+    from shoal.ray import gauges
+
+    services = {address: _core.Service(8) for address in ("one", "two")}
+    for service in services.values():
+        service.handle(b"nobody", [b"no request"])
+    counters = ServerControl(services, b"server").counters()
+    assert set(gauges._GAUGES) <= set(counters)
+    assert counters["messages"] == 2

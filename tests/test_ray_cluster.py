@@ -288,6 +288,31 @@ def test_servers_that_ray_cannot_place_are_an_error_with_the_numbers(ray_cluster
         shoal.ray.start(config(servers=2, resources_per_server={"CPU": 1000}, timeout=2.0))
 
 
+def test_a_spare_server_waits_for_a_node_and_then_has_the_copies_of_one_that_dies(ray_cluster):
+    nodes = 1 + len(ray_cluster.nodes)
+    with shoal.ray.start(
+        config(servers=nodes, replicas=1, spares=1, resources_per_server={"rows": 2})  # a server takes a node
+    ) as cluster:
+        spare = cluster.servers[-1]
+        assert len(cluster.status()["servers"]) == nodes
+        assert spare.place is None
+        node = ray_cluster.add()
+        wait_until(lambda: spare.place, "the spare server has not joined")
+        assert spare.place.node == node
+        assert not serving(cluster, spare)
+        with Pushes(cluster) as pushes:
+            os.kill(cluster.servers[0].place.pid, signal.SIGKILL)
+            wait_until(lambda: serving(cluster, spare), "the spare server has no copies")
+            pushes.wait_for_more()
+        assert cluster.fault is None
+    ray_cluster.kill(node)
+
+
+def serving(cluster, role):
+    """Whether a server has slots or copies."""
+    return any(role.place.rank in {arc["server"], *arc["copies"]} for arc in cluster.status()["arcs"])
+
+
 def test_workers_join_and_leave_a_run(servers, ray_cluster, tmp_path, monkeypatch):
     # Longer than a decision about the number of workers lasts: else the next one counts the seats of a dead node.
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1.5")
@@ -312,7 +337,7 @@ def test_workers_join_and_leave_a_run(servers, ray_cluster, tmp_path, monkeypatc
                 loop,
                 shoal_config=servers,
                 scaling_config=ray.train.ScalingConfig(
-                    num_workers=(1, 2), resources_per_worker={"seat": 1}, elastic_resize_monitor_interval_s=1.0
+                    num_workers=(1, 2), resources_per_worker={"seat": 2}, elastic_resize_monitor_interval_s=1.0
                 ),
                 run_config=run_config(tmp_path, failure_config=ray.train.FailureConfig(max_failures=1)),
             )
@@ -334,7 +359,7 @@ def test_workers_join_and_leave_a_run(servers, ray_cluster, tmp_path, monkeypatc
     coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
     kept = ray.get(coordinator.get_reserved_resources.remote(servers.name), timeout=PATIENCE)
     assert sum(node["CPU"] for node in kept.values()) == 3  # workers do not grow into the servers' CPUs
-    second = ray_cluster.add(resources={"seat": 1})
+    second = ray_cluster.add(resources={"seat": 2})
     wait_until(
         lambda: after_look_for_nodes(lambda: len(clocks()) == 2 and min(clocks()) > 1), "no second worker trains"
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import runpy
+import sys
 import threading
 from pathlib import Path
 
@@ -308,6 +310,51 @@ def test_tensors_of_keys_are_embedded(ordered):
 
 
 @marked
+def test_batches_of_a_dataset_are_views_of_rays_shared_memory(ordered):
+    hashed = Hash(**ROLES)
+    dataset = ray.data.from_arrow(ads(20_000)).map_batches(
+        hashed, batch_format="pyarrow", batch_size=None, zero_copy_batch=True
+    )
+    blocks = []
+
+    class Recorded:
+        def iter_batches(self, **how):
+            for block in dataset.iter_batches(**how):
+                blocks.append(block)
+                yield block
+
+    batches = list(hashed.read(Recorded(), batch_size=512))  # which divides its chunks
+    assert sum(map(len, batches)) == 20_000
+    for batch in batches:
+        for array in (batch.keys, batch.values, batch.labels):
+            assert any(within(array, block) for block in blocks)
+            assert not array.flags.writeable
+
+
+@marked
+def test_tasks_of_ray_wait_for_a_slow_worker(ordered, tmp_path):
+    blocks, each = 60, 2**20  # bytes
+
+    def make(rows):
+        (number,) = rows["id"].to_pylist()
+        (tmp_path / str(number)).touch()
+        return pa.table({"click": [0], "site": ["x" * each]})
+
+    context = ray.data.DataContext.get_current()
+    before = context.execution_options.resource_limits
+    context.execution_options.resource_limits = before.copy(object_store_memory=8 * each)
+    try:
+        dataset = ray.data.range(blocks, override_num_blocks=blocks).map_batches(make, batch_format="pyarrow")
+        ahead = []
+        for number, _ in enumerate(Hash(label="click", categorical=["site"]).read(dataset, batch_size=1)):
+            ahead.append(len(list(tmp_path.iterdir())) - number)
+    finally:
+        context.execution_options.resource_limits = before
+    assert len(ahead) == blocks
+    assert max(ahead) < blocks / 2
+
+
+@marked
 def test_an_error_in_a_block_reaches_the_driver(ordered):
     dataset = ray.data.from_arrow(ads(3).set_column(0, "click", pa.array([0, 7, 1])))
     step = dataset.map_batches(Hash(**ROLES), batch_format="pyarrow")
@@ -316,18 +363,18 @@ def test_an_error_in_a_block_reaches_the_driver(ordered):
 
 
 @marked
-def test_the_example_of_the_documentation_is_short_and_runs(ray_cluster, tmp_path, monkeypatch):
-    text = (Path(__file__).parent.parent / "docs" / "ray.md").read_text()
-    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+def test_the_example_is_that_of_the_documentation_and_runs(ray_cluster, tmp_path, monkeypatch, capsys):
+    root = Path(__file__).parent.parent
+    example = re.search(r"```python\n(.*?)```", (root / "docs" / "ray.md").read_text(), re.DOTALL)[1]
     assert len(example.splitlines()) <= 20
-    for number in range(2):
-        table = ads(1000, seed=number)
-        pq.write_table(table.append_column("user", table["ad"]), tmp_path / f"ads_{number}.parquet")
-    monkeypatch.setattr("ray.train.constants.DEFAULT_STORAGE_PATH", str(tmp_path / "runs"))
-    names = {"__name__": "__main__"}
-    exec(example.replace('"ads_', f'"{tmp_path}/ads_'), names)  # Ray's tasks run in other directories
-    result = names["result"]
-    assert 0.5 < result.metrics["auc"] < 1
-    with result.checkpoint.as_directory() as directory, shoal.local() as store:
+    script = root / "examples" / "ray_lr.py"
+    lines = {line.partition("  #")[0].strip().replace(" -> None", "") for line in script.read_text().splitlines()}
+    shown = example.replace('["ads_0.parquet", "ads_1.parquet"]', "files").replace("import shoal.ray", "import shoal")
+    assert {line.partition("  #")[0].strip() for line in shown.splitlines()} <= lines
+    monkeypatch.setattr(sys, "argv", [str(script), "--output", str(tmp_path / "runs")])
+    runpy.run_path(str(script), run_name="__main__")
+    auc, directory = re.search(r"AUC (0\.\d+); (.*)", capsys.readouterr().out).groups()
+    assert float(auc) > 0.6
+    with shoal.local() as store:
         store.load(directory)
-        assert sum(len(table) for table in store.tables.values()) > 40
+        assert sum(len(table) for table in store.tables.values()) > 200

@@ -113,7 +113,7 @@ FOR_ITS_OWN = {
     "cluster.server": {"zmq"},
     "cluster.scheduler": {"zmq"},
     "cluster.launch": {"zmq"},
-    "ray": {"pyarrow", "ray", "zmq"},
+    "ray": {"pyarrow", "ray", "starlette", "zmq"},
     "torch": {"torch"},
     "serve": {"prometheus_client", "starlette", "uvicorn"},
 }

@@ -162,9 +162,10 @@ class ServerActor(_Role):
         super().__init__(name)
         self._server: Server | None = None
 
-    def run(self, settings: ServerSettings, rank: int | None) -> str:
+    def run(self, settings: ServerSettings, rank: int | None, spare: bool) -> str:
         """Serve until the scheduler ends, or the server has been drained or stopped."""
         from shoal.cluster.server.server import Server
+        from shoal.ray.gauges import ServerGauges
 
         address = ray.util.get_node_ip_address()
         with self._reported(), _keys_of(settings.keys, "server") as keys:
@@ -176,6 +177,7 @@ class ServerActor(_Role):
                 slot_memory=settings.slot_memory,
                 rank=rank,
                 node=ray.get_runtime_context().get_node_id(),
+                spare=spare,
                 timeout=settings.timeout,
                 keys=keys,
                 insecure=keys is None,
@@ -183,8 +185,14 @@ class ServerActor(_Role):
                 storage_options=settings.storage_options,
             ) as server:
                 self._server = server
+                gauges = ServerGauges(ray.get_runtime_context().get_actor_name() or self.name)
+
+                def going() -> bool:
+                    gauges.report(server.counters)
+                    return not self._stopped.is_set()
+
                 self._set_joined(settings.scheduler, server.rank)
-                server.run(lambda: not self._stopped.is_set())
+                server.run(going)
             return "it was stopped or drained"
 
     def stop(self) -> None:

@@ -28,6 +28,10 @@ class ShoalConfig:
     replicas : int
         Copies of each slot on other servers, fewer than ``servers``. With them training continues when a server dies,
         and another one is started; without, the loss of a server ends the job.
+    spares : int
+        Further servers that serve no slots: when one dies, the copies that are missing then are made on a spare at
+        once. A cluster starts without waiting for them; Ray's autoscaler adds nodes for those that have no place.
+        Needs ``replicas``.
     threads : int
         Threads of each server, with a port each.
     resources_per_server : mapping
@@ -71,6 +75,7 @@ class ShoalConfig:
 
     servers: int = 1
     replicas: int = 0
+    spares: int = 0
     threads: int = 1
     resources_per_server: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     memory: int | None = None
@@ -95,6 +100,11 @@ class ShoalConfig:
             raise ValueError(
                 f"replicas={self.replicas} and servers={self.servers}: copies are on other servers, so there must be "
                 "more servers than replicas"
+            )
+        if self.spares < 0 or (self.spares and not self.replicas):
+            raise ValueError(
+                f"spares={self.spares} and replicas={self.replicas}: spare servers get the copies of a server that has "
+                "died; pass spares=0 or replicas=1"
             )
         if self.placement is not None and self.placement not in PLACEMENTS:
             raise ValueError(f"placement is one of {', '.join(PLACEMENTS)} or None, got {self.placement!r}")

@@ -7,7 +7,8 @@ The servers are placed in a placement group; ranks go round the nodes. Servers r
 scheduler, which places copies on other nodes where there are any. The scheduler runs on the node of the process that
 starts the cluster, where its journal is: if it dies, another one continues from the journal at the same address. If a
 server dies and there are copies of its slots, another one is started in its bundle, which Ray moves if the node has
-died. Both happen at most `_MAX_RESTARTS` times in `_RESTART_SECONDS`.
+died. Both happen at most `_MAX_RESTARTS` times in `_RESTART_SECONDS`. Spare servers are outside of the group: an actor
+that has no place is a demand that Ray's autoscaler sees.
 
 Detection and promotion are shoal's: no worker waits for what this module does.
 
@@ -80,7 +81,7 @@ class Role:
     name: str
     actor: Any
     ended: Any  # the reference to the result of `run`
-    bundle: int  # of the placement group; -1 for the scheduler
+    bundle: int  # of the placement group; -1 for the scheduler, and for spare servers
     joining: Any = None  # the reference to the result of `joined`, until it is known
     place: JoinedRole | None = None
 
@@ -129,7 +130,7 @@ class RayCluster:
 
     @property
     def servers(self) -> list[Role]:
-        """The servers that have been started and have not ended."""
+        """The servers that have been started and have not ended; spare ones wait for a place if they have none."""
         with self._lock:
             return list(self._servers)
 
@@ -212,6 +213,7 @@ class RayCluster:
         self._servers = [self._start_server(bundle, rank) for rank, bundle in enumerate(bundles)]
         for server in self._servers:
             self._wait_for(server, deadline)
+        self._servers += [self._start_server(-1, None) for _ in range(config.spares)]
         self._supervisor = threading.Thread(target=self._supervise, name="shoal-actors", daemon=True)
         self._supervisor.start()
 
@@ -280,14 +282,17 @@ class RayCluster:
 
     def _start_server(self, bundle: int, rank: int | None) -> Role:
         number, self._started = self._started, self._started + 1
+        spare = bundle < 0
         options = {
             "name": f"{self.name}-server-{number}",
             **_requests(self.config.resources_per_server),
             "max_concurrency": METHODS,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
+            "scheduling_strategy": "SPREAD"
+            if spare
+            else PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         }
         actor = ray.remote(ServerActor).options(**options).remote(f"server {number}")
-        ended = actor.run.remote(self._server_settings, rank)
+        ended = actor.run.remote(self._server_settings, rank, spare)
         return Role(f"server {number}", actor, ended, bundle, actor.joined.remote(self.config.timeout))
 
     def _wait_for(self, role: Role, deadline: float) -> JoinedRole:
@@ -395,7 +400,8 @@ class RayCluster:
             if ray.is_initialized() and roles:
                 with contextlib.suppress(Exception):  # Ray ends all the same
                     roles[0].actor.stop.remote()
-                    ray.wait([role.ended for role in roles], num_returns=len(roles), timeout=_STOP_SECONDS)
+                    ends = [role.ended for role in roles if role.place is not None]
+                    ray.wait(ends, num_returns=len(ends), timeout=_STOP_SECONDS)
                 for role in roles:
                     with contextlib.suppress(Exception):
                         ray.kill(role.actor)

@@ -126,8 +126,8 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
             connection = self.shoal_config if cluster is None else cluster.connection
             assert isinstance(connection, Connection)
             if cluster is not None and (self.datasets or self.scaling_config.elasticity_enabled):
-                each = cluster.config.resources_per_server
-                ending.enter_context(reserved(cluster.name, [each] * cluster.config.servers))
+                each, count = cluster.config.resources_per_server, cluster.config.servers + cluster.config.spares
+                ending.enter_context(reserved(cluster.name, [each] * count))
             self.train_loop_per_worker = in_cluster(loop, connection, storage_path)
             try:
                 return super().fit()

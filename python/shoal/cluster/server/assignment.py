@@ -216,6 +216,13 @@ class ServerControl:
             reasons.append(f"{slots} slots are being copied to it")
         return reasons
 
+    def counters(self) -> Counter[str]:
+        """Return the counters of all endpoints together, by name."""
+        total: Counter[str] = Counter()
+        for service in self._services.values():
+            total.update({name: count for name, count in service.metrics().items() if isinstance(count, int)})
+        return total
+
     # --- orders -------------------------------------------------------------------------------------------------
 
     def order(self, order: Order) -> None:

@@ -227,6 +227,10 @@ class Server:
             reasons.append(f"the scheduler has been silent for {silent:.0f} s")
         return reasons
 
+    def counters(self) -> Mapping[str, int]:
+        """Return the counters of this server's endpoints together: those of ``server_metrics`` that are one number."""
+        return {} if self._control is None else self._control.counters()
+
     def stop(self) -> None:
         """Make :meth:`run` return."""
         self._stopping = True

@@ -1,0 +1,51 @@
+"""ServerGauges: the counters of a server as metrics of Ray, which Prometheus scrapes from the nodes of Ray.
+
+Threads: used by one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from ray.util.metrics import Gauge
+
+__all__ = ["ServerGauges"]
+
+_REPORT_SECONDS = 5.0  # between two reports
+
+_GAUGES = {
+    "messages": "Requests received",
+    "replies": "Replies sent",
+    "bytes_in": "Bytes received",
+    "bytes_out": "Bytes sent",
+    "duplicates": "Pushes that had been received before",
+    "failed_steps": "Steps that could not be applied",
+    "deferred_bytes": "Bytes of pulls that wait for pushes of other workers",
+    "pending_bytes": "Bytes of pushes that wait for those of other workers",
+}
+
+
+class ServerGauges:
+    """The gauges ``ray_shoal_server_*`` of a server, with the tag ``server``.
+
+    Parameters
+    ----------
+    name : str
+        Value of the tag.
+    """
+
+    def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gauges = {key: Gauge(f"shoal_server_{key}", what, ("server",)) for key, what in _GAUGES.items()}
+        self._tags = {"server": name}
+        self._clock = clock
+        self._due = clock()
+
+    def report(self, counters: Callable[[], Mapping[str, float]]) -> None:
+        """Report the counters that a function returns, unless the last report was a moment ago."""
+        if self._clock() < self._due:
+            return
+        self._due = self._clock() + _REPORT_SECONDS
+        found = counters()
+        for key, gauge in self._gauges.items():
+            gauge.set(found[key], self._tags)
