@@ -39,8 +39,8 @@ def train(folder: Path, keys: int) -> Path:
             some = np.arange(start, start + n, dtype=np.uint64)
             model.partial_fit(shoal.Batch(rng.integers(0, 2, n).astype(np.float32), indptr, some, None))
         model.save(folder / "model")
-    command = [sys.executable, "-m", "shoal", "export", str(folder / "model"), str(folder / "serving" / "1")]
-    subprocess.run([*command, "--dtype", "float16", "--quiet"], check=True)
+    command = [sys.executable, "-m", "shoal", "export", str(folder / "model")]
+    subprocess.run([*command, "--output", str(folder / "serving" / "1"), "--dtype", "float16", "--quiet"], check=True)
     return folder / "serving"
 
 

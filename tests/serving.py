@@ -30,8 +30,8 @@ def instances(batch, values=True):
 
 @contextlib.contextmanager
 def running(directory, **how):
-    """Serve a directory in a thread: the port, and what is served."""
-    with ServedModel(directory) as served:
+    """Serve a directory, or served models by name, in a thread: the port, and what is served."""
+    with contextlib.nullcontext(directory) if isinstance(directory, dict) else ServedModel(directory) as served:
         port, started, servers = [], threading.Event(), []
 
         def ready(host, number):

@@ -50,7 +50,7 @@ PYTHON = {
     "models": "_core errors consistency optim lifecycle base table storage checkpoint store data metrics",
     "torch": "_core errors consistency schedules optim lifecycle base table storage checkpoint store data metrics "
     "models",
-    "serve": "_core errors consistency optim base table checkpoint export store data models torch",
+    "serve": "_core errors consistency optim base table storage checkpoint export store data models torch",
     "sklearn": "_core errors optim store data metrics models",
     "cluster.protocol": "_core errors consistency base table.spec",
     "cluster.worker": "_core errors consistency optim base table storage checkpoint store cluster.protocol",

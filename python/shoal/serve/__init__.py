@@ -2,6 +2,7 @@
 
     store.py         a store that reads an export, so that models predict from it as they do from any other
     served.py        the model of the current version, and the swap to a newer one
+    versions.py      several versions of a model: policy, labels, split
     limits.py        memory and size limits of requests
     inputs.py        the inputs of a model, and examples as a batch
     instances.py     JSON and lines of text to examples
@@ -20,5 +21,6 @@ except ModuleNotFoundError as error:
 
 from shoal.serve.limits import Limits
 from shoal.serve.served import ServedModel
+from shoal.serve.versions import ServedVersions, Settings
 
-__all__ = ["Limits", "ServedModel", "make_app", "serve"]
+__all__ = ["Limits", "ServedModel", "ServedVersions", "Settings", "make_app", "serve"]

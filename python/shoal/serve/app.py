@@ -1,10 +1,15 @@
 """The routes of the prediction server.
 
-    POST /predict    examples in, probabilities out
-    POST /reload     check for a newer version now
+    POST /predict    examples in, probabilities out, by the first model
+    POST /reload     check for newer versions now
     GET  /healthz    200 while a model is loaded
     GET  /versions   the current version, the exports it is based on, and the inputs of its model
     GET  /metrics    counters and latencies for Prometheus
+    GET  /models                    names, versions and labels of all models
+    GET  /models/NAME               versions, labels, split, inputs and outputs of a model
+    POST /models/NAME               change versions, labels or split
+    POST /models/NAME/predict       examples in, probabilities out; by the split, if there is one
+    POST /models/NAME/versions/N/predict, /models/NAME/labels/LABEL/predict
 
 Threads: requests wait in the event loop. Small ones are predicted there, large ones and Arrow bodies in as many threads
 as there are cores. A reload runs in a thread of its own.
@@ -27,13 +32,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from shoal.base.machine import cores
+from shoal.errors import ShoalError
 from shoal.serve.bodies import ARROW, JSON, encode, examples
 from shoal.serve.limits import Account, Budget, BusyError, Limits, RequestError, TooLargeError
+from shoal.serve.served import ServedModel
+from shoal.serve.versions import ServedVersions, UnknownVersionError, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from shoal.serve.served import ServedModel
+    from shoal.serve.served import Model
 
 __all__ = ["make_app", "serve"]
 
@@ -44,13 +52,16 @@ _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5
 class _Metrics:
     """The Prometheus metrics of one server."""
 
-    def __init__(self, served: ServedModel, budget: Budget) -> None:
+    def __init__(self, served: Served, budget: Budget) -> None:
         self.registry = CollectorRegistry()
         more: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("shoal_serve_requests", "Prediction requests, by status", ["code"], **more)
         self.examples = Counter("shoal_serve_examples", "Predicted examples", **more)
         self.seconds = Histogram(
             "shoal_serve_seconds", "Seconds from complete body to answer", buckets=_BUCKETS, **more
+        )
+        self.answers = Counter(
+            "shoal_serve_answers", "Answered requests, by model and version", ["model", "version"], **more
         )
         self.closed = Counter("shoal_serve_closed", "Connections closed at a limit, by reason", ["reason"], **more)
         for name, what, read in (
@@ -71,13 +82,22 @@ def _json(what: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(what), status, media_type=JSON)
 
 
-def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
-    """Make the ASGI application of an open model.
+Served = ServedModel | ServedVersions
+
+
+class _NotFoundError(RequestError):
+    """There is no such model, version or label."""
+
+    status = 404
+
+
+def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | None = None) -> Starlette:
+    """Make the ASGI application of open models.
 
     Parameters
     ----------
-    served : ServedModel
-        Closed by its owner.
+    served : ServedModel, ServedVersions, or mapping of str to ServedVersions
+        Closed by its owner. With a mapping, models by name; the first one also answers ``/predict``.
     limits : Limits, optional
         Limits of requests. Those of connections and of time are enforced by `serve`, or by the server that runs the
         application.
@@ -87,11 +107,30 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
     starlette.applications.Starlette
     """
     budget = Budget(limits or Limits())
-    figures = _Metrics(served, budget)
+    named: Mapping[str, ServedVersions] = {} if isinstance(served, ServedModel | ServedVersions) else served
+    first: Served = served if isinstance(served, ServedModel | ServedVersions) else next(iter(served.values()))
+    figures = _Metrics(first, budget)
     large = asyncio.Semaphore(cores())  # more threads would slow down the event loop
 
-    def predict_now(body: bytearray, content_type: str, accept: str, account: Account) -> Response:
-        model = served.now  # one version throughout
+    def chosen(request: Request) -> Model:
+        """Return the model of a request: one version throughout."""
+        key = request.headers.get("shoal-route")
+        if "name" not in request.path_params:
+            return first.now if isinstance(first, ServedModel) else first.choose(key=key)
+        try:
+            version, label = request.path_params.get("version"), request.path_params.get("label")
+            return model_named(request).choose(version=version, label=label, key=key)
+        except UnknownVersionError as error:
+            raise _NotFoundError(str(error)) from None
+
+    def model_named(request: Request) -> ServedVersions:
+        name = request.path_params["name"]
+        if name not in named:
+            raise _NotFoundError(f"there is no model {name!r}: those are {', '.join(named) or 'not named'}")
+        return named[name]
+
+    def predict_now(request: Request, body: bytearray, content_type: str, accept: str, account: Account) -> Response:
+        model = chosen(request)
         batch = examples(body, content_type, model.inputs, account)
         try:
             predictions = model.predictor.predict_proba(batch)
@@ -99,6 +138,8 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
             raise RequestError(str(error)) from None
         data, kind = encode(model.version, predictions, accept)
         figures.examples.inc(len(batch))
+        name = request.path_params.get("name", next(iter(named), ""))
+        figures.answers.labels(name, str(model.version)).inc()
         return Response(data, media_type=kind, headers={"shoal-version": str(model.version)})
 
     async def predict(request: Request) -> Response:
@@ -131,25 +172,65 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
         accept = request.headers.get("accept", "")
         accept = sent if accept in ("", "*/*") else accept
         if len(body) <= _SMALL and ARROW not in sent + accept:
-            response = predict_now(body, sent, accept, account)
+            response = predict_now(request, body, sent, accept, account)
         else:
             async with large:
-                response = await run_in_threadpool(predict_now, body, sent, accept, account)
+                response = await run_in_threadpool(predict_now, request, body, sent, accept, account)
         figures.seconds.observe(time.perf_counter() - began)
         return response
 
     async def reload(request: Request) -> Response:
-        try:
-            fresh = await run_in_threadpool(served.reload)
-        except Exception as error:  # the current version stays; `reload` has logged the error
-            return _json({"version": served.now.version, "error": one_line(error)}, 500)
-        return _json({"version": served.now.version, "reloaded": fresh})
+        fresh, failure = False, ""
+        for one in named.values() or [first]:
+            try:
+                fresh |= await run_in_threadpool(one.reload)
+            except Exception as error:  # the current version stays; `reload` has logged the error
+                failure = one_line(error)
+        if failure:
+            return _json({"version": first.now.version, "error": failure}, 500)
+        return _json({"version": first.now.version, "reloaded": fresh})
 
     async def healthz(request: Request) -> Response:
-        return _json({"status": "ok", "version": served.now.version})
+        return _json({"status": "ok", "version": first.now.version})
+
+    async def models(request: Request) -> Response:
+        found = {
+            name: {"versions": [model.version for model in one.models], "labels": one.settings.labels}
+            for name, one in named.items()
+        }
+        return _json({"models": found})
+
+    def described(name: str, one: ServedVersions) -> dict[str, Any]:
+        settings, now = one.settings, one.now
+        return {
+            "name": name,
+            "versions": [{"version": model.version, "model": model.kind} for model in one.models],
+            "policy": {"latest": settings.latest} if settings.versions is None else {"versions": settings.versions},
+            "labels": settings.labels,
+            "split": settings.split,
+            "takes": now.inputs.describe(),
+            "returns": {"probabilities": "the probability of label 1 of each instance", "version": "whole number"},
+        }
+
+    async def model(request: Request) -> Response:
+        try:
+            one = model_named(request)
+            if request.method == "POST":
+                body = bytearray()
+                async for part in request.stream():
+                    body += part
+                    if len(body) > _SMALL:
+                        raise TooLargeError(f"settings of more than {_SMALL} bytes")
+                try:
+                    await run_in_threadpool(one.change, settings_of(bytes(body), one.settings))
+                except (ValueError, TypeError, ShoalError) as error:
+                    raise RequestError(one_line(error)) from None
+            return _json(described(request.path_params["name"], one))
+        except RequestError as error:
+            return _json({"error": str(error)}, error.status)
 
     async def versions(request: Request) -> Response:
-        now = served.now
+        now = first.now
         layers = [
             {"directory": one.storage_dir.name, "version": one.manifest.number} for one in now.exported.layers.mapped
         ]
@@ -171,6 +252,11 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
             Route("/healthz", healthz),
             Route("/versions", versions),
             Route("/metrics", metrics),
+            Route("/models", models),
+            Route("/models/{name}", model, methods=["GET", "POST"]),
+            Route("/models/{name}/predict", predict, methods=["POST"]),
+            Route("/models/{name}/versions/{version:int}/predict", predict, methods=["POST"]),
+            Route("/models/{name}/labels/{label}/predict", predict, methods=["POST"]),
         ]
     )
     app.state.closed = lambda reason: figures.closed.labels(reason).inc()
@@ -178,7 +264,7 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
 
 
 def serve(
-    served: ServedModel,
+    served: Served | Mapping[str, ServedVersions],
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
@@ -191,7 +277,8 @@ def serve(
 
     Parameters
     ----------
-    served : ServedModel
+    served : ServedModel, ServedVersions, or mapping of str to ServedVersions
+        As for `make_app`.
     host, port
         Where to listen; port 0 is any that is free.
     reuse_port : bool

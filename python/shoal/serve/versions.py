@@ -1,0 +1,376 @@
+"""ServedVersions: the versions of one model that are served at the same time, by policy, label and share of requests.
+
+    policy     which versions are loaded: the latest N, all, or given ones; those that have a label, always
+    labels     names of versions, as stable and canary
+    split      shares of the requests that name neither a version nor a label, as 0.95 stable, 0.05 canary
+
+A rollback moves a label, or sets the policy to an older version. A change takes effect as a whole, or not at all: the
+versions that it needs are mapped and checked first.
+
+Threads: any. A request takes one version once. Changes and reloads are serialised by a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import msgspec
+
+from shoal.errors import CorruptionError, ShoalError
+from shoal.export import manifest as manifests
+from shoal.serve.served import Model, ServedModel
+from shoal.storage.base import StorageDir
+from shoal.storage.open import open_dir
+
+__all__ = ["ServedVersions", "Settings", "UnknownVersionError", "parse_policy", "settings_of"]
+
+_log = logging.getLogger(__name__)
+
+
+class UnknownVersionError(ValueError):
+    """A request names a version or a label that is not served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Which versions of a model are served, and how requests are shared among them.
+
+    Attributes
+    ----------
+    latest : int
+        Number of the highest versions that are served; ignored if ``versions`` is given.
+    versions : "all" or tuple of int, optional
+        All versions, or these.
+    labels : dict of str to int
+        Versions by label; they are served besides.
+    split : dict of str to float
+        Shares of the requests by label, which sum to 1; without it all go to the highest version.
+
+    Raises
+    ------
+    ValueError
+        ``latest`` is below 1, there is no version, or the shares are not positive or do not sum to 1 or have no label.
+    """
+
+    latest: int = 1
+    versions: Literal["all"] | tuple[int, ...] | None = None
+    labels: dict[str, int] = field(default_factory=dict)
+    split: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.latest < 1:
+            raise ValueError(f"latest is {self.latest}: pass the number of versions, 1 or more")
+        if self.versions is not None and len(self.versions) == 0:
+            raise ValueError("versions is empty: pass numbers of versions, or leave it out")
+        for label in self.labels:
+            if not label or "/" in label:
+                raise ValueError(f"label {label!r}: pass a name without a slash")
+        for label, share in self.split.items():
+            if label not in self.labels:
+                raise ValueError(f"the split names {label!r}, which is not a label: those are {_listed(self.labels)}")
+            if not 0 < share <= 1:
+                raise ValueError(f"the share of {label} is {share}: pass a number above 0, at most 1")
+        if self.split and abs(sum(self.split.values()) - 1) > 1e-9:
+            raise ValueError(f"the shares of the split sum to {sum(self.split.values()):g}: they must sum to 1")
+
+    def chosen(self, there: list[int]) -> list[int]:
+        """Return the versions to serve, of those that are there, ascending."""
+        if self.versions == "all":
+            wanted = set(there)
+        elif self.versions is not None:
+            wanted = set(self.versions)
+        else:
+            wanted = set(sorted(there)[-self.latest :])
+        return sorted(wanted | set(self.labels.values()))
+
+
+def parse_policy(text: str) -> dict[str, Any]:
+    """Read latest, latest:2, all, or numbers as 3,5; the result is of `Settings`.
+
+    Raises
+    ------
+    ValueError
+        It is none of these.
+    """
+    name, colon, number = text.partition(":")
+    if text == "all":
+        return {"versions": "all"}
+    if name == "latest" and (not colon or (number.isascii() and number.isdigit())):
+        return {"latest": int(number) if colon else 1}
+    words = text.split(",")
+    if all(word.isascii() and word.isdigit() for word in words):
+        return {"versions": tuple(map(int, words))}
+    raise ValueError(f"{text!r} is none of latest, latest:N, all and numbers of versions such as 3,5")
+
+
+def _listed(labels: Mapping[str, int]) -> str:
+    return ", ".join(labels) or "none"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    """The settings and the loaded versions; immutable, so that a request sees one of them."""
+
+    settings: Settings
+    served: dict[int, ServedModel]
+
+
+class ServedVersions:
+    """The served versions of one model. A context manager that closes itself.
+
+    Parameters
+    ----------
+    directory : path or URL
+        An export of a model, or a directory of them.
+    settings : Settings, optional
+        Default: the latest version.
+    threads, verify, cache, storage_options
+        As for `ServedModel`.
+    draw : callable, optional
+        Returns a number in [0, 1) for a request without a routing key.
+
+    Raises
+    ------
+    CorruptionError, StorageError
+        A version that the settings name is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        settings: Settings | None = None,
+        *,
+        threads: int | None = 1,
+        verify: bool = True,
+        cache: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._directory: StorageDir = open_dir(directory, storage_options)
+        self._how: dict[str, Any] = {"threads": threads, "verify": verify, "cache": cache}
+        self._draw = draw
+        self._turn = threading.Lock()
+        self._stopped = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._found: manifests.Found = {}
+        self._failure = ""
+        self.reloads = 0
+        self.failures = 0
+        self._state = self._loaded(settings or Settings(), {})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self.close()
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        """The current settings."""
+        return self._state.settings
+
+    @property
+    def models(self) -> list[Model]:
+        """The models of the loaded versions, ascending."""
+        return [served.now for _, served in sorted(self._state.served.items())]
+
+    @property
+    def now(self) -> Model:
+        """The model of the highest loaded version."""
+        return self.models[-1]
+
+    def choose(self, *, version: int | None = None, label: str | None = None, key: str | None = None) -> Model:
+        """Return the model that answers a request.
+
+        Parameters
+        ----------
+        version, label : optional
+            The version, or its label. Default: by the split, or the highest version.
+        key : str, optional
+            Requests with one key get one version as long as the split is the same, such as those of one user.
+
+        Raises
+        ------
+        UnknownVersionError
+            There is no such label, or the version is not loaded.
+        """
+        state = self._state  # one of them throughout
+        if label is None and version is None and state.settings.split:
+            label = _of_split(state.settings.split, self._draw() if key is None else _number_of(key))
+        if label is not None:
+            if label not in state.settings.labels:
+                raise UnknownVersionError(f"there is no label {label!r}: those are {_listed(state.settings.labels)}")
+            version = state.settings.labels[label]
+        if version is None:
+            version = max(state.served)
+        if version not in state.served:
+            loaded = ", ".join(map(str, sorted(state.served)))
+            raise UnknownVersionError(f"version {version} is not served: those are {loaded}")
+        return state.served[version].now
+
+    # ---- changes -----------------------------------------------------------------------------------------------------
+
+    def change(self, settings: Settings) -> None:
+        """Serve by other settings, once all versions that they name are loaded.
+
+        Raises
+        ------
+        CorruptionError, StorageError, ValueError
+            A version is missing or damaged. Nothing has changed.
+        """
+        with self._turn:
+            self._swap(self._loaded(settings, self._state.served))
+            _log.info("%s: %s", self._directory, settings)
+
+    def reload(self) -> bool:
+        """Check for versions that are new or replaced.
+
+        Returns
+        -------
+        bool
+            Whether there are other versions than before.
+
+        Raises
+        ------
+        CorruptionError, StorageError, ValueError
+            There is one that cannot be used: the others are served.
+        """
+        with self._turn:
+            before = {number: served.now for number, served in self._state.served.items()}
+            known = set(before)
+            try:
+                self._swap(self._loaded(self._state.settings, self._state.served))
+                for number in known & set(self._state.served):
+                    self._state.served[number].reload()  # its export may have been replaced
+            except Exception as error:
+                self.failures += 1
+                self._log_failure(error)
+                raise
+            self._failure = ""
+            after = {number: served.now for number, served in self._state.served.items()}
+            if after == before:
+                return False
+            self.reloads += 1
+            _log.info("%s: versions %s are served", self._directory, ", ".join(map(str, sorted(after))))
+            return True
+
+    def _log_failure(self, error: Exception) -> None:
+        """Log why the current versions stay, once for each reason."""
+        failure = " ".join(str(error).split()) or type(error).__name__
+        if failure != self._failure:
+            self._failure = failure
+            _log.warning("%s: the versions are kept: %s", self._directory, failure)
+
+    def watch(self, seconds: float) -> None:
+        """Reload every ``seconds``, in a thread that ends with `close`."""
+        if not seconds > 0:
+            raise ValueError(f"the period of watch is {seconds!r} seconds: pass a number above 0")
+
+        def look() -> None:
+            while not self._stopped.wait(seconds):
+                with contextlib.suppress(Exception):  # `reload` has logged it
+                    self.reload()
+
+        self._watcher = threading.Thread(target=look, name="shoal-serve-watch", daemon=True)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Stop watching, and release the files once no request reads them."""
+        self._stopped.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        for served in self._state.served.values():
+            served.close()
+
+    def _swap(self, fresh: _State) -> None:
+        before, self._state = self._state, fresh
+        for number, served in before.served.items():
+            if number not in fresh.served:
+                served.close()  # requests that it answers hold its files
+
+    def _loaded(self, settings: Settings, known: dict[int, ServedModel]) -> _State:
+        """Open the versions of the settings that are not known."""
+        directories, damaged = self._there()
+        if not directories and damaged:
+            raise next(iter(damaged.values()))
+        opened: dict[int, ServedModel] = {}
+        try:
+            for number in settings.chosen(list(directories)):
+                if number in known:
+                    continue
+                if number not in directories:
+                    there = ", ".join(map(str, sorted(directories)))
+                    raise CorruptionError(f"{self._directory} has no version {number}: there are {there}")
+                opened[number] = ServedModel(directories[number], **self._how)  # type: ignore[arg-type]
+        except BaseException:
+            for served in opened.values():
+                served.close()
+            raise
+        every = known | opened
+        return _State(settings, {number: every[number] for number in settings.chosen(list(directories))})
+
+    def _there(self) -> tuple[dict[int, StorageDir], dict[str, ShoalError]]:
+        """Return the directories of versions by number, and the errors of damaged ones."""
+        if manifests.MANIFEST in self._directory.names():
+            return {manifests.read(self._directory)[0].number: self._directory}, {}
+        self._found = manifests.numbers(self._directory, self._found)
+        good = {what: name for name, (_, what) in sorted(self._found.items()) if isinstance(what, int)}
+        if not good:
+            with ServedModel(self._directory, **self._how):  # type: ignore[arg-type]
+                pass  # raises the error of a directory without exports
+        bad = {name: what for name, (_, what) in self._found.items() if isinstance(what, ShoalError)}
+        return {number: self._directory.child(name) for number, name in good.items()}, bad
+
+
+def _of_split(split: Mapping[str, float], draw: float) -> str:
+    total = 0.0
+    for label, share in split.items():
+        total += share
+        if draw < total:
+            return label
+    return label  # of rounding: the shares sum to 1
+
+
+def _number_of(key: str) -> float:
+    """Return a number in [0, 1) that depends on a key only."""
+    return zlib.crc32(key.encode()) / 2**32
+
+
+def settings_of(body: bytes, before: Settings) -> Settings:
+    """Read settings from JSON; those that are not given stay as before.
+
+    Raises
+    ------
+    ValueError
+        The body is no JSON of settings.
+    """
+    given = msgspec.json.decode(body, type=_Given)
+    latest = before.latest if given.latest is None else given.latest
+    versions = None if given.latest is not None else before.versions
+    if given.versions is not None:
+        versions = "all" if given.versions == "all" else tuple(given.versions)
+    return Settings(
+        latest=latest,
+        versions=versions,
+        labels=before.labels if given.labels is None else given.labels,
+        split=before.split if given.split is None else given.split,
+    )
+
+
+class _Given(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a change: `Settings` that may be left out."""
+
+    latest: int | None = None
+    versions: list[int] | Literal["all"] | None = None
+    labels: dict[str, int] | None = None
+    split: dict[str, float] | None = None

@@ -1,0 +1,320 @@
+"""Several models and versions in one prediction server: policies, labels, shares of requests, rollback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import cli, models
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from serving import ask, exported, instances, running, sparse_data, trained
+from shoal.serve import ServedVersions, Settings
+from shoal.serve.versions import UnknownVersionError, parse_policy
+
+ROWS = instances(sparse_data(np.random.default_rng(5), 8))
+BODY = json.dumps({"instances": ROWS})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Exports ctr/1, ctr/2, ctr/3 and pairs/1, and the probabilities of each."""
+    folder = tmp_path_factory.mktemp("served")
+    want = {}
+    batch = sparse_data(np.random.default_rng(5), 8)
+    for name, version, kind in (
+        ("ctr", 1, shoal.LogisticRegression),
+        ("ctr", 2, shoal.LogisticRegression),
+        ("ctr", 3, shoal.LogisticRegression),
+        ("pairs", 1, shoal.FactorizationMachine),
+    ):
+        model = trained(folder / f"{name}-{version}", kind, seed=version)
+        exported(model, folder / name / str(version))
+        with models.load(model) as loaded:
+            want[name, version] = loaded.predict_proba(batch).tolist()
+    return folder, want
+
+
+@pytest.fixture
+def ctr(made, tmp_path):
+    """The three versions, in a directory that the test may change."""
+    shutil.copytree(made[0] / "ctr", tmp_path / "ctr")
+    return tmp_path / "ctr"
+
+
+def versions_of(served):
+    return [model.version for model in served.models]
+
+
+# ---- policies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "versions"),
+    [("latest", [3]), ("latest:2", [2, 3]), ("latest:9", [1, 2, 3]), ("all", [1, 2, 3]), ("1", [1]), ("1,3", [1, 3])],
+)
+def test_a_policy_determines_which_versions_are_loaded(made, policy, versions):
+    with ServedVersions(made[0] / "ctr", Settings(**parse_policy(policy))) as served:
+        assert versions_of(served) == versions
+        assert served.now.version == versions[-1]
+
+
+def test_versions_with_labels_are_loaded_besides(made):
+    with ServedVersions(made[0] / "ctr", Settings(labels={"stable": 1})) as served:
+        assert versions_of(served) == [1, 3]
+        assert served.choose(label="stable").version == 1
+        assert served.choose(version=3).version == served.choose().version == 3
+        with pytest.raises(UnknownVersionError, match="version 2 is not served: those are 1, 3"):
+            served.choose(version=2)
+        with pytest.raises(UnknownVersionError, match="there is no label 'canary': those are stable"):
+            served.choose(label="canary")
+
+
+def test_an_export_by_itself_is_its_only_version(made):
+    with ServedVersions(made[0] / "ctr" / "2") as served:
+        assert versions_of(served) == [2]
+        assert served.reload() is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"latest": 0}, "latest is 0"),
+        ({"versions": ()}, "versions is empty"),
+        ({"labels": {"a/b": 1}}, "label 'a/b'"),
+        ({"split": {"canary": 1.0}}, "the split names 'canary', which is not a label: those are none"),
+        ({"labels": {"a": 1}, "split": {"a": 1.5}}, "the share of a is 1.5"),
+        ({"labels": {"a": 1, "b": 2}, "split": {"a": 0.5, "b": 0.4}}, "sum to 0.9: they must sum to 1"),
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**settings)
+
+
+def test_other_words_are_no_policy():
+    for text in ("newest", "latest:x", "1,x", "", "latest:-1"):
+        with pytest.raises(ValueError, match="is none of latest, latest:N, all and numbers"):
+            parse_policy(text)
+
+
+# ---- shares of requests ----------------------------------------------------------------------------------------------
+
+
+def test_requests_are_shared_by_the_split_and_those_of_one_key_stay_together(made):
+    draws = iter(np.random.default_rng(3).random(2000).tolist())
+    settings = Settings(labels={"stable": 1, "canary": 2}, split={"stable": 0.9, "canary": 0.1})
+    with ServedVersions(made[0] / "ctr", settings, draw=lambda: next(draws)) as served:
+        counts = np.bincount([served.choose().version for _ in range(2000)], minlength=4)
+        assert counts[1] + counts[2] == 2000
+        assert abs(counts[2] - 200) < 60
+        by_key = [served.choose(key=f"user {i}").version for i in range(2000)]
+        assert abs(by_key.count(2) - 200) < 60
+        assert by_key == [served.choose(key=f"user {i}").version for i in range(2000)]
+        assert served.choose(version=1, key="user 1").version == 1
+
+
+# ---- changes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_version_is_served_by_the_latest_and_not_by_a_pinned_policy(made, ctr):
+    new = ctr / "3"
+    shutil.move(new, ctr.parent / "3")
+    with ServedVersions(ctr) as latest, ServedVersions(ctr, Settings(versions=(1,))) as pinned:
+        assert versions_of(latest) == [2]
+        shutil.move(ctr.parent / "3", new)
+        shutil.rmtree(ctr / "2")  # no version that is no longer needed holds up a new one
+        assert latest.reload() is True
+        assert pinned.reload() is False
+        assert (versions_of(latest), versions_of(pinned)) == ([3], [1])
+        assert latest.reload() is False
+        assert (latest.reloads, latest.failures) == (1, 0)
+
+
+def test_a_rollback_is_a_change_of_the_label_or_of_the_policy(made):
+    settings = Settings(labels={"stable": 3})
+    with ServedVersions(made[0] / "ctr", settings) as served:
+        before = served.choose(label="stable")
+        served.change(Settings(labels={"stable": 2}))
+        assert served.choose(label="stable").version == 2
+        served.change(Settings(versions=(1,)))
+        assert served.choose().version == 1
+        assert versions_of(served) == [1]
+        # A request that has taken its version is answered by it.
+        batch = sparse_data(np.random.default_rng(5), 8)
+        assert before.predictor.predict_proba(batch).tolist() == made[1]["ctr", 3]
+
+
+def test_a_change_to_a_version_that_is_missing_or_damaged_changes_nothing(ctr, caplog):
+    data = next(path for path in sorted((ctr / "2").iterdir()) if path.suffix != ".json" and path.stat().st_size > 100)
+    data.write_bytes(data.read_bytes()[:-1])
+    with ServedVersions(ctr) as served, caplog.at_level(logging.WARNING, "shoal.serve"):
+        for settings, message in (
+            (Settings(versions=(7,)), "has no version 7: there are 1, 2, 3"),
+            (Settings(labels={"old": 1, "bad": 2}), "has .* bytes instead of"),
+        ):
+            with pytest.raises(shoal.CorruptionError, match=message):
+                served.change(settings)
+            assert served.settings == Settings()
+            assert versions_of(served) == [3]
+        shutil.copytree(ctr / "2", ctr / "4")
+        assert served.reload() is False  # the copy has the number 2
+        assert served.failures == 0
+
+
+def test_watching_finds_new_versions(ctr):
+    shutil.move(ctr / "3", ctr.parent / "3")
+    with ServedVersions(ctr, Settings(latest=2)) as served:
+        with pytest.raises(ValueError, match="period of watch is 0"):
+            served.watch(0)
+        changed = threading.Event()
+        reload = served.reload
+
+        def noted():
+            fresh = reload()
+            if fresh:
+                changed.set()
+            return fresh
+
+        served.reload = noted
+        served.watch(0.01)
+        shutil.move(ctr.parent / "3", ctr / "3")
+        assert changed.wait(60)
+        assert versions_of(served) == [2, 3]
+
+
+# ---- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def port(made):
+    settings = Settings(versions=(2,), labels={"stable": 1, "canary": 3})
+    with (
+        ServedVersions(made[0] / "ctr", settings) as ctr,
+        ServedVersions(made[0] / "pairs") as pairs,
+        running({"ctr": ctr, "pairs": pairs}) as (port, _),
+    ):
+        yield port
+
+
+def asked(port, path, body=BODY, **headers):
+    status, answer, _ = ask(port, "POST", path, body, headers)
+    return status, json.loads(answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "version"),
+    [
+        ("/predict", "ctr", 3),
+        ("/models/ctr/predict", "ctr", 3),
+        ("/models/ctr/versions/2/predict", "ctr", 2),
+        ("/models/ctr/labels/stable/predict", "ctr", 1),
+        ("/models/ctr/labels/canary/predict", "ctr", 3),
+        ("/models/pairs/predict", "pairs", 1),
+    ],
+)
+def test_each_path_is_answered_by_its_model_and_version(port, made, path, name, version):
+    status, answer = asked(port, path)
+    assert (status, answer["version"]) == (200, version)
+    assert answer["probabilities"] == made[1][name, version]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/models/other/predict", "there is no model 'other': those are ctr, pairs"),
+        ("/models/ctr/versions/9/predict", "version 9 is not served: those are 1, 2, 3"),
+        ("/models/ctr/labels/beta/predict", "there is no label 'beta': those are stable, canary"),
+    ],
+)
+def test_what_is_not_served_is_404(port, path, message):
+    assert asked(port, path) == (404, {"error": message})
+
+
+def test_the_schema_of_a_model_is_at_its_name(port):
+    status, body, _ = ask(port, "GET", "/models/ctr")
+    found = json.loads(body)
+    assert status == 200
+    assert found["versions"] == [{"version": v, "model": "logistic regression"} for v in (1, 2, 3)]
+    assert found["policy"] == {"versions": [2]}
+    assert found["labels"] == {"stable": 1, "canary": 3}
+    assert found["takes"]["keys"] == {"keys": "whole numbers", "values": "numbers, 1 if left out"}
+    assert set(found["returns"]) == {"probabilities", "version"}
+    status, body, _ = ask(port, "GET", "/models")
+    assert json.loads(body)["models"]["pairs"] == {"versions": [1], "labels": {}}
+    assert ask(port, "GET", "/models/other")[0] == 404
+
+
+def test_settings_are_changed_by_post_and_nothing_by_a_bad_one(port):
+    before = json.loads(ask(port, "GET", "/models/ctr")[1])
+    for body, message in (
+        ('{"labels": {"stable": 9}}', "has no version 9"),
+        ('{"split": {"beta": 1}}', "the split names 'beta'"),
+        ('{"label": {"stable": 1}}', "unknown field"),
+        ("[]", "Expected"),
+    ):
+        status, answer = asked(port, "/models/ctr", body)
+        assert status == 400
+        assert message in answer["error"]
+    assert asked(port, "/models/ctr", " " * 10_000)[0] == 413
+    assert json.loads(ask(port, "GET", "/models/ctr")[1]) == before
+    split = {"labels": {"stable": 1, "canary": 3}, "split": {"stable": 0.5, "canary": 0.5}}
+    assert asked(port, "/models/ctr", json.dumps(split))[1]["split"] == split["split"]
+    by_user = {u: asked(port, "/models/ctr/predict", **{"shoal-route": u})[1]["version"] for u in map(str, range(20))}
+    assert set(by_user.values()) == {1, 3}
+    assert by_user["3"] == asked(port, "/models/ctr/predict", **{"shoal-route": "3"})[1]["version"]
+    undo = {"versions": [2], "labels": before["labels"], "split": {}}
+    assert asked(port, "/models/ctr", json.dumps(undo)) == (200, before)
+    text = ask(port, "GET", "/metrics")[1].decode()
+    assert 'shoal_serve_answers_total{model="ctr",version="1"}' in text
+    assert asked(port, "/reload", "") == (200, {"version": 3, "reloaded": False})
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "pass either EXPORT or --model NAME=EXPORT"),
+        (["ctr", "--model", "a=ctr"], "pass either EXPORT or --model"),
+        (["--model", "a=ctr", "--model", "a=b"], "--model names a model twice"),
+        (["--model", "a=ctr", "--versions", "b=all"], "--versions names 'b', which is no --model: those are a"),
+        (["--model", "a=ctr", "--versions", "a=new"], "--versions: 'new' is none of latest"),
+        (["--model", "a=ctr", "--labels", "a=stable"], "--labels has 'stable': write a label and a number"),
+        (["--model", "a=ctr", "--split", "a=stable:x"], "--split has 'stable:x'"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(words, message, capsys):
+    assert cli.main(["serve", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_the_command_serves_models_by_name(made, monkeypatch, capsys):
+    import shoal.serve
+
+    found = {}
+
+    def serve(served, *, ready, **how):
+        ready("127.0.0.1", 8080)
+        found.update({name: (versions_of(one), one.settings) for name, one in served.items()})
+
+    monkeypatch.setattr(shoal.serve, "serve", serve)
+    words = ["--model", f"ctr={made[0] / 'ctr'}", "--model", f"pairs={made[0] / 'pairs'}", "--versions", "ctr=latest:2"]
+    split = ["--labels", "ctr=stable:1,canary:3", "--split", "ctr=stable:0.9,canary:0.1"]
+    assert cli.main(["serve", *words, *split]) == 0
+    labels = {"stable": 1, "canary": 3}
+    want = Settings(latest=2, labels=labels, split={"stable": 0.9, "canary": 0.1})
+    assert found == {"ctr": ([1, 2, 3], want), "pairs": ([1], Settings())}
+    said = capsys.readouterr().err
+    assert "ctr: version 1, 2, 3, logistic regression, at http://127.0.0.1:8080/models/ctr\n" in said
