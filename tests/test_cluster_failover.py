@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
 import threading
 import time
@@ -218,6 +219,29 @@ def test_no_push_is_lost_or_applied_twice_when_the_process_of_a_server_is(number
             np.testing.assert_array_equal(table.pull(KEYS), expected)
         if number == signal.SIGSTOP:
             process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("servers", [3, 4])
+def test_two_copies_survive_two_servers_that_are_killed_at_once(servers):
+    with (
+        running(servers, replicas=2, timeout=TIMEOUT) as made,
+        shoal.connect(made.address, timeout=TIMEOUT, consistency=shoal.ASP()) as store,
+    ):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
+        sums, reached = [], threading.Semaphore(0)
+        training = threading.Thread(target=lambda: sums.append(train(store, table, reached)))
+        training.start()
+        rng = random.Random()
+        for _ in range(rng.randrange(10, STEPS - 10)):
+            assert reached.acquire(timeout=TIMEOUT)
+        eventually(lambda: has_copies(store.cluster()))
+        for victim in rng.sample(made.servers, 2):  # while pushes are under way
+            victim.process.kill()
+        training.join(TIMEOUT)
+        assert not training.is_alive()
+        np.testing.assert_array_equal(table.pull(KEYS).ravel(), sums[0])
+        assert len(store.cluster()["failovers"]) == 2
 
 
 @pytest.mark.slow

@@ -147,6 +147,9 @@ def control_frames() -> dict[str, list[str]]:
     )
     whole["assign"] = envelope["assign"](made["map"].map, envelope["order"](9, made["hold"], 0), 1 << 28, 7)
     whole["assigned"] = envelope["assigned"](b"0123456789abcdef", 3, whole["done"], "why")
+    whole["close"] = envelope["close"]((77, 78), 7)
+    stamp = messages.ArcStamp(7, 32, (1 << 61) + 5)
+    whole["closed"] = envelope["closed"](b"0123456789abcdef", (77, 78), (stamp,))
     frames = {tag: [frame.hex() for frame in messages.encode(message)] for tag, message in whole.items()}
     frames["refusal"] = [frame.hex() for frame in messages.refusal("another version")]
     return frames

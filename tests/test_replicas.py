@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from shoal.cluster.protocol.messages import (
     AcceptedReply,
     AddTable,
+    ArcStamp,
     Assign,
     Assigned,
+    CloseStreams,
     CreateTable,
     Dismiss,
     Drain,
@@ -34,6 +36,7 @@ from shoal.cluster.protocol.messages import (
     Request,
     ServerGone,
     StartJob,
+    StreamsClosed,
     TableReply,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap
@@ -90,12 +93,29 @@ class Server(Process):
         self.unconfirmed: Assign | None = None
         self.outcomes: dict[int, OrderReply] = {}
         self.reported: dict[tuple[int, int], int] = {}
+        self.closed: set[int] = set()  # streams
+        self.arriving: set[tuple[int, int]] = set()  # streams and arcs that are copied, as far as the map says
         super().__init__(world, role, join)
 
     def hear(self, message: object) -> None:
-        if isinstance(message, Assign | Order) and self.place is None:
+        if isinstance(message, Assign | Order | CloseStreams) and self.place is None:
             return  # it has overtaken the reply to Join, and comes again
-        if isinstance(message, Assign):
+        if isinstance(message, CloseStreams):
+            self.closed.update(message.streams)
+            backups = {stream.id: stream.backup for stream in self.map.streams}
+            copies = [
+                (backups[id], arc, copy)
+                for id, replica in self.replicas.items()
+                for arc, copy in replica.items()
+                if (id, arc) not in self.arriving
+            ]
+            copies += [(id, arc, copy) for id, retired in self.retired.items() for arc, copy in retired.items()]
+            stamps = [
+                ArcStamp(id, self.map.arcs[arc].first_slot, len(copy.writes) + len(copy.orders))
+                for id, arc, copy in copies
+            ]
+            self.world.send_up(self, StreamsClosed(self.sender, message.streams, tuple(stamps)))
+        elif isinstance(message, Assign):
             if self.map is None or message.map.epoch > self.map.epoch:
                 self.assign(message.map, message)
             elif message.map.epoch == self.map.epoch and self.unconfirmed is None:
@@ -139,12 +159,15 @@ class Server(Process):
             known = self.streams.setdefault(id, Stream())
             self.ends_of[id] = (stream.primary, stream.backup)
             known.arcs = {arc for arc in known.arcs if arc in stream.arcs or arc in stream.arriving}
+            for arc in sorted(set(stream.arcs) - known.arcs):  # the copy may lack what a former primary has sent last
+                known.queue.append(("catch up", arc, self.arcs[stream.primary][arc].copy()))
             known.arcs |= set(stream.arcs)
             for arc in stream.arriving:
                 if arc not in known.arcs:
                     known.arcs.add(arc)
                     known.queue.append(("copy", arc, self.arcs[stream.primary][arc].copy()))
         incoming = {stream.id: stream for stream in map.streams if stream.backup in own}
+        self.arriving = {(stream.id, arc) for stream in incoming.values() for arc in stream.arriving}
         for id, stream in incoming.items():
             replica = self.replicas.setdefault(id, {})
             for arc in stream.arcs:
@@ -199,11 +222,18 @@ class Server(Process):
     def deliver(self, id: int, stream: Stream) -> None:
         backup = self.world.server_of(self.ends_of[id][1])
         while stream.queue and backup is not None and backup.running and id in backup.replicas:
-            kind, arc, what = stream.queue.pop(0)
+            kind, arc, what = stream.queue[0]
             replica = backup.replicas[id]
+            if id in backup.closed or (kind == "catch up" and arc not in replica):
+                return
+            del stream.queue[0]
             if kind == "copy":
                 replica[arc] = what
                 self.report(ReportStream(id, arc, "arrived"))
+            elif kind == "catch up":
+                has = replica[arc]
+                assert what.writes[: len(has.writes)] == has.writes, f"arc {arc} is served by a copy that lacks writes"
+                has.writes, has.orders = what.writes, what.orders
             elif kind == "order":
                 for one in replica.values():
                     one.apply("order", what)
@@ -465,6 +495,42 @@ def test_no_acknowledged_write_is_lost_and_all_arcs_have_copies_in_the_end(seed,
 @settings(max_examples=10, deadline=None)
 def test_two_copies_survive_two_deaths_after_each_other(seed):
     check_schedule(seed, servers=4, replicas=2)
+
+
+def check_two_deaths(seed: int) -> ReplicaWorld:
+    """Two servers die at once, or one after the other before its arcs have all of their copies again."""
+    world = started(seed, servers=5, replicas=2, loss=world_loss(seed))
+    world.go(world.rng.choice([0.0, 1.0]))
+    for victim in world.rng.sample(world.living(), 2):
+        victim.alive = world.rng.random() < 0.3
+        declare_dead(world, victim)
+        world.go(world.rng.choice([0.0, 0.05, 0.1, 0.3]))
+    world.settle()
+    world.quiet()
+    assert not world.membership.broken
+    assert world.membership.at_rest, "something waits for ever"
+    world.check_committed()
+    world.check_copies()
+    return world
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_two_copies_survive_two_deaths_at_once(seed):
+    check_two_deaths(seed)
+
+
+def test_the_copy_that_has_most_serves_and_the_others_stay():
+    for seed in range(10):
+        world = started(seed, servers=3, replicas=2)
+        before = {arc for server in world.living() for arcs in server.arcs.values() for arc in arcs}
+        declare_dead(world, world.servers()[0])
+        while not world.membership._assignments.are_confirmed:
+            world.go(0.05)
+        map = world.membership.map
+        copied = {arc for stream in map.streams for arc in stream.arcs}
+        assert copied == before == set(range(len(map.arcs)))
+        assert not any(stream.arriving for stream in map.streams)
 
 
 def check_moves_without_copies(seed: int) -> None:

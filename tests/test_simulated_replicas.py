@@ -10,8 +10,9 @@ no  invariant                                         check                     
     after as many deaths as there are copies                                                       RenumbersPushes
 2   one committing primary of an arc; every backup    monitor: records acknowledged and executed,  RepliesBeforeCommit,
     executes a record before it is acknowledged       servers that serve the same arc              AssignsAllAtOnce
-3   a copy equals its primary at an equal position    monitor: bytes of both arcs, five times a    BackupDrifts
-                                                      second and in the end; divergence
+3   a copy equals its primary at an equal position,   monitor: bytes of both arcs, five times a    BackupDrifts,
+    also after several copies had different ones      second and in the end; divergence            SendsNothingMissing,
+                                                                                                   LeastStampServes
 4   under BSP the bits are those of an undisturbed    scenarios: sections of all tables, results   LosesCounts
     run                                               of all calls, against a run without faults
 5   for one worker a row never goes back              history: versions, read my writes            RepliesBeforeCommit

@@ -1,3 +1,4 @@
+#include "server/replica_orders.h"
 #include "server/replicated_service.h"
 
 #include <pybind11/stl.h>
@@ -44,19 +45,13 @@ std::unique_ptr<ReplicatedService> make_service(std::size_t slots, const Ranges&
   return std::make_unique<ReplicatedService>(Slots(slots), slot_ranges(arcs), limits);
 }
 
-// The replica of a stream, for orders that its primary did not live to log. Its service must outlive it.
-struct ReplicaControl {
-  ReplicatedService* service;
-  StreamId stream;
-};
-
 template <class Act>
 auto on(ReplicatedService& service, const Act& act) {
   return act(service);
 }
 template <class Act>
-auto on(ReplicaControl& replica, const Act& act) {
-  return replica.service->with_replica(replica.stream, act);
+auto on(ReplicaOrders& replica, const Act& act) {
+  return act(replica);
 }
 
 py::bytes as_bytes(const void* data, std::size_t size) { return {static_cast<const char*>(data), size}; }
@@ -481,11 +476,16 @@ void add_service(py::module_& module) {
       .def("replication", &replication)
       .def(
           "replica",
-          [](ReplicatedService& self, StreamId stream) {
+          [](ReplicatedService& self, StreamId stream, const Ranges& arcs) {
             self.with_replica(stream, [](const Service& /*checked*/) {});
-            return ReplicaControl{&self, stream};
+            return ReplicaOrders(self, stream, slot_ranges(arcs));
           },
-          py::arg("stream"), py::keep_alive<0, 1>())
+          py::arg("stream"), py::arg("arcs") = Ranges(), py::keep_alive<0, 1>())
+      .def(
+          "close_incoming",
+          [](ReplicatedService& self, const std::vector<StreamId>& streams) { self.close_incoming(streams); },
+          py::arg("streams"), Nogil())
+      .def("stamps", &ReplicatedService::stamps, Nogil())
       .def("handle", &handle, py::arg("peer"), py::arg("frames"))
       .def("released",
            [](ReplicatedService& self) { return replies_of([&](ReplyQueue& out) { self.released(out); }); })
@@ -506,11 +506,8 @@ void add_service(py::module_& module) {
       .def("metrics", &metrics)
       .def("arc_loads", &arc_loads);
   add_orders(service);
-  py::class_<ReplicaControl> replica(module, "Replica");
-  replica.def(
-      "join_expected", [](ReplicaControl& self) { self.service->join_expected(self.stream); },
-      py::call_guard<py::gil_scoped_release>());
-  replica.def("shard", &shard<ReplicaControl>, py::arg("id"));
+  py::class_<ReplicaOrders> replica(module, "Replica");
+  replica.def("shard", &shard<ReplicaOrders>, py::arg("id"));
   add_orders(replica);
   py::class_<CheckpointSession, std::shared_ptr<CheckpointSession>>(module, "CheckpointSession")
       .def_property_readonly("slots", &CheckpointSession::slots)

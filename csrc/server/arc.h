@@ -125,6 +125,9 @@ class Arc {
   Mode mode() const noexcept { return mode_; }
   const Clocks& clocks() const noexcept { return clocks_; }
   std::uint32_t applied() const noexcept { return applied_; }
+  // Of the last record that it has executed (server/replication_log.h), while no replica counts them; not part of its state.
+  std::uint64_t stamp() const noexcept { return stamp_; }
+  void set_stamp(std::uint64_t stamp) noexcept { stamp_ = stamp; }
   std::size_t pending_bytes() const noexcept { return pending_.bytes(); }
   // Of the clock that is merged next.
   std::size_t next_bytes() const noexcept { return pending_.bytes(applied_); }
@@ -251,6 +254,7 @@ class Arc {
   bool mean_ = false;
   Clocks clocks_;
   std::uint32_t applied_ = 0;
+  std::uint64_t stamp_ = 0;
   std::vector<std::unique_ptr<DedupWindow>> dedup_;  // by rank, from its first write on
   std::vector<std::vector<std::uint32_t>>
       tick_tables_;  // by rank: the tables that its last tick named, under BSP

@@ -48,9 +48,32 @@ struct Write {
   void operator()(const SetMemory& order) const { put_all(to, order.slot_bytes); }
   void operator()(const AddTable& order) const { put_all(to, order.id, order.spec); }
   void operator()(const DropTable& order) const { put_all(to, order.id); }
-  void operator()(const ReleaseArcs& order) const { put(order.arcs); }
+  void operator()(const ReleaseArcs& order) const {
+    to.put(order.epoch);
+    put(order.arcs);
+  }
   void operator()(const AbortCopy& /*order*/) const {}
-  void operator()(const JoinArcs& order) const { put(order.arcs); }
+  void operator()(const JoinArcs& order) const {
+    to.put(order.epoch);
+    put(order.arcs);
+  }
+  void operator()(const CatchUpArcs& order) const {
+    to.put(order.epoch);
+    put(order.arcs);
+    to.put_array<std::uint64_t>(order.stamps);
+    to.put(std::uint64_t{order.records.size()});
+    for (const KeptRecord& record : order.records) {
+      to.put(record.stamp);
+      put(record.arcs);
+      to.put(static_cast<std::uint8_t>(record.is_request));
+      to.put(record.end_slot);
+      to.put(std::uint64_t{record.frames.size()});
+      for (const auto& frame : record.frames) {
+        to.put(std::uint64_t{frame.size()});
+        to.put_raw(frame);
+      }
+    }
+  }
 
   void put(std::span<const SlotRange> arcs) const {
     std::vector<std::uint64_t> bounds;
@@ -62,6 +85,14 @@ struct Write {
 };
 
 }  // namespace
+
+std::size_t KeptRecord::bytes() const noexcept {
+  std::size_t sum = 0;
+  for (const auto& frame : frames) {
+    sum += frame.size();
+  }
+  return sum;
+}
 
 std::vector<std::byte> encode(const Order& order) {
   ByteWriter to;
@@ -137,15 +168,41 @@ Order decode_order(std::span<const std::byte> bytes) {
     case 8:
       order = DropTable{number("the table")};
       break;
-    case 9:
-      order = ReleaseArcs{ranges()};
+    case 9: {
+      const std::uint32_t epoch = number("the epoch");
+      order = ReleaseArcs{epoch, ranges()};
       break;
+    }
     case 10:
       order = AbortCopy{};
       break;
-    case 11:
-      order = JoinArcs{ranges()};
+    case 11: {
+      const std::uint32_t epoch = number("the epoch");
+      order = JoinArcs{epoch, ranges()};
       break;
+    }
+    case 12: {
+      CatchUpArcs catch_up;
+      catch_up.epoch = number("the epoch");
+      catch_up.arcs = ranges();
+      catch_up.stamps = from.take_array<std::uint64_t>("the stamps");
+      SHOAL_CHECK(catch_up.stamps.size() == catch_up.arcs.size(),
+                  "an order has another number of stamps than of arcs");
+      for (std::size_t left = from.take_count("the records", 1); left != 0; --left) {
+        KeptRecord record;
+        record.stamp = from.take<std::uint64_t>("the stamp of a record");
+        record.arcs = ranges();
+        record.is_request = from.take_flag("the kind of a record");
+        record.end_slot = number("the end of a record");
+        for (std::size_t frames = from.take_count("the frames", 1); frames != 0; --frames) {
+          const auto frame = from.take_raw(from.take_count("a frame", 1), "a frame");
+          record.frames.emplace_back(frame.begin(), frame.end());
+        }
+        catch_up.records.push_back(std::move(record));
+      }
+      order = std::move(catch_up);
+      break;
+    }
     default:
       SHOAL_CHECK(false, "there is no order " + std::to_string(kind));
   }

@@ -53,14 +53,35 @@ struct DropTable {
 // that lists them next. JOIN: from here on it executes in these arcs, which it has set aside. ABORT_COPY: what it has of a copy is
 // dropped.
 struct ReleaseArcs {
+  std::uint32_t epoch = 0;  // of the primary's assignment
   std::vector<SlotRange> arcs{};
 };
 struct AbortCopy {};
 struct JoinArcs {
+  std::uint32_t epoch = 0;  // likewise
   std::vector<SlotRange> arcs{};
 };
+// A record of a former primary, as a backup has kept it.
+struct KeptRecord {
+  std::uint64_t stamp = 0;
+  std::vector<SlotRange>
+      arcs{};  // that have executed it; empty, in a Replica: those that executed all records then
+  bool is_request = false;     // or an order
+  std::uint32_t end_slot = 0;  // of a request, as in LogRecord
+  std::vector<std::vector<std::byte>> frames{};
+
+  std::size_t bytes() const noexcept;
+};
+// CATCH_UP, before JOIN: these arcs, which are set aside, execute what they lack of the records of former primaries, here or in the
+// next orders of this kind. None has more than the new primary's copy of it had.
+struct CatchUpArcs {
+  std::uint32_t epoch = 0;
+  std::vector<SlotRange> arcs{};
+  std::vector<std::uint64_t> stamps{};  // of the new primary's copies
+  std::vector<KeptRecord> records{};
+};
 using Order = std::variant<StartJob, Admit, Fence, Dismiss, Hold, Resume, SetMemory, AddTable, DropTable,
-                           ReleaseArcs, AbortCopy, JoinArcs>;
+                           ReleaseArcs, AbortCopy, JoinArcs, CatchUpArcs>;
 
 std::vector<std::byte> encode(const Order& order);
 // std::invalid_argument for anything that encode() has not made.

@@ -26,10 +26,67 @@ Status comparable(Status status) noexcept { return status == Status::kWrongEpoch
 
 bool is_of_stream(const Order& order) noexcept {
   return std::holds_alternative<ReleaseArcs>(order) || std::holds_alternative<AbortCopy>(order) ||
-         std::holds_alternative<JoinArcs>(order);
+         std::holds_alternative<JoinArcs>(order) || std::holds_alternative<CatchUpArcs>(order);
+}
+
+KeptRecord copy_of(const wire::Decoded& message) {
+  KeptRecord kept{.stamp = message.header.stamp(),
+                  .is_request = Record{message.header.aux} == Record::kRequest,
+                  .end_slot = message.header.clock};
+  if (kept.is_request) {
+    for (const wire::Frame frame : message.nested) {
+      kept.frames.emplace_back(frame.begin(), frame.end());
+    }
+  } else {
+    kept.frames.emplace_back(message.values.begin(), message.values.end());
+  }
+  return kept;
+}
+
+void execute_in(const KeptRecord& record, Service& service) {
+  if (record.is_request) {
+    const std::vector<wire::Frame> frames(record.frames.begin(), record.frames.end());
+    service.replay(frames, record.end_slot);
+  } else {
+    shoal::execute(decode_order(record.frames.front()), service);
+  }
+}
+
+bool is_among(std::span<const SlotRange> ranges, const SlotRange& one) noexcept {
+  return std::ranges::any_of(ranges, [&](const SlotRange& range) { return range.first == one.first; });
+}
+
+// The greatest stamp of an epoch.
+std::uint64_t last_of(std::uint32_t epoch) noexcept {
+  return ((std::uint64_t{epoch} + 1) << ReplicationLog::kEpochShift) - 1;
+}
+
+// Adds a record for those of its arcs that are among these.
+void add_part(const KeptRecord& record, std::span<const SlotRange> ranges, std::vector<KeptRecord>& to) {
+  std::vector<SlotRange> both;
+  std::ranges::copy_if(record.arcs, std::back_inserter(both),
+                       [&](const SlotRange& range) { return is_among(ranges, range); });
+  if (!both.empty()) {
+    to.push_back(record);
+    to.back().arcs = std::move(both);
+  }
 }
 
 }  // namespace
+
+Handover Handover::part(std::span<const SlotRange> ranges) const {
+  Handover some;
+  for (std::size_t i = 0; i < arcs.size(); ++i) {
+    if (is_among(ranges, arcs[i])) {
+      some.arcs.push_back(arcs[i]);
+      some.stamps.push_back(stamps[i]);
+    }
+  }
+  for (const KeptRecord& record : records) {
+    add_part(record, some.arcs, some.records);
+  }
+  return some;
+}
 
 void Replica::handle(std::string_view peer, const wire::Decoded& message) noexcept {
   const Header& header = message.header;
@@ -41,9 +98,15 @@ void Replica::handle(std::string_view peer, const wire::Decoded& message) noexce
     }
     if (Record{header.aux} == Record::kAlive) {
       gap_ |= header.sequence > position_;
+      if (header.sequence == position_) {
+        note_stamp(message);
+      }
     } else if (header.sequence == position_ + 1) {
       gap_ = !execute(message);
-      position_ += gap_ ? 0 : 1;
+      if (!gap_) {
+        ++position_;
+        note_stamp(message);
+      }
     } else {
       gap_ |= header.sequence > position_;
     }
@@ -53,6 +116,26 @@ void Replica::handle(std::string_view peer, const wire::Decoded& message) noexce
     } catch (const std::bad_alloc&) {
       fault_ = "no memory";  // short enough to need none
     }
+  }
+}
+
+void Replica::note_stamp(const wire::Decoded& message) {
+  const Header& header = message.header;
+  if (header.stamp() == 0) {
+    return;
+  }
+  const bool is_copy = Record{header.aux} == Record::kCopyBegin;  // whose stamp is that of the next record
+  executed_ = std::max(executed_, header.stamp() - (is_copy ? 1 : 0));
+  const std::uint64_t distance = header.dim / 2U;
+  if (distance < ReplicationLog::kMaxDistance) {
+    floor_ = std::max(floor_, header.stamp() - distance);
+    while (!kept_.empty() && kept_.front().stamp <= floor_) {
+      kept_.pop_front();
+    }
+    std::erase_if(inherited_, [&](const Inherited& one) { return one.until <= floor_; });
+  }
+  if ((header.dim & 1U) != 0) {
+    kept_.push_back(copy_of(message));
   }
 }
 
@@ -69,11 +152,10 @@ bool Replica::execute(const wire::Decoded& message) {
       if (!is_of_stream(order)) {
         keep(message);
       }
-      execute_order(order);
-      return true;
+      return execute_order(order, message.header.stamp());
     }
     case Record::kCopyBegin:
-      begin_copy(message.values);
+      begin_copy(message.values, message.header.stamp());
       return true;
     case Record::kCopyChunk:
       add_chunk(message.values);
@@ -87,17 +169,22 @@ bool Replica::execute(const wire::Decoded& message) {
   return true;
 }
 
-void Replica::execute_order(const Order& order) {
+bool Replica::execute_order(const Order& order, std::uint64_t stamp) {
   if (const auto* const release = std::get_if<ReleaseArcs>(&order); release != nullptr) {
-    auto arcs = service_.take_arcs(release->arcs);
-    std::ranges::move(arcs, std::back_inserter(aside_));
+    this->release(*release, stamp);
   } else if (const auto* const joined = std::get_if<JoinArcs>(&order); joined != nullptr) {
-    join(joined->arcs);
+    if (!are_here(joined->arcs, joined->epoch)) {
+      return false;
+    }
+    join(joined->arcs, stamp);
+  } else if (const auto* const behind = std::get_if<CatchUpArcs>(&order); behind != nullptr) {
+    return catch_up(*behind, stamp);
   } else if (std::holds_alternative<AbortCopy>(order)) {
     arriving_.reset();
   } else {
     shoal::execute(order, service_);
   }
+  return true;
 }
 
 bool Replica::replay(const wire::Decoded& message) {
@@ -131,7 +218,8 @@ void Replica::acknowledge(ReplyQueue& out) {
     return;
   }
   const Status status = !fault_.empty() ? Status::kInternal : (gap_ ? Status::kRetry : Status::kOk);
-  queue_replicate_reply(out, peer_, stream_, status, position_, arrived_, fault_);
+  const bool has_arrived = arrived_stamp_ <= floor_ + 1;
+  queue_replicate_reply(out, peer_, stream_, status, position_, has_arrived ? arrived_ : 0, fault_);
   is_due_ = false;
   gap_ = false;
 }
@@ -145,41 +233,215 @@ void Replica::adopt(std::vector<std::unique_ptr<Arc>> arcs) {
   service_.set_map(0, service_.arcs());
 }
 
-void Replica::expect(std::vector<std::unique_ptr<Arc>> arcs, std::span<const SlotRange> in_sync) {
+bool Replica::has_aside(const SlotRange& range) const {
+  return std::ranges::any_of(aside_, [&](const auto& arc) { return arc->first_slot() == range.first; });
+}
+
+// False: they come with an assignment that has not arrived.
+bool Replica::are_here(std::span<const SlotRange> ranges, std::uint32_t epoch) const {
+  for (const SlotRange& range : ranges) {
+    if (!has(range) && !has_aside(range)) {
+      SHOAL_CHECK(epoch_ < epoch, "it has no arc of the slots from " + std::to_string(range.first) + " on");
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<std::unique_ptr<Arc>> Replica::take_arcs(const std::vector<SlotRange>& ranges) {
+  auto arcs = service_.take_arcs(ranges);
+  for (const auto& arc : arcs) {
+    arc->set_stamp(executed_);
+  }
+  return arcs;
+}
+
+std::vector<std::unique_ptr<Arc>> Replica::expect(std::vector<std::unique_ptr<Arc>> arcs,
+                                                  std::span<const SlotRange> in_sync, std::uint32_t epoch,
+                                                  std::span<const Handover> handovers) {
+  epoch_ = epoch;
+  in_sync_.assign(in_sync.begin(), in_sync.end());
+  auto spare = take_aside([&](const SlotRange& range) {
+    const auto found = intervals_.find(range.first);
+    return !is_among(in_sync_, range) && found != intervals_.end() &&
+           found->second.back().last <= last_of(epoch);
+  });
+  std::ranges::move(arcs, std::back_inserter(aside_));
   std::vector<SlotRange> all = service_.arcs();
   for (const SlotRange& range : in_sync) {
-    if (!has(range) &&
-        std::ranges::none_of(arcs, [&](const auto& arc) { return arc->first_slot() == range.first; })) {
+    if (!has(range) && !has_aside(range) && fault_.empty()) {
       all.push_back(range);
+      begin_interval(range.first, 0);
     }
   }
   std::ranges::sort(all, {}, &SlotRange::first);
   service_.set_map(0, all);
-  std::ranges::move(arcs, std::back_inserter(aside_));
-  expected_.assign(in_sync.begin(), in_sync.end());
+  for (const Handover& handover : handovers) {
+    Handover part = handover.part(in_sync);
+    if (!part.records.empty()) {
+      inherited_.push_back({.arcs = std::move(part.arcs), .records = std::move(part.records)});
+    }
+  }
+  return spare;
 }
 
-void Replica::join(std::span<const SlotRange> ranges) {
-  std::vector<std::unique_ptr<Arc>> arcs;
+void Replica::join(std::span<const SlotRange> ranges, std::uint64_t stamp) {
+  const auto aside = [&](const SlotRange& range) { return is_among(ranges, range) && !has(range); };
+  for (const SlotRange& range : ranges) {
+    if (!has(range)) {
+      begin_interval(range.first, stamp);
+    }
+  }
+  adopt(take_aside(aside));
+  for (Inherited& one : inherited_) {
+    if (one.until == kNever &&
+        std::ranges::all_of(one.arcs, [&](const SlotRange& range) { return has(range); })) {
+      one.until = stamp;
+    }
+  }
+}
+
+void Replica::release(const ReleaseArcs& order, std::uint64_t stamp) {
+  auto arcs = take_arcs(order.arcs);
+  for (std::unique_ptr<Arc>& arc : arcs) {
+    arc->set_stamp(stamp);  // it has all that its primary has
+    end_interval(arc->first_slot(), stamp);
+    const SlotRange range{arc->first_slot(), arc->end_slot()};
+    if (order.epoch > epoch_ || is_among(in_sync_, range)) {
+      aside_.push_back(std::move(arc));
+    }
+  }
+  std::erase(arcs, nullptr);
+  service_.discard(std::move(arcs));  // its newest assignment is without them
+}
+
+void Replica::begin_interval(std::size_t first_slot, std::uint64_t stamp) {
+  std::vector<Interval>& all = intervals_[first_slot];
+  std::erase_if(all, [&](const Interval& one) { return one.last <= floor_; });
+  all.push_back({.first = stamp});
+}
+
+void Replica::end_interval(std::size_t first_slot, std::uint64_t stamp) {
+  const auto found = intervals_.find(first_slot);
+  if (found != intervals_.end() && !found->second.empty()) {
+    found->second.back().last = std::min(found->second.back().last, stamp);
+  }
+}
+
+// --- when the primary has ended ---------------------------------------------------------------------------------
+
+std::vector<std::pair<std::size_t, std::uint64_t>> Replica::stamps() const {
+  std::vector<std::pair<std::size_t, std::uint64_t>> all;
+  for (const SlotRange& range : service_.arcs()) {
+    all.emplace_back(range.first, executed_);
+  }
+  for (const auto& arc : aside_) {
+    all.emplace_back(arc->first_slot(), arc->stamp());
+  }
+  return all;
+}
+
+Handover Replica::hand_over(std::span<const std::unique_ptr<Arc>> arcs) const {
+  Handover all;
+  for (const auto& arc : arcs) {
+    all.arcs.push_back({arc->first_slot(), arc->end_slot()});
+    all.stamps.push_back(arc->stamp());
+  }
+  for (const Inherited& one : inherited_) {
+    for (const KeptRecord& record : one.records) {
+      add_part(record, all.arcs, all.records);
+    }
+  }
+  for (const KeptRecord& record : kept_) {
+    KeptRecord whole = record;
+    if (record.arcs.empty()) {
+      for (std::size_t i = 0; i < all.arcs.size(); ++i) {
+        if (record.stamp <= all.stamps[i] && has_executed(all.arcs[i].first, record.stamp)) {
+          whole.arcs.push_back(all.arcs[i]);
+        }
+      }
+    }
+    add_part(whole, all.arcs, all.records);
+  }
+  std::ranges::stable_sort(all.records, {}, &KeptRecord::stamp);
+  return all;
+}
+
+bool Replica::has_executed(std::size_t first_slot, std::uint64_t stamp) const {
+  const auto found = intervals_.find(first_slot);
+  return found != intervals_.end() && std::ranges::any_of(found->second, [&](const Interval& one) {
+           return stamp >= one.first && stamp <= one.last;
+         });
+}
+
+std::vector<SlotRange> Replica::detach(std::span<const SlotRange> ranges, Service& to, std::uint64_t& stamp) {
+  std::vector<SlotRange> executing;
+  std::vector<SlotRange> found;
   for (const SlotRange& range : ranges) {
     if (has(range)) {
-      continue;
+      executing.push_back(range);
     }
-    auto found = take_aside([&](const SlotRange& one) { return one.first == range.first; });
-    SHOAL_CHECK(!found.empty(), "it has no arc of the slots from " + std::to_string(range.first) + " on");
-    arcs.push_back(std::move(found.front()));
+    if (has(range) || has_aside(range)) {
+      found.push_back(range);
+    }
   }
-  adopt(std::move(arcs));
+  auto arcs = take_arcs(executing);
+  std::ranges::move(take_aside([&](const SlotRange& one) { return is_among(ranges, one); }),
+                    std::back_inserter(arcs));
+  for (const auto& arc : arcs) {
+    stamp = std::max(stamp, arc->stamp());
+  }
+  to.adopt(std::move(arcs));
+  return found;
 }
 
-void Replica::join_expected() {
-  std::vector<SlotRange> here;
-  for (const SlotRange& range : expected_) {
-    if (std::ranges::any_of(aside_, [&](const auto& arc) { return arc->first_slot() == range.first; })) {
-      here.push_back(range);
-    }
+void Replica::set_aside(Service& from, const std::vector<SlotRange>& ranges, std::uint64_t stamp,
+                        const Order& executed) {
+  if (ranges.empty()) {
+    return;
   }
-  join(here);
+  for (std::unique_ptr<Arc>& arc : from.take_arcs(ranges)) {
+    arc->set_stamp(stamp + 1);
+    aside_.push_back(std::move(arc));
+  }
+  kept_.push_back(
+      {.stamp = stamp + 1, .arcs = ranges, .is_request = false, .end_slot = 0, .frames = {encode(executed)}});
+}
+
+bool Replica::catch_up(const CatchUpArcs& order, std::uint64_t stamp) {
+  if (!are_here(order.arcs, order.epoch)) {
+    return false;
+  }
+  if (!order.records.empty()) {
+    inherited_.push_back({.arcs = order.arcs, .records = order.records, .until = stamp});
+  }
+  for (const auto& arc : aside_) {
+    const auto found = std::ranges::find(order.arcs, arc->first_slot(), &SlotRange::first);
+    SHOAL_CHECK(found == order.arcs.end() ||
+                    arc->stamp() <= order.stamps[static_cast<std::size_t>(found - order.arcs.begin())],
+                "the slots from " + std::to_string(arc->first_slot()) +
+                    " on have records that the new primary lacks");
+  }
+  auto behind = take_aside([&](const SlotRange& one) { return is_among(order.arcs, one); });
+  for (std::unique_ptr<Arc>& arc : behind) {
+    const SlotRange range{arc->first_slot(), arc->end_slot()};
+    std::uint64_t executed = arc->stamp();
+    Service one(slots_, {}, limits_);
+    std::vector<std::unique_ptr<Arc>> alone;
+    alone.push_back(std::move(arc));
+    one.adopt(std::move(alone));
+    one.set_map(0, {range});
+    for (const KeptRecord& record : order.records) {
+      if (record.stamp > executed && is_among(record.arcs, range)) {
+        execute_in(record, one);
+        executed = record.stamp;
+      }
+    }
+    arc = std::move(one.take_arcs({range}).front());
+    arc->set_stamp(executed);
+  }
+  std::ranges::move(behind, std::back_inserter(aside_));
+  return true;
 }
 
 std::vector<std::unique_ptr<Arc>> Replica::take_aside(const std::function<bool(const SlotRange&)>& wanted) {
@@ -195,9 +457,10 @@ std::vector<std::unique_ptr<Arc>> Replica::take_aside(const std::function<bool(c
 
 // --- copies -----------------------------------------------------------------------------------------------------
 
-void Replica::begin_copy(std::span<const std::byte> head) {
+void Replica::begin_copy(std::span<const std::byte> head, std::uint64_t stamp) {
   ByteReader from(head, "the head of a copy");
   Copy copy;
+  copy.stamp = stamp;
   copy.range.first = from.take_between<std::uint64_t>("the first slot", 0, slots_.count() - 1);
   copy.range.end = from.take_between<std::uint64_t>("the end", copy.range.first + 1, slots_.count());
   copy.total = from.take<std::uint64_t>("the bytes");
@@ -243,15 +506,7 @@ void Replica::keep(const wire::Decoded& message) {
   if (!arriving_) {
     return;
   }
-  KeptRecord kept{.header = message.header, .frames = {}};
-  if (Record{message.header.aux} == Record::kRequest) {
-    for (const wire::Frame frame : message.nested) {
-      kept.frames.emplace_back(frame.begin(), frame.end());
-    }
-  } else {
-    kept.frames.emplace_back(message.values.begin(), message.values.end());
-  }
-  arriving_->kept.push_back(std::move(kept));
+  arriving_->kept.push_back(copy_of(message));
   ++arriving_->fresh;
 }
 
@@ -263,19 +518,14 @@ void Replica::execute_kept() {
   for (std::size_t i = 0; (i < least || bytes < kBytes) && !copy.kept.empty(); ++i) {
     const KeptRecord record = std::move(copy.kept.front());
     copy.kept.pop_front();
-    for (const auto& frame : record.frames) {
-      bytes += frame.size();
-    }
-    if (Record{record.header.aux} == Record::kRequest) {
-      const std::vector<wire::Frame> frames(record.frames.begin(), record.frames.end());
-      copy.service->replay(frames, record.header.clock);
-    } else {
-      shoal::execute(decode_order(record.frames.front()), *copy.service);
-    }
+    bytes += record.bytes();
+    execute_in(record, *copy.service);
   }
   if (copy.kept.empty()) {
     adopt(copy.service->take_arcs({copy.range}));
     arrived_ = static_cast<std::uint32_t>(copy.range.first + 1);
+    arrived_stamp_ = copy.stamp;
+    begin_interval(copy.range.first, copy.stamp);
     is_due_ = true;
     arriving_.reset();
   }

@@ -9,6 +9,11 @@
 // the arc that is arriving. When all pieces are restored, the arc gets a Service of its own and executes the kept records there, some
 // per turn; once none is left it joins the others, and is in sync.
 //
+// Records that other backups have too are kept until all have acknowledged them. When their primary has died, the new one sends them
+// to the other copies (CatchUpArcs), which execute what they lack, arc by arc, before the arcs join. Those keep them as well, until all
+// copies have joined: the new primary may die before. A copy has arrived only when all that was sent before it began is acknowledged
+// by all backups, so that no other copy of the arc lacks records that this one has not kept.
+//
 // Replies to clients are dropped. acknowledgement() is one reply for all records since the last one.
 //
 // Threads: none of its own; one owner.
@@ -19,11 +24,14 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -33,6 +41,16 @@
 #include "wire/wire.h"
 
 namespace shoal {
+
+// What a replica has kept of arcs that it gives, for their other copies.
+struct Handover {
+  std::vector<SlotRange> arcs{};
+  std::vector<std::uint64_t> stamps{};  // of each
+  std::vector<KeptRecord> records{};    // in the order of their stamps
+
+  // The part that concerns these arcs.
+  Handover part(std::span<const SlotRange> ranges) const;
+};
 
 class Replica {
  public:
@@ -62,18 +80,59 @@ class Replica {
     std::uint64_t total = 0;
   };
   std::optional<Arriving> arriving() const;
+  // Whether an arc executes records here.
+  bool has(const SlotRange& range) const;
+  // Removes arcs that execute records, with their stamps.
+  std::vector<std::unique_ptr<Arc>> take_arcs(const std::vector<SlotRange>& ranges);
   // Removes those arcs that are set aside for which wanted(range) is true.
   std::vector<std::unique_ptr<Arc>> take_aside(const std::function<bool(const SlotRange&)>& wanted);
   // Sets arcs aside that its primary will have, and makes the others of these slots, empty, before the first job. The primary says at
-  // which position they join: what it executed before was without them.
-  void expect(std::vector<std::unique_ptr<Arc>> arcs, std::span<const SlotRange> in_sync);
-  // Lets the expected arcs join. To be called when the primary has ended.
-  void join_expected();
+  // which position they join: what it executed before was without them. `handovers` are of the replicas that gave the arcs. Returns arcs
+  // that nobody needs.
+  std::vector<std::unique_ptr<Arc>> expect(std::vector<std::unique_ptr<Arc>> arcs,
+                                           std::span<const SlotRange> in_sync, std::uint32_t epoch,
+                                           std::span<const Handover> handovers);
+
+  // --- when the primary has ended -----------------------------------------------------------------------------------------
+
+  // The first slots of all arcs, also those that are set aside, and the stamps of the last records that they have executed.
+  std::vector<std::pair<std::size_t, std::uint64_t>> stamps() const;
+  // Executes an order in these arcs alone, also where they are set aside, keeps it as their last record, and sets them aside. Empty: in
+  // all that execute records, and it is not kept.
+  template <class Act>
+  auto act_on(std::span<const SlotRange> ranges, const Order& order, const Act& act) {
+    if (ranges.empty()) {
+      return act(service_);
+    }
+    Service some(slots_, {}, limits_);
+    std::uint64_t stamp = 0;
+    const std::vector<SlotRange> found = detach(ranges, some, stamp);
+    const auto finish = [&] { set_aside(some, found, stamp, order); };
+    if constexpr (std::is_void_v<decltype(act(some))>) {
+      act(some);
+      finish();
+    } else {
+      auto result = act(some);
+      finish();
+      return result;
+    }
+  }
+  // What is kept for other copies of these arcs, which were taken from here.
+  Handover hand_over(std::span<const std::unique_ptr<Arc>> arcs) const;
 
  private:
-  struct KeptRecord {
-    wire::Header header;
-    std::vector<std::vector<std::byte>> frames;
+  static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+
+  // Stamps of the records that an arc has executed here.
+  struct Interval {
+    std::uint64_t first = 0;
+    std::uint64_t last = kNever;
+  };
+  // Records of former primaries, which are kept until all copies of these arcs have joined.
+  struct Inherited {
+    std::vector<SlotRange> arcs;
+    std::vector<KeptRecord> records;
+    std::uint64_t until = kNever;  // stamp
   };
   struct Copy {
     SlotRange range;
@@ -81,6 +140,7 @@ class Replica {
     ArcRestorer restorer;
     std::uint64_t bytes = 0;
     std::uint64_t total = 0;  // estimated
+    std::uint64_t stamp = 0;  // of its beginning
     std::deque<KeptRecord> kept;
     std::size_t fresh = 0;             // kept since the last turn
     std::unique_ptr<Service> service;  // has the restored arc; null: pieces are missing
@@ -89,12 +149,25 @@ class Replica {
   // False: the record was damaged on its way and has to be sent again.
   bool execute(const wire::Decoded& message);
   bool replay(const wire::Decoded& message);
-  void execute_order(const Order& order);
-  void join(std::span<const SlotRange> ranges);
+  // False: arcs that it names are not here yet.
+  bool execute_order(const Order& order, std::uint64_t stamp);
+  // Processes the stamp and the floor of a message whose record was executed.
+  void note_stamp(const wire::Decoded& message);
+  bool catch_up(const CatchUpArcs& order, std::uint64_t stamp);
+  bool are_here(std::span<const SlotRange> ranges, std::uint32_t epoch) const;
+  // Moves these arcs to a Service; returns those that are here, and the greatest stamp of them.
+  std::vector<SlotRange> detach(std::span<const SlotRange> ranges, Service& to, std::uint64_t& stamp);
+  void set_aside(Service& from, const std::vector<SlotRange>& ranges, std::uint64_t stamp,
+                 const Order& executed);
+  void join(std::span<const SlotRange> ranges, std::uint64_t stamp);
   void adopt(std::vector<std::unique_ptr<Arc>> arcs);
-  bool has(const SlotRange& range) const;
+  bool has_executed(std::size_t first_slot, std::uint64_t stamp) const;
+  void begin_interval(std::size_t first_slot, std::uint64_t stamp);
+  void end_interval(std::size_t first_slot, std::uint64_t stamp);
+  void release(const ReleaseArcs& order, std::uint64_t stamp);
+  bool has_aside(const SlotRange& range) const;
   void keep(const wire::Decoded& message);
-  void begin_copy(std::span<const std::byte> head);
+  void begin_copy(std::span<const std::byte> head, std::uint64_t stamp);
   void add_chunk(std::span<const std::byte> chunk);
   void restore_copy();
   void execute_kept();
@@ -104,9 +177,16 @@ class Replica {
   const ServiceLimits limits_;
   std::optional<Copy> arriving_;
   std::uint32_t arrived_ = 0;                // 1 + first slot of the range whose copy was completed last
+  std::uint64_t arrived_stamp_ = 0;          // of the beginning of this copy
   std::vector<std::unique_ptr<Arc>> aside_;  // arcs that its primary has released, or does not have yet
-  std::vector<SlotRange> expected_;          // what the last assignment listed
-  wire::Decoded checked_;                    // a request that no arc executes yet
+  std::uint32_t epoch_ = 0;                  // of the last assignment
+  std::vector<SlotRange> in_sync_;           // that it lists
+  std::uint64_t executed_ = 0;               // stamp of the last record that was executed
+  std::uint64_t floor_ = 0;                  // stamp up to which all backups have acknowledged
+  std::deque<KeptRecord> kept_;
+  std::vector<Inherited> inherited_;
+  std::map<std::size_t, std::vector<Interval>> intervals_;  // by first slot
+  wire::Decoded checked_;                                   // a request that no arc executes yet
   Service service_;
   std::uint64_t position_ = 0;  // sequence of the last record that was executed
   std::string fault_;

@@ -276,15 +276,34 @@ void ReplicatedService::receive_record(std::string_view peer, std::span<const wi
     return service_.handle(peer, frames, out);  // replies what is wrong with it
   }
   const StreamId stream = decoded_.header.stream();
-  if (Replica* const replica = find_replica(stream); replica != nullptr) {
+  const bool is_fenced = fenced_.contains(stream);
+  if (Replica* const replica = find_replica(stream); replica != nullptr && !is_fenced) {
     return replica->handle(peer, decoded_);
   }
   try {
     // It is unknown as long as the assignment that names it has not arrived.
-    queue_replicate_reply(out, peer, stream, fenced_.contains(stream) ? Status::kFenced : Status::kRetry, 0);
+    queue_replicate_reply(out, peer, stream, is_fenced ? Status::kFenced : Status::kRetry, 0);
   } catch (const std::bad_alloc&) {
     // The primary sends it again.
   }
+}
+
+void ReplicatedService::close_incoming(std::span<const StreamId> streams) {
+  const std::lock_guard lock(mutex_);
+  fenced_.insert(streams.begin(), streams.end());
+}
+
+std::map<std::size_t, std::uint64_t> ReplicatedService::stamps() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::size_t, std::uint64_t> all;
+  for (const auto& replica : replicas_) {
+    if (replica->fault().empty()) {
+      for (const auto& [first_slot, stamp] : replica->stamps()) {
+        all[first_slot] = std::max(all[first_slot], stamp);
+      }
+    }
+  }
+  return all;
 }
 
 void ReplicatedService::acknowledge(ReplyQueue& out) noexcept {
@@ -364,7 +383,10 @@ bool ReplicatedService::committed(std::uint64_t position) const {
 
 bool ReplicatedService::retired() const {
   const std::lock_guard lock(mutex_);
-  return log_.committed() >= retired_at_;
+  return std::ranges::all_of(released_, [&](const auto& one) {
+    const auto found = log_.streams().find(one.first);
+    return found == log_.streams().end() || found->second.acknowledged >= one.second;
+  });
 }
 
 ReplicationStatus ReplicatedService::replication() const {

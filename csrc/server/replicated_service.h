@@ -30,6 +30,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -149,16 +150,25 @@ class ReplicatedService {
   std::uint64_t position() const;
   // Whether every stream has acknowledged everything up to it.
   bool committed(std::uint64_t position) const;
-  // Whether all that was appended before arcs left the Service is committed.
+  // Whether the backups of arcs that have left the Service have acknowledged all of their records. Other streams may begin with arcs
+  // that the same assignment has brought, and wait until their backups are assigned.
   bool retired() const;
   ReplicationStatus replication() const;
-  // Lets the arcs join that the primary of a stream has not named yet: it has ended.
-  void join_expected(StreamId stream);
+  // Refuses all further records of incoming streams, whose primaries have died. Their replicas stay until the next assignment.
+  void close_incoming(std::span<const StreamId> streams);
+  // How far the copies of arcs are, by first slot, those that are set aside as well. Without replicas that have diverged.
+  std::map<std::size_t, std::uint64_t> stamps() const;
   // Calls act(Service&) with the Service of the replica of a stream. What it does is appended to no log.
   template <class Act>
   auto with_replica(StreamId stream, const Act& act) {
     const std::lock_guard lock(mutex_);
     return act(replica_of(stream).service());
+  }
+  // As Replica::act_on().
+  template <class Act>
+  auto act_on_replica(StreamId stream, std::span<const SlotRange> arcs, const Order& order, const Act& act) {
+    const std::lock_guard lock(mutex_);
+    return replica_of(stream).act_on(arcs, order, act);
   }
 
   // --- data: called by the data loop's thread --------------------------------------------------------------------------
@@ -204,9 +214,16 @@ class ReplicatedService {
   Replica& replica_of(StreamId stream);
   // replicated_service_assign.cc
   void check(const Assignment& assignment) const;
-  void update_streams(const Assignment& assignment);
-  void open_stream(const Assignment::Outgoing& wanted);
-  void update_stream(ReplicationLog::Stream& stream, const Assignment::Outgoing& wanted);
+  // Removes the arcs which are wanted elsewhere from the replicas, and drops the replicas that are not listed.
+  Arcs take_from_replicas(const Assignment& assignment, std::vector<Handover>& handovers,
+                          std::vector<std::unique_ptr<Replica>>& dropped);
+  // Discards copies of arcs that are older than another one.
+  void discard_old(const Assignment& assignment, Arcs& arcs, std::vector<Handover>& handovers);
+  void update_streams(const Assignment& assignment, std::span<const Handover> handovers);
+  void update_stream(ReplicationLog::Stream& stream, const Assignment::Outgoing& wanted,
+                     const Assignment& assignment, std::span<const Handover> handovers);
+  void append_catch_up(StreamId stream, std::uint32_t epoch, std::span<const SlotRange> joining,
+                       const Handover& handover);
   // What the backup has of the stream's copy is dropped; it begins again.
   void abort_copy(ReplicationLog::Stream& stream);
   // Begins and continues copies, as far as the rate and the acknowledgements allow.
@@ -220,12 +237,12 @@ class ReplicatedService {
   ReplicationLog log_;
   std::uint32_t assigned_ = 0;  // epoch of the last assignment
   std::vector<std::unique_ptr<Replica>> replicas_;
-  std::set<StreamId> fenced_;     // incoming streams that were closed
-  std::uint64_t retired_at_ = 0;  // the position at which arcs left the Service last
-  std::uint64_t copy_rate_ = 0;   // bytes per second; 0: no limit
-  double copy_allowed_ = 0;       // bytes that may be appended now
-  Milliseconds copied_ = 0;       // when copy_allowed_ was computed
-  Milliseconds take_at_ = 0;      // when pieces of copies are taken next
+  std::set<StreamId> fenced_;                   // incoming streams that were closed
+  std::map<StreamId, std::uint64_t> released_;  // sequence of the last RELEASE of arcs that left the Service
+  std::uint64_t copy_rate_ = 0;                 // bytes per second; 0: no limit
+  double copy_allowed_ = 0;                     // bytes that may be appended now
+  Milliseconds copied_ = 0;                     // when copy_allowed_ was computed
+  Milliseconds take_at_ = 0;                    // when pieces of copies are taken next
   Milliseconds copy_due_ = ReplicationLog::kNever;
   std::atomic<std::uint64_t> targets_version_{0};
   wire::Decoded decoded_;  // the current REPLICATE, or its reply

@@ -22,6 +22,8 @@ bool contains(std::span<const SlotRange> ranges, const SlotRange& one) noexcept 
   return std::ranges::any_of(ranges, [&](const SlotRange& range) { return range.first == one.first; });
 }
 
+SlotRange range_of(const Arc& arc) noexcept { return {arc.first_slot(), arc.end_slot()}; }
+
 }  // namespace
 
 Replica* ReplicatedService::find_replica(StreamId stream) noexcept {
@@ -34,11 +36,6 @@ Replica& ReplicatedService::replica_of(StreamId stream) {
   Replica* const replica = find_replica(stream);
   SHOAL_CHECK(replica != nullptr, "this endpoint holds no replica of stream " + std::to_string(stream));
   return *replica;
-}
-
-void ReplicatedService::join_expected(StreamId stream) {
-  const std::lock_guard lock(mutex_);
-  replica_of(stream).join_expected();
 }
 
 // A replica that has diverged gives no arcs.
@@ -65,20 +62,62 @@ void ReplicatedService::assign(const Assignment& assignment) {
     return;
   }
   check(assignment);
-  Arcs loose;  // on their way
+  std::vector<Handover> handovers;
+  Arcs loose = take_from_replicas(assignment, handovers, dropped);  // on their way
+  discard_old(assignment, loose, handovers);
   const auto take = [&](std::span<const SlotRange> wanted) {
     Arcs arcs;
     for (std::unique_ptr<Arc>& arc : loose) {
-      if (contains(wanted, {arc->first_slot(), arc->end_slot()})) {
+      if (contains(wanted, range_of(*arc))) {
         arcs.push_back(std::move(arc));
       }
     }
     std::erase(loose, nullptr);
     return arcs;
   };
+  // Deferred reads of slots that leave are answered before their arcs leave.
+  std::vector<SlotRange> leaves;
+  for (const SlotRange& range : service_.arcs()) {
+    if (!contains(assignment.primary, range)) {
+      leaves.push_back(range);
+    }
+  }
+  Arcs promoted = take(assignment.primary);
+  std::uint64_t stamp = std::uint64_t{assignment.epoch} << ReplicationLog::kEpochShift;
+  for (const auto& arc : promoted) {
+    arc->end_saves();  // a save fails with its server
+    stamp = std::max(stamp, arc->stamp() + 1);
+  }
+  service_.adopt(std::move(promoted));
+  service_.set_map(assignment.epoch, assignment.primary);
+  log_.advance_stamp(stamp);
+  for (std::unique_ptr<Arc>& arc : service_.take_arcs(leaves)) {
+    arc->set_stamp(log_.stamp());
+    loose.push_back(std::move(arc));
+  }
+  for (const Assignment::Incoming& one : assignment.incoming) {
+    Replica* replica = find_replica(one.stream);
+    if (replica == nullptr) {
+      replica = replicas_.emplace_back(std::make_unique<Replica>(one.stream, Slots(slots()), limits_)).get();
+    }
+    std::ranges::move(replica->expect(take(one.in_sync), one.in_sync, assignment.epoch, handovers),
+                      std::back_inserter(loose));
+  }
+  service_.discard(std::move(loose));
+  update_streams(assignment, handovers);
+  copy_rate_ = assignment.copy_rate;
+  assigned_ = assignment.epoch;
+  targets_version_.fetch_add(1, std::memory_order_acq_rel);
+  wake();
+}
+
+ReplicatedService::Arcs ReplicatedService::take_from_replicas(
+    const Assignment& assignment, std::vector<Handover>& handovers,
+    std::vector<std::unique_ptr<Replica>>& dropped) {
+  Arcs loose;
   const auto listed = [&](StreamId stream) {
-    const auto found = std::ranges::find(assignment.incoming, stream, &Assignment::Incoming::stream);
-    return found == assignment.incoming.end() ? nullptr : &*found;
+    return std::ranges::find(assignment.incoming, stream, &Assignment::Incoming::stream) !=
+           assignment.incoming.end();
   };
   // Whether an arc of the replica of a stream is wanted elsewhere.
   const auto is_wanted = [&](const SlotRange& range, StreamId from) {
@@ -90,56 +129,63 @@ void ReplicatedService::assign(const Assignment& assignment) {
   // Replicas of streams that are not listed are fenced, and give all arcs. The others give what is wanted elsewhere; the rest stays,
   // also what the assignment does not list: it may have arrived since.
   for (std::unique_ptr<Replica>& replica : replicas_) {
-    const bool stays = listed(replica->stream()) != nullptr;
+    const bool stays = listed(replica->stream());
     std::vector<SlotRange> gives;
     for (const SlotRange& range : replica->service().arcs()) {
-      if (is_wanted(range, replica->stream())) {
+      if (!stays || is_wanted(range, replica->stream())) {
         gives.push_back(range);
       }
     }
-    std::ranges::move(replica->service().take_arcs(gives), std::back_inserter(loose));
+    Arcs given = replica->take_arcs(gives);
     std::ranges::move(
         replica->take_aside([&](const SlotRange& range) { return !stays || is_wanted(range, 0); }),
-        std::back_inserter(loose));
+        std::back_inserter(given));
     if (!stays) {
+      handovers.push_back(replica->hand_over(given));
       fenced_.insert(replica->stream());
       dropped.push_back(std::move(replica));
     }
+    std::ranges::move(given, std::back_inserter(loose));
   }
   std::erase(replicas_, nullptr);
-  // Deferred reads of slots that leave are answered before their arcs leave.
-  std::vector<SlotRange> leaves;
-  for (const SlotRange& range : service_.arcs()) {
-    if (!contains(assignment.primary, range)) {
-      leaves.push_back(range);
-    }
-  }
-  Arcs promoted = take(assignment.primary);
-  for (const auto& arc : promoted) {
-    arc->end_saves();  // a save fails with its server
-  }
-  service_.adopt(std::move(promoted));
-  service_.set_map(assignment.epoch, assignment.primary);
-  std::ranges::move(service_.take_arcs(leaves), std::back_inserter(loose));
-  for (const Assignment::Incoming& one : assignment.incoming) {
-    Replica* replica = find_replica(one.stream);
-    if (replica == nullptr) {
-      replica = replicas_.emplace_back(std::make_unique<Replica>(one.stream, Slots(slots()), limits_)).get();
-    }
-    replica->expect(take(one.in_sync), one.in_sync);
-  }
-  service_.discard(std::move(loose));
-  update_streams(assignment);
-  if (!leaves.empty()) {
-    retired_at_ = log_.position();
-  }
-  copy_rate_ = assignment.copy_rate;
-  assigned_ = assignment.epoch;
-  targets_version_.fetch_add(1, std::memory_order_acq_rel);
-  wake();
+  return loose;
 }
 
-void ReplicatedService::update_streams(const Assignment& assignment) {
+// A copy that was given up may still be here when the arc has been copied to this endpoint once more.
+void ReplicatedService::discard_old(const Assignment& assignment, Arcs& arcs,
+                                    std::vector<Handover>& handovers) {
+  const auto is_newer = [&](const SlotRange& range) {
+    return contains(service_.arcs(), range) ||
+           std::ranges::any_of(assignment.incoming, [&](const Assignment::Incoming& one) {
+             const Replica* const replica = find_replica(one.stream);
+             return contains(one.in_sync, range) && replica != nullptr && replica->has(range);
+           });
+  };
+  std::ranges::sort(arcs, [](const auto& one, const auto& other) {
+    return std::pair(one->first_slot(), other->stamp()) < std::pair(other->first_slot(), one->stamp());
+  });
+  Arcs newest;
+  Arcs old;
+  for (std::unique_ptr<Arc>& arc : arcs) {
+    const bool is_first = newest.empty() || newest.back()->first_slot() != arc->first_slot();
+    (is_first && !is_newer(range_of(*arc)) ? newest : old).push_back(std::move(arc));
+  }
+  for (Handover& handover : handovers) {
+    std::vector<SlotRange> left;
+    for (std::size_t i = 0; i < handover.arcs.size(); ++i) {
+      if (std::ranges::any_of(newest, [&](const auto& arc) {
+            return arc->first_slot() == handover.arcs[i].first && arc->stamp() == handover.stamps[i];
+          })) {
+        left.push_back(handover.arcs[i]);
+      }
+    }
+    handover = handover.part(left);
+  }
+  service_.discard(std::move(old));
+  arcs = std::move(newest);
+}
+
+void ReplicatedService::update_streams(const Assignment& assignment, std::span<const Handover> handovers) {
   std::vector<StreamId> closed;
   for (const auto& [id, stream] : log_.streams()) {
     if (std::ranges::find(assignment.outgoing, id, &Assignment::Outgoing::stream) ==
@@ -149,26 +195,43 @@ void ReplicatedService::update_streams(const Assignment& assignment) {
   }
   for (const StreamId id : closed) {
     log_.close(id);
+    released_.erase(id);
   }
   for (const Assignment::Outgoing& wanted : assignment.outgoing) {
-    if (ReplicationLog::Stream* const stream = log_.find(wanted.stream); stream != nullptr) {
-      update_stream(*stream, wanted);
-    } else {
-      open_stream(wanted);
+    if (log_.find(wanted.stream) == nullptr) {
+      // No orders of the past: arcs bring their tables and their budget along.
+      log_.open(wanted.stream, wanted.address, wanted.server_key);
     }
+    update_stream(*log_.find(wanted.stream), wanted, assignment, handovers);
   }
   if (log_.has_streams()) {
     service_.track_executed();
   }
 }
 
-void ReplicatedService::open_stream(const Assignment::Outgoing& wanted) {
-  log_.open(wanted.stream, wanted.address, wanted.server_key);
-  // No orders of the past: arcs bring their tables and their budget along.
-  update_stream(*log_.find(wanted.stream), wanted);
+void ReplicatedService::append_catch_up(StreamId stream, std::uint32_t epoch,
+                                        std::span<const SlotRange> joining, const Handover& handover) {
+  constexpr std::size_t kBytes = std::size_t{1} << 20U;
+  Handover part = handover.part(joining);
+  if (part.arcs.empty()) {
+    return;
+  }
+  CatchUpArcs order{.epoch = epoch, .arcs = part.arcs, .stamps = part.stamps};
+  std::size_t bytes = 0;
+  for (KeptRecord& record : part.records) {
+    if (bytes > kBytes) {
+      append_order(order, stream);
+      order.records.clear();
+      bytes = 0;
+    }
+    bytes += record.bytes();
+    order.records.push_back(std::move(record));
+  }
+  append_order(order, stream);
 }
 
-void ReplicatedService::update_stream(ReplicationLog::Stream& stream, const Assignment::Outgoing& wanted) {
+void ReplicatedService::update_stream(ReplicationLog::Stream& stream, const Assignment::Outgoing& wanted,
+                                      const Assignment& assignment, std::span<const Handover> handovers) {
   std::vector<SlotRange> in_sync = wanted.in_sync;
   for (const SlotRange& range : wanted.arriving) {
     if (contains(stream.arrived, range)) {
@@ -176,7 +239,7 @@ void ReplicatedService::update_stream(ReplicationLog::Stream& stream, const Assi
     }
   }
   std::ranges::sort(in_sync, {}, &SlotRange::first);
-  ReleaseArcs released;
+  ReleaseArcs released{.epoch = assignment.epoch};
   for (const SlotRange& range : stream.in_sync) {
     if (!contains(in_sync, range)) {
       released.arcs.push_back(range);
@@ -184,11 +247,18 @@ void ReplicatedService::update_stream(ReplicationLog::Stream& stream, const Assi
   }
   if (!released.arcs.empty()) {
     append_order(released, stream.id);
+    if (std::ranges::any_of(released.arcs,
+                            [&](const SlotRange& range) { return !contains(assignment.primary, range); })) {
+      released_[stream.id] = stream.last();
+    }
   }
-  JoinArcs joined;
+  JoinArcs joined{.epoch = assignment.epoch};
   std::ranges::copy_if(in_sync, std::back_inserter(joined.arcs),
                        [&](const SlotRange& range) { return !contains(stream.in_sync, range); });
   if (!joined.arcs.empty()) {
+    for (const Handover& handover : handovers) {
+      append_catch_up(stream.id, assignment.epoch, joined.arcs, handover);
+    }
     append_order(joined, stream.id);
   }
   if (stream.copy && !contains(wanted.arriving, stream.copy->range)) {

@@ -48,6 +48,14 @@ bool ReplicationLog::touches(const Stream& stream, std::span<const SlotRange> ar
          std::ranges::any_of(arcs, [&](const SlotRange& arc) { return stream.has(arc.first); });
 }
 
+bool ReplicationLog::have_several(std::span<const SlotRange> arcs) const noexcept {
+  return streams_.size() > 1 && (arcs.empty() || std::ranges::any_of(arcs, [&](const SlotRange& arc) {
+                                   return std::ranges::count_if(streams_, [&](const auto& one) {
+                                            return one.second.has(arc.first);
+                                          }) > 1;
+                                 }));
+}
+
 void ReplicationLog::add(Stream& stream, Entry entry) {
   const std::size_t bytes = entry.record->bytes();
   const bool is_kept = stream.copy && stream.copy->has_begun && entry.record->kind == Record::kRequest;
@@ -62,7 +70,9 @@ void ReplicationLog::add_copy(Stream& stream, Record kind, SharedFrame frame) {
   LogRecord record{.kind = kind, .count = 1};
   record.frames[0] = std::move(frame);
   // It is acknowledged before any record that is appended from now on, so that nothing else has to wait for it.
-  add(stream, {.record = std::make_shared<const LogRecord>(std::move(record)), .position = position_ + 1});
+  add(stream, {.record = std::make_shared<const LogRecord>(std::move(record)),
+               .position = position_ + 1,
+               .stamp = stamp_ + 1});
 }
 
 void ReplicationLog::begin_copy(Stream& stream, std::shared_ptr<ArcCopy> source) {
@@ -128,6 +138,16 @@ std::uint64_t ReplicationLog::committed() const noexcept {
   return position;
 }
 
+std::uint64_t ReplicationLog::floor() const noexcept {
+  std::uint64_t stamp = stamp_;
+  for (const auto& [id, stream] : streams_) {
+    if (!stream.entries.empty()) {
+      stamp = std::min(stamp, stream.entries.front().stamp - 1);
+    }
+  }
+  return stamp;
+}
+
 bool ReplicationLog::is_stopped() const noexcept {
   return std::ranges::any_of(
       streams_, [&](const auto& one) { return one.second.stopped() || now_ - one.second.heard > kSilentMs; });
@@ -164,6 +184,13 @@ bool ReplicationLog::next_message(Stream& stream, StreamMessage& message) noexce
   }
   Header header{.op = wire::Op::kReplicate};
   header.set_stream(stream.id);
+  const auto set_stamp = [&](std::uint64_t stamp, bool is_shared) {
+    const std::uint64_t least = floor();
+    const std::uint64_t distance = stamp < least ? 0 : std::min(stamp - least, kMaxDistance);
+    header.set_stamp(stamp);
+    header.dim = static_cast<std::uint16_t>(2 * distance + (is_shared ? 1 : 0));
+  };
+  header.set_stamp(0);
   message.count = 0;
   const std::uint64_t next = stream.sent + 1;
   if (next > stream.last() || stream.sent_bytes > kMaxSentBytes) {
@@ -173,6 +200,9 @@ bool ReplicationLog::next_message(Stream& stream, StreamMessage& message) noexce
     stream.alive_due = false;
     header.sequence = stream.sent;
     header.aux = static_cast<std::uint32_t>(Record::kAlive);
+    if (next > stream.last()) {
+      set_stamp(stamp_, false);  // the backup has all up to it, if it has all that was sent
+    }
     wire::encode(header, {}, message.header);
     stream.last_sent = now_;
     return true;
@@ -181,6 +211,9 @@ bool ReplicationLog::next_message(Stream& stream, StreamMessage& message) noexce
   const LogRecord& record = *entry.record;
   header.sequence = next;
   header.aux = static_cast<std::uint32_t>(record.kind);
+  if (record.kind != Record::kCopyChunk && record.kind != Record::kCopyEnd) {
+    set_stamp(entry.stamp, entry.is_shared);
+  }
   std::array<wire::Frame, wire::kMaxFrames> payload;
   std::size_t own = 0;  // frames that this header covers
   if (record.kind == Record::kRequest) {

@@ -14,6 +14,12 @@
 // well, which the backup keeps: where they become many, the copy rate is ignored. The arc is in sync once the backup reports that it
 // has executed them.
 //
+// Where arcs have several copies, these may differ by the last records when their primary dies. Records have *stamps*, viewstamps of
+// Oki and Liskov (PODC'88): a stamp is above all those of former primaries of the same arcs, and of the log's records before. So the
+// copy of the greatest stamp has all that any has, and serves next; it sends the others what they lack, before its own records. For
+// this a backup keeps the records that other streams have too, until they are below the *floor*: acknowledged by all streams. Each
+// message names it. Orders of one stream have the stamp of the assignment that appends them.
+//
 // A stream of which nothing is heard for kSilentMs stops replies, although it may have acknowledged all records: another endpoint
 // may have been promoted. A stream with a fault, or that its backup has fenced, stops them until it is closed.
 //
@@ -86,9 +92,16 @@ class ReplicationLog {
   static constexpr std::size_t kManyKeptBytes = std::size_t{64}
                                                 << 20U;  // records that the backup keeps for a copy
 
+  // Of stamps: those of an epoch are above all of the epochs before.
+  static constexpr unsigned kEpochShift = 36;
+  // In `dim` of a REPLICATE: how far the floor is below the stamp, twice, and 1 if other streams have the record too.
+  static constexpr std::uint64_t kMaxDistance = 0x7fff;  // or more
+
   struct Entry {
     std::shared_ptr<const LogRecord> record;
     std::uint64_t position = 0;
+    std::uint64_t stamp = 0;
+    bool is_shared = false;  // other streams have it too
     bool is_whole =
         false;  // REQUEST: all arcs that executed it are the stream's, so that the backup has the same status
     std::uint32_t applied =
@@ -156,10 +169,17 @@ class ReplicationLog {
               std::optional<StreamId> only = {}) {
     const auto shared = std::make_shared<const LogRecord>(std::move(record));
     ++position_;
+    stamp_ += only ? 0U : 1U;
+    const auto gets_it = [&](const Stream& stream) {
+      return touches(stream, arcs) && (!only || *only == stream.id);
+    };
+    const bool is_shared = !only && have_several(arcs);
     for (auto& [id, stream] : streams_) {
-      if (touches(stream, arcs) && (!only || *only == id)) {
+      if (gets_it(stream)) {
         add(stream, {.record = shared,
                      .position = position_,
+                     .stamp = stamp_,
+                     .is_shared = is_shared,
                      .is_whole = std::ranges::all_of(
                          arcs, [&to = stream](const SlotRange& arc) { return to.is_in_sync(arc.first); }),
                      .applied = applied(stream)});
@@ -174,8 +194,13 @@ class ReplicationLog {
   // bytes are waiting to be acknowledged.
   std::size_t append_chunks(Stream& stream, std::uint64_t allowed);
   std::uint64_t position() const noexcept { return position_; }
+  std::uint64_t stamp() const noexcept { return stamp_; }
+  // Begins with stamps of at least this number, for orders of streams that an assignment appends.
+  void advance_stamp(std::uint64_t least) noexcept { stamp_ = std::max(stamp_ + 1, least); }
   // All positions up to it are acknowledged by all streams.
   std::uint64_t committed() const noexcept;
+  // Likewise, all stamps.
+  std::uint64_t floor() const noexcept;
   // Whether replies to what has been appended so far may leave.
   bool open_gate() const noexcept { return held_.empty() && committed() == position_ && !is_stopped(); }
   // Whether a stream is silent or stopped.
@@ -206,12 +231,15 @@ class ReplicationLog {
     Reply reply;
   };
   static bool touches(const Stream& stream, std::span<const SlotRange> arcs) noexcept;
+  // Whether several streams have one of these arcs; without arcs, whether there are several.
+  bool have_several(std::span<const SlotRange> arcs) const noexcept;
   void add(Stream& stream, Entry entry);
   // Adds a record that no reply waits for.
   void add_copy(Stream& stream, wire::Record kind, SharedFrame frame);
 
   std::map<StreamId, Stream> streams_;
   std::uint64_t position_ = 0;
+  std::uint64_t stamp_ = 0;
   std::deque<Held> held_;
   Milliseconds now_ = 0;
 };

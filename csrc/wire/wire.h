@@ -161,6 +161,12 @@ struct Header {
     table = static_cast<std::uint32_t>(stream);
     job = static_cast<std::uint32_t>(stream >> 32U);
   }
+  // REPLICATE: the stamp of the record (server/replication_log.h).
+  std::uint64_t stamp() const noexcept { return std::uint64_t{incarnation} << 32U | worker; }
+  void set_stamp(std::uint64_t stamp) noexcept {
+    worker = static_cast<std::uint32_t>(stamp);
+    incarnation = static_cast<std::uint32_t>(stamp >> 32U);
+  }
 };
 static_assert(sizeof(Header) == 64 && alignof(Header) == 8);
 static_assert(offsetof(Header, version) == 4 && offsetof(Header, op) == 5 && offsetof(Header, status) == 6 &&

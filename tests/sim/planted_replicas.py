@@ -145,6 +145,33 @@ class CopyMissesRecords(Replicated):
         )  # fmt: skip
 
 
+class SendsNothingMissing(CopyMissesRecords):
+    """A new primary does not send the other copies what they lack: a table that they have is added instead."""
+
+    def arrive(self, address, peer, frames):
+        is_order = b"~" in bytes(peer) and int.from_bytes(frames[0][44:48], "little") == _ORDER
+        if is_order and address in self.services and frames[1][0] == _CATCH_UP:
+            frames = [self._renumbered(frames[0]), *self.order[1:]]
+        super().arrive(address, peer, frames)
+
+    def _is_copying(self, address):
+        return False
+
+
+class LeastStampServes(_WithScheduler):
+    """The copy that has least of the records of a dead primary serves next."""
+
+    def change(self, membership):
+        stamps = membership._replicas.stamps
+        report = stamps.report
+
+        def inverted(closed):
+            turned = [structs.replace(one, stamp=(1 << 62) - 1 - one.stamp) for one in closed.stamps]
+            report(structs.replace(closed, stamps=tuple(turned)))
+
+        stamps.report = inverted
+
+
 class ForgetsInputs(Replicated):
     """The journal lacks which events all peers have seen."""
 
@@ -206,12 +233,14 @@ class Bug(NamedTuple):
 
 
 _REQUEST, _ORDER = 1, 2  # records of a stream
+_CATCH_UP = 12  # number of an order
 SLOW = Weather(jitter=0.02)
 KILL = Scenario(mode="asp", faults=("kill",), weather=SLOW)
 TABLES = Scenario(
     mode="bsp", faults=("kill", "join", "kill"), weather=SLOW, tables="mixed", slot_bytes=1 << 16, copy_rate=100_000
 )
 MOVES = Scenario(mode="asp", faults=("join", "drain", "join"), replicas=0, tables="mixed")
+TWO = Scenario(mode="asp", faults=("kill-two", "join", "kill-two"), servers=5, replicas=2, weather=SLOW)
 DISK = Scenario(mode="asp", faults=("scheduler", "join", "scheduler", "kill", "scheduler"), disk=0.2)
 BUGS = [
     Bug(1, RepliesBeforeCommit, KILL, "exactly once", 2),
@@ -219,6 +248,8 @@ BUGS = [
     Bug(2, RepliesBeforeCommit, KILL, "as acknowledged"),
     Bug(2, AssignsAllAtOnce, MOVES, "both serve"),
     Bug(3, BackupDrifts, KILL, "differ from their copy"),
+    Bug(3, SendsNothingMissing, TWO, "differ from their copy"),
+    Bug(3, LeastStampServes, TWO, "have records that the new primary lacks"),
     Bug(4, LosesCounts, TABLES, "differ from an undisturbed run"),
     Bug(5, RepliesBeforeCommit, KILL, "versions", 8),
     Bug(6, RenumbersFunctions, TABLES, "UnexpectedRowsError"),

@@ -82,13 +82,15 @@ class ReplicatedServer(Process):
     def hear(self, message):
         if not self.world.runs(self, self.hear, message):
             return
-        if not isinstance(message, m.Order | m.Assign):
+        if not isinstance(message, m.Order | m.Assign | m.CloseStreams):
             super().hear(message)
         elif self.control is None:
             self.waiting.append(message)
         elif self.fault is None and not self.is_outdated(message):
             self.world.monitor.ordered(self, message)
-            if isinstance(message, m.Assign):
+            if isinstance(message, m.CloseStreams):
+                self.send(self.control.close_streams(message))
+            elif isinstance(message, m.Assign):
                 self.control.assign(message)
                 self.world.monitor.assigned(self)
             elif message.number == self.taken + 1:
@@ -247,6 +249,7 @@ class Replicated(Whole):
         self.process_of = {}  # server by address
         self.over = False
         self.cuts = set()  # (from, to) of processes, None for the scheduler
+        self.condemned = []  # servers that will be killed
         self.uncommitted, self.waiting_out, self.committing = [], [], False
         self.inputs, self.is_down = [], False
         self.stalled_until = 0.0  # the scheduler does nothing
@@ -392,6 +395,8 @@ class Replicated(Whole):
         """Whether each arc has all of its copies: as many servers may die, whatever is under way."""
         map = self.newest_map()
         if map is None or self.uncommitted:
+            return False
+        if any(one.alive for one in self.condemned):
             return False
         if self.cuts or any(not one.alive or one.stopped_until > self.network.now for one in self.members()):
             return False  # one has died already, or may be declared dead

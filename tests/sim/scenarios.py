@@ -49,7 +49,8 @@ class Scenario:
 
     def kinds(self):
         """Return the faults that the cluster survives."""
-        return [*DANGEROUS, *DANGEROUS, *HARMLESS] if self.replicas else list(HARMLESS)
+        dangerous = [*DANGEROUS, *DANGEROUS] if self.replicas else []
+        return [*dangerous, *["kill-two"] * (self.replicas > 1), *HARMLESS]
 
     def drawn(self, seed):
         """Return the scenario of a seed."""
@@ -99,7 +100,7 @@ def prepare(seed, scenario, kind=Replicated):
     cluster.happened, cluster.planned, cluster.muted_until = [], len(faults), 0.0
     for number, fault in enumerate(faults):
         clock = rng.randint(1, scenario.clocks - 2) if scenario.random_faults else 2 + 2 * number
-        if fault in DANGEROUS:
+        if fault in DANGEROUS or fault == "kill-two":
             cluster.once(clock, cluster.when_redundant, _happen, cluster, program, rng, fault)
         else:
             cluster.once(clock, _happen, cluster, program, rng, fault)
@@ -118,6 +119,12 @@ def _happen(cluster, program, rng, fault):
     cluster.happened.append(fault)
     if fault == "kill":
         rng.choice(members).kill()
+    elif fault == "kill-two":  # the second one at the same time, or while the first one is being replaced
+        if len(members) > 2:
+            one, other = rng.sample(members, 2)
+            one.kill()
+            cluster.condemned.append(other)
+            cluster.network.after(rng.choice([0.0, rng.random() * LONG]), other.kill)
     elif fault == "stop":
         rng.choice(servers).stop(rng.choice([SHORT, LONG]))
     elif fault == "cut":
@@ -214,6 +221,11 @@ def _scenarios():
         "kill-join-kill": {"faults": ("kill", "join", "kill")},
         "drain": {"faults": ("drain", "rebalance", "join"), "servers": 4},
         "drain-join-kill": {"faults": ("join", "drain", "kill"), "servers": 3, "endpoints_each": 2},
+        "kill-two": {"faults": ("kill-two", "join", "kill-two"), "servers": 5, "replicas": 2},
+        "tables-2": {
+            "faults": ("kill-two", "join", "join", "kill-two"), "servers": 5, "replicas": 2, "tables": "mixed",
+            "copy_rate": SLOW,
+        },
         "slow-moves": {"faults": ("join", "drain", "join"), "replicas": 0, "tables": "mixed", "copy_rate": SLOW},
         "moves": {"faults": ("join", "drain", "scheduler", "join", "rebalance"), "replicas": 0, "tables": "mixed"},
         "disk": {"faults": ("scheduler", "kill", "scheduler", "join", "scheduler"), "disk": 0.03},

@@ -216,8 +216,8 @@ def _replica_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="copies of each slot on other servers, fewer than --servers: a server may die without the loss of a push, "
-        "and others after the copies are made again (default: 0, the loss of a server ends the job)",
+        help="copies of each slot on other servers, fewer than --servers: so many servers may die at the same time "
+        "without the loss of a push (default: 0, the loss of a server ends the job)",
     )
     parser.add_argument(
         "--copy-rate",

@@ -56,10 +56,12 @@ __all__ = [
     "AcceptedReply",
     "AddTable",
     "Admit",
+    "ArcStamp",
     "Assign",
     "Assigned",
     "Barrier",
     "BarrierReply",
+    "CloseStreams",
     "CreateTable",
     "Dismiss",
     "Drain",
@@ -105,6 +107,7 @@ __all__ = [
     "StartJob",
     "StopCluster",
     "StreamProgress",
+    "StreamsClosed",
     "TableRecord",
     "TableReply",
     "TakeSplit",
@@ -130,6 +133,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _Number: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 62)]  # of requests and orders
 _Small: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]  # ranks, incarnations, clocks: 32 bits on the wire
 _Word: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Stream: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 _Tables: TypeAlias = Annotated[tuple[_Word, ...], Meta(max_length=1 << 20)]
 _Status: TypeAlias = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
@@ -559,10 +563,33 @@ class Assigned(_Message, frozen=True, tag="assigned"):
     fault: _Text = ""
 
 
+class CloseStreams(_Message, frozen=True, tag="close"):
+    """The primaries of these streams have died: a server takes no more of their records, and reports how far it is."""
+
+    streams: Annotated[tuple[_Stream, ...], Meta(max_length=1 << 14)]
+    generation: _Word = 0
+
+
+class ArcStamp(_Message, frozen=True):
+    """The stamp of the last record that the copy of an arc at an endpoint has executed."""
+
+    endpoint: _Count
+    first_slot: _Count
+    stamp: _Count
+
+
+class StreamsClosed(_Message, frozen=True, tag="closed"):
+    """A server has closed these streams. ``stamps`` are those of all its copies, apart from incomplete ones."""
+
+    sender: _Sender
+    streams: Annotated[tuple[_Stream, ...], Meta(max_length=1 << 14)]
+    stamps: Annotated[tuple[ArcStamp, ...], Meta(max_length=1 << 18)] = ()
+
+
 class StreamProgress(_Message, frozen=True):
     """How far a stream's backup is behind, and how much of the arriving arc is copied."""
 
-    stream: Annotated[int, Meta(ge=1, lt=1 << 53)]
+    stream: _Stream
     lag_records: _Count
     lag_bytes: _Count
     copied_bytes: _Count = 0
@@ -602,7 +629,9 @@ class Events(_Message, frozen=True, tag="news"):
     generation: _Word = 0
 
 
-Message: TypeAlias = Request | Reply | Order | OrderReply | Assign | Assigned | Heartbeat | Events
+Message: TypeAlias = (
+    Request | Reply | Order | OrderReply | Assign | Assigned | CloseStreams | StreamsClosed | Heartbeat | Events
+)
 
 _CHECKSUM = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

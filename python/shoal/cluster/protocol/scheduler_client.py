@@ -50,6 +50,7 @@ from shoal.cluster.protocol.messages import (
     ArcLoad,
     Assign,
     Assigned,
+    CloseStreams,
     Drain,
     ErrorReply,
     Event,
@@ -77,6 +78,7 @@ from shoal.cluster.protocol.messages import (
     ServerGone,
     StopCluster,
     StreamProgress,
+    StreamsClosed,
     checked,
     decode,
     encode,
@@ -186,7 +188,7 @@ class SchedulerClient:
         self._fault: ShoalError | None = None
         self._open = True
         self._stopped = False
-        self._orders: queue.SimpleQueue[Order | Assign] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Order | Assign | CloseStreams] = queue.SimpleQueue()
         # The thread's own.
         self._welcome: HelloReply | None = None
         self._last_message = 0.0  # time of the last message; 0: none
@@ -524,8 +526,8 @@ class SchedulerClient:
         for call in calls:
             call.answered.set()
 
-    def next_order(self, timeout: float) -> Order | Assign | None:
-        """Return the next order for a server, or an assignment: it may arrive repeatedly.
+    def next_order(self, timeout: float) -> Order | Assign | CloseStreams | None:
+        """Return the next order for a server, or an assignment or streams to close: these may arrive repeatedly.
 
         Parameters
         ----------
@@ -534,15 +536,15 @@ class SchedulerClient:
 
         Returns
         -------
-        Order, Assign or None
+        Order, Assign, CloseStreams or None
         """
         try:
             return self._orders.get(timeout=timeout)
         except queue.Empty:
             return None
 
-    def report(self, done: OrderReply | Assigned) -> None:
-        """Send the result of an order, or the confirmation of an assignment."""
+    def report(self, done: OrderReply | Assigned | StreamsClosed) -> None:
+        """Send the result of an order, the confirmation of an assignment, or the stamps of closed streams."""
         if isinstance(done, OrderReply):
             try:
                 encode(done)
@@ -727,7 +729,7 @@ class SchedulerClient:
                 self._last_message = time.monotonic()
                 self._refusal = str(fault)
             return
-        if isinstance(message, Reply | Events | Order | Assign) and self._is_outdated(message):
+        if isinstance(message, Reply | Events | Order | Assign | CloseStreams) and self._is_outdated(message):
             return
         self._last_message = time.monotonic()
         if isinstance(message, Reply):
@@ -743,10 +745,10 @@ class SchedulerClient:
             elif self._done is not None and message.number == self._done.number:
                 with self._lock:
                     self._outgoing.append(self._done)
-        elif isinstance(message, Assign):
+        elif isinstance(message, Assign | CloseStreams):
             self._orders.put(message)
 
-    def _is_outdated(self, message: Reply | Events | Order | Assign) -> bool:
+    def _is_outdated(self, message: Reply | Events | Order | Assign | CloseStreams) -> bool:
         """Whether a message comes from a scheduler that another one has replaced."""
         # A scheduler that does not know this process, or cannot read its request, states no generation; nor does one
         # that checks a connection.

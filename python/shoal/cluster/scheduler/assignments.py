@@ -47,6 +47,8 @@ class Assignments:
         None before all servers have joined.
     published : ClusterMap or None
         The newest one that workers know.
+    is_held : bool
+        Whether no assignment is sent: it is open which copies of a dead server's arcs serve next.
     """
 
     def __init__(self, settings: Settings, peers: Peers, orders: Orders) -> None:
@@ -55,6 +57,7 @@ class Assignments:
         self._orders = orders
         self.newest: ClusterMap | None = None
         self.published: ClusterMap | None = None
+        self.is_held = False
 
     def restore(self, map: ClusterMap | None) -> None:
         """Take the map of a saved state: it is carried out."""
@@ -70,7 +73,7 @@ class Assignments:
     @property
     def are_confirmed(self) -> bool:
         """Whether all servers have carried out the newest map."""
-        return self.published is self.newest and not any(self._late())
+        return self.published is self.newest and not self.is_held and not any(self._late())
 
     def change(self, map: ClusterMap) -> None:
         """Carry out another map."""
@@ -105,7 +108,7 @@ class Assignments:
     def carry_out(self) -> None:
         """Begin the stages whose turn it is."""
         map = self.newest
-        if map is None:
+        if map is None or self.is_held:
             return
         own = owned(map)
         late = list(self._late())

@@ -24,6 +24,7 @@ from shoal.cluster.protocol.messages import (
     OrderReply,
     ReplyBody,
     Request,
+    StreamsClosed,
     TableReply,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap
@@ -50,6 +51,7 @@ __all__ = [
     "Restarted",
     "Settings",
     "SplitState",
+    "Stamped",
 ]
 
 
@@ -81,6 +83,13 @@ class Confirmed(_Record, frozen=True, tag="confirmed"):
 
     now: float
     done: Assigned
+
+
+class Stamped(_Record, frozen=True, tag="stamped"):
+    """A server has closed the streams of dead primaries, and reports how far its copies are."""
+
+    now: float
+    closed: StreamsClosed
 
 
 class Planned(_Record, frozen=True, tag="planned"):
@@ -163,6 +172,7 @@ Input: TypeAlias = (
     Asked
     | Obeyed
     | Confirmed
+    | Stamped
     | Planned
     | DrainRequested
     | RebalanceRequested

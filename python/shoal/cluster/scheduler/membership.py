@@ -44,6 +44,7 @@ above them in this list:
     peers.py        which processes are known, their connections, replies and events
     orders.py       operations
     assignments.py  the map, and which servers have carried it out
+    stamps.py       how far the copies of dead servers' arcs are
     replicas.py     deaths, copies, moves: the next map, which planner.py makes
     tables.py       the tables
     servers.py      servers that join, the end of one, metrics
@@ -70,6 +71,7 @@ from shoal.cluster.protocol.messages import (
     Assign,
     Assigned,
     Barrier,
+    CloseStreams,
     CreateTable,
     Drain,
     ErrorReply,
@@ -97,6 +99,7 @@ from shoal.cluster.protocol.messages import (
     RequestBody,
     SchedulerStopped,
     StopCluster,
+    StreamsClosed,
     TakeSplit,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap
@@ -119,6 +122,7 @@ from shoal.cluster.scheduler.inputs import (
     RebalanceRequested,
     Restarted,
     Settings,
+    Stamped,
 )
 from shoal.cluster.scheduler.jobs import Jobs
 from shoal.cluster.scheduler.launchers import Launchers
@@ -259,6 +263,10 @@ class Membership:
             is_current = isinstance(peer, ServerPeer) and message.epoch == peer.offered_epoch
             if isinstance(peer, ServerPeer) and is_current and self._assignments.is_awaited(peer):
                 self._accept(Confirmed(peers.now, message))
+        elif isinstance(message, StreamsClosed):
+            self._hear(message.sender, route)
+            if self._replicas.stamps.is_awaited(message.sender):
+                self._accept(Stamped(peers.now, message))
         return self._flush()
 
     def probed(self, probe: AddressProbe, fault: tuple[str, str] | None, now: float) -> Outgoing:
@@ -294,8 +302,10 @@ class Membership:
         """
         peers = self._peers
         peers.advance(now)
-        for death in itertools.chain(peers.find_dead(), self._assignments.find_dead()):
-            self._accept(death)
+        slow = itertools.chain(self._assignments.find_dead(), self._replicas.stamps.find_dead())
+        for death in itertools.chain(peers.find_dead(), slow):
+            if death.sender in peers.known:
+                self._accept(death)
         if seen := peers.seen_by_all():
             self._accept(EventsSeen(peers.now, seen))
         silent = self._jobs.members_may_be_dead()
@@ -306,6 +316,7 @@ class Membership:
             self._accept(Planned(peers.now))
         self._orders.resend()
         self._assignments.resend()
+        self._replicas.stamps.resend()
         return self._flush()
 
     def suspect(self, rank: int, why: str, silent: float, now: float) -> Outgoing:
@@ -369,6 +380,8 @@ class Membership:
                 self._remove(server, fault)
         elif isinstance(entry, Confirmed):
             self._apply_confirmation(entry.done)
+        elif isinstance(entry, Stamped):
+            self._replicas.stamped(entry.closed)
         elif isinstance(entry, Planned):
             self._replicas.plan()
         elif isinstance(entry, DrainRequested):
@@ -516,6 +529,8 @@ class Membership:
         if self._peers.has_disconnected:
             return self.now + _DISCONNECTED_CHECK_SECONDS
         times = [self.now + min(_CHECK_SECONDS, self.settings.heartbeat / 4)]
+        if self._replicas.stamps.are_awaited:
+            times.append(self._replicas.stamps.next_time)
         if self._replicas.plan_at is not None and not self.broken:
             times.append(self._replicas.plan_at)
         for server in self._peers.servers.values():
@@ -698,6 +713,6 @@ class Membership:
         return [(route, self._stamp(message)) for route, message in out if route]
 
     def _stamp(self, message: Message) -> Message:
-        if self.generation and isinstance(message, Reply | Order | Assign | Events):
+        if self.generation and isinstance(message, Reply | Order | Assign | CloseStreams | Events):
             return structs.replace(message, generation=self.generation)
         return message

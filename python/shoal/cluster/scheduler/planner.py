@@ -28,6 +28,9 @@ from shoal.cluster.protocol.slot_map import Arc, ClusterMap, Endpoint, Stream
 __all__ = ["Layout", "Wishes", "describe_slots", "find_uneven", "owned", "plan", "ring"]
 
 
+_NO_STAMPS: Mapping[tuple[int, int], int] = {}
+
+
 class Wishes(NamedTuple):
     """What the map shall come to.
 
@@ -159,7 +162,13 @@ class Layout:
             others.add(giver)
         self.primaries[arc], self.copies[arc], self.arriving[arc] = target, others, set()
 
-    def remove_endpoints(self, gone: Collection[int], unsure: Collection[int]) -> list[int]:
+    def holders(self, arc: int, gone: Collection[int]) -> set[int]:
+        """Return the endpoints that have an arc or a copy of it in sync, without those that have died."""
+        return {self.primaries[arc], *self.copies[arc]} - set(gone)
+
+    def remove_endpoints(
+        self, gone: Collection[int], unsure: Collection[int], stamps: Mapping[tuple[int, int], int] = _NO_STAMPS
+    ) -> list[int]:
         """Remove endpoints that have died, and serve their arcs from copies.
 
         Parameters
@@ -168,6 +177,9 @@ class Layout:
             Their ids.
         unsure : collection of int
             Arcs that they may have served although the map has them elsewhere.
+        stamps : mapping of int
+            How far the copies of their arcs are, by endpoint and first slot. The one with the greatest stamp serves,
+            and the others remain copies, since it has what they lack. Copies without a stamp are given up.
 
         Returns
         -------
@@ -180,17 +192,22 @@ class Layout:
         for pair in [pair for pair in self._streams if pair[0] in gone or pair[1] in gone]:
             del self._streams[pair]
         for arc, primary in enumerate(self.primaries):
+            left = self.holders(arc, gone)
             self.copies[arc] -= set(gone)
             self.arriving[arc] -= set(gone)
-            if primary in gone:
-                if not self.copies[arc]:
-                    lost.append(arc)
-                    continue
-                self.primaries[arc] = min(self.copies[arc], key=lambda id: (self.served(id), id))
-            elif arc not in unsure:
+            if primary not in gone and arc not in unsure:
                 continue
+            if not left:
+                lost.append(arc)
+                continue
+            first = self._map.arcs[arc].first_slot
+            known = {id: stamps[id, first] for id in left if (id, first) in stamps}
+            most = max(known.values(), default=0)
+            ready = {id for id, stamp in known.items() if stamp == most} or left
+            if primary not in ready:
+                self.primaries[arc] = min(ready, key=lambda id: (self.served(id), id))
             # What the dead one sent last may have reached some copies and not others.
-            self.copies[arc], self.arriving[arc] = set(), set()
+            self.copies[arc], self.arriving[arc] = known.keys() - {self.primaries[arc]}, set()
         return lost
 
     def to_map(self, epoch: int, added: Iterable[Endpoint] = ()) -> ClusterMap:

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from shoal.base.plural import counted
-from shoal.cluster.protocol.messages import AcceptedReply, ErrorReply, ReplyBody, ReportStream
+from shoal.cluster.protocol.messages import AcceptedReply, ErrorReply, ReplyBody, ReportStream, StreamsClosed
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
 from shoal.cluster.scheduler.assignments import Assignments
 from shoal.cluster.scheduler.inputs import DrainRequested, FailoverState, MembershipState, RebalanceRequested, Settings
@@ -36,6 +36,7 @@ from shoal.cluster.scheduler.numbers import NumberSource
 from shoal.cluster.scheduler.orders import Orders
 from shoal.cluster.scheduler.peers import Peers
 from shoal.cluster.scheduler.planner import Layout, Wishes, describe_slots, find_uneven, owned, plan, ring
+from shoal.cluster.scheduler.stamps import Stamps
 
 __all__ = ["Replicas"]
 
@@ -46,6 +47,17 @@ _MAX_PAUSE_SECONDS = 0.25  # between two moves
 _SHORT_SECONDS = 0.001  # a pause between two moves that is not worth a wait
 _MAX_FAILOVERS = 16  # that are remembered
 _MAX_COMMANDS = 256  # whose replies are kept
+
+
+class _Dead(NamedTuple):
+    """A server that has died, when and why, its arcs, those that it may have had too, and its endpoints."""
+
+    server: ServerPeer
+    why: str
+    at: float
+    arcs: set[int]
+    unsure: set[int]
+    endpoints: set[int]
 
 
 class Replicas:
@@ -79,6 +91,8 @@ class Replicas:
         self._move_at = 0.0  # before which no copy of an arc that has to move begins
         self._noted: ClusterMap | None = None  # the last one that `carried_out` has seen
         self.draining: set[int] = set()
+        self._dead: dict[int, _Dead] = {}  # servers whose arcs are not assigned yet, by rank
+        self.stamps = Stamps(peers)
         self.drained: set[int] = set()
         self.commands: dict[tuple[bytes, int], ReplyBody] = {}
         self.failovers: deque[FailoverState] = deque(maxlen=_MAX_FAILOVERS)
@@ -157,40 +171,77 @@ class Replicas:
             return "", ""
         self.draining.discard(server.rank)
         self._keep_enough()
+        self.stamps.forget(server)
         own = owned(map).get(server.rank, set())
         gone = {endpoint.id for endpoint in map.of_server(server.rank)}
         if not gone:  # it was drained, or was not admitted yet
             self._orders.replace(server, ())
+            if self._dead and not self.stamps.are_awaited:
+                self._replace_dead()
             self._assignments.carry_out()
             return "", ""
-        layout, _ = self._layout()
-        lost = layout.remove_endpoints(gone, server.may_serve - own)
+        self._dead[server.rank] = _Dead(server, why, self._peers.now, own, server.may_serve - own, gone)
+        lost = self._layout()[0].remove_endpoints(self._gone, self._unsure)
         if lost:
             return self._describe_loss(server, why, map, lost)
-        ranks = {layout.server(layout.primaries[arc]) for arc in own}
-        adopters = [self._peers.servers[rank] for rank in sorted(ranks)]
-        slots = describe_slots(map, own)
-        text = f"server {server.rank} at {', '.join(server.addresses)} ({server.about}) is dead, {why}"
-        if own:
-            names = ", ".join(f"server {adopter.rank}" for adopter in adopters)
-            self._peers.notes.append(f"{text}: {names} will serve its slots {slots} from copies")
-            self.failovers.append(
-                FailoverState(
-                    server=server.rank,
-                    about=server.about,
-                    why=why,
-                    slots=slots,
-                    at=self._peers.now,
-                    silent=server.died_after,
-                )
-            )
-        else:
-            self._peers.notes.append(f"{text}: it served no slots")
         # No order begins before the new map is carried out: the dead one's is executed on the copies first.
         self._orders.pause(True)
-        self._orders.replace(server, adopters)
-        self._change(layout.to_map(map.epoch + 1))
+        if self._have_several_copies(own | self._unsure):
+            self._assignments.is_held = True
+            self.stamps.request(map, gone)
+        if not self.stamps.are_awaited:
+            self._replace_dead()
         return "", ""
+
+    @property
+    def _gone(self) -> set[int]:
+        """The endpoints that have died."""
+        return {id for dead in self._dead.values() for id in dead.endpoints}
+
+    @property
+    def _unsure(self) -> set[int]:
+        """The arcs that dead servers may have served although the map has them elsewhere."""
+        return {arc for dead in self._dead.values() for arc in dead.unsure}
+
+    def _have_several_copies(self, arcs: set[int]) -> bool:
+        layout, _ = self._layout()
+        return any(len(layout.holders(arc, self._gone)) > 1 for arc in arcs)
+
+    def stamped(self, closed: StreamsClosed) -> None:
+        """Process how far the copies on a server are; with the last of them, serve the arcs of dead servers."""
+        self.stamps.report(closed)
+        if self._dead and not self.stamps.are_awaited:
+            self._replace_dead()
+
+    def _replace_dead(self) -> None:
+        """Serve the arcs of the servers that have died from their copies."""
+        layout, map = self._layout()
+        layout.remove_endpoints(self._gone, self._unsure, self.stamps.known)
+        for rank, dead in self._dead.items():
+            server, slots = dead.server, describe_slots(map, dead.arcs)
+            ranks = {layout.server(layout.primaries[arc]) for arc in dead.arcs | dead.unsure}
+            adopters = [self._peers.servers[rank] for rank in sorted(ranks)]
+            text = f"server {rank} at {', '.join(server.addresses)} ({server.about}) is dead, {dead.why}"
+            if dead.arcs:
+                names = ", ".join(f"server {adopter.rank}" for adopter in adopters)
+                self._peers.notes.append(f"{text}: {names} will serve its slots {slots} from copies")
+                self.failovers.append(
+                    FailoverState(
+                        server=rank,
+                        about=server.about,
+                        why=dead.why,
+                        slots=slots,
+                        at=dead.at,
+                        silent=server.died_after,
+                    )
+                )
+            else:
+                self._peers.notes.append(f"{text}: it served no slots")
+            self._orders.replace(server, adopters)
+        self._dead.clear()
+        self.stamps.clear()
+        self._assignments.is_held = False
+        self._change(layout.to_map(map.epoch + 1))
 
     def _keep_enough(self) -> None:
         """Drain no server that the others need for their copies."""

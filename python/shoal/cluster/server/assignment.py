@@ -29,8 +29,10 @@ from shoal.cluster.protocol.messages import (
     AddTable,
     Admit,
     ArcLoad,
+    ArcStamp,
     Assign,
     Assigned,
+    CloseStreams,
     Dismiss,
     DropTable,
     ErrorReply,
@@ -43,6 +45,7 @@ from shoal.cluster.protocol.messages import (
     ReportStream,
     StartJob,
     StreamProgress,
+    StreamsClosed,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, Stream
 from shoal.errors import MemoryBudgetExceededError
@@ -253,6 +256,17 @@ class ServerControl:
 
     # --- assignments --------------------------------------------------------------------------------------------
 
+    def close_streams(self, request: CloseStreams) -> StreamsClosed:
+        """Take no more records of streams whose primaries have died; return how far the copies are."""
+        for service in self._services.values():
+            service.close_incoming(request.streams)
+        stamps = tuple(
+            ArcStamp(endpoint.id, first_slot, stamp)
+            for endpoint in self.endpoints
+            for first_slot, stamp in self._services[endpoint.address].stamps().items()
+        )
+        return StreamsClosed(self._sender, request.streams, stamps)
+
     def assign(self, assign: Assign) -> None:
         """Make the endpoints do what a map says. Its confirmation follows from :meth:`poll`."""
         if self._map is None or assign.map.epoch >= self._map.epoch:
@@ -302,15 +316,18 @@ class ServerControl:
         return [stream for stream in self._map.streams if stream.primary == endpoint.id]
 
     def _catch_up(self, order: Order, map: ClusterMap) -> OrderReply | None:
-        """Execute the pending order on the copies of endpoints that have died; return its outcome there."""
+        """Execute the pending order on the copies that become primary here; return its outcome there.
+
+        Other copies of these arcs receive it from here.
+        """
         outcomes = [self._pending[order.number]] if order.number in self._pending else []
         if self._map is not None:
             living = {endpoint.id for endpoint in map.endpoints}
             mine = {endpoint.id: endpoint.address for endpoint in self.endpoints}
             for stream in self._map.streams:
-                if stream.backup in mine and stream.primary not in living and stream.arcs:
-                    replica = self._services[mine[stream.backup]].replica(stream.id)
-                    replica.join_expected()
+                arcs = [arc for arc in stream.arcs if map.arcs[arc].primary == stream.backup]
+                if stream.backup in mine and stream.primary not in living and arcs:
+                    replica = self._services[mine[stream.backup]].replica(stream.id, _ranges(map, arcs))
                     outcomes.append(_obey_again(replica, order.body))
         if not outcomes:
             return None

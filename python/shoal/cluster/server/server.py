@@ -31,6 +31,7 @@ from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
 from shoal.cluster.protocol.messages import (
     AcceptedReply,
     ArcLoad,
+    CloseStreams,
     Drain,
     ErrorReply,
     Order,
@@ -293,6 +294,8 @@ class Server:
         message = self._scheduler.next_order(pause)
         if isinstance(message, Order):
             control.order(message)
+        elif isinstance(message, CloseStreams):
+            self._scheduler.report(control.close_streams(message))
         elif message is not None:
             control.assign(message)
         elif self._scheduler.fault is not None:

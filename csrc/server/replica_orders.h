@@ -1,0 +1,77 @@
+// ReplicaOrders: the scheduler's orders for the replica of a stream whose primary did not live to log them.
+//
+// The orders have an effect in the given arcs alone, and are kept as their last records, so that their other copies execute them
+// too (server/replica.h). Without arcs: in all that the replica has, and nothing is kept.
+//
+// Threads: as ReplicatedService, which must outlive it.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "server/orders.h"
+#include "server/replicated_service.h"
+
+namespace shoal {
+
+class ReplicaOrders {
+ public:
+  ReplicaOrders(ReplicatedService& service, StreamId stream, std::vector<SlotRange> arcs)
+      : service_(service), stream_(stream), arcs_(std::move(arcs)) {}
+
+  // Before its uses, since it deduces what it returns.
+  template <class Act>
+  auto act(const Order& order, const Act& function) {
+    return service_.act_on_replica(stream_, arcs_, order, function);
+  }
+
+  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0) {
+    act(StartJob{job, mode, staleness, mean, before},
+        [&](Service& service) { service.start_job(job, mode, staleness, mean, before); });
+  }
+  void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
+    act(Admit{rank, incarnation, clock}, [&](Service& service) { service.admit(rank, incarnation, clock); });
+  }
+  LastTick fence(std::uint32_t rank, std::uint32_t incarnation) {
+    return act(Fence{rank, incarnation}, [&](Service& service) { return service.fence(rank, incarnation); });
+  }
+  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last) {
+    return act(Dismiss{rank, incarnation, last},
+               [&](Service& service) { return service.dismiss(rank, incarnation, last); });
+  }
+  std::uint32_t hold() {
+    return act(Hold{}, [](Service& service) { return service.hold(); });
+  }
+  void resume() {
+    act(Resume{}, [](Service& service) { service.resume(); });
+  }
+  void set_memory(std::uint64_t slot_bytes) {
+    act(SetMemory{slot_bytes}, [&](Service& service) { service.set_memory(slot_bytes); });
+  }
+  void add_table(std::uint32_t id, const TableSpec& spec) {
+    act(AddTable{id, spec}, [&](Service& service) { service.add_table(id, spec); });
+  }
+  void drop_table(std::uint32_t id) {
+    act(DropTable{id}, [&](Service& service) { service.drop_table(id); });
+  }
+
+  std::vector<std::uint32_t> tables() const {
+    return service_.with_replica(stream_, [](Service& service) { return service.tables(); });
+  }
+  std::unique_ptr<Shard> snapshot(std::uint32_t id) const {
+    return service_.with_replica(stream_, [&](Service& service) { return service.snapshot(id); });
+  }
+  std::vector<std::vector<std::byte>> save_arc(const SlotRange& range) const {
+    return service_.with_replica(stream_, [&](Service& service) { return service.save_arc(range); });
+  }
+
+ private:
+  ReplicatedService& service_;
+  StreamId stream_;
+  std::vector<SlotRange> arcs_;
+};
+
+}  // namespace shoal
