@@ -26,12 +26,12 @@ def test_models_have_the_bits_of_an_undisturbed_run_although_nodes_are_killed(ra
         ray_cluster.add()
     lines = []
     victims = [node.node_id for node in ray_cluster.nodes[:2]]
-    bench.compare(ray_cluster, victims, 8, 90, undisturbed_servers=2, emit=lines.append)
+    bench.compare(ray_cluster, victims, 8, 45, undisturbed_servers=2, emit=lines.append)
     killed = [int(clock) for clock in re.findall(r": a node killed at clock (\d+); another one", "\n".join(lines))]
-    assert 30 <= killed[0] <= 60
-    assert 90 + 30 <= killed[1] <= 90 + 60
+    assert 15 <= killed[0] <= 30
+    assert 45 + 15 <= killed[1] <= 45 + 30
     assert [line.split(";")[0] for line in lines[2:]] == [
-        "undisturbed: 180 clocks",
-        "disturbed: 180 clocks",
+        "undisturbed: 90 clocks",
+        "disturbed: 90 clocks",
         "both runs have the same bits",
     ]
