@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ pa = pytest.importorskip("pyarrow")
 from shoal.serve import ServedModel  # noqa: E402
 from shoal.serve.bodies import ARROW, JSON, TEXT, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
-from shoal.serve.limits import Account, Budget, Limits, RequestError  # noqa: E402
+from shoal.serve.limits import Account, Budget, Limits, RequestError, TooLargeError  # noqa: E402
 
 
 class Asked:
@@ -310,3 +311,69 @@ dir = "{tmp_path / "m"}"
         if form != "vw":  # where every text is a namespace
             with pytest.raises(RequestError, match="instance 0: -7 is not a field"):
                 asked.instances([{"keys": [1, 2], "fields": [-7, -7]}])
+
+
+# ---- rows of csv -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_csv(tmp_path_factory):
+    """A model of csv with a text, a number, a list and quotes, and one of a file without a header."""
+    folder = tmp_path_factory.mktemp("csv")
+    rng = np.random.default_rng(3)
+    sites = ["a.com", '"b, or ""c"""', "NA", ""]
+    lines = [
+        f"{rng.integers(2)};{sites[rng.integers(4)]};{rng.random():.3f};{'|'.join(map(str, rng.integers(0, 5, k)))}"
+        for k in rng.integers(0, 4, 80)
+    ]
+    names = ["click", "site", "price", "seen"]
+    (folder / "named.csv").write_text("\n".join([";".join(names), *lines]) + "\n")
+    (folder / "bare.csv").write_text("\n".join(lines) + "\n")
+    how = {"label": "click", "categorical": ["site"], "numeric": ["price"], "lists": {"seen": "seen"}, "sep": ";"}
+    found = {}
+    for name, more in (("named", {}), ("bare", {"columns": names})):
+        reader = shoal.read_csv(folder / f"{name}.csv", **how, **more)
+        with shoal.LogisticRegression() as model:
+            model.fit(reader, progress=False)
+            model.save(folder / name)
+            found[name] = InputSpec(model), lambda batch, name=name: shoal.load(folder / name).predict_proba(batch)
+            found[name] += (model.predict_proba(reader),)
+    return folder, found
+
+
+def asked_csv(spec, body):
+    with Account(Budget(Limits())) as account:
+        return examples(body, "text/csv; charset=utf-8", spec, account)
+
+
+@pytest.mark.parametrize("name", ["named", "bare"])
+def test_rows_of_csv_predict_as_the_files_that_were_trained_on(of_csv, name):
+    folder, found = of_csv
+    spec, predict, want = found[name]
+    body = (folder / f"{name}.csv").read_bytes()
+    assert predict(asked_csv(spec, body)).tolist() == want.tolist()
+    unlabelled = b"\n".join(line.partition(b";")[2] for line in body.splitlines())
+    assert predict(asked_csv(spec, unlabelled)).tolist() == want.tolist()
+    assert "csv" in spec.describe()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("site;price\n", "no instances: send at least one row below the header"),
+        ("", "no instances"),
+        ("site;price\na;1\nb\n", "instance 1: 1 cells, and there are 2 columns"),
+        ("site;price\na;many\n", "instance 0, column 'price': 'many' is not a number"),
+        ('site;price\n"a;1\n', "the body is not csv"),
+        ('site;price\n"a\nb";1\n', "the body is not csv: a row is one line"),
+    ],
+)
+def test_rows_of_csv_that_cannot_be_used_are_refused_with_words(of_csv, body, message):
+    with pytest.raises(RequestError, match=re.escape(message)):
+        asked_csv(of_csv[1]["named"][0], body.encode())
+
+
+def test_a_body_of_csv_has_a_bounded_memory(of_csv):
+    body = b"site;price\n" + b"a;1\n" * 1000
+    with Account(Budget(Limits(decoded_bytes=100_000))) as account, pytest.raises(TooLargeError):
+        examples(body, "text/csv", of_csv[1]["named"][0], account)

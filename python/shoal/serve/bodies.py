@@ -10,17 +10,18 @@ import numpy as np
 
 from shoal.data import Batch
 from shoal.serve.inputs import InputSpec
-from shoal.serve.instances import decode_json, decode_lines
+from shoal.serve.instances import decode_csv, decode_json, decode_lines
 from shoal.serve.ipc import decode_arrow
 from shoal.serve.limits import Account, RequestError
 
 if TYPE_CHECKING:
     from shoal.models.learner import Floats
 
-__all__ = ["ARROW", "JSON", "TEXT", "encode", "examples"]
+__all__ = ["ARROW", "CSV", "JSON", "TEXT", "encode", "examples"]
 
 JSON = "application/json"
 TEXT = "text/plain"
+CSV = "text/csv"
 ARROW = "application/vnd.apache.arrow.stream"
 _UNSPECIFIED_TYPES = ("", "application/x-www-form-urlencoded")  # the second is what curl -d sends by default
 
@@ -32,7 +33,8 @@ def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, accoun
     ----------
     body : bytes
     content_type : str
-        `JSON`: ``{"instances": [...]}``, see instances.py. `TEXT`: lines as in the training data. `ARROW`: a stream of
+        `JSON`: ``{"instances": [...]}``, see instances.py. `TEXT`: lines as in the training data. `CSV`: rows
+        with the header of the training data. `ARROW`: a stream of
         record batches with columns ``keys``, ``values`` and ``fields`` (lists), or with the model's own.
     spec : InputSpec
         Of the model.
@@ -51,11 +53,13 @@ def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, accoun
             return decode_json(body, spec, account)
         if kind == TEXT:
             return decode_lines(body, spec, account)
+        if kind == CSV:
+            return decode_csv(body, spec, account)
     except RequestError:
         raise
     except (ValueError, TypeError, OverflowError, OSError) as error:  # the message of a reader
         raise RequestError(str(error)) from None
-    raise RequestError(f"a body of {kind}: send {JSON}, {TEXT} or {ARROW}")
+    raise RequestError(f"a body of {kind}: send {JSON}, {TEXT}, {CSV} or {ARROW}")
 
 
 def encode(version: int, probabilities: Floats, accept: str) -> tuple[bytes, str]:

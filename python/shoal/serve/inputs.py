@@ -80,6 +80,10 @@ class InputSpec:
         every = self.columns is not None and self.columns.categorical is None
         self.others = CATEGORICAL if every else PASSED_OVER
         self.missing = _missing(model.format, schema)
+        self.header: list[str] | None = schema.get("columns")  # of files without one
+        self.label: str | None = schema.get("label")
+        self.separator: str = schema.get("sep", ",")
+        self.list_separator: str = schema.get("list_separator", "|")
         pairs = schema.get("interactions", ())
         form = self.fields_of or model.format
         numbers = [[field_number(str(form), name) for name in pair] for pair in named_pairs(pairs)]
@@ -124,6 +128,9 @@ class InputSpec:
             description["columns"] = {
                 name: "whole number" if name.startswith("I") else "text" for name in CRITEO_COLUMNS
             }
+        if self.columns is not None:
+            what = "with a header" if self.header is None else f"of {len(self.header)} columns, without a header"
+            description["csv"] = f"rows {what}, separated by {self.separator!r}"
         if self.lines is not None:
             description["lines"] = f"{self.format}, with or without a label"
         return description

@@ -12,6 +12,7 @@ Threads: pure functions.
 
 from __future__ import annotations
 
+import csv
 import re
 from array import array
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from shoal.data.readers import field_number
 from shoal.serve.inputs import CRITEO_COLUMNS, Examples, InputSpec, criteo_column, to_batch
 from shoal.serve.limits import Account, RequestError
 
-__all__ = ["decode_json", "decode_lines"]
+__all__ = ["decode_csv", "decode_json", "decode_lines"]
 
 _VALUE_BYTES = 96  # of a JSON value as a Python object, with its entry in a dictionary
 _EXCERPT = 80
@@ -106,6 +107,47 @@ def decode_lines(body: bytes | bytearray, spec: InputSpec, account: Account) -> 
     if not lines:
         raise RequestError("no instances: send at least one line")
     return to_batch(list(rows.examples(account)), len(lines))
+
+
+def decode_csv(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
+    """Make a batch of rows of csv, with the header, the separators and the missing cells of the training data.
+
+    Raises
+    ------
+    RequestError
+        It names the instance, and the column where there is one.
+    """
+    if spec.columns is None:
+        raise RequestError(f"this model has no columns: {spec}")
+    cells = body.count(spec.separator.encode()) + body.count(b"\n") + body.count(spec.list_separator.encode())
+    account.decoded(_VALUE_BYTES * (1 + cells) + 4 * len(body))
+    text = body.decode().removesuffix("\n").splitlines()
+    names, rows = spec.header, _NamedRows(spec)
+    lists = {name for name in spec.named() if spec.role(name) == LIST}
+    begin = 0 if names is not None else 1
+    try:
+        found = list(csv.reader(text, delimiter=spec.separator, strict=True))
+    except csv.Error as error:
+        raise RequestError(f"the body is not csv: {error}") from None
+    if len(found) <= begin:
+        raise RequestError("no instances: send at least one row" + (" below the header" if begin else ""))
+    if len(found) != len(text):
+        raise RequestError("the body is not csv: a row is one line, and a quote is not closed on its own")
+    names = found[0] if names is None else names
+    unlabelled = [name for name in names if name != spec.label]
+    for number, row in enumerate(found[begin:]):
+        given = unlabelled if len(row) == len(unlabelled) else names
+        if len(row) != len(given):
+            raise RequestError(f"instance {number}: {len(row)} cells, and there are {len(names)} columns")
+        instance: dict[str, Any] = dict(zip(given, row, strict=True))
+        for name in lists & instance.keys():
+            instance[name] = instance[name].split(spec.list_separator) if instance[name] else []
+        try:
+            rows.add(number, instance)
+        except RequestError as error:
+            place = "," if isinstance(error, _ColumnError) else ":"
+            raise RequestError(f"instance {number}{place} {error}") from None
+    return to_batch(list(rows.examples(account)), len(found) - begin)
 
 
 def _add(number: int, raw: msgspec.Raw, sparse: _SparseRows, named: _NamedRows, lines: _LineRows) -> None:
