@@ -199,7 +199,8 @@ sim: $(STAMPS)/install $(STAMPS)/dev-tools
 
 # ---- fuzzing: tests/fuzz/README.md ----
 
-.PHONY: fuzz-wire fuzz-wire-corpus fuzz-service fuzz-service-corpus
+FUZZED := wire service copies
+.PHONY: $(FUZZED:%=fuzz-%) $(FUZZED:%=fuzz-%-corpus)
 
 FUZZ := build/fuzz
 FUZZ_CXX ?= clang++
@@ -239,7 +240,7 @@ fuzz-corpus: $(STAMPS)/fuzz
 FUZZ_NATIVE := $(CURDIR)/$(FUZZ)/native
 fuzz_seeds_of = tests/fuzz/$*/corpus
 
-$(FUZZ)/fuzz_wire $(FUZZ)/fuzz_service: $(FUZZ)/fuzz_%: $(NATIVE) $(wildcard tests/fuzz/*/*.cc) tests/cpp/wire_input.h tests/cpp/service_input.h
+$(FUZZED:%=$(FUZZ)/fuzz_%): $(FUZZ)/fuzz_%: $(NATIVE) $(wildcard tests/fuzz/*/*.cc tests/cpp/*_input.h)
 	$(say) 'building the fuzzer of the $* ($@)'
 	@mkdir -p $(FUZZ_NATIVE)
 	@printf '%s\n' $(filter-out %/data_loop.cc %/stream_sockets.cc %/socket.cc %/zmq.cc,$(wildcard $(patsubst %,csrc/%/*.cc,base optim batch table policy shard wire transport server))) \
@@ -247,13 +248,13 @@ $(FUZZ)/fuzz_wire $(FUZZ)/fuzz_service: $(FUZZ)/fuzz_%: $(NATIVE) $(wildcard tes
 	    -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Icsrc -Itests/cpp -c {} -o $(FUZZ_NATIVE)/$$(basename {} .cc).o'
 	@$(FUZZ_CXX) -fsanitize=fuzzer,address,undefined $$(ls $(FUZZ_NATIVE)/*.o | grep -v -e /fuzz_) $(FUZZ_NATIVE)/fuzz_$*.o -pthread -o $@
 
-fuzz-wire fuzz-service: fuzz-%: $(FUZZ)/fuzz_%
+$(FUZZED:%=fuzz-%): fuzz-%: $(FUZZ)/fuzz_%
 	$(say) 'fuzzing the $* for $(SECONDS) s'
 	@mkdir -p $(FUZZ)/found $(FUZZ)/corpus/$*
 	@$(FUZZ)/fuzz_$* -max_total_time=$(SECONDS) -max_len=1000 -len_control=20 -artifact_prefix=$(FUZZ)/found/$*- \
 	    $(FUZZ)/corpus/$* $(fuzz_seeds_of)
 
-fuzz-wire-corpus fuzz-service-corpus: fuzz-%-corpus: $(FUZZ)/fuzz_%
+$(FUZZED:%=fuzz-%-corpus): fuzz-%-corpus: $(FUZZ)/fuzz_%
 	@rm -rf $(FUZZ)/least && mkdir -p $(FUZZ)/least $(FUZZ)/corpus/$*
 	@$(FUZZ)/fuzz_$* -set_cover_merge=1 -use_counters=$(if $(filter wire,$*),1,0) -max_len=1000 $(FUZZ)/least $(fuzz_seeds_of) $(FUZZ)/corpus/$*
 	@rm -rf $(fuzz_seeds_of) && mv $(FUZZ)/least $(fuzz_seeds_of)

@@ -300,9 +300,10 @@ def test_a_load_into_servers_without_room_is_refused_and_leaves_what_was_there(t
         ({"memory": 1000}, "at least 1048576 bytes for 1024 slots, got 1000"),
         ({"memory": 0}, "number of bytes above 0, got 0"),
         ({"slot_memory": 10}, "at least 1048576 bytes for 1024 slots, got 10240"),
+        ({"memory": 2**61}, "budget of 2251799813685248 bytes for each slot is beyond any machine"),
     ],
 )
-def test_a_server_whose_memory_is_too_small_is_refused_before_it_joins(what: dict[str, int], text: str) -> None:
+def test_a_server_whose_memory_makes_no_sense_is_refused_before_it_joins(what: dict[str, int], text: str) -> None:
     with scheduler(1) as one:
         with pytest.raises(ValueError, match=text):
             Server(one.address, timeout=TIMEOUT, **what)

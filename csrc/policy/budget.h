@@ -33,7 +33,8 @@ struct MemoryBudgetExceededError : std::runtime_error {
 
 class Budget {
  public:
-  static constexpr std::size_t kMinShare = 1024;
+  static constexpr std::uint64_t kMinShare = 1024;
+  static constexpr std::uint64_t kMaxShare = std::uint64_t{1} << 48U;  // more than any machine has
 
   // Of the slots [first, end), or of all; `bytes` are for all slots of the store.
   Budget(Slots slots, std::uint64_t bytes, std::size_t first = 0,
@@ -46,6 +47,14 @@ class Budget {
                 "a memory budget needs at least " + std::to_string(kMinShare * slots.count()) +
                     " bytes for " + std::to_string(slots.count()) + " slots, got " + std::to_string(bytes) +
                     ": raise it, or make the store with fewer slots");
+    check_share(share_);
+  }
+
+  // std::invalid_argument: a slot's bytes are more than any machine has.
+  static void check_share(std::uint64_t bytes) {
+    SHOAL_CHECK(bytes <= kMaxShare, "a memory budget of " + std::to_string(bytes) +
+                                        " bytes for each slot is beyond any machine: the most is " +
+                                        std::to_string(kMaxShare));
   }
 
   std::mutex& mutex() noexcept { return mutex_; }

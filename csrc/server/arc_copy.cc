@@ -200,7 +200,7 @@ void ArcRestorer::add_head(ByteReader& in) {
       in.take_between<std::uint32_t>("end slot", first, static_cast<std::uint32_t>(slots.count()));
   arc_.reset(new Arc(slots, first, end));
   if (const auto slot_bytes = in.take<std::uint64_t>("budget"); slot_bytes != 0) {
-    in.check(slot_bytes <= std::uint64_t{1} << 48U, "budget", "is beyond any machine");
+    in.check(slot_bytes <= Budget::kMaxShare, "budget", "is beyond any machine");
     arc_->set_memory(slot_bytes);
   }
   tables_ = in.take<std::uint32_t>("tables");

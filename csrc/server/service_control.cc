@@ -381,6 +381,7 @@ void Service::set_memory(std::uint64_t slot_bytes) {
     return;
   }
   SHOAL_CHECK(tables_.empty(), "there are tables already: set the memory budget before adding tables");
+  Budget::check_share(slot_bytes);
   for (const auto& arc : arcs_) {
     arc->set_memory(slot_bytes);
   }

@@ -320,17 +320,8 @@ inline void order(Service& service, Source& from) {
   }
 }
 
-// Throws Broken if an invariant is violated.
-inline void check(std::span<const std::uint8_t> bytes) {
-  Source from(bytes);
-  const ServiceLimits limits{.deferred_reads = 4,
-                             .deferred_bytes = 4000,
-                             .pending_bytes = 4000,
-                             .reply_bytes = 4000,
-                             .request_bytes = 4000,
-                             .key_list_bytes = 500};
-  Service service(Slots(kSlots), {{0, 3}, {3, kSlots}}, limits);
-  service.set_map(3, {{0, 6}});
+// Adds tables with rules of all kinds, and begins a job of two workers.
+inline void set_up(Service& service, Source& from) {
   const auto spec = [](std::size_t dim, const std::string& rule, std::map<std::string, double> params) {
     return TableSpec{.dim = dim,
                      .dtype = shoal::Dtype::kFloat32,
@@ -350,6 +341,20 @@ inline void check(std::span<const std::uint8_t> bytes) {
   service.start_job(kJob, Mode{static_cast<std::uint8_t>(from.below(3))}, 1, from.below(2) != 0);
   service.admit(0, 1, 0);
   service.admit(1, 1, 0);
+}
+
+// Throws Broken if an invariant is violated.
+inline void check(std::span<const std::uint8_t> bytes) {
+  Source from(bytes);
+  const ServiceLimits limits{.deferred_reads = 4,
+                             .deferred_bytes = 4000,
+                             .pending_bytes = 4000,
+                             .reply_bytes = 4000,
+                             .request_bytes = 4000,
+                             .key_list_bytes = 500};
+  Service service(Slots(kSlots), {{0, 3}, {3, kSlots}}, limits);
+  service.set_map(3, {{0, 6}});
+  set_up(service, from);
 
   BufferPool pool;
   ReplyQueue out(pool);

@@ -705,6 +705,7 @@ TEST(arcs_that_do_not_fit_are_refused_and_stay) {
   another.add_table(0, spec(1));
   CHECK_THROWS(another.adopt(std::move(arcs)), "table 0 has another description");
   Service budgeted(Slots(kSlots), {});
+  CHECK_THROWS(budgeted.set_memory((std::uint64_t{1} << 48U) + 1), "beyond any machine");  // no copy has it
   budgeted.set_memory(1 << 20);
   CHECK_THROWS(budgeted.adopt(std::move(arcs)), "another memory budget");
   CHECK_EQ(arcs.size(), 1);

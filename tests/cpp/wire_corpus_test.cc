@@ -1,13 +1,15 @@
-// Replays the corpus of the wire and service fuzzers, and the golden messages: tests/fuzz/README.md.
+// Replays the corpora of the fuzzers of messages, and the golden messages: tests/fuzz/README.md.
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "copies_input.h"
 #include "service_input.h"
 #include "wire_input.h"
 
@@ -47,16 +49,22 @@ TEST(the_corpus_breaks_no_promise) {
   CHECK(good >= 10 && bad >= 10);
 }
 
-TEST(whatever_a_server_is_asked_in_whatever_order_it_stays_whole) {
+// Passes every file of a corpus to check; returns how many there are.
+int replay(const std::string& name, void (*check)(std::span<const std::uint8_t>)) {
   int lives = 0;
-  for (const auto& entry :
-       fs::directory_iterator(fs::path(SHOAL_TESTS_DIR) / "fuzz" / "service" / "corpus")) {
+  for (const auto& entry : fs::directory_iterator(fs::path(SHOAL_TESTS_DIR) / "fuzz" / name / "corpus")) {
     const std::vector<std::byte> bytes = read(entry.path());
-    service_input::check({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
+    check({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
     ++lives;
   }
-  CHECK(lives >= 50);
+  return lives;
 }
+
+TEST(whatever_a_server_is_asked_in_whatever_order_it_stays_whole) {
+  CHECK(replay("service", &service_input::check) >= 50);
+}
+
+TEST(whatever_a_backup_receives_it_stays_whole) { CHECK(replay("copies", &copies_input::check) >= 50); }
 
 }  // namespace
 }  // namespace shoal::wire
