@@ -20,18 +20,19 @@ def search(train: shoal.Reader, valid: shoal.Reader, trials: int, epochs: int, m
 
     def objective(trial: optuna.Trial) -> float:
         def prune(progress: shoal.models.FitProgress) -> None:
+            assert progress.valid is not None
             trial.report(progress.valid.logloss, progress.pass_number)
             if trial.should_prune():
                 raise optuna.TrialPruned
 
         alpha = trial.suggest_float("alpha", 0.005, 2.0, log=True)
         l1 = trial.suggest_float("l1", 0.0, 4.0)
-        callbacks = [prune]
-        if mlflow is not None:
-            callbacks.append(shoal.MLflow(mlflow, "optuna", f"trial {trial.number}", log_model=False))
+        tracked = [shoal.MLflow(mlflow, "optuna", f"trial {trial.number}", log_model=False)] if mlflow else []
         with shoal.LogisticRegression(shoal.FTRL(alpha=alpha, l1=l1)) as model:
-            model.fit(train, valid=valid, epochs=epochs, shuffle=True, callbacks=callbacks, progress=False)
-            return model.history.passes[-1].valid.logloss
+            model.fit(train, valid=valid, epochs=epochs, shuffle=True, callbacks=[prune, *tracked], progress=False)
+            measured = model.history.passes[-1].valid
+        assert measured is not None
+        return measured.logloss
 
     study = optuna.create_study(
         sampler=optuna.samplers.TPESampler(seed=0), pruner=optuna.pruners.MedianPruner(n_startup_trials=3)
