@@ -121,7 +121,7 @@ inline Order some_order(Source& from) {
     const std::size_t first = from.below(kSlots + 1);
     return std::vector<SlotRange>{{first, first + from.below(kSlots + 1)}};
   };
-  switch (from.below(12)) {
+  switch (from.below(13)) {
     case 0:
       return StartJob{.job = 1 + from.below(2),
                       .mode = Mode{static_cast<std::uint8_t>(from.below(3))},
@@ -153,6 +153,23 @@ inline Order some_order(Source& from) {
       return ReleaseArcs{.arcs = ranges()};
     case 10:
       return AbortCopy{};
+    case 11: {
+      CatchUpArcs order{.epoch = from.below(3), .arcs = ranges(), .stamps = {from.below(8)}};
+      for (std::uint32_t left = from.below(3); left != 0; --left) {
+        service_input::Made request = service_input::make(from);
+        KeptRecord record{.stamp = from.below(8),
+                          .arcs = ranges(),
+                          .is_request = from.below(4) != 0,
+                          .end_slot = from.below(kSlots + 1)};
+        Bytes head(sizeof(wire::Header));
+        encode(request.header, service_input::covered(request),
+               std::span<std::byte, sizeof(wire::Header)>(head));
+        record.frames = {head};
+        record.frames.insert(record.frames.end(), request.payload.begin(), request.payload.end());
+        order.records.push_back(std::move(record));
+      }
+      return order;
+    }
     default:
       return JoinArcs{.arcs = ranges()};
   }
