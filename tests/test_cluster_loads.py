@@ -247,7 +247,7 @@ def test_the_bar_counts_the_rows_of_all_servers(chains: Any, monkeypatch: pytest
                 bars.append(self)
             super().close()
 
-    monkeypatch.setattr("shoal.checkpoint.read.tqdm", Bar)
+    monkeypatch.setattr("tqdm.tqdm", Bar)
     with one_cluster() as (_, (store,)):
         store.load(chains(SLOTS) / "2", progress=True)
     (bar,) = bars
