@@ -19,7 +19,7 @@ import psutil
 
 TIMEOUT = 120.0
 NEAR, FAR = "127.0.0.2", "127.0.0.1"
-_ATTEMPTS = 300  # three seconds: on a busy machine the list of a process is late
+_ATTEMPTS = 20  # to find the source of a connection, in two seconds
 _FIRST_PORT, _LAST_PORT = 20000, 32000  # not those that the system gives to connections
 
 
@@ -110,13 +110,13 @@ class Relays:
 
     def _find(self, client: int) -> str:
         """Return the role of the process that has a local port."""
-        for _ in range(_ATTEMPTS):  # the kernel's list of connections may lack some while others change
+        for attempt in range(_ATTEMPTS):  # the kernel's list of connections may lack some while others change
             for role, pid in self.sources.items():
                 with contextlib.suppress(psutil.Error):
                     for connection in psutil.Process(pid).net_connections("tcp"):
                         if connection.laddr and connection.laddr.port == client and connection.raddr:
                             return role
-            time.sleep(0.01)
+            time.sleep(0.01 * attempt)
         return "unknown"
 
     def _fault(self, source: str, target: str) -> Fault | None:
