@@ -26,7 +26,7 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install lint format types cpp py fast ray-versions sim asan tsan fuzz fuzz-corpus docs bench clean
+.PHONY: help demo test install lint format types cpp py py-most py-ray fast ray-versions sim asan tsan fuzz fuzz-corpus docs bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
@@ -95,20 +95,17 @@ demo: $(STAMPS)/install
 
 # ---- tests ----
 
-# Ends what a recipe has put into the background: a shell has it ignore Ctrl-C.
-together = trap 'trap - INT TERM; kill 0' INT TERM;
-
-# The types and the C++ tests go beside the Python tests, which wait for processes a quarter of their time.
-# TESTED_CPP=cpp-package leaves out the C++ tests of the preset dev.
+# TESTED_CPP=cpp-package leaves out the C++ tests of the preset dev. The types are checked, by one thread, beside the
+# tests on Ray, which mostly wait; a shell has what is in the background ignore Ctrl-C, so that ends it.
 TESTED_CPP ?= cpp
 test: $(STAMPS)/install $(STAMPS)/torch $(if $(filter cpp,$(TESTED_CPP)),compile-dev)
-	@start=$$(date +%s); failed=; mkdir -p build; $(together) \
-	$(MAKE) lint || failed=' lint'; \
-	{ $(MAKE) types && echo passed; } >build/types.log 2>&1 & types=$$!; \
-	{ $(MAKE) $(TESTED_CPP) && echo passed; } >build/cpp.log 2>&1 & cpp=$$!; \
-	$(MAKE) py || failed="$$failed py"; \
-	wait $$types || failed="$$failed types"; wait $$cpp || failed="$$failed cpp"; \
-	cat build/types.log build/cpp.log; \
+	@start=$$(date +%s); failed=; mkdir -p build; \
+	for part in lint $(TESTED_CPP) py-most; do $(MAKE) $$part || failed="$$failed $$part"; done; \
+	trap 'trap - INT TERM; kill 0' INT TERM; \
+	$(MAKE) types >build/types.log 2>&1 & types=$$!; \
+	$(MAKE) py-ray || failed="$$failed py-ray"; \
+	wait $$types || failed="$$failed types"; \
+	cat build/types.log; \
 	took="$$(($$(date +%s) - start)) s"; \
 	if [ -n "$$failed" ]; then echo "==> make test FAILED in$$failed, after $$took"; exit 1; fi; \
 	echo "==> make test passed in $$took: lint, layers, types, C++ tests, Python tests"
@@ -162,17 +159,20 @@ $(PRESETS:%=cpp-%): cpp-%: compile-%
 	$(say) 'C++: testing $*'
 	@$(run) ctest --preset $* --parallel $(JOBS)
 
+pytest_alone = $(BIN)/python -m pytest --quiet
 # Two processes for each core: a sixth of the time of a test is waiting.
-pytest = $(BIN)/python -m pytest --quiet -n $(shell expr 2 '*' $(JOBS)) --dist worksteal
+pytest = $(pytest_alone) -n $(shell expr 2 '*' $(JOBS)) --dist worksteal
 
-# The tests on Ray share clusters of one process, which mostly waits: it runs beside the others.
-py: $(STAMPS)/install $(STAMPS)/torch
-	$(say) 'Python tests, those on Ray beside the others'
-	@failed=0; mkdir -p build; $(together) \
-	$(BIN)/python -m pytest --quiet -m ray tests/test_ray*.py >build/ray.log 2>&1 & ray=$$!; \
-	$(pytest) -m 'not ray' || failed=1; \
-	wait $$ray || failed=1; \
-	cat build/ray.log; exit $$failed
+py: py-most py-ray
+
+py-most: $(STAMPS)/install $(STAMPS)/torch
+	$(say) 'Python tests'
+	@$(pytest) -m 'not ray'
+
+# In one process, which starts clusters of Ray once; not beside the others, which would make both slower.
+py-ray: $(STAMPS)/install $(STAMPS)/torch
+	$(say) 'Python tests on Ray'
+	@$(pytest_alone) -m ray tests/test_ray*.py
 
 fast: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests, but for the slow ones'
