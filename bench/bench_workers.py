@@ -5,7 +5,7 @@
     python bench/bench_workers.py quality      [--model lr]   AUC of 1, 2 and 4 workers under BSP, SSP(2) and ASP
 
 Workers are processes of one job on a launched cluster. A step of the job has one batch, of which each of W workers
-takes every W-th example: under BSP the fit is that of one worker with whole batches. ``speed`` and ``checkpoints`` use
+takes every W-th example: under BSP a fit without warm-up is that of one worker with whole batches. ``speed`` and ``checkpoints`` use
 the click log of bench_ctr.py: 26 ids an example, rows of dim 16, a network of 400, 400, 400 and one output, dense
 parameters by all-reduce; CPU time is that of the workers and the servers. ``quality`` needs SHOAL_DATA, the directory
 of the data sets.
@@ -120,7 +120,7 @@ def fit_real(store: shoal.Store, task: dict[str, Any]) -> dict[str, Any]:
     mine = share(train, store.rank, store.num_workers)
     if task["model"] == "lr":
         model: Any = shoal.LogisticRegression(shoal.FTRL(alpha=0.1, beta=1.0, l1=0.1), store)
-        model.fit(mine, epochs=task["epochs"], progress=False)
+        model.fit(mine, epochs=task["epochs"], warm_up=False, progress=False)
     else:
         keys = len(split.train.keys) // len(split.train)
         module, optimizer = network("deepfm", store, keys, 8, (64,))
