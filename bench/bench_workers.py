@@ -5,10 +5,10 @@
     python bench/bench_workers.py quality      [--model lr]   AUC of 1, 2 and 4 workers under BSP, SSP(2) and ASP
 
 Workers are processes of one job on a launched cluster. A step of the job has one batch, of which each of W workers
-takes every W-th example: under BSP a fit without warm-up is that of one worker with whole batches. ``speed`` and ``checkpoints`` use
-the click log of bench_ctr.py: 26 ids an example, rows of dim 16, a network of 400, 400, 400 and one output, dense
-parameters by all-reduce; CPU time is that of the workers and the servers. ``quality`` needs SHOAL_DATA, the directory
-of the data sets.
+takes every W-th example: under BSP a fit without warm-up is that of one worker with whole batches. ``speed`` and
+``checkpoints`` use the click log of bench_ctr.py: 26 ids an example, rows of dim 16, a network of 400, 400, 400 and one
+output, dense parameters by all-reduce; CPU time is that of the workers and the servers. ``quality`` needs SHOAL_DATA,
+the directory of the data sets.
 
 Checks: each example was trained once; losses have fallen; under BSP the AUC of several workers is that of one, within
 0.001. If it is not, the exit status is 1.
