@@ -184,6 +184,18 @@ def test_bsp_has_the_bits_of_one_process(servers, endpoints, spec):
             same(bits, by_one_process(3, 4, spec))
 
 
+def test_calls_come_after_calls_of_the_same_store_only(made):
+    with joined(made.address, 2, consistency=shoal.BSP()) as stores:
+        one, two = everywhere(stores, lambda store: store.table("t", **SGD))
+        first = one.push(KEYS, ONES)
+        with pytest.raises(ValueError, match="of the same store, got one of another store"):
+            two.pull_async(KEYS, after=first)
+        second = one.push(KEYS[:1], ONES[:1], after=[first, one.pull_async(KEYS)])
+        everywhere(stores, lambda store: store.tick())
+        assert one.pull(KEYS).ravel().tolist() == [-2.0, -1.0, -1.0, -1.0, -1.0]
+        assert second.done
+
+
 def test_arrays_may_change_after_a_push_returned(made):
     with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         table = store.table("t", dim=64, **SGD)

@@ -61,6 +61,22 @@ def filled(table):
     return table
 
 
+def test_calls_come_after_others(store, table, name):
+    ones = np.ones((5, 2), np.float32)
+    keys = np.arange(5, dtype=np.uint64)
+    dense = store.dense(f"{name} dense", shape=(3,), optimizer=shoal.SGD(lr=1.0))
+    first = table.push(keys, ones)
+    both = table.push_pull(keys, ones, after=first)
+    pushed = dense.push(np.ones(3, np.float32), after=[first, both])
+    assert table.pull_async(keys, after=pushed).wait().tolist() == [[-2.0, -2.0]] * 5
+    assert dense.push_pull(np.ones(3, np.float32), after=pushed).wait().tolist() == [-2.0] * 3
+    assert both.wait().tolist() == [[-2.0, -2.0]] * 5
+    for wrong in (7, [None], [both, first.wait]):
+        with pytest.raises(TypeError, match="after takes futures of push, pull_async and push_pull"):
+            table.push(keys, ones, after=wrong)
+    assert table.pull(keys).tolist() == [[-2.0, -2.0]] * 5
+
+
 def test_pull_reads_what_push_made_for_any_keys(filled):
     np.testing.assert_array_equal(filled.pull(KEYS), [[-4, -6], [-3, -4], [-4, -6], [-4, -5], [-5, -6]])
     np.testing.assert_array_equal(filled.pull(KEYS.view(np.int64)), filled.pull(KEYS))

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         ClusterChangedError,
         CorruptionError,
         DeadlineExceededError,
+        DependencyError,
         FencedError,
         MemoryBudgetExceededError,
         NotConnectedError,
@@ -120,6 +121,7 @@ __all__ = [
     "DeadlineExceededError",
     "DecayedScore",
     "DenseTable",
+    "DependencyError",
     "Estimate",
     "Export",
     "ExportTable",
@@ -193,9 +195,9 @@ _NAMES_OF = {
     "shoal.consistency": "ASP BSP SSP",
     "shoal.data": "Batch FeatureNames Reader hash_strings read_arrow read_criteo read_csv read_libffm read_libsvm "
     "read_parquet read_vw",
-    "shoal.errors": "ClosedError ClusterChangedError CorruptionError DeadlineExceededError FencedError "
-    "MemoryBudgetExceededError NotConnectedError ProtocolError SaveConflictError ServerLostError ShoalError "
-    "SnapshotLostError StorageError WorkerLostError WrongProcessError",
+    "shoal.errors": "ClosedError ClusterChangedError CorruptionError DeadlineExceededError "
+    "DependencyError FencedError MemoryBudgetExceededError NotConnectedError ProtocolError SaveConflictError "
+    "ServerLostError ShoalError SnapshotLostError StorageError WorkerLostError WrongProcessError",
     "shoal.export": "Export ExportTable open_export",
     "shoal.lifecycle": "AfterBloom AfterCount DecayedScore MaxRows MinNorm TimeToLive WithProbability",
     "shoal.metrics": "Metrics",

@@ -12,6 +12,7 @@ __all__ = [
     "ClusterChangedError",
     "CorruptionError",
     "DeadlineExceededError",
+    "DependencyError",
     "FencedError",
     "MemoryBudgetExceededError",
     "NotConnectedError",
@@ -49,6 +50,10 @@ class ClusterChangedError(ShoalError):
 
 class DeadlineExceededError(ShoalError):
     """An operation did not complete before its deadline."""
+
+
+class DependencyError(ShoalError):
+    """A call was not executed, because a call that it comes after has failed."""
 
 
 class ProtocolError(ShoalError):

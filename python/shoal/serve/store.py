@@ -1,6 +1,6 @@
 """ExportStore: the tables of an export with the interface of a store, for models that only predict."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NoReturn
 
@@ -12,7 +12,7 @@ from shoal.export.read import ExportTable, ExportVersion
 from shoal.store.local import SingleProcessStore
 from shoal.table.arrays import Rows
 from shoal.table.future import Waitable
-from shoal.table.shard import ShardReader, pull_and_expand
+from shoal.table.shard import OTHER_STORE, ShardReader, pull_and_expand
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.table import Table
 
@@ -52,6 +52,9 @@ class _ExportShard:
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         return self._table.native.read_slot(slot)
+
+    def after(self, requests: Sequence[Waitable], /) -> NoReturn:
+        raise ValueError(OTHER_STORE)
 
     def as_shard(self) -> NoReturn:
         raise ValueError(

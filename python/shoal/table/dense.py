@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.optim import Optimizer
-from shoal.table.future import Future
+from shoal.table.future import After, Future
 from shoal.table.table import Table
 
 __all__ = ["BLOCK", "DenseTable", "shape_of"]
@@ -117,22 +117,29 @@ class DenseTable:
         """
         return self.pull_async().wait()
 
-    def pull_async(self) -> Future[Values]:
+    def pull_async(self, *, after: After = ()) -> Future[Values]:
         """Start reading the array; on a cluster, the caller can compute while the servers answer.
+
+        Parameters
+        ----------
+        after : Future, or list or tuple of Future, optional
+            What it comes after: see :meth:`shoal.Table.push`.
 
         Returns
         -------
         Future
             ``wait()`` returns float32 of the table's shape.
         """
-        return self._shaped(self._table.pull_async(self._keys))
+        return self._shaped(self._table.pull_async(self._keys, after=after))
 
-    def push(self, grad: npt.ArrayLike) -> Future[None]:
+    def push(self, grad: npt.ArrayLike, *, after: After = ()) -> Future[None]:
         """Apply one optimizer step.
 
         Parameters
         ----------
         grad : float32 of the table's shape
+        after : Future, or list or tuple of Future, optional
+            What it comes after: see :meth:`shoal.Table.push`.
 
         Returns
         -------
@@ -144,21 +151,23 @@ class DenseTable:
         A block is a row: one whose gradient is all zeros keeps every bit, momentum included; one whose gradient is not
         finite is left unchanged. Rules for whole rows (``clip_norm``, RowWiseAdagrad, GroupFTRL) act on each block.
         """
-        return self._table.push(self._keys, self._blocks(grad, "grad"))
+        return self._table.push(self._keys, self._blocks(grad, "grad"), after=after)
 
-    def push_pull(self, grad: npt.ArrayLike) -> Future[Values]:
+    def push_pull(self, grad: npt.ArrayLike, *, after: After = ()) -> Future[Values]:
         """Push, and read the array after that push; see :meth:`shoal.Table.push_pull`.
 
         Parameters
         ----------
         grad : float32 of the table's shape
+        after : Future, or list or tuple of Future, optional
+            What it comes after: see :meth:`shoal.Table.push`.
 
         Returns
         -------
         Future
             ``wait()`` returns float32 of the table's shape.
         """
-        return self._shaped(self._table.push_pull(self._keys, self._blocks(grad, "grad")))
+        return self._shaped(self._table.push_pull(self._keys, self._blocks(grad, "grad"), after=after))
 
     def assign(self, values: npt.ArrayLike) -> None:
         """Set the array, for example to its initial values; the optimizer's state is unchanged.

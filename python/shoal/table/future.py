@@ -8,11 +8,11 @@ Threads: any number may wait for one future.
 
 import threading
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from shoal.errors import DeadlineExceededError
 
-__all__ = ["BackgroundTask", "Future", "Waitable", "no_op"]
+__all__ = ["After", "BackgroundTask", "Future", "Waitable", "no_op", "requests_of"]
 
 Result = TypeVar("Result")
 
@@ -142,3 +142,29 @@ class Future(Generic[Result]):
                 self._result = self._make_result()
                 self._make_result = None
             return self._result
+
+
+# What a call comes after: futures of pushes and pulls.
+After: TypeAlias = Future[Any] | list[Future[Any]] | tuple[Future[Any], ...]
+
+
+def requests_of(after: After) -> list[Waitable]:
+    """Return the requests behind futures of pushes and pulls; calls that were complete when they returned have none.
+
+    Raises
+    ------
+    TypeError
+        One is something else, such as the future of a save.
+    """
+    requests = []
+    futures = after if isinstance(after, list | tuple) else [after]
+    for future in futures:
+        request: object = future
+        while isinstance(request, Future):
+            request = request._request
+        if not isinstance(future, Future) or isinstance(request, BackgroundTask):
+            what = "that of a save or a load" if isinstance(future, Future) else repr(future)
+            raise TypeError(f"after takes futures of push, pull_async and push_pull, got {what}: wait for it instead")
+        if request is not None:
+            requests.append(cast("Waitable", request))
+    return requests

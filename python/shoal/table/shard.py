@@ -3,7 +3,7 @@
 Threads: implementations are safe from any thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 import numpy as np
@@ -14,7 +14,9 @@ from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Future, Waitable
 from shoal.table.spec import TableRecord, TableSpec
 
-__all__ = ["LocalShard", "PendingPush", "Shard", "ShardReader", "Snapshot", "pull_and_expand"]
+__all__ = ["OTHER_STORE", "LocalShard", "PendingPush", "Shard", "ShardReader", "Snapshot", "pull_and_expand"]
+
+OTHER_STORE = "after takes futures of calls of the same store, got one of another store: wait for it instead"
 
 
 class PendingPush(Waitable, Protocol):
@@ -55,6 +57,15 @@ class ShardReader(Protocol):
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         """Read hashes and weights of a slot."""
+
+    def after(self, requests: Sequence[Waitable], /) -> Self:
+        """Return a view of the same rows, whose pulls and pushes begin when these requests have succeeded.
+
+        Raises
+        ------
+        ValueError
+            One is not of this store.
+        """
 
     def as_shard(self) -> "Shard":
         """Return the shard, for everything but reading by key.
@@ -191,6 +202,10 @@ class LocalShard(_core.Shard):
     def as_shard(self) -> Self:
         """Return itself."""
         return self
+
+    def after(self, requests: Sequence[Waitable], /) -> Self:
+        """Refuse: no request of this store is under way when a call returns."""
+        raise ValueError(OTHER_STORE)
 
     @property
     def retains_arrays(self) -> bool:

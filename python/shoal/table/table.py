@@ -6,7 +6,7 @@ Threads: any number; a row is never read half written.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from shoal.lifecycle import (
 from shoal.optim import Init, Optimizer
 from shoal.table import reductions
 from shoal.table.arrays import Counts, Keys, Rows, as_counts, as_keys, as_out, as_rows
-from shoal.table.future import Future, Waitable, no_op
+from shoal.table.future import After, Future, Waitable, no_op, requests_of
 from shoal.table.key_batch import KeyBatch
 from shoal.table.rwlock import RwLock
 from shoal.table.shard import Shard, ShardReader, pull_and_expand
@@ -35,6 +35,8 @@ __all__ = ["Table"]
 # their positions: 0.6 to 0.9 of the CPU time (docs/decisions/0022-local-pull.md).
 _ONE_PASS_DIM = 32
 _ONE_PASS_UNIQUE = 5 / 6
+
+AnyReader = TypeVar("AnyReader", bound=ShardReader)
 
 
 class Table:
@@ -198,7 +200,7 @@ class Table:
         """
         return self.pull_async(keys, out=out).wait()
 
-    def pull_async(self, keys: Keys, *, out: Rows | None = None) -> Future[Rows]:
+    def pull_async(self, keys: Keys, *, out: Rows | None = None, after: After = ()) -> Future[Rows]:
         """Start reading the rows of ``keys``; on a cluster, the caller can compute while the servers answer.
 
         Parameters
@@ -207,13 +209,15 @@ class Table:
             As for :meth:`pull`.
         out : float32[n, dim], optional
             Filled by the time ``wait()`` returns.
+        after : Future, or list or tuple of Future, optional
+            As for :meth:`push`.
 
         Returns
         -------
         Future
             ``wait()`` returns float32[n, dim].
         """
-        reader = self.reader
+        reader = _after(self.reader, after)
         batch = self._batch(keys)
         rows = as_out(out, (batch.input_size, self.dim), self.name)
         return Future(self._pull_into(reader, batch, rows), lambda: rows)
@@ -224,7 +228,7 @@ class Table:
             return reader.pull_per_key(batch.native, rows)
         return pull_and_expand(reader.pull, batch.native, rows, self._workers)
 
-    def push(self, keys: Keys, grads: Rows) -> Future[None]:
+    def push(self, keys: Keys, grads: Rows, *, after: After = ()) -> Future[None]:
         """Apply one optimizer step to the rows of ``keys``, creating missing rows.
 
         Parameters
@@ -234,6 +238,10 @@ class Table:
         grads : float32[n, dim], at dim 1 also float32[n]
             A row whose sum is all zeros keeps every bit. A row whose sum, or whose result, is not finite is left
             unchanged and counted in ``stats().nonfinite_rows``.
+        after : Future, or list or tuple of Future, optional
+            Futures of ``push``, ``pull_async`` and ``push_pull`` of any tables of this store. The call is executed when
+            they are done, on all servers, and the caller does not wait. If one of them fails, the call is not executed
+            and fails with a `DependencyError`. The time that it is held counts towards the store's timeout.
 
         Returns
         -------
@@ -242,6 +250,10 @@ class Table:
 
         Notes
         -----
+        Without ``after``, calls are sent in order, but no server waits for another one: a call may be executed on one
+        server before an earlier one is on another, and also overtake a message that was lost and is sent again. A clock
+        does not end before the calls that were made in it.
+
         On a cluster the servers may not have received the push when this returns; ``grads`` may still be changed.
         Under BSP a push is visible once every worker has ended the clock with ``store.tick()``.
         """
@@ -250,7 +262,7 @@ class Table:
         rows = as_rows(grads, (len(checked), self.dim), self.name, "grads")
         counting = self._spec.needs_counts
         batch = _core.SummedBatch(checked, rows, self.dim, self._slots, self._workers, counting)
-        return self._push(batch, batch.sums, batch.counts() if counting else None)
+        return self._push(batch, batch.sums, batch.counts() if counting else None, after=after)
 
     def _push(
         self,
@@ -258,11 +270,14 @@ class Table:
         grads: Rows,
         counts: Counts | None,
         locations: _core.RowLocations | None = None,
+        after: After = (),
     ) -> Future[None]:
-        push = self._rwlock.shared(lambda: self.shard.push(batch, grads, counts, self._clock(), locations))
+        push = self._rwlock.shared(
+            lambda: _after(self.shard, after).push(batch, grads, counts, self._clock(), locations)
+        )
         return Future(None if isinstance(push, int) else push, no_op)
 
-    def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None) -> Future[Rows]:
+    def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None, after: After = ()) -> Future[Rows]:
         """Push, and read the rows of the same keys after that push.
 
         Parameters
@@ -273,6 +288,8 @@ class Table:
             As for :meth:`push`.
         out : float32[n, dim], optional
             Filled by the time ``wait()`` returns.
+        after : Future, or list or tuple of Future, optional
+            As for :meth:`push`.
 
         Returns
         -------
@@ -294,7 +311,7 @@ class Table:
         counts = batch.counts() if self._spec.needs_counts else None
 
         def both() -> Waitable | None:
-            shard = self.shard
+            shard = _after(self.shard, after)
             pushed = shard.push(batch.native, summed, counts, self._clock())
             if isinstance(pushed, int):
                 return self._pull_into(shard, batch, rows)
@@ -708,6 +725,11 @@ class Table:
             return self.shard.sweep(numbers, self._clock(), dry_run=dry_run)
 
         return read_sweep(self.name, chosen, ask() if dry_run else self._rwlock.shared(ask), dry_run=dry_run)
+
+
+def _after(reader: AnyReader, after: After) -> AnyReader:
+    requests = requests_of(after)
+    return reader.after(requests) if requests else reader
 
 
 def _joined(pieces: list[tuple[npt.NDArray[np.uint64], Rows]]) -> tuple[npt.NDArray[np.uint64], Rows]:

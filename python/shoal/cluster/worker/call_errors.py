@@ -13,6 +13,7 @@ from shoal import _core
 from shoal.cluster.worker.calls import Call, EndpointState, RequestPart
 from shoal.errors import (
     DeadlineExceededError,
+    DependencyError,
     MemoryBudgetExceededError,
     NotConnectedError,
     ProtocolError,
@@ -20,7 +21,7 @@ from shoal.errors import (
     ShoalError,
 )
 
-__all__ = ["deadline_error", "refusal_error", "server_lost_error"]
+__all__ = ["deadline_error", "dependency_error", "held_error", "refusal_error", "server_lost_error"]
 
 Status = _core.Status
 
@@ -74,6 +75,22 @@ def deadline_error(call: Call, endpoints: Mapping[str, EndpointState], epoch: in
         why, remedy = f"has {peer.bytes} earlier bytes to receive", "raise timeout, or push less at once"
     return DeadlineExceededError(
         f"the {call.name} was not done within {seconds}: {part.label} {why} ({peer.silence(now)}); {remedy}"
+    )
+
+
+def dependency_error(call: Call, failed: Call) -> DependencyError:
+    """Return the error of a call that was to come after one that failed."""
+    return DependencyError(
+        f"the {call.name} was not executed: the {failed.name}, which it comes after, failed: {failed.error}"
+    )
+
+
+def held_error(call: Call, blocker: Call | None) -> DeadlineExceededError:
+    """Return the error of a call that has passed its deadline before it could begin."""
+    other = "calls" if blocker is None else f"the {blocker.name}"
+    return DeadlineExceededError(
+        f"the {call.name} was not executed: {other}, which it comes after, took {call.deadline - call.started:.1f} s; "
+        "raise timeout"
     )
 
 

@@ -163,6 +163,8 @@ class Call:
         Of a write; 0 of others.
     serial : int
         Order of submission, also of parts that are cut again.
+    was_held : bool
+        Whether it began later than it was submitted.
     done : bool
         Settled, with a result or an error.
     error : ShoalError or None
@@ -179,6 +181,7 @@ class Call:
     deadline: float
     sequence: int = 0
     serial: int = 0
+    was_held: bool = False
     done: bool = False
     error: ShoalError | None = None
     result: Any = None

@@ -71,6 +71,11 @@ class CallFuture:
         self.call = call
 
     @property
+    def calls(self) -> list[Call]:
+        """The call."""
+        return [self.call]
+
+    @property
     def done(self) -> bool:
         """Whether the call is settled."""
         return self.call.done

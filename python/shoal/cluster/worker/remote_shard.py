@@ -5,7 +5,8 @@ Threads: any number of callers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Self, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from shoal.cluster.worker.filters import Filter
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
 from shoal.table.reductions import Function
-from shoal.table.shard import LocalShard, pull_and_expand
+from shoal.table.shard import OTHER_STORE, LocalShard, pull_and_expand
 from shoal.table.spec import TableSpec
 
 __all__ = ["NO_DELTAS", "RemoteShard", "UnsynchronizedSnapshot"]
@@ -54,12 +55,20 @@ _METRICS = (
 class PushCallFuture(CallFuture):
     """A push that has been submitted."""
 
-    __slots__ = ("_is_bulk", "_mark", "_workers")
+    __slots__ = ("_after", "_is_bulk", "_mark", "_workers")
 
     def __init__(
-        self, channel: Channel, call: Call, mark: int | None, workers: _core.ThreadPool, *, is_bulk: bool
+        self,
+        channel: Channel,
+        call: Call,
+        mark: int | None,
+        workers: _core.ThreadPool,
+        *,
+        is_bulk: bool,
+        after: Sequence[Call],
     ) -> None:
         super().__init__(channel, call)
+        self._after = after
         self._mark = mark  # Channel.repetitions before the push; None: a filter may change it on its way
         self._workers = workers
         self._is_bulk = is_bulk  # then no pull of this clock sees it
@@ -69,11 +78,10 @@ class PushCallFuture(CallFuture):
         return pull_and_expand(self._pull, batch, rows, self._workers)
 
     def _pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
-        if self._is_bulk:
-            return _pull(self.channel, self.call.table, batch, rows, self.call.filter)
-        return PullAfterPush(
-            self, self._mark, lambda: _pull(self.channel, self.call.table, batch, rows, self.call.filter)
-        )
+        def pull() -> CallFuture:
+            return _pull(self.channel, self.call.table, batch, rows, self.call.filter, self._after)
+
+        return pull() if self._is_bulk else PullAfterPush(self, self._mark, pull)
 
 
 class PullAfterPush:
@@ -88,6 +96,16 @@ class PullAfterPush:
         self._mark = mark
         self._pull = pull
         self._pulled = None if mark is None else pull()
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls that a later one comes after: a pull that is repeated may see more than the push."""
+        return [self._push.call] if self._pulled is None else [self._push.call, self._pulled.call]
+
+    @property
+    def channel(self) -> Channel:
+        """Where they were submitted."""
+        return self._push.channel
 
     @property
     def _is_last(self) -> bool:
@@ -108,9 +126,18 @@ class PullAfterPush:
             self._pulled.wait(timeout)
 
 
-def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> CallFuture:
+def _pull(
+    channel: Channel,
+    table: int,
+    batch: _core.KeyBatch,
+    rows: Rows,
+    filter: Filter | None,
+    after: Sequence[Call],
+) -> CallFuture:
     dim = rows.shape[1] if rows.ndim > 1 else 1
-    return channel.begin(Op.PULL, table, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=dim, filter=filter)
+    return channel.begin(
+        Op.PULL, table, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=dim, filter=filter, after=after
+    )
 
 
 class RemoteShard:
@@ -135,6 +162,7 @@ class RemoteShard:
         self._is_bulk = is_bulk
         self.number = table  # the number of the table on the servers
         self._filter = filter
+        self._after: Sequence[Call] = ()  # what pulls and pushes come after
         # An empty shard of the engine has the names and widths of the columns.
         self._pattern = pattern = LocalShard.of(spec, 2, workers)
         nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
@@ -143,6 +171,17 @@ class RemoteShard:
     def as_shard(self) -> Self:
         """Return itself."""
         return self
+
+    def after(self, requests: Sequence[Waitable], /) -> Self:
+        """Return a view of the same rows, whose pulls and pushes begin when these requests have succeeded."""
+        calls: list[Call] = []
+        for request in requests:
+            if not isinstance(request, CallFuture | PullAfterPush) or request.channel is not self._channel:
+                raise ValueError(OTHER_STORE)
+            calls += request.calls
+        view = copy.copy(self)
+        view._after = calls
+        return view
 
     @property
     def retains_arrays(self) -> bool:
@@ -157,7 +196,7 @@ class RemoteShard:
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> CallFuture:
         """Read the row of each unique key."""
-        return _pull(self._channel, self.number, batch, rows, self._filter)
+        return _pull(self._channel, self.number, batch, rows, self._filter, self._after)
 
     def pull_per_key(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
@@ -191,7 +230,7 @@ class RemoteShard:
         """Apply one step with a gradient for each unique key."""
         mark = self._channel.repetitions if self._filter is None else None
         future = self._write(Op.PUSH, batch, grads, counts)
-        return PushCallFuture(self._channel, future.call, mark, self._workers, is_bulk=self._is_bulk)
+        return PushCallFuture(self._channel, future.call, mark, self._workers, is_bulk=self._is_bulk, after=self._after)
 
     def _write(
         self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows, counts: Counts | None = None
@@ -205,6 +244,7 @@ class RemoteShard:
             counts=counts,
             dim=values.shape[1],
             filter=self._filter,
+            after=self._after,
         )
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:

@@ -10,6 +10,8 @@ Together with the servers' windows of accepted sequences it gives exactly-once w
                                          |--deferred: it arrived, the answer follows
                                          '--wrong epoch: its refused slots wait for a newer map, then are queued again
 
+A call that comes after others (held_calls.py) is held until these have succeeded, and is cut then.
+
 A part is identified by (address, sequence, part number), which every reply repeats. All parts of a write carry the
 sequence of their call, so that a slot, which remembers the sequences that it has accepted, takes each call once
 wherever and however often its part arrives. Reads and ticks may be repeated; each of their parts has its own sequence,
@@ -27,6 +29,7 @@ Invariants
         clocks are atomic and there are several endpoints, it also waits until all have acknowledged the pushes of its
         clock and the tick before: an endpoint that has taken a tick proves that every endpoint has the pushes of its
         clock, so if this worker dies the clock can still end everywhere, and endpoints differ by one tick at most.
+        A tick is not sent anywhere before the held calls of its clock have begun, and these are queued before it.
     I6  Every unsettled call has a time at which `on_time` acts on it: its deadline at the latest.
 
 Over 600 lines: the methods that keep these invariants share all of the state, and are read together.
@@ -46,7 +49,13 @@ import numpy as np
 
 from shoal import _core
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.worker.call_errors import deadline_error, refusal_error, server_lost_error
+from shoal.cluster.worker.call_errors import (
+    deadline_error,
+    dependency_error,
+    held_error,
+    refusal_error,
+    server_lost_error,
+)
 from shoal.cluster.worker.calls import (
     HEADER_BYTES,
     Call,
@@ -60,6 +69,7 @@ from shoal.cluster.worker.calls import (
 )
 from shoal.cluster.worker.cutting import cut, row_bytes
 from shoal.cluster.worker.encoding import answer_buffer, encode, in_slot_order, store_answer
+from shoal.cluster.worker.held_calls import HeldCalls
 from shoal.cluster.worker.timers import Timers
 from shoal.errors import (
     FencedError,
@@ -125,6 +135,8 @@ class Requests:
         self._calls: dict[Call, None] = {}  # not settled, in the order of the calls
         self._open: dict[int, Call] = {}  # writes that are not settled, by sequence, ascending
         self._refused: list[MisroutedSlots] = []
+        self._held = HeldCalls()
+        self._follows_up = False
         self._lost: dict[str, str] = {}  # address -> why
         self._closed: ShoalError | None = None
         self._write = 0  # last sequences
@@ -135,7 +147,16 @@ class Requests:
     # --- calls --------------------------------------------------------------------------------------------------
 
     def submit(
-        self, op: int, table: int, clock: int, now: float, deadline: float, *, write: bool | None = None, **what: Any
+        self,
+        op: int,
+        table: int,
+        clock: int,
+        now: float,
+        deadline: float,
+        *,
+        write: bool | None = None,
+        after: Sequence[Call] = (),
+        **what: Any,
     ) -> Call:
         """Start a call.
 
@@ -146,6 +167,8 @@ class Requests:
             Seconds; the call is settled at the deadline at the latest.
         write : bool, optional
             Whether it must happen exactly once, where the op does not determine it (reduce, sweep).
+        after : sequence of Call
+            Calls of this object. It begins when all have succeeded, and fails if one of them fails.
         what
             The other arguments of :func:`shoal.cluster.worker.calls.new_call`.
 
@@ -160,7 +183,19 @@ class Requests:
             As `new_call`, or the rows of one slot do not fit into a message.
         """
         call = new_call(op, table, clock, now, deadline, self.map.slots, **what)
-        return self._begin(call, op in _WRITES if write is None else write, now)
+        self._begun += 1
+        call.serial = self._begun
+        is_write = op in _WRITES if write is None else write
+        failed = next((other for other in after if other.error is not None), None)
+        if failed is not None:
+            return self._settle(call, now, dependency_error(call, failed))
+        pending = [other for other in after if not other.done]
+        if not pending or self._closed is not None:
+            return self._begin(call, is_write, now)
+        self._held.hold(call, pending, is_write=is_write)
+        call.was_held = True
+        self._timers.add(call.deadline, call)
+        return call
 
     def tick(
         self,
@@ -192,6 +227,8 @@ class Requests:
         call.on_done = on_done
         call.tables = np.unique(np.asarray(tables, np.uint32))
         self._ticks[call] = None
+        self._begun += 1
+        call.serial = self._begun
         return self._begin(call, False, now)
 
     def _begin(self, call: Call, write: bool, now: float) -> Call:
@@ -211,8 +248,6 @@ class Requests:
             self._write += 1
             call.sequence = self._write
             self._open[call.sequence] = call
-        self._begun += 1
-        call.serial = self._begun
         self._calls[call] = None
         self._timers.add(call.deadline, call)
         for part in parts:
@@ -235,10 +270,16 @@ class Requests:
     # --- sending ------------------------------------------------------------------------------------------------
 
     def _queue(self, part: RequestPart, now: float) -> None:
-        """Append a new part to the queue of its endpoint, and send what may be sent."""
+        """Put a new part into the queue of its endpoint, and send what may be sent."""
         self._name(part)
         peer = self._peer(part)
-        peer.queue.append(part)
+        place = len(peer.queue)
+        if part.call.was_held:  # its tick may be in the queue
+            for index, queued in enumerate(peer.queue):
+                if queued.call.op == Op.TICK and queued.call.clock >= part.call.clock:
+                    place = index
+                    break
+        peer.queue.insert(place, part)
         self._pump(peer, now)
 
     def _name(self, part: RequestPart) -> None:
@@ -287,7 +328,7 @@ class Requests:
     def _may_tick(self, tick: RequestPart, peer: EndpointState) -> bool:
         """Return whether a tick may be sent (I5)."""
         clock = tick.call.clock
-        if peer.reads[clock] or any(run.call.clock == clock for run in self._refused):
+        if peer.reads[clock] or self._held.clocks[clock] or any(run.call.clock == clock for run in self._refused):
             return False
         if not self._atomic_clocks or len(self.map.owners) == 1:
             return True
@@ -605,7 +646,7 @@ class Requests:
     def close(self, error: ShoalError, now: float) -> None:
         """Settle every call, also later ones, with this error. Nothing is sent any more."""
         self._closed = self._closed or error
-        for call in list(self._calls):
+        for call in [*self._held.calls(), *self._calls]:
             self._settle(call, now, self._closed)
 
     def on_time(self, now: float) -> None:
@@ -618,6 +659,8 @@ class Requests:
                     self._restart(what, now)
                 if what.deadline > now:
                     self._timers.add(what.deadline, what)
+                elif what in self._held:
+                    self._settle(what, now, held_error(what, self._held.blocker(what)))
                 else:
                     self._settle(what, now, deadline_error(what, self._peers, self.map.epoch, now))
             elif what.due == due:
@@ -659,7 +702,7 @@ class Requests:
 
     def next_time(self) -> float | None:
         """Return when :meth:`on_time` is next due; None if no call is pending."""
-        return self._timers.next_time(len(self._parts) + len(self._calls))
+        return self._timers.next_time(len(self._parts) + len(self._calls) + len(self._held))
 
     def _lost_error(self, part: RequestPart, now: float) -> ServerLostError:
         return server_lost_error(part, self._peer(part), self._lost[part.address], now)
@@ -672,6 +715,8 @@ class Requests:
         if error is not None:
             call.result = None
         self._calls.pop(call, None)
+        if call in self._held:
+            self._held.release(call)
         for part in list(call.parts):
             self._forget(part)
         if call.misrouted:
@@ -684,11 +729,28 @@ class Requests:
         self._ticks.pop(call, None)
         if call.op == Op.TICK and error is not None:
             self.close(error, now)  # the clock cannot end: later pushes would have no effect
+        self._held.settled(call)
+        self._follow_up(now)
         if pump:
             self._pump_all(now)
         if call.on_done is not None:
             call.on_done(call)
         return call
+
+    def _follow_up(self, now: float) -> None:
+        """Begin or fail the held calls that are due, and those that are due then: not one within the other."""
+        if self._follows_up:
+            return
+        self._follows_up = True
+        try:
+            while (due := self._held.take_due()) is not None:
+                call, failed = due
+                if failed is not None:
+                    self._settle(call, now, dependency_error(call, failed))
+                else:
+                    self._begin(call, self._held.release(call), now)
+        finally:
+            self._follows_up = False
 
 
 def _is_everywhere(call: Call) -> bool:
