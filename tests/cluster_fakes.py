@@ -37,6 +37,13 @@ def scheduler(
             assert not thread.is_alive()
 
 
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def declare_dead(scheduler: Scheduler, role: str, rank: int) -> None:
     """Have the scheduler declare a silent server or worker dead at once, instead of after five heartbeats.
 

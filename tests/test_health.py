@@ -1,4 +1,4 @@
-"""Probes of the roles over HTTP."""
+"""Probes and metrics of the roles over HTTP."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import urllib.error
 import urllib.request
 
 import numpy as np
+import prometheus_client.parser
 import pytest
 
 import shoal
-from cluster_fakes import TIMEOUT, FakeServer, scheduler
+from cluster_fakes import TIMEOUT, FakeServer, free_port, scheduler
 from shoal.cli import main
+from shoal.cluster.launch.local_cluster import running
+from shoal.cluster.protocol import metrics as metrics_of
 from shoal.cluster.protocol.health import HealthServer, parse_listen
 from shoal.cluster.protocol.slot_map import Arc, ClusterMap, Endpoint, Stream
 from shoal.cluster.server.assignment import ServerControl
@@ -27,6 +30,15 @@ def get(url: str) -> tuple[int, str]:
     except urllib.error.HTTPError as refused:
         with refused:
             return refused.code, refused.read().decode()
+
+
+def metrics(url: str) -> dict[str, float]:
+    """Return the samples of `/metrics`, labels included in their names."""
+    status, text = get(f"{url}/metrics")
+    assert status == 200
+    families = prometheus_client.parser.text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    return {f"{one.name}{''.join(f'|{value}' for value in one.labels.values())}": one.value for one in samples}
 
 
 def until(what):
@@ -53,7 +65,7 @@ def test_a_role_that_starts_is_alive_and_not_ready(health):
 
 
 def test_a_role_is_alive_while_its_main_loop_turns(health):
-    health.watch(list)
+    health.watch(list, "server", metrics_of.SERVER, dict)
     health.now[0] = 60.0
     assert get(f"{health.address}/healthz") == (200, "ok\n")
     health.now[0] = 61.0
@@ -64,10 +76,30 @@ def test_a_role_is_alive_while_its_main_loop_turns(health):
 
 def test_each_reason_has_a_line(health):
     reasons = ["a", "b"]
-    health.watch(lambda: reasons)
+    health.watch(lambda: reasons, "server", metrics_of.SERVER, dict)
     assert get(f"{health.address}/readyz") == (503, "a\nb\n")
     reasons.clear()
     assert get(f"{health.address}/readyz") == (200, "ready\n")
+
+
+def test_metrics_are_read_when_they_are_asked_for(health):
+    assert "process_cpu_seconds_total" in metrics(health.address)  # of a role that has not joined yet
+    reasons, values = ["a"], {"messages": 3, "pending_bytes": 5, "another": 7}
+    health.watch(lambda: reasons, "server", metrics_of.SERVER, lambda: values, rank=2)
+    found = {name: value for name, value in metrics(health.address).items() if name.startswith("shoal")}
+    assert found.pop("shoal_server_ready|2") == 0
+    assert found.pop("shoal_server_messages_total|2") == 3
+    assert found.pop("shoal_server_pending_bytes|2") == 5
+    assert len(found) == len(metrics_of.SERVER) - 2
+    assert set(found.values()) == {0}
+    values["messages"] = 4
+    reasons.clear()
+    found = metrics(health.address)
+    assert found["shoal_server_messages_total|2"] == 4
+    assert found["shoal_server_ready|2"] == 1
+    with urllib.request.urlopen(f"{health.address}/metrics", timeout=TIMEOUT) as reply:
+        assert reply.headers["Content-Type"].startswith("text/plain; version=")
+        assert "# TYPE shoal_server_messages_total counter" in reply.read().decode()
 
 
 def test_clients_that_send_nothing_leave_room_for_others_once_they_are_disconnected(health, monkeypatch):
@@ -141,6 +173,7 @@ def test_a_server_lacks_what_its_map_does_not_have():
 def test_the_roles_answer_probes_while_a_cluster_forms_and_runs():
     from test_cluster_signals import processes
 
+    port = free_port()
     with processes("--metrics-port", "*", "--replicas", "1", servers=2) as cluster:
         cluster.wait_for(cluster.scheduler, "(probes are answered at)")
         urls = {"scheduler": cluster.scheduler.find(r"probes are answered at (\S+)")}
@@ -152,9 +185,26 @@ def test_the_roles_answer_probes_while_a_cluster_forms_and_runs():
         for url in urls.values():
             assert get(f"{url}/healthz") == (200, "ok\n")
             until(lambda url=url: get(f"{url}/readyz") == (200, "ready\n"))
-        with shoal.connect(cluster.address, timeout=TIMEOUT) as store:
+        found = metrics(urls["scheduler"])
+        assert {name: found[f"shoal_scheduler_{name}"] for name in ("ready", "servers", "workers")} == {
+            "ready": 1,
+            "servers": 2,
+            "workers": 0,
+        }
+        with shoal.connect(cluster.address, timeout=TIMEOUT, metrics_port=port) as store:
+            found = metrics(f"http://127.0.0.1:{port}")
+            assert (found["shoal_worker_ready|0"], found["shoal_worker_clock|0"]) == (1, 0)
+            assert metrics(urls["scheduler"])["shoal_scheduler_workers"] == 1
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
             table.push(np.arange(9, dtype=np.uint64), np.ones((9, 1), np.float32)).wait()
+            store.tick()
+            found = metrics(f"http://127.0.0.1:{port}")
+            assert found["shoal_worker_clock|0"] == 1
+            assert (
+                0
+                < found["shoal_worker_sent_total|0"]
+                <= sum(metrics(urls[f"server {rank}"])[f"shoal_server_messages_total|{rank}"] for rank in range(2))
+            )
             cluster.children[1].signal(9)  # no other server is left for copies
             url = urls["server 1"]
             lost = until(lambda: (found := get(f"{url}/readyz"))[0] == 503 and found)
@@ -162,3 +212,25 @@ def test_the_roles_answer_probes_while_a_cluster_forms_and_runs():
             another = cluster.server()
             cluster.wait_for(another, r"(server \d+ serves slots)")
             until(lambda: get(f"{url}/readyz") == (200, "ready\n"))
+
+
+def test_a_worker_answers_while_its_store_is_open(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("SHOAL_METRICS_PORT", str(port))
+        with pytest.raises(ValueError, match="Address already in use; pass another port"):
+            shoal.connect("tcp://127.0.0.1:1", timeout=TIMEOUT)
+        with pytest.raises(ValueError, match="'x' is neither PORT nor HOST:PORT"):
+            shoal.connect("tcp://127.0.0.1:1", timeout=TIMEOUT, metrics_port="x")
+    url = f"http://127.0.0.1:{port}"
+    with running(1, timeout=TIMEOUT) as cluster:
+        with shoal.connect(cluster.address, timeout=TIMEOUT) as store:
+            assert get(f"{url}/healthz") == (200, "ok\n")
+            assert get(f"{url}/readyz") == (200, "ready\n")
+            assert metrics(url)["shoal_worker_clock|0"] == 0
+            store._scheduler.fail(shoal.ServerLostError("server 3 has died"))
+            assert get(f"{url}/readyz") == (503, "server 3 has died\n")
+            assert metrics(url)["shoal_worker_ready|0"] == 0
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            get(f"{url}/healthz")

@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import shoal
-from cluster_fakes import TIMEOUT
+from cluster_fakes import TIMEOUT, free_port
 from manifests import KUBERNETES, ROOT, Pods, check, documents, give_keys, pods
 from shoal.cli import main, parser
 from shoal.cluster.launch.child import ChildProcess, end_all
@@ -67,6 +68,10 @@ def test_the_numbers_of_the_roles_agree(directory):
         assert metrics in {port["containerPort"] for port in one.container["ports"]}
         assert one.container["livenessProbe"]["httpGet"]["path"] == "/healthz"
         assert one.container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    metrics = int(worker.variables(0, "n")["SHOAL_METRICS_PORT"].rpartition(":")[2])
+    (port,) = worker.container["ports"]
+    assert port["containerPort"] == metrics
+    assert worker.container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": port["name"]}
     assert float(server.option("drain-on-sigterm")) < server.spec["terminationGracePeriodSeconds"]
 
 
@@ -144,6 +149,7 @@ class Nodes(LocalCluster):
         self.pods = pods(directory)
         self.folder = folder
         self.children: list[ChildProcess] = []
+        self.worker_ports = [free_port() for _ in range(self.pods["worker"].count)]
         make_keys(folder / "keys")
         for role, pod in self.pods.items():
             give_keys(folder / "keys", pod, folder / role)
@@ -154,6 +160,9 @@ class Nodes(LocalCluster):
         pod = self.pods[role]
         variables = pod.variables(index, f"node-{index}")
         variables["SHOAL_CURVE"] = str(self.folder / role)
+        if role == "worker":
+            assert variables["SHOAL_METRICS_PORT"].startswith("0.0.0.0:")
+            variables["SHOAL_METRICS_PORT"] = str(self.worker_ports[index])
         if self.address:
             variables["SHOAL_SCHEDULER"] = self.address
         child = ChildProcess(
@@ -213,6 +222,9 @@ def test_the_commands_of_the_pods_train_a_model_while_pods_are_evicted_and_kille
         workers = [cluster.start("worker", index, *many) for index in range(cluster.pods["worker"].count)]
         for worker in workers:
             cluster.wait_for(worker, r"(pass 1 of 6)")
+        for port in cluster.worker_ports:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=TIMEOUT) as reply:
+                assert reply.read() == b"ready\n"
         servers[1].signal(signal.SIGKILL)  # its container is started again
         servers[1].process.wait(TIMEOUT)
         servers.append(cluster.start("server", 1))

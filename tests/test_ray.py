@@ -145,7 +145,7 @@ def test_the_counters_of_a_server_are_reported_every_five_seconds(monkeypatch):
     made = gauges.ServerGauges("server-0", clock=lambda: now[0])
     for count, seconds in ((7, 0.0), (8, 4.9), (9, 5.0)):
         now[0] = 100.0 + seconds
-        made.report(lambda count=count: dict.fromkeys(gauges._GAUGES, count))
+        made.report(lambda count=count: dict.fromkeys(gauges.SERVER, count))
     assert [(value, server) for name, value, server in shown if name == "shoal_server_messages"] == [
         (7, "server-0"),
         (9, "server-0"),
@@ -161,5 +161,5 @@ def test_the_counters_of_a_server_are_those_of_its_endpoints_together():
     for service in services.values():
         service.handle(b"nobody", [b"no request"])
     counters = ServerControl(services, b"server").counters()
-    assert set(gauges._GAUGES) <= set(counters)
+    assert set(gauges.SERVER) <= set(counters)
     assert counters["messages"] == 2

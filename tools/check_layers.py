@@ -108,7 +108,7 @@ LAZY = {
 # Modules for an optional library, which they import at their top; no other module may import them.
 FOR_ITS_OWN = {
     "sklearn": {"scipy", "sklearn"},
-    "cluster.protocol": {"zmq"},
+    "cluster.protocol": {"prometheus_client", "zmq"},
     "cluster.worker": {"zmq"},
     "cluster.server": {"zmq"},
     "cluster.scheduler": {"zmq"},

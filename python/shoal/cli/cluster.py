@@ -233,7 +233,7 @@ def _health_arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics-port",
         type=_listen,
         metavar="[HOST:]PORT",
-        help="answer probes at http://HOST:PORT/healthz and /readyz (default: none; HOST: 127.0.0.1)",
+        help="answer requests for http://HOST:PORT/healthz, /readyz and /metrics (default: none; HOST: 127.0.0.1)",
     )
 
 
@@ -293,6 +293,7 @@ def _keys_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_scheduler(arguments: argparse.Namespace) -> Answer:
     """Run the scheduler."""
+    from shoal.cluster.protocol import metrics
     from shoal.cluster.protocol.environment import PORT, volcano
     from shoal.cluster.scheduler.membership import COPY_RATE
     from shoal.cluster.scheduler.scheduler import Scheduler
@@ -328,13 +329,14 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
         if health is None:
             scheduler.run()
         else:
-            health.watch(scheduler.unready)
+            health.watch(scheduler.unready, "scheduler", metrics.SCHEDULER, scheduler.counters)
             scheduler.run(health.turn)
     return Answer("", {})
 
 
 def run_server(arguments: argparse.Namespace) -> Answer:
     """Run a server."""
+    from shoal.cluster.protocol import metrics
     from shoal.cluster.protocol.environment import find_node, find_scheduler, volcano
     from shoal.cluster.server.server import Server
 
@@ -370,7 +372,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
         if health is None:
             server.run()
         else:
-            health.watch(server.unready)
+            health.watch(server.unready, "server", metrics.SERVER, server.counters, server.rank)
             server.run(health.turn)
     return Answer("", {})
 

@@ -10,20 +10,11 @@ from collections.abc import Callable, Mapping
 
 from ray.util.metrics import Gauge
 
+from shoal.cluster.protocol.metrics import SERVER
+
 __all__ = ["ServerGauges"]
 
 _REPORT_SECONDS = 5.0  # between two reports
-
-_GAUGES = {
-    "messages": "Requests received",
-    "replies": "Replies sent",
-    "bytes_in": "Bytes received",
-    "bytes_out": "Bytes sent",
-    "duplicates": "Pushes that had been received before",
-    "failed_steps": "Steps that could not be applied",
-    "deferred_bytes": "Bytes of pulls that wait for pushes of other workers",
-    "pending_bytes": "Bytes of pushes that wait for those of other workers",
-}
 
 
 class ServerGauges:
@@ -36,7 +27,7 @@ class ServerGauges:
     """
 
     def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._gauges = {key: Gauge(f"shoal_server_{key}", what, ("server",)) for key, what in _GAUGES.items()}
+        self._gauges = {key: Gauge(f"shoal_server_{key}", one.help, ("server",)) for key, one in SERVER.items()}
         self._tags = {"server": name}
         self._clock = clock
         self._due = clock()

@@ -11,7 +11,7 @@
     connections.py   the number of connections, and their timeouts
     app.py           the routes, the metrics, the server
 
-Needs starlette, uvicorn and prometheus-client (extra: serve); PyTorch for click models alone.
+Needs starlette and uvicorn (extra: serve); PyTorch for click models alone.
 """
 
 try:

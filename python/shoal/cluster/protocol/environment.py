@@ -3,6 +3,7 @@
     SHOAL_RANK, SHOAL_WORKERS, SHOAL_SCHEDULER     set by ``shoal launch``, or by hand; they come first
     SHOAL_NODE                                     the machine that a server runs on
     SHOAL_CURVE                                    the directory of the cluster's keys, of every role
+    SHOAL_METRICS_PORT                             where a worker answers probes and reports its metrics
     torchrun      RANK, WORLD_SIZE
     Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
     Slurm         SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST     under srun, not in the batch script itself
@@ -26,6 +27,7 @@ __all__ = [
     "Volcano",
     "find_group",
     "find_keys",
+    "find_metrics_port",
     "find_node",
     "find_scheduler",
     "find_worker",
@@ -125,6 +127,11 @@ def find_scheduler(environment: Environment) -> str | None:
 def find_keys(environment: Environment) -> str | None:
     """Find the directory of the cluster's keys: SHOAL_CURVE."""
     return environment.get("SHOAL_CURVE") or None
+
+
+def find_metrics_port(environment: Environment) -> str | None:
+    """Find where a worker answers probes and reports its metrics, ``[HOST:]PORT``: SHOAL_METRICS_PORT."""
+    return environment.get("SHOAL_METRICS_PORT") or None
 
 
 def find_node(environment: Environment) -> str | None:

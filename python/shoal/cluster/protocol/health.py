@@ -1,7 +1,8 @@
-"""Probes of a role over HTTP: whether its process runs, and whether it is ready.
+"""Probes and metrics of a role over HTTP: whether its process runs, whether it is ready, and its counters.
 
     GET /healthz    200, or 503 if the main loop of the role has not turned for `_STUCK_SECONDS`: start it again
     GET /readyz     200, or 503 while the role does not do all of its work: a line for each reason
+    GET /metrics    its metrics (metrics.py) and those of its process, for Prometheus
 
 The body is text. While a role starts, for which it has deadlines of its own, it counts as running. It calls
 :meth:`HealthServer.turn` in its main loop; everything else happens in threads of this module, so a probe costs the role
@@ -16,11 +17,17 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Self
 
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
 from shoal.cluster.protocol.address import bindable, join_address, split
+from shoal.cluster.protocol.metrics import RoleMetrics
 
 __all__ = ["HealthServer", "parse_listen"]
 
@@ -75,6 +82,8 @@ class HealthServer:
         self._clock = clock
         self._turned_at: float | None = None  # the main loop has not begun
         self._unready: Callable[[], Sequence[str]] = _not_joined
+        self._metrics = CollectorRegistry()
+        ProcessCollector(registry=self._metrics)
         host, port = split(listen, wildcard=True)
         host = bindable(host)
         try:
@@ -98,13 +107,36 @@ class HealthServer:
         self._turned_at = self._clock()
         return True
 
-    def watch(self, unready: Callable[[], Sequence[str]]) -> None:
-        """Take the function that returns why the role is not ready; it is called in other threads."""
+    def watch(
+        self,
+        unready: Callable[[], Sequence[str]],
+        role: str,
+        metrics: RoleMetrics,
+        read: Callable[[], Mapping[str, float]],
+        rank: int | None = None,
+    ) -> None:
+        """Take the functions of a role that has joined; they are called in other threads.
+
+        Parameters
+        ----------
+        unready : callable
+            Returns why the role is not ready.
+        role : str
+            ``"server"``: the prefix of its metrics is ``shoal_server_``.
+        metrics : mapping of str to Metric
+        read : callable
+            Returns the values of the metrics; one that is missing is 0.
+        rank : int, optional
+            The label ``rank`` of its metrics.
+        """
         self._unready = unready
+        self._metrics.register(_RoleCollector(unready, role, metrics, read, rank))
         self.turn()
 
     def answer(self, path: str) -> tuple[int, str]:
         """Return the status and the body of a reply."""
+        if path == "/metrics":
+            return 200, generate_latest(self._metrics).decode()
         if path == "/healthz":
             still = 0.0 if self._turned_at is None else self._clock() - self._turned_at
             if still > _STUCK_SECONDS:
@@ -113,7 +145,7 @@ class HealthServer:
         if path == "/readyz":
             reasons = self._unready()
             return (503, "".join(f"{reason}\n" for reason in reasons)) if reasons else (200, "ready\n")
-        return 404, "there are /healthz and /readyz\n"
+        return 404, "there are /healthz, /readyz and /metrics\n"
 
     def close(self) -> None:
         """Stop listening."""
@@ -124,6 +156,36 @@ class HealthServer:
 
 def _not_joined() -> list[str]:
     return ["it has not joined the cluster"]
+
+
+class _RoleCollector(Collector):
+    """The metrics of a role, read when they are asked for."""
+
+    def __init__(
+        self,
+        unready: Callable[[], Sequence[str]],
+        role: str,
+        metrics: RoleMetrics,
+        read: Callable[[], Mapping[str, float]],
+        rank: int | None,
+    ) -> None:
+        self._unready = unready
+        self._role = role
+        self._metrics = metrics
+        self._read = read
+        self._labels = {} if rank is None else {"rank": str(rank)}
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        values = self._read()
+        yield self._family("gauge", "ready", "Whether /readyz answers 200", not self._unready())
+        for name, (kind, meaning) in self._metrics.items():
+            yield self._family(kind, name, meaning, values.get(name, 0))
+
+    def _family(self, kind: str, name: str, meaning: str, value: float) -> CounterMetricFamily | GaugeMetricFamily:
+        make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+        family = make(f"shoal_{self._role}_{name}", meaning, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -158,10 +220,11 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
 
     def do_GET(self) -> None:
-        status, text = self.server.health.answer(self.path.partition("?")[0])
+        path = self.path.partition("?")[0]
+        status, text = self.server.health.answer(path)
         body = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Type", CONTENT_TYPE_LATEST if path == "/metrics" else "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

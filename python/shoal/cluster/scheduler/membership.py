@@ -499,6 +499,12 @@ class Membership:
         return {rank: worker.incarnation for rank, worker in job.members.items()} if job else {}
 
     @property
+    def num_workers(self) -> int:
+        """Number of workers of the job that have joined."""
+        job = self._jobs.job
+        return len(job.members) if job else 0
+
+    @property
     def now(self) -> float:
         """The time of the last call; of the last input after :meth:`replay`."""
         return self._peers.now

@@ -12,7 +12,7 @@ process ends without another message; so it does if it is asked to leave the clu
 No message ends the process: one that is not a control message is counted and dropped, and so is one whose processing
 raises an unexpected exception. The log has a line for the first of each kind, then at most one every ten seconds.
 
-Threads: `run` in one; `unready` from any; `stop` and `leave` from any, or from a signal handler.
+Threads: `run` in one; `unready` and `counters` from any; `stop` and `leave` from any, or from a signal handler.
 """
 
 from __future__ import annotations
@@ -226,6 +226,16 @@ class Scheduler:
     def unready(self) -> tuple[str, ...]:
         """Return why the cluster cannot be used: servers are missing, or rows are lost; empty if it can."""
         return self._reasons
+
+    def counters(self) -> dict[str, int]:
+        """Return the values of the metrics ``shoal.cluster.protocol.metrics.SCHEDULER``."""
+        map = self._membership.map
+        return {
+            "epoch": 0 if map is None else map.epoch,
+            "servers": 0 if map is None else len({endpoint.server for endpoint in map.endpoints}),
+            "workers": self._membership.num_workers,
+            "refused": sum(self.refused().values()),
+        }
 
     def stop(self) -> None:
         """Make :meth:`run` end the cluster and return."""

@@ -14,7 +14,7 @@ Invariants
     S2  A map that is older than the present one changes nothing. A map is confirmed as often as it arrives.
     S3  A pending order of a number is executed at most once on each copy, before its slots are served from there.
 
-Threads: one at a time, except for `unready`. No socket; the time is an argument.
+Threads: one at a time, except for `unready` and `counters`. No socket; the time is an argument.
 """
 
 from __future__ import annotations

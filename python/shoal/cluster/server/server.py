@@ -8,7 +8,7 @@ registers their addresses with the scheduler, and has the scheduler's orders and
 A server ends when it is stopped, when all its slots and copies have been moved away, when the scheduler is stopped or
 silent for too long, or when the process that started it has ended.
 
-Threads: `run` in one; `unready` from any; `stop` and `drain` from any, or from a signal handler.
+Threads: `run` in one; `unready` and `counters` from any; `stop` and `drain` from any, or from a signal handler.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import zmq
@@ -55,6 +55,7 @@ from shoal.cluster.protocol.messages import (
     TakeSplit,
     WorkerGone,
 )
+from shoal.cluster.protocol.metrics import WORKER
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import as_dict
@@ -75,6 +76,9 @@ from shoal.store.base import Store
 from shoal.store.description import check_same
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
+
+if TYPE_CHECKING:
+    from shoal.cluster.protocol.health import HealthServer
 
 __all__ = ["ClusterStore"]
 
@@ -106,6 +110,7 @@ class ClusterStore(Store):
         curve: str | os.PathLike[str] | None,
         filters: Filters | Mapping[str, Filters] | None,
         shared_storage: bool = True,
+        metrics_port: str | None = None,
         on_close: Callable[[], None] | None = None,
         supervise: Callable[[Callable[[ShoalError], None]], None] = lambda fail: None,
     ) -> None:
@@ -120,7 +125,12 @@ class ClusterStore(Store):
                 if not isinstance(table, str):
                     raise TypeError(f"filters are given for each table's name, got {table!r}")
                 table.encode()  # raises a ValueError for a name that no table can have
-            self._connect(address, undo, consistency, workers, rank, timeout, threads, curve)
+            health = None if metrics_port is None else undo.enter_context(_answer_probes(metrics_port))
+            turn = (lambda: True) if health is None else health.turn
+            self._connect(address, undo, consistency, workers, rank, timeout, threads, curve, turn)
+            if health is not None:
+                ref = weakref.ref(self)
+                health.watch(lambda: _unready(ref()), "worker", WORKER, lambda: _counters(ref()), self.rank)
             self._closing = undo.pop_all()
         # Neither the threads nor their callbacks hold the store: dropping it without closing it leaves the cluster too.
         what = f"ClusterStore({address!r}, worker {self.rank} of {self.num_workers})"
@@ -139,6 +149,7 @@ class ClusterStore(Store):
         timeout: float,
         threads: int | None,
         curve: str | os.PathLike[str] | None,
+        turn: Callable[[], bool],
     ) -> None:
         if not isinstance(consistency, Consistency):
             raise TypeError(f"consistency is one of BSP(), SSP(staleness) and ASP(), got {consistency!r}")
@@ -166,7 +177,7 @@ class ClusterStore(Store):
                 "worker",
                 on_event=_weakly(self._on_event),
                 on_fault=_weakly(self._on_fault),
-                clock=_clock_of(weakref.ref(self)),
+                clock=_clock_of(weakref.ref(self), turn),
                 context=context,
                 **secure_scheduler,
             )
@@ -592,12 +603,35 @@ class ClusterStore(Store):
             self._channel.fail(error)
 
 
-def _clock_of(ref: weakref.ref[ClusterStore]) -> Callable[[], int]:
+def _clock_of(ref: weakref.ref[ClusterStore], turn: Callable[[], bool]) -> Callable[[], int]:
     def clock() -> int:
+        turn()  # this thread is the one whose heartbeats keep the worker alive
         store = ref()
         return 0 if store is None or store._channel is None else store._channel.clock
 
     return clock
+
+
+def _answer_probes(port: str) -> HealthServer:
+    from shoal.cluster.protocol.health import HealthServer, parse_listen  # takes a tenth of a second
+
+    health = HealthServer(parse_listen(port))
+    _log.info("probes are answered at %s", health.address)
+    return health
+
+
+def _unready(store: ClusterStore | None) -> list[str]:
+    """Return why all calls of a store fail; empty if they do not."""
+    fault = None if store is None else store._scheduler.fault
+    return [] if fault is None else [str(fault)]
+
+
+def _counters(store: ClusterStore | None) -> dict[str, int]:
+    """Return the values of the metrics `WORKER`."""
+    with contextlib.suppress(ShoalError):  # it is being closed
+        if store is not None:
+            return {"clock": store.clock, **store.channel.metrics()}
+    return {}
 
 
 _open_stores: weakref.WeakSet[ClusterStore] = weakref.WeakSet()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from shoal.cluster.protocol.environment import find_keys, find_scheduler, find_worker
+from shoal.cluster.protocol.environment import find_keys, find_metrics_port, find_scheduler, find_worker
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.cluster.worker.filters import Filters
 from shoal.consistency import BSP, Consistency
@@ -29,6 +29,7 @@ def connect(
     curve: str | os.PathLike[str] | None = None,
     filters: Filters | Mapping[str, Filters] | None = None,
     shared_storage: bool = True,
+    metrics_port: int | str | None = None,
 ) -> ClusterStore:
     """Join a cluster as a worker: a store whose rows are on servers.
 
@@ -60,6 +61,10 @@ def connect(
         writes its own rows, while pushes continue, and reads them in a load. Object stores are visible to all. False:
         this worker receives all rows and writes them while its pushes wait, and there are no deltas. The rows of a load
         are sent by worker 0, whose setting decides.
+    metrics_port : int or str, optional
+        ``PORT`` or ``HOST:PORT`` to answer HTTP requests for ``/healthz``, ``/readyz`` and ``/metrics`` at, for as long
+        as the store is open (``docs/cluster.md``). A port alone is one of 127.0.0.1. Default: from the environment, or
+        none.
 
     Returns
     -------
@@ -73,7 +78,7 @@ def connect(
     DeadlineExceededError
         Servers or workers are missing: the message has their number.
     ValueError
-        The other workers have joined with other settings of the job.
+        The other workers have joined with other settings of the job, or the metrics port is in use.
 
     Notes
     -----
@@ -98,4 +103,5 @@ def connect(
         curve=curve or find_keys(os.environ),
         filters=filters,
         shared_storage=shared_storage,
+        metrics_port=find_metrics_port(os.environ) if metrics_port is None else str(metrics_port),
     )
