@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0
@@ -39,6 +40,14 @@ SYSTEM = {
     "idle_worker_killing_time_threshold_ms": 600_000,
 }
 
+# What each node does without: the dashboard, the copying of logs to the driver, and the second import of Ray for each
+# process. The head has no autoscaler.
+NODE = {
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "setup_worker_path": str(Path(__file__).with_name("ray_setup_worker.py")),
+}
+
 
 class RayNodes:
     """The nodes: a head with 127.0.0.2, others with the following addresses. On 127.0.0.1 they would hang.
@@ -57,8 +66,9 @@ class RayNodes:
                 "num_cpus": HEAD_CPUS,
                 "resources": {"seat": 2, "rows": 2},
                 "node_ip_address": "127.0.0.2",
-                "include_dashboard": False,
+                "no_monitor": True,
                 "_system_config": SYSTEM,
+                **NODE,
             },
         )
         for _ in range(nodes):
@@ -75,7 +85,7 @@ class RayNodes:
             num_cpus=NODE_CPUS,
             resources={"rows": 2} if resources is None else resources,
             node_ip_address=f"127.0.0.{self._last}",
-            include_dashboard=False,
+            **NODE,
         )
         self.nodes.append(node)
         return str(node.node_id)
