@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shoal import _core
 
-__all__ = ["Function", "Reducible", "changed", "count", "digest", "norm", "topk", "total"]
+__all__ = ["CHANGES_ROWS", "Function", "Reducible", "changed", "count", "digest", "norm", "topk", "total"]
 
 Answers = npt.NDArray[np.float64]
 
@@ -31,6 +31,9 @@ class Function(IntEnum):
     DECAY = 5
     SHRINK = 6
     DIGEST = 7
+
+
+CHANGES_ROWS = frozenset({Function.DECAY, Function.SHRINK})
 
 
 class Reducible(Protocol):

@@ -168,7 +168,8 @@ class JobConsistency(_Message, frozen=True):
 class Hello(_Message, frozen=True, tag="hello"):
     """The first request of every peer. ``about`` names the process in messages.
 
-    ``role`` is "server", "worker", or "launcher": the process that starts a worker's program and waits for its end.
+    ``role`` is "server", "worker", "reader" (of tables, and part of no job) or "launcher": the process that starts a
+    worker's program and waits for its end.
     """
 
     role: Annotated[str, Meta(max_length=16)]

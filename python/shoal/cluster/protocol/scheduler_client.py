@@ -129,7 +129,7 @@ class SchedulerClient:
     ----------
     address : str
         The scheduler's: ``tcp://host:port``.
-    role : {"server", "worker", "launcher", "observer"}
+    role : {"server", "worker", "reader", "launcher", "observer"}
         An observer only asks for the status.
     about : str, optional
         Names this process in messages; default: its host and process id.

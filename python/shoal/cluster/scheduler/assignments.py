@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.cluster.protocol.messages import Assign, Assigned, MapChanged
+from shoal.cluster.protocol.messages import Assign, Assigned, GetMapReply, MapChanged
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.scheduler.inputs import Died, Settings
-from shoal.cluster.scheduler.members import ServerPeer
+from shoal.cluster.scheduler.members import ReaderPeer, ServerPeer
 from shoal.cluster.scheduler.orders import Orders
 from shoal.cluster.scheduler.peers import Peers
 from shoal.cluster.scheduler.planner import owned
@@ -129,7 +129,16 @@ class Assignments:
             was_published, self.published = self.published is not None, map
             if was_published:
                 self._peers.publish(MapChanged(map))
+            else:
+                self._reply_to_readers(map)
         self._orders.pause(bool(givers or takers))
+
+    def _reply_to_readers(self, map: ClusterMap) -> None:
+        """Send the first map to the readers that wait for it."""
+        for peer in self._peers.known.values():
+            if isinstance(peer, ReaderPeer):
+                for number in list(peer.waiting):
+                    self._peers.reply(peer, number, GetMapReply(map))
 
     # --- messages ---------------------------------------------------------------------------------------------
 

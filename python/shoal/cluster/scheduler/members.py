@@ -34,6 +34,7 @@ __all__ = [
     "LivenessProbe",
     "Outgoing",
     "Peer",
+    "ReaderPeer",
     "ServerPeer",
     "WorkerPeer",
     "restore_job",
@@ -179,6 +180,11 @@ class LauncherPeer(Peer):
     """The launcher of a worker's program."""
 
 
+@dataclass(slots=True, eq=False)
+class ReaderPeer(Peer):
+    """A process that reads tables and is part of no job."""
+
+
 def restore_peer(state: PeerState, now: float, seen: int) -> Peer:
     """Return a peer in a saved state; it was heard just now, and has no route."""
     common = (state.sender, state.role, state.about, state.host, b"", now, seen, state.rank, state.inside)
@@ -188,7 +194,7 @@ def restore_peer(state: PeerState, now: float, seen: int) -> Peer:
         return ServerPeer(*common, *kept, *own, member=state.member, node=state.node, spare=state.spare)
     if state.role == "worker":
         return WorkerPeer(*common, *kept, state.incarnation, state.join, state.wants)
-    return LauncherPeer(*common, *kept)
+    return (ReaderPeer if state.role == "reader" else LauncherPeer)(*common, *kept)
 
 
 @dataclass(slots=True, eq=False)

@@ -132,6 +132,7 @@ from shoal.cluster.scheduler.members import (
     LivenessProbe,
     Outgoing,
     Peer,
+    ReaderPeer,
     ServerPeer,
     WorkerPeer,
 )
@@ -572,7 +573,7 @@ class Membership:
         elif not isinstance(body, Hello) or peers.is_former(ask.sender):
             peers.out.append((route, Reply(ask.number, peers.unknown_sender(ask.sender, host))))
         elif body.role not in ROLES:
-            text = f"a peer that is not a server, worker or launcher sent {type(body).__name__}"
+            text = f"a peer that is not a server, worker, reader or launcher sent {type(body).__name__}"
             peers.out.append((route, Reply(ask.number, ErrorReply("protocol", text))))
         elif len(peers.known) >= _MAX_PEERS:
             full = PendingReply(f"{len(peers.known)} processes are connected, the maximum")
@@ -662,6 +663,8 @@ class Membership:
                 self._jobs.join(peer, number, body)
         elif isinstance(body, GetMap) and self.map is not None:
             reply(peer, number, GetMapReply(self.map))
+        elif isinstance(body, GetMap) and isinstance(peer, ReaderPeer):
+            peer.waiting[number] = "the servers to join"
         elif isinstance(body, ReportStream) and isinstance(peer, ServerPeer) and peer.member:
             reply(peer, number, self._replicas.report(peer, body))
         elif isinstance(body, ListTables):

@@ -37,6 +37,7 @@ from shoal.cluster.scheduler.members import (
     LivenessProbe,
     Outgoing,
     Peer,
+    ReaderPeer,
     ServerPeer,
     WorkerPeer,
     restore_peer,
@@ -52,7 +53,12 @@ _MAX_PROBE_SECONDS = 1.0  # between two probes
 _MAX_STEP_SECONDS = 0.25  # that counts as time without a connection between two inputs
 _HEARTBEATS_TO_CLOSE = 1.25  # of silence: libzmq ends a silent connection after 1.5, a process its own at once
 
-ROLES: dict[str, type[Peer]] = {"server": ServerPeer, "worker": WorkerPeer, "launcher": LauncherPeer}
+ROLES: dict[str, type[Peer]] = {
+    "server": ServerPeer,
+    "worker": WorkerPeer,
+    "reader": ReaderPeer,
+    "launcher": LauncherPeer,
+}
 
 
 class Peers:

@@ -7,15 +7,46 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Literal, overload
 
 from shoal.cluster.protocol.environment import find_keys, find_metrics_port, find_scheduler, find_worker
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.cluster.worker.filters import Filters
+from shoal.cluster.worker.reader_store import ReaderStore
 from shoal.consistency import BSP, Consistency
 
 __all__ = ["connect"]
 
 _BSP = BSP()
+
+
+@overload
+def connect(
+    address: str | None = None,
+    *,
+    consistency: Consistency = ...,
+    workers: int | None = None,
+    rank: int | None = None,
+    timeout: float = 60.0,
+    threads: int | None = None,
+    curve: str | os.PathLike[str] | None = None,
+    filters: Filters | Mapping[str, Filters] | None = None,
+    shared_storage: bool = True,
+    metrics_port: int | str | None = None,
+    mode: Literal["train"] = "train",
+) -> ClusterStore: ...
+
+
+@overload
+def connect(
+    address: str | None = None,
+    *,
+    mode: Literal["read"],
+    timeout: float = 60.0,
+    threads: int | None = None,
+    curve: str | os.PathLike[str] | None = None,
+    metrics_port: int | str | None = None,
+) -> ReaderStore: ...
 
 
 def connect(
@@ -30,8 +61,9 @@ def connect(
     filters: Filters | Mapping[str, Filters] | None = None,
     shared_storage: bool = True,
     metrics_port: int | str | None = None,
-) -> ClusterStore:
-    """Join a cluster as a worker: a store whose rows are on servers.
+    mode: Literal["train", "read"] = "train",
+) -> ClusterStore | ReaderStore:
+    """Join a cluster as a worker: a store whose rows are on servers; or connect to read its tables.
 
     Returns when all servers and all workers of the job have joined. The job ends when its last worker has closed its
     store; the tables are kept.
@@ -65,10 +97,14 @@ def connect(
         ``PORT`` or ``HOST:PORT`` to answer HTTP requests for ``/healthz``, ``/readyz`` and ``/metrics`` at, for as long
         as the store is open (``docs/cluster.md``). A port alone is one of 127.0.0.1. Default: from the environment, or
         none.
+    mode : {"train", "read"}
+        "read": the store reads the tables that workers make, at any time, while they train; it is part of no job, and
+        no worker waits for it. Returns when all servers have joined; a call that changes something raises ValueError.
+        The arguments that describe a worker are not allowed.
 
     Returns
     -------
-    ClusterStore
+    ClusterStore or ReaderStore
         A :class:`shoal.Store`; a context manager that leaves the cluster.
 
     Raises
@@ -89,6 +125,16 @@ def connect(
         raise ValueError(
             "the scheduler's address is unknown: pass it, tcp://HOST:PORT, or start this program with shoal launch"
         )
+    port = find_metrics_port(os.environ) if metrics_port is None else str(metrics_port)
+    if mode == "read":
+        given = {"consistency": consistency is not _BSP, "workers": workers is not None, "rank": rank is not None}
+        given |= {"filters": filters is not None, "shared_storage": shared_storage is not True}
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ValueError(f"{name} describes a worker, and mode='read' connects a reader: drop one of them")
+        keys = curve or find_keys(os.environ)
+        return ReaderStore(address, timeout=timeout, threads=threads, curve=keys, metrics_port=port)
+    if mode != "train":
+        raise ValueError(f"mode is 'train' or 'read', got {mode!r}")
     process = find_worker(os.environ)
     if process is not None and workers in (None, process.size):
         workers = process.size
@@ -103,5 +149,5 @@ def connect(
         curve=curve or find_keys(os.environ),
         filters=filters,
         shared_storage=shared_storage,
-        metrics_port=find_metrics_port(os.environ) if metrics_port is None else str(metrics_port),
+        metrics_port=port,
     )

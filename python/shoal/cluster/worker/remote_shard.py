@@ -18,7 +18,7 @@ from shoal.cluster.worker.channel import CallFuture, Channel
 from shoal.cluster.worker.filters import Filter
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
-from shoal.table.reductions import Function
+from shoal.table.reductions import CHANGES_ROWS
 from shoal.table.shard import OTHER_STORE, LocalShard, pull_and_expand
 from shoal.table.spec import TableSpec
 
@@ -309,7 +309,7 @@ class RemoteShard:
             aux=function,
             payload=[parameters],
             count=len(parameters),
-            write=function in (Function.DECAY, Function.SHRINK),
+            write=function in CHANGES_ROWS,
         ).result()
         return np.concatenate(answers)
 
