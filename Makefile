@@ -186,7 +186,7 @@ ray-versions: $(RAY_VERSIONS:%=ray-%)
 ray-%: $(STAMPS)/install $(STAMPS)/dev-tools
 	$(say) 'Python tests on Ray $* (build/ray-$*)'
 	@rm -rf build/ray-$* && mkdir -p build && cp -al .venv build/ray-$*
-	@build/ray-$*/bin/python -m pip --disable-pip-version-check --no-input -qq install 'ray[data,train,tune]==$*'
+	@build/ray-$*/bin/python -m pip --disable-pip-version-check --no-input -qq install 'ray[default,data,train,tune]==$*'
 	@build/ray-$*/bin/python -m pytest --quiet -m ray -p no:cacheprovider
 
 # ---- simulation: tests/sim/sweep.py ----

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 PATIENCE = 120.0
 HEAD_CPUS = 4
@@ -38,6 +40,7 @@ SYSTEM = {
     "health_check_failure_threshold": 3,
     "enable_worker_prestart": False,
     "idle_worker_killing_time_threshold_ms": 600_000,
+    "metrics_report_interval_ms": 1000,
 }
 
 # What each node does without: the dashboard, the copying of logs to the driver, and the second import of Ray for each
@@ -81,12 +84,14 @@ class RayNodes:
     def add(self, resources: dict[str, float] | None = None) -> str:
         """Add a node; returns its id."""
         self._last += 1
-        node = self.cluster.add_node(
-            num_cpus=NODE_CPUS,
-            resources={"rows": 2} if resources is None else resources,
-            node_ip_address=f"127.0.0.{self._last}",
-            **NODE,
-        )
+        with pytest.MonkeyPatch.context() as patch:  # the head alone reports metrics, for which it has a larger process
+            patch.setitem(sys.modules, "ray.dashboard.optional_deps", None)
+            node = self.cluster.add_node(
+                num_cpus=NODE_CPUS,
+                resources={"rows": 2} if resources is None else resources,
+                node_ip_address=f"127.0.0.{self._last}",
+                **NODE,
+            )
         self.nodes.append(node)
         return str(node.node_id)
 
@@ -100,11 +105,15 @@ class RayNodes:
 @contextlib.contextmanager
 def ray_nodes(nodes: int = 2) -> Iterator[RayNodes]:
     """Run a cluster of Ray, to which this process is connected."""
-    before = {name: os.environ.get(name) for name in VARIABLES}
-    os.environ.update(VARIABLES)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in VARIABLES.items():
+            patch.setenv(name, value)
         import ray
+        from ray.train.v2._internal.execution.callback import ControllerCallback
+        from ray.train.v2.api import data_parallel_trainer
 
+        # Else each fit starts an actor that frees the workers' places if the process that controls them dies.
+        patch.setattr(data_parallel_trainer, "PlacementGroupCleanerCallback", ControllerCallback, raising=False)
         made = RayNodes(nodes)
         try:
             ray.init(address=made.address, _node_ip_address="127.0.0.2", log_to_driver=False, logging_level="WARNING")
@@ -112,12 +121,6 @@ def ray_nodes(nodes: int = 2) -> Iterator[RayNodes]:
         finally:
             ray.shutdown()
             made.cluster.shutdown()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def wait_until(true: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import numpy as np
+import prometheus_client.parser
 import pytest
 
 import shoal
@@ -17,6 +19,7 @@ from shoal.tools import demo
 
 pytest.importorskip("ray.train", reason="ray is an extra: pip install 'shoal[ray]'")
 import ray
+from ray.autoscaler.v2.sdk import get_cluster_status
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings(r"ignore::Warning:ray\..*")]
 
@@ -101,6 +104,22 @@ def test_servers_are_on_different_nodes_and_named_by_role_and_rank(servers):
     assert servers.scheduler.place.node == ray.get_runtime_context().get_node_id()
     assert servers.connection.keys is None  # all addresses are of this machine
     assert whole(servers, 3)
+
+
+def test_ray_reports_the_counters_of_each_server_to_prometheus(servers):
+    pytest.importorskip("aiohttp_cors", reason="Ray's nodes report metrics with pip install 'ray[default]' alone")
+    (here,) = (node for node in ray.nodes() if node["NodeID"] == ray.get_runtime_context().get_node_id())
+    (server,) = (role for role in servers.servers if role.place.node == here["NodeID"])
+    name = f"{servers.name}-{server.name.replace(' ', '-')}"
+
+    def messages():
+        with urllib.request.urlopen(f"http://127.0.0.2:{here['MetricsExportPort']}/metrics", timeout=PATIENCE) as reply:
+            families = prometheus_client.parser.text_string_to_metric_families(reply.read().decode())
+        samples = [one for family in families if family.name == "ray_shoal_server_messages" for one in family.samples]
+        return sum(one.value for one in samples if one.labels["server"] == name)
+
+    with Pushes(servers):
+        wait_until(messages, "Ray reports no messages")
 
 
 def test_pushes_continue_when_a_server_is_killed_and_another_one_is_started(servers):
@@ -189,7 +208,7 @@ def natively_trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("shared_storage", [False, True])
-def test_the_model_has_the_bits_of_a_native_launch(ray_cluster, natively_trained, tmp_path, shared_storage):
+def test_the_model_has_the_bits_of_a_native_launch(servers, natively_trained, tmp_path, shared_storage):
     path, tables = natively_trained
     mode = ray.train.CheckpointUploadMode.NO_UPLOAD if shared_storage else ray.train.CheckpointUploadMode.SYNC
 
@@ -201,7 +220,7 @@ def test_the_model_has_the_bits_of_a_native_launch(ray_cluster, natively_trained
 
     result = shoal.ray.ShoalTrainer(
         loop,
-        shoal_config=config(servers=2, shared_storage=shared_storage),
+        shoal_config=config(servers=2, shared_storage=True) if shared_storage else servers,
         train_loop_config={"path": str(path)},
         scaling_config=scaling(2),
         run_config=run_config(tmp_path / "runs"),
@@ -211,8 +230,8 @@ def test_the_model_has_the_bits_of_a_native_launch(ray_cluster, natively_trained
         assert state(directory) == tables
 
 
-def test_restarted_workers_continue_from_the_last_snapshot(servers, tmp_path):
-    def loop():
+def test_restarted_workers_continue_from_the_last_snapshot_and_an_error_of_theirs_reaches_the_caller(servers, tmp_path):
+    def loop(settings):
         store = shoal.ray.store()
         restored = shoal.ray.restore()
         table = store.table("restarted", **SUMS)
@@ -223,29 +242,23 @@ def test_restarted_workers_continue_from_the_last_snapshot(servers, tmp_path):
             if clock == 2 and not restored:
                 store.barrier()
                 raise RuntimeError("a worker fails")
-        rows = table.pull(KEYS)[:, 0].tolist()
-        ray.train.report({"restored": restored, "rows": rows}, checkpoint=shoal.ray.snapshot())
-
-    result = shoal.ray.ShoalTrainer(
-        loop,
-        shoal_config=servers.connection,
-        scaling_config=scaling(2),
-        run_config=run_config(tmp_path, failure_config=ray.train.FailureConfig(max_failures=1)),
-    ).fit()
-    assert result.metrics["restored"]
-    assert result.metrics["rows"] == [-8.0] * len(KEYS)  # two workers, four clocks
-
-
-def test_an_error_of_shoal_in_a_worker_reaches_the_caller_of_fit(servers, tmp_path):
-    def loop():
+        assert restored
+        if store.rank == 0:
+            np.save(settings["rows"], table.pull(KEYS)[:, 0])
+        store.barrier()
         raise shoal.CorruptionError("tables-0 is truncated")
 
     trainer = shoal.ray.ShoalTrainer(
-        loop, shoal_config=servers, scaling_config=scaling(1), run_config=run_config(tmp_path)
+        loop,
+        train_loop_config={"rows": str(tmp_path / "rows.npy")},
+        shoal_config=servers.connection,
+        scaling_config=scaling(2),
+        run_config=run_config(tmp_path, failure_config=ray.train.FailureConfig(max_failures=1)),
     )
     with pytest.raises(shoal.CorruptionError, match="tables-0 is truncated") as failed:
         trainer.fit()
     assert isinstance(failed.value.__cause__, ray.train.TrainingFailedError)
+    assert np.load(tmp_path / "rows.npy").tolist() == [-8.0] * len(KEYS)  # two workers, four clocks
 
 
 def test_without_replicas_the_loss_of_a_server_is_reported(ray_cluster, tmp_path):
@@ -296,6 +309,7 @@ def test_a_spare_server_waits_for_a_node_and_then_has_the_copies_of_one_that_die
         spare = cluster.servers[-1]
         assert len(cluster.status()["servers"]) == nodes
         assert spare.place is None
+        wait_until(lambda: {"rows": 2} in requested(ray_cluster), "Ray's autoscaler does not see the request")
         node = ray_cluster.add()
         wait_until(lambda: spare.place, "the spare server has not joined")
         assert spare.place.node == node
@@ -306,6 +320,12 @@ def test_a_spare_server_waits_for_a_node_and_then_has_the_copies_of_one_that_die
             pushes.wait_for_more()
         assert cluster.fault is None
     ray_cluster.kill(node)
+
+
+def requested(ray_cluster):
+    """Return what actors and tasks wait for, as Ray's autoscaler sees it."""
+    demands = get_cluster_status(ray_cluster.address).resource_demands.ray_task_actor_demand
+    return [one.bundle for demand in demands for one in demand.bundles_by_count]
 
 
 def serving(cluster, role):
