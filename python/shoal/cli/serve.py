@@ -23,8 +23,15 @@ examples:
   $ shoal serve --model ctr=serve/ctr --model pairs=serve/pairs --labels ctr=stable:1,canary:2 \\
       --split ctr=stable:0.95,canary:0.05
 
+  the tables of a running cluster, as they are while it trains:
+  $ shoal serve tcp://10.0.0.1:5570/lr
+  $ shoal serve tcp://10.0.0.1:5570/lr --like serve/lr/1             # with its columns and calibration
+
 docs/serving.md documents the requests and responses. Ctrl-C completes the requests in progress first.
 """
+
+_TCP = "tcp://"
+_LIVE_SECONDS = 10.0  # in which the servers answer a read
 
 
 def add(commands: Any) -> None:
@@ -34,7 +41,14 @@ def add(commands: Any) -> None:
         "path",
         nargs="?",
         metavar="EXPORT",
-        help="export of a model, or a directory of exports, of which the newest is served; or s3://...",
+        help="export of a model, or a directory of exports, of which the newest is served; or s3://...; or a table of "
+        "a running cluster, tcp://HOST:PORT/TABLE, whose rows are read as they are",
+    )
+    run.add_argument(
+        "--like",
+        metavar="EXPORT",
+        help="of a running cluster's table: the export of a model whose kind, columns and calibration hold for it "
+        "(default: logistic regression with a bias, asked by keys)",
     )
     group = run.add_argument_group("models", "Several models, and several versions of each.")
     group.add_argument(
@@ -156,6 +170,32 @@ def _models(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any
     return found
 
 
+def _live(arguments: argparse.Namespace) -> Callable[[], Any]:
+    """Return a function that makes the model over a running cluster's table."""
+    from shoal.cluster.worker.connect import connect
+    from shoal.export import open_export
+    from shoal.serve.live import LiveModel, by_keys
+
+    address, _, table = arguments.path.removeprefix(_TCP).partition("/")
+    if not address or not table:
+        raise ValueError(f"{arguments.path!r} is no table of a cluster: write it as tcp://HOST:PORT/TABLE")
+    if arguments.watch is not None:
+        raise ValueError("--watch looks for newer exports, and a cluster's rows are read as they are: leave it out")
+    description = by_keys(table)
+    if arguments.like is not None:
+        with open_export(arguments.like, verify=not arguments.no_verify, cache=arguments.cache) as export:
+            found = export.now.model
+        if found is None or found["table"] != table:
+            what = "tables, not of a model" if found is None else f"a model whose table is {found['table']!r}"
+            raise ValueError(f"--like {arguments.like} is an export of {what}, and {table!r} is to be served")
+        description = dict(found)
+
+    def open_store() -> Any:
+        return connect(_TCP + address, mode="read", timeout=_LIVE_SECONDS, threads=arguments.threads or 1)
+
+    return lambda: LiveModel(open_store, description)
+
+
 def _some_bytes(text: str) -> int:
     """Parse a size above 0."""
     if (found := size(text)) < 1:
@@ -172,7 +212,7 @@ def _count(text: str) -> int:
 
 def serve(arguments: argparse.Namespace) -> Answer:
     """Serve until a signal arrives."""
-    from shoal.serve import Limits, ServedModel, ServedVersions, Settings
+    from shoal.serve import Limits, LiveModel, ServedModel, ServedVersions, Settings
     from shoal.serve import serve as run
 
     limits = Limits(
@@ -184,22 +224,27 @@ def serve(arguments: argparse.Namespace) -> Answer:
     )
     logging.basicConfig(format="shoal: %(message)s", level=logging.ERROR if arguments.quiet else logging.INFO)
     models = _models(arguments)
+    if arguments.like is not None and not (arguments.path or "").startswith(_TCP):
+        raise ValueError("--like describes a table of a running cluster: serve tcp://HOST:PORT/TABLE, or leave it out")
     how: dict[str, Any] = {
         "threads": arguments.threads or 1,
         "verify": not arguments.no_verify,
         "cache": arguments.cache,
     }
     with ExitStack() as closing:
-        served: ServedModel | dict[str, ServedVersions]
-        if arguments.path is not None:
+        served: ServedModel | LiveModel | dict[str, ServedVersions]
+        watched: list[ServedModel | ServedVersions] = []
+        if arguments.path is not None and arguments.path.startswith(_TCP):
+            served = closing.enter_context(_live(arguments)())
+        elif arguments.path is not None:
             served = closing.enter_context(ServedModel(arguments.path, **how))
-            watched: list[ServedModel | ServedVersions] = [served]
+            watched.append(served)
         else:
             served = {
                 name: closing.enter_context(ServedVersions(path, Settings(**settings), **how))
                 for name, (path, settings) in models.items()
             }
-            watched = list(served.values())
+            watched += served.values()
         for one in watched:
             if arguments.watch is not None:
                 one.watch(arguments.watch)
@@ -207,7 +252,9 @@ def serve(arguments: argparse.Namespace) -> Answer:
         def ready(host: str, port: int) -> None:
             if arguments.quiet:
                 return
-            if isinstance(served, ServedModel):
+            if isinstance(served, LiveModel):
+                warn(f"{served.now.kind}, rows of {arguments.path}, at http://{host}:{port}")
+            elif isinstance(served, ServedModel):
                 warn(f"version {served.now.version}, {served.now.kind}, at http://{host}:{port}")
             else:
                 for name, some in served.items():
@@ -223,5 +270,6 @@ def serve(arguments: argparse.Namespace) -> Answer:
                 limits=limits,
                 ready=ready,
             )
-        reloads = sum(one.reloads for one in watched)
-        return Answer("", {"version": watched[0].now.version, "reloads": reloads})
+        first = next(iter(served.values())) if isinstance(served, dict) else served
+        reloads = sum(one.reloads for one in served.values()) if isinstance(served, dict) else served.reloads
+        return Answer("", {"version": first.now.version, "reloads": reloads})

@@ -185,7 +185,7 @@ class SavedModel(SavedPredictor):
             normalized=description.get("normalized", False),  # missing from exports of older versions
             optimizer="",
             params={},
-            seed=0,
+            seed=store.tables[description["table"]].seed,
             examples=description["examples"],
             format=description["format"],
             schema=description["schema"],

@@ -3,6 +3,7 @@
     store.py         a store that reads an export, so that models predict from it as they do from any other
     served.py        the model of the current version, and the swap to a newer one
     versions.py      several versions of a model: policy, labels, split
+    live.py          a model over the tables of a running cluster
     limits.py        memory and size limits of requests
     inputs.py        the inputs of a model, and examples as a batch
     instances.py     JSON and lines of text to examples
@@ -20,7 +21,8 @@ except ModuleNotFoundError as error:
     raise ImportError(f"shoal.serve requires {error.name}: pip install 'shoal[serve]'") from error
 
 from shoal.serve.limits import Limits
+from shoal.serve.live import LiveModel
 from shoal.serve.served import ServedModel
 from shoal.serve.versions import ServedVersions, Settings
 
-__all__ = ["Limits", "ServedModel", "ServedVersions", "Settings", "make_app", "serve"]
+__all__ = ["Limits", "LiveModel", "ServedModel", "ServedVersions", "Settings", "make_app", "serve"]

@@ -12,7 +12,7 @@
     POST /models/NAME/versions/N/predict, /models/NAME/labels/LABEL/predict
 
 Threads: requests wait in the event loop. Small ones are predicted there, large ones and Arrow bodies in as many threads
-as there are cores. A reload runs in a thread of its own.
+as there are cores; those of a live model, which wait for servers, in more. A reload runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from starlette.routing import Route
 from shoal.base.machine import cores
 from shoal.errors import ShoalError
 from shoal.serve.bodies import ARROW, JSON, encode, examples
-from shoal.serve.limits import Account, Budget, BusyError, Limits, RequestError, TooLargeError
+from shoal.serve.limits import Account, Budget, Limits, RequestError, TooLargeError, UnavailableError
+from shoal.serve.live import LiveModel
 from shoal.serve.served import ServedModel
 from shoal.serve.versions import ServedVersions, UnknownVersionError, settings_of
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["make_app", "serve"]
 
 _SMALL = 8 << 10  # bytes; a smaller body is predicted in the event loop
+_LIVE_THREADS = 32
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -82,7 +84,7 @@ def _json(what: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(what), status, media_type=JSON)
 
 
-Served = ServedModel | ServedVersions
+Served = ServedModel | ServedVersions | LiveModel
 
 
 class _NotFoundError(RequestError):
@@ -96,7 +98,7 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
 
     Parameters
     ----------
-    served : ServedModel, ServedVersions, or mapping of str to ServedVersions
+    served : ServedModel, ServedVersions, LiveModel, or mapping of str to ServedVersions
         Closed by its owner. With a mapping, models by name; the first one also answers ``/predict``.
     limits : Limits, optional
         Limits of requests. Those of connections and of time are enforced by `serve`, or by the server that runs the
@@ -107,16 +109,18 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
     starlette.applications.Starlette
     """
     budget = Budget(limits or Limits())
-    named: Mapping[str, ServedVersions] = {} if isinstance(served, ServedModel | ServedVersions) else served
-    first: Served = served if isinstance(served, ServedModel | ServedVersions) else next(iter(served.values()))
+    named: Mapping[str, ServedVersions] = {} if isinstance(served, Served) else served
+    first: Served = served if isinstance(served, Served) else next(iter(served.values()))
+    small = 0 if isinstance(first, LiveModel) else _SMALL  # a prediction that waits for servers holds up no other one
     figures = _Metrics(first, budget)
-    large = asyncio.Semaphore(cores())  # more threads would slow down the event loop
+    # More threads that compute would slow down the event loop.
+    large = asyncio.Semaphore(_LIVE_THREADS if isinstance(first, LiveModel) else cores())
 
     def chosen(request: Request) -> Model:
         """Return the model of a request: one version throughout."""
         key = request.headers.get("shoal-route")
         if "name" not in request.path_params:
-            return first.now if isinstance(first, ServedModel) else first.choose(key=key)
+            return first.choose(key=key) if isinstance(first, ServedVersions) else first.now
         try:
             version, label = request.path_params.get("version"), request.path_params.get("label")
             return model_named(request).choose(version=version, label=label, key=key)
@@ -136,6 +140,11 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
             predictions = model.predictor.predict_proba(batch)
         except ValueError as error:
             raise RequestError(str(error)) from None
+        except ShoalError as error:
+            if not isinstance(first, LiveModel):
+                raise
+            first.failed()
+            raise UnavailableError(one_line(error)) from None
         data, kind = encode(model.version, predictions, accept)
         figures.examples.inc(len(batch))
         name = request.path_params.get("name", next(iter(named), ""))
@@ -148,7 +157,7 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
                 response = await answered(request, account)
         except RequestError as error:
             response = _json({"error": str(error)}, error.status)
-            if isinstance(error, BusyError):
+            if isinstance(error, UnavailableError):
                 response.headers["retry-after"] = "1"
             if not request.scope.get("shoal.received"):
                 response.headers["connection"] = "close"  # the rest of the body is not read
@@ -171,7 +180,7 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
         sent = request.headers.get("content-type", JSON)
         accept = request.headers.get("accept", "")
         accept = sent if accept in ("", "*/*") else accept
-        if len(body) <= _SMALL and ARROW not in sent + accept:
+        if len(body) <= small and ARROW not in sent + accept:
             response = predict_now(request, body, sent, accept, account)
         else:
             async with large:
@@ -231,13 +240,16 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
 
     async def versions(request: Request) -> Response:
         now = first.now
-        layers = [
-            {"directory": one.storage_dir.name, "version": one.manifest.number} for one in now.exported.layers.mapped
-        ]
-        tables = {
-            name: {"dim": table.dim, "dtype": table.dtype, "bytes": table.nbytes}
-            for name, table in now.exported.tables.items()
+        mapped = () if now.exported is None else now.exported.layers.mapped
+        layers = [{"directory": one.storage_dir.name, "version": one.manifest.number} for one in mapped]
+        tables: dict[str, dict[str, Any]] = {
+            table.name: {"dim": table.dim, "dtype": table.dtype} for table in now.predictor.tables
         }
+        if now.exported is not None:
+            tables = {
+                name: {"dim": table.dim, "dtype": table.dtype, "bytes": table.nbytes}
+                for name, table in now.exported.tables.items()
+            }
         takes = now.inputs.describe()
         what = {"version": now.version, "model": now.kind, "layers": layers, "tables": tables, "takes": takes}
         return _json(what)
@@ -277,7 +289,7 @@ def serve(
 
     Parameters
     ----------
-    served : ServedModel, ServedVersions, or mapping of str to ServedVersions
+    served : ServedModel, ServedVersions, LiveModel, or mapping of str to ServedVersions
         As for `make_app`.
     host, port
         Where to listen; port 0 is any that is free.

@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass, fields
 from typing import Self
 
-__all__ = ["Account", "Budget", "BusyError", "Limits", "RequestError", "TooLargeError"]
+__all__ = ["Account", "Budget", "BusyError", "Limits", "RequestError", "TooLargeError", "UnavailableError"]
 
 
 class RequestError(ValueError):
@@ -29,10 +29,14 @@ class TooLargeError(RequestError):
     status = 413
 
 
-class BusyError(RequestError):
-    """The pending requests use all of the memory budget."""
+class UnavailableError(RequestError):
+    """It cannot be answered now: try again later."""
 
     status = 503
+
+
+class BusyError(UnavailableError):
+    """The pending requests use all of the memory budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

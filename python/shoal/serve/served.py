@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A model, and the version of its export."""
+    """A model, and the version of its export; version 0, and no export, if it reads live tables."""
 
     version: int
     kind: str
     predictor: Predictor
-    exported: ExportVersion
+    exported: ExportVersion | None
     inputs: InputSpec
 
 
