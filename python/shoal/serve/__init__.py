@@ -1,6 +1,7 @@
 """The prediction server: an exported model behind HTTP. ``docs/serving.md`` defines its answers.
 
     store.py         a store that reads an export, so that models predict from it as they do from any other
+    reloadable.py    what is served until something newer replaces it
     served.py        the model of the current version, and the swap to a newer one
     versions.py      several versions of a model: policy, labels, split
     live.py          a model over the tables of a running cluster

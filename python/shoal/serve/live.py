@@ -9,22 +9,20 @@ Threads: any.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from shoal import models
 from shoal.models import files
 from shoal.serve.inputs import InputSpec
+from shoal.serve.reloadable import Reloadable
 from shoal.serve.served import Model
 from shoal.store.base import Store
 
 __all__ = ["LiveModel", "by_keys"]
-
-_log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0  # between two attempts to connect
 
@@ -43,7 +41,7 @@ def by_keys(table: str) -> dict[str, Any]:
     }
 
 
-class LiveModel:
+class LiveModel(Reloadable):
     """A model over the tables of a cluster, as they are. A context manager that closes itself.
 
     Parameters
@@ -70,22 +68,13 @@ class LiveModel:
             raise ValueError(
                 "a click model is not served from live tables: its dense part is in the export alone; export it often"
             )
+        super().__init__()
         self._connect = connect
         self._description = dict(description)
-        self._turn = threading.Lock()
         self._wake = threading.Event()
-        self._stopped = threading.Event()
-        self.reloads = 0
-        self.failures = 0
         self._store, self._now = self._made()
-        self._thread = threading.Thread(target=self._run, name="shoal-serve-live", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *how: object) -> None:
-        self.close()
+        self._watcher = threading.Thread(target=self._run, name="shoal-serve-live", daemon=True)
+        self._watcher.start()
 
     @property
     def now(self) -> Model:
@@ -125,11 +114,9 @@ class LiveModel:
                 before = self._store
                 self._store, self._now = self._made()  # one after the other: requests use the second alone
             except Exception as error:
-                self.failures += 1
-                _log.warning("the tables cannot be read: %s", " ".join(str(error).split()))
+                self._has_failed("the tables cannot be read, the model is", error)
                 raise
-            self.reloads += 1
-            _log.info("connected again, after: %s", " ".join(str(why).split()))
+            self._has_reloaded("connected again, after: %s", " ".join(str(why).split()))
             before.close()
             return True
 
@@ -153,5 +140,7 @@ class LiveModel:
         """Leave the cluster."""
         self._stopped.set()
         self._wake.set()
-        self._thread.join()
+        super().close()
+
+    def _release(self) -> None:
         self._store.close()

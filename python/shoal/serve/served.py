@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from shoal import models
 from shoal.export.read import Export, ExportVersion, open_export
 from shoal.models import files
 from shoal.serve.inputs import InputSpec
+from shoal.serve.reloadable import Reloadable
 from shoal.serve.store import ExportStore
 
 if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
 
 __all__ = ["Model", "ServedModel"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +60,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
     return Model(version.version, description["kind"], predictor, version, InputSpec(predictor))
 
 
-class ServedModel:
+class ServedModel(Reloadable):
     """The current model of an export, replaced by `reload`. A context manager that closes itself.
 
     Parameters
@@ -92,27 +88,16 @@ class ServedModel:
         cache: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__()
         self._threads = threads
         self._export: Export = open_export(
             directory, threads=threads, verify=verify, cache=cache, storage_options=storage_options
         )
-        self._turn = threading.Lock()
-        self._stopped = threading.Event()
-        self._watcher: threading.Thread | None = None
-        self.reloads = 0
-        self.failures = 0
-        self._failure = ""
         try:
             self._now = make_model(self._export.now, threads)
         except BaseException:
             self._export.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *how: object) -> None:
-        self.close()
 
     @property
     def now(self) -> Model:
@@ -140,37 +125,10 @@ class ServedModel:
                     return False
                 before, self._now = self._now, make_model(found, self._threads)
             except Exception as error:
-                self.failures += 1
-                self._log_failure(error)
+                self._has_failed(f"version {self._now.version} is", error)
                 raise
-            self.reloads += 1
-            self._failure = ""
-            _log.info("version %d replaces version %d", self._now.version, before.version)
+            self._has_reloaded("version %d replaces version %d", self._now.version, before.version)
             return True
 
-    def _log_failure(self, error: Exception) -> None:
-        """Log why the current version stays, once for each reason."""
-        failure = " ".join(str(error).split()) or type(error).__name__
-        if failure != self._failure:
-            self._failure = failure
-            _log.warning("version %d is kept: %s", self._now.version, failure)
-
-    def watch(self, seconds: float) -> None:
-        """Reload every ``seconds``, in a thread that ends with `close`."""
-        if not seconds > 0:
-            raise ValueError(f"the period of watch is {seconds!r} seconds: pass a number above 0")
-
-        def look() -> None:
-            while not self._stopped.wait(seconds):
-                with contextlib.suppress(Exception):  # `reload` has logged it
-                    self.reload()
-
-        self._watcher = threading.Thread(target=look, name="shoal-serve-watch", daemon=True)
-        self._watcher.start()
-
-    def close(self) -> None:
-        """Stop watching, and release the files once no request reads them."""
-        self._stopped.set()
-        if self._watcher is not None:
-            self._watcher.join()
+    def _release(self) -> None:
         self._export.close()

@@ -12,20 +12,19 @@ Threads: any. A request takes one version once. Changes and reloads are serialis
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
-import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 
 from shoal.errors import CorruptionError, ShoalError
 from shoal.export import manifest as manifests
+from shoal.serve.reloadable import Reloadable
 from shoal.serve.served import Model, ServedModel
 from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
@@ -123,7 +122,7 @@ class _State:
     served: dict[int, ServedModel]
 
 
-class ServedVersions:
+class ServedVersions(Reloadable):
     """The served versions of one model. A context manager that closes itself.
 
     Parameters
@@ -154,23 +153,12 @@ class ServedVersions:
         storage_options: Mapping[str, Any] | None = None,
         draw: Callable[[], float] = random.random,
     ) -> None:
+        super().__init__()
         self._directory: StorageDir = open_dir(directory, storage_options)
         self._how: dict[str, Any] = {"threads": threads, "verify": verify, "cache": cache}
         self._draw = draw
-        self._turn = threading.Lock()
-        self._stopped = threading.Event()
-        self._watcher: threading.Thread | None = None
         self._found: manifests.Found = {}
-        self._failure = ""
-        self.reloads = 0
-        self.failures = 0
         self._state = self._loaded(settings or Settings(), {})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *how: object) -> None:
-        self.close()
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -253,42 +241,17 @@ class ServedVersions:
                 for number in known & set(self._state.served):
                     self._state.served[number].reload()  # its export may have been replaced
             except Exception as error:
-                self.failures += 1
-                self._log_failure(error)
+                self._has_failed(f"{self._directory}: the versions are", error)
                 raise
             self._failure = ""
             after = {number: served.now for number, served in self._state.served.items()}
             if after == before:
                 return False
-            self.reloads += 1
-            _log.info("%s: versions %s are served", self._directory, ", ".join(map(str, sorted(after))))
+            numbers = ", ".join(map(str, sorted(after)))
+            self._has_reloaded("%s: versions %s are served", self._directory, numbers)
             return True
 
-    def _log_failure(self, error: Exception) -> None:
-        """Log why the current versions stay, once for each reason."""
-        failure = " ".join(str(error).split()) or type(error).__name__
-        if failure != self._failure:
-            self._failure = failure
-            _log.warning("%s: the versions are kept: %s", self._directory, failure)
-
-    def watch(self, seconds: float) -> None:
-        """Reload every ``seconds``, in a thread that ends with `close`."""
-        if not seconds > 0:
-            raise ValueError(f"the period of watch is {seconds!r} seconds: pass a number above 0")
-
-        def look() -> None:
-            while not self._stopped.wait(seconds):
-                with contextlib.suppress(Exception):  # `reload` has logged it
-                    self.reload()
-
-        self._watcher = threading.Thread(target=look, name="shoal-serve-watch", daemon=True)
-        self._watcher.start()
-
-    def close(self) -> None:
-        """Stop watching, and release the files once no request reads them."""
-        self._stopped.set()
-        if self._watcher is not None:
-            self._watcher.join()
+    def _release(self) -> None:
         for served in self._state.served.values():
             served.close()
 
