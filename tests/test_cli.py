@@ -118,7 +118,7 @@ def test_each_example_of_each_help_runs(logs, tmp_path, capsys):
 
 
 def test_help_does_not_wait_for_heavy_imports():
-    heavy = ("matplotlib", "sklearn", "torch", "tqdm", "shoal.tools.demo")
+    heavy = ("matplotlib", "numpy", "sklearn", "torch", "tqdm", "zmq", "importlib.metadata", "shoal.tools.demo")
     code = f"import sys, shoal.cli; shoal.cli.parser(); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

@@ -1,1 +1,1 @@
-"""Helpers without dependencies: the machine, signals, prefetching, plural forms, tables for notebooks."""
+"""Helpers without dependencies: the machine, signals, prefetching, plural forms, tables for notebooks, defaults."""

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from shoal.base.defaults import BATCH_SIZE
 from shoal.cli.answers import Answer, warn
-from shoal.data.batch import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
     from shoal.data import FeatureNames, Reader
@@ -72,7 +72,7 @@ def reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size",
         type=int,
-        default=DEFAULT_BATCH_SIZE,
+        default=BATCH_SIZE,
         metavar="N",
         help="examples per batch (default: %(default)s)",
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +13,9 @@ __all__ = ["Version", "describe"]
 
 def describe() -> str:
     """Return the version of shoal, how its engine was compiled, and what it runs on."""
+    import importlib.metadata
+    import platform
+
     import zmq
 
     from shoal import _core

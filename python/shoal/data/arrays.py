@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.base.defaults import BATCH_SIZE
 from shoal.data.arrow import ArrowSource, TableReader, pyarrow, table_of
-from shoal.data.batch import DEFAULT_BATCH_SIZE, Batch
+from shoal.data.batch import Batch
 from shoal.data.columns import Columns
 from shoal.data.settings import Settings
 
@@ -80,7 +81,7 @@ class MatrixReader:
         X: Any,
         labels: NDArray[np.float32] | None = None,
         weights: NDArray[np.float32] | None = None,
-        batch_size: int = DEFAULT_BATCH_SIZE,
+        batch_size: int = BATCH_SIZE,
         rng: Any = None,
     ) -> None:
         if operator.index(batch_size) < 1:
@@ -157,7 +158,7 @@ class FrameReader(TableReader):
         labels: NDArray[np.float32] | None,
         weights: NDArray[np.float32] | None,
         schema: dict[str, Any],
-        batch_size: int = DEFAULT_BATCH_SIZE,
+        batch_size: int = BATCH_SIZE,
     ) -> None:
         table = table_of(frame)
         for name in (schema.get("label"), schema.get("weight")):

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Examples of a batch by default: readers, arrays, the command line.
-DEFAULT_BATCH_SIZE = 8192
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shoal.base.defaults import BATCH_SIZE
 from shoal.data.arrow import ArrowSource, TableReader
-from shoal.data.batch import DEFAULT_BATCH_SIZE
 from shoal.data.columns import Columns
 from shoal.data.criteo import column_of
 from shoal.data.csv import csv_format
@@ -22,7 +22,7 @@ from shoal.data.text import TextReader
 def read_libsvm(
     path: Wheres,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
     reader_threads: int = 1,
     names: FeatureNames | None = None,
@@ -83,7 +83,7 @@ def read_libsvm(
 def read_libffm(
     path: Wheres,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
     reader_threads: int = 1,
@@ -147,7 +147,7 @@ def read_libffm(
 def read_criteo(
     path: Wheres,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
     reader_threads: int = 1,
@@ -216,7 +216,7 @@ def read_criteo(
 def read_vw(
     path: Wheres,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
     reader_threads: int = 1,
@@ -297,7 +297,7 @@ def read_csv(
     na_values: Sequence[str] = (),
     keep_default_na: bool = True,
     interactions: Interactions = (),
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
     reader_threads: int = 1,
     names: FeatureNames | None = None,
@@ -410,7 +410,7 @@ def read_parquet(
     positive: str | None = None,
     lists: Mapping[str, str] | None = None,
     interactions: Interactions = (),
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int = BATCH_SIZE,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -492,7 +492,7 @@ def read_arrow(
     positive: str | None = None,
     lists: Mapping[str, str] | None = None,
     interactions: Interactions = (),
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int = BATCH_SIZE,
     names: FeatureNames | None = None,
 ) -> Reader:
     """Read a table in memory, or any other Arrow stream, by the names of its columns.

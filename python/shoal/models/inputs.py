@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shoal.base.defaults import BATCH_SIZE
 from shoal.data import read_arrow
 from shoal.data.arrays import (
     Classes,
@@ -27,7 +28,6 @@ from shoal.data.arrays import (
     sample_weights,
 )
 from shoal.data.arrow import table_of
-from shoal.data.batch import DEFAULT_BATCH_SIZE
 from shoal.models.history import Record
 
 __all__ = ["EPOCHS_OF_ARRAYS", "TrainingData", "class_weight_pair", "is_table", "prediction_data", "training_data"]
@@ -82,7 +82,7 @@ def training_data(
             if value is not None:
                 raise ValueError(f"{name} is for arrays and frames: a reader, or a batch, has its own; leave it out")
         return TrainingData(data, None, None, None)
-    size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+    size = BATCH_SIZE if batch_size is None else batch_size
     weights = None if sample_weight is None else sample_weights(sample_weight)
     if not is_frame(data):
         for name in ("label", *asked):

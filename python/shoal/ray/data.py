@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.base.defaults import BATCH_SIZE
 from shoal.data import Batch, FeatureNames, Reader, hash_strings
 from shoal.data.arrow import ArrowSource, RowError, TableReader, featured, keys_of, pyarrow
-from shoal.data.batch import DEFAULT_BATCH_SIZE
 from shoal.data.columns import PASSED_OVER, Columns
 from shoal.data.hashing import MISSING_TEXT
 from shoal.data.interactions import Interactions, field_of
@@ -126,7 +126,7 @@ class Hash:
         self,
         shard: Any,
         *,
-        batch_size: int = DEFAULT_BATCH_SIZE,
+        batch_size: int = BATCH_SIZE,
         prefetch_batches: int = 1,
         names: FeatureNames | None = None,
     ) -> Reader:
