@@ -1,6 +1,8 @@
 """Clusters on Ray: placed, trained on, and continued when actors and nodes die."""
 
 import os
+import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import prometheus_client.parser
 import pytest
 
 import shoal
+from manifests import KUBERNETES, documents
 from ray_nodes import PATIENCE, VARIABLES, wait_until
 from shoal.cluster.launch.local_cluster import running
 from shoal.tools import demo
@@ -389,6 +392,17 @@ def test_workers_join_and_leave_a_run(servers, ray_cluster, tmp_path, monkeypatc
     assert isinstance(ends[0], dict), ends
     assert ends[0]["workers"] == 1
     assert ends[0]["rows"][2] < 0  # the tables still have what two workers have pushed
+
+
+def test_the_command_of_the_ray_job_trains_a_model(ray_cluster, tmp_path, monkeypatch):
+    (job,) = (one for one in documents("ray") if one["kind"] == "RayJob")
+    python, program, *arguments = shlex.split(job["spec"]["entrypoint"])
+    assert (python, program) == ("python", "/app/train_ray.py")
+    more = ["--examples=2000", "--epochs=1", f"--storage={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", [program, *arguments, *more])
+    runpy.run_path(str(KUBERNETES / "ray" / "train_ray.py"), run_name="__main__")
+    ((keys, _),) = state(next(tmp_path.glob("*/checkpoint_*"))).values()
+    assert len(keys) > 8 * 1000
 
 
 PROGRAM = """\

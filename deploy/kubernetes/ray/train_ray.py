@@ -1,6 +1,7 @@
 """Logistic regression on a Ray cluster: servers and workers are actors that Ray places.
 
     python train_ray.py --servers 3 --workers 2            # inside a Ray cluster, or on one machine
+    python train_ray.py --storage s3://bucket/runs         # keep the model
 
 The scheduler assigns splits of the data to workers, so all nodes need the files under the same names. Here each worker
 draws the same log.
@@ -10,6 +11,7 @@ import argparse
 import contextlib
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import ray.train
 
@@ -18,7 +20,7 @@ import shoal.ray
 from shoal.tools import demo
 
 
-def loop(config: dict[str, int]) -> None:
+def loop(config: dict[str, Any]) -> None:
     """Do the work of one worker."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         demo.write_log(Path("log.tsv"), demo.PlantedModel(seed=1), config["examples"], 0)
@@ -30,7 +32,7 @@ def loop(config: dict[str, int]) -> None:
                     model.fit(split, progress=False)
             if store.rank == 0:
                 print(f"{model.evaluate(train)}, {len(model.table):,} rows", flush=True)
-            ray.train.report({}, checkpoint=shoal.ray.snapshot())
+            ray.train.report({}, checkpoint=shoal.ray.snapshot() if config["storage"] else None)
 
 
 def main() -> None:
@@ -40,12 +42,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--examples", type=int, default=20_000, metavar="N", help="to draw (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3, metavar="N", help="passes (default: %(default)s)")
+    parser.add_argument("--storage", metavar="PATH", help="directory or URL that all nodes can write (default: none)")
     arguments = parser.parse_args()
     shoal.ray.ShoalTrainer(
         loop,
         shoal_config=shoal.ray.ShoalConfig(servers=arguments.servers, replicas=1),
-        train_loop_config={"examples": arguments.examples, "epochs": arguments.epochs},
+        train_loop_config=vars(arguments),
         scaling_config=ray.train.ScalingConfig(num_workers=arguments.workers),
+        run_config=ray.train.RunConfig(storage_path=arguments.storage),
     ).fit()
 
 
