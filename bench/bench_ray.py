@@ -8,7 +8,7 @@
 of one and then of the other, timed from barrier to barrier. While the launched one learns, Ray's own processes are
 stopped (SIGSTOP), and only the idle roles of its cluster remain. CPU seconds are those of the learning cluster, for Ray
 with those of all its processes and of the driver's. The order alternates from pair to pair. The models are compared:
-they have the same bits.
+they have the same bits. Ray's workers have niceness 0, as the launched processes do, instead of 15.
 
 `start`: from nothing to the first barrier of the workers; for Ray also `ray.init` alone.
 
@@ -205,7 +205,12 @@ def on_ray(folder: str, others: list[psutil.Process]) -> Iterator[tuple[float, O
     import ray
 
     ray.init(
-        "local", num_cpus=2 * (SERVERS + WORKERS), log_to_driver=False, logging_level="WARNING", include_dashboard=False
+        "local",
+        num_cpus=2 * (SERVERS + WORKERS),
+        log_to_driver=False,
+        logging_level="WARNING",
+        include_dashboard=False,
+        _system_config={"worker_niceness": 0},
     )
     ready = time.time()
     try:

@@ -116,7 +116,13 @@ def connected(config: ShoalConfig, workers: int) -> Iterator[None]:
         ray.init("auto", **quiet)
     except ConnectionError:
         cpus = config.servers * config.resources_per_server.get("CPU", 0) + workers * _WORKER["CPU"]
-        ray.init("local", num_cpus=max(math.ceil(cpus), os.cpu_count() or 1), include_dashboard=False, **quiet)
+        ray.init(
+            "local",
+            num_cpus=max(math.ceil(cpus), os.cpu_count() or 1),
+            include_dashboard=False,
+            _system_config={"worker_niceness": 0},  # as of processes that shoal launches; the default is 15
+            **quiet,
+        )
     signal.signal(signal.SIGTERM, before)  # Ray's own ends the process
     try:
         wait_for_nodes(demand, config.timeout)
