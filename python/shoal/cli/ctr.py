@@ -15,7 +15,12 @@ from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import command, machine, open_reader
 from shoal.cli.tracking import make_trackers, tracking_options
 from shoal.cli.train import open_store, resuming
-from shoal.cli.train_options import add_cluster_options, add_progress_option, add_tracking_options
+from shoal.cli.train_options import (
+    add_cluster_options,
+    add_progress_option,
+    add_resume_options,
+    add_tracking_options,
+)
 from shoal.cli.train_summary import finished_already, fit_facts, pass_lines, rows_of
 
 if TYPE_CHECKING:
@@ -71,15 +76,7 @@ def add(kinds: Any) -> None:
     ctr.add_argument("--config", required=True, metavar="FILE", help="configuration in TOML: data, model, training")
     ctr.add_argument("--architecture", metavar="NAME", help="deepfm, dcnv2, ...: name in [model]")
     ctr.add_argument("--output", metavar="DIR", help="directory of the model, a path or s3://...: dir in [output]")
-    ctr.add_argument(
-        "--resume", action="store_true", help="continue the fit whose checkpoint is in DIR, if there is one"
-    )
-    ctr.add_argument(
-        "--allow-appended",
-        action="store_true",
-        help="with --resume: accept files that have grown, and further files after them, since the fit started",
-    )
-    ctr.add_argument("--overwrite", action="store_true", help="replace an existing model")
+    add_resume_options(ctr)
     ctr.add_argument("--data", nargs="+", metavar="FILE", help="training examples: train in [data]")
     ctr.add_argument("--valid", nargs="+", metavar="FILE", help="validation examples: valid in [data]")
     ctr.add_argument("--format", help="format of the files: format in [data]")

@@ -11,6 +11,19 @@ if TYPE_CHECKING:
     from shoal.consistency import Consistency
 
 
+def add_resume_options(parser: argparse.ArgumentParser) -> None:
+    """Add what happens to a model or a checkpoint that is there."""
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the fit whose checkpoint is in DIR, if there is one"
+    )
+    parser.add_argument(
+        "--allow-appended",
+        action="store_true",
+        help="with --resume: accept files that have grown, and further files after them, since the fit started",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing model")
+
+
 def add_fit_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a fit: its data, its passes and its output."""
     parser.add_argument(
@@ -26,21 +39,13 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory of the model, a path or s3://...; created if it does not exist",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing model")
     parser.add_argument(
         "--checkpoint-every",
         type=int,
         metavar="N",
         help="write a checkpoint to DIR after every N batches and after every pass",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="continue the fit whose checkpoint is in DIR, if there is one"
-    )
-    parser.add_argument(
-        "--allow-appended",
-        action="store_true",
-        help="with --resume: accept files that have grown, and further files after them, since the fit started",
-    )
+    add_resume_options(parser)
     parser.add_argument(
         "--names", action="store_true", help="save the text of each feature with the model; report and inspect show it"
     )
