@@ -37,10 +37,11 @@ PYTHON = {
     "consistency": "",
     "schedules": "_core",
     "optim": "_core errors schedules",
+    "user_optimizer": "_core errors optim",
     "lifecycle": "_core",
     "base": "",
-    "table": "_core errors optim lifecycle base table.spec",
-    "table.spec": "_core optim lifecycle",
+    "table": "_core errors optim user_optimizer lifecycle base table.spec",
+    "table.spec": "_core optim user_optimizer lifecycle",
     "storage": "_core errors base",
     "checkpoint": "_core errors optim base table storage",
     "export": "_core errors optim base table storage",
@@ -54,7 +55,7 @@ PYTHON = {
     "sklearn": "_core errors optim store data metrics models",
     "cluster.protocol": "_core errors consistency base table.spec",
     "cluster.worker": "_core errors consistency optim base table storage checkpoint store cluster.protocol",
-    "cluster.server": "_core errors base storage checkpoint store cluster.protocol",
+    "cluster.server": "_core errors user_optimizer base storage checkpoint store cluster.protocol",
     "cluster.scheduler": "errors base cluster.protocol",
     "cluster.launch": "errors consistency base storage store cluster.protocol cluster.worker cluster.server "
     "cluster.scheduler",
@@ -73,8 +74,8 @@ PYTHON = {
     "torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
     "ray tools.reports tools.sizing tools.convert tools.demo tools.compact tracking",
     "__main__": "cli",
-    "__init__": "errors consistency schedules optim lifecycle table export store data metrics models torch serve "
-    "sklearn cluster cluster.worker cluster.launch ray tools.reports tools.sizing tools.convert tools.load "
+    "__init__": "errors consistency schedules optim user_optimizer lifecycle table export store data metrics models "
+    "torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports tools.sizing tools.convert tools.load "
     "tools.compact tracking",
 }
 

@@ -55,6 +55,14 @@ class Params {
   }
   // For optional parameters.
   bool has(const std::string& name) const { return values_.contains(name); }
+  // Those that were not taken yet.
+  const std::map<std::string, double>& left() const noexcept { return values_; }
+  // The first parameter left whose name begins so; empty if there is none.
+  std::string first_with(const std::string& prefix) const {
+    const auto found = values_.lower_bound(prefix);
+    return found != values_.end() && found->first.starts_with(prefix) ? found->first : std::string();
+  }
+  double any(const std::string& name) { return take(name); }
 
   static constexpr std::uint64_t kMaxWhole = std::uint64_t{1} << 53U;
 

@@ -94,7 +94,9 @@ void Adam::start(const Block& block) const noexcept {
 }
 
 void Adam::step(const Block& block) const noexcept {
-  const auto [w, m, v] = block.columns;
+  float* const w = block.columns[0];
+  float* const m = block.columns[1];
+  float* const v = block.columns[2];
   if (!per_row_step) {
     steps(block.size(), factors_at(*this, static_cast<double>(block.step)), block.grads, w, m, v);
     return;

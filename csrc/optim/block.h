@@ -16,7 +16,7 @@
 
 namespace shoal {
 
-inline constexpr std::size_t kMaxColumns = 3;
+inline constexpr std::size_t kMaxColumns = 5;  // of a user's rule; ours have up to 3
 
 struct Block {
   std::size_t rows = 0;

@@ -51,10 +51,25 @@ Rule make_rule(std::string_view name, std::map<std::string, double> values) {
   if (name == Proximal::kName) {
     return made<Proximal>(std::move(params));
   }
+  if (name == UserRule::kName) {
+    return made<UserRule>(std::move(params));
+  }
   SHOAL_CHECK(name == Adam::kName || name == Adam::kDecoupledName,
               "no optimizer " + std::string(name) +
                   ": SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam, AdamW or Proximal");
   return made<Adam>(std::move(params));
+}
+
+std::vector<std::string> columns_of(const Rule& rule) {
+  return std::visit(
+      []<class One>(const One& one) -> std::vector<std::string> {
+        if constexpr (requires { One::kColumns; }) {
+          return {One::kColumns.begin(), One::kColumns.end()};
+        } else {
+          return one.columns();
+        }
+      },
+      rule);
 }
 
 }  // namespace
@@ -64,7 +79,8 @@ Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params
       params_(params),
       clip_(take_clip(params)),
       schedule_(Schedule::take(params)),
-      rule_(make_rule(name, std::move(params))) {  // in this order: rule_ takes the remaining parameters
+      rule_(make_rule(name, std::move(params))),  // in this order: rule_ takes the remaining parameters
+      columns_(columns_of(rule_)) {
   SHOAL_CHECK(
       !schedule_.active() || std::visit([]<class One>(const One&) { return Scheduled<One>; }, rule_),
       std::string(name) + " takes no schedule: it has no learning rate that may change between two steps");
@@ -75,10 +91,6 @@ Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params
 
 bool Optimizer::pairs() const noexcept {
   return std::visit([](const auto& rule) { return requires { rule.kPairs; }; }, rule_);
-}
-
-std::span<const std::string_view> Optimizer::columns() const noexcept {
-  return std::visit([](const auto& rule) { return std::span<const std::string_view>(rule.kColumns); }, rule_);
 }
 
 bool Optimizer::derives_weights() const noexcept {

@@ -1,7 +1,8 @@
 // Optimizer: one of the rules, chosen by name, preceded by clipping.
 //
 // A rule is a struct of float32 constants, formed from float64 hyper-parameters and rounded once, with
-//   kName, kColumns          its name and the names of its columns; columns[0] is w unless kDerivesWeights
+//   kName, kColumns          its name and the names of its columns; columns[0] is w unless kDerivesWeights. UserRule has
+//                            columns() instead
 //   row_state()              the name of its number per row, or none
 //   start(block)             columns[0] holds initial weights; makes them initial rows
 //   step(block)              one step of every row
@@ -17,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "optim/adagrad.h"
 #include "optim/adam.h"
@@ -28,10 +30,11 @@
 #include "optim/rowwise_adagrad.h"
 #include "optim/schedule.h"
 #include "optim/sgd.h"
+#include "optim/user_rule.h"
 
 namespace shoal {
 
-using Rule = std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam, Proximal>;
+using Rule = std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam, Proximal, UserRule>;
 
 // Rules whose learning rate can follow a schedule. The weights of FTRL are derived from alpha, so another alpha would change
 // all of them at once.
@@ -61,7 +64,7 @@ class Optimizer {
   const Clip& clip() const noexcept { return clip_; }
   const Schedule& schedule() const noexcept { return schedule_; }
 
-  std::span<const std::string_view> columns() const noexcept;
+  std::span<const std::string> columns() const noexcept { return columns_; }
   bool derives_weights() const noexcept;
   std::string_view row_state() const noexcept;
   // Whether a row is a weight and one more number: dim is 2, and only a step may change it.
@@ -73,6 +76,7 @@ class Optimizer {
   Clip clip_;
   Schedule schedule_;
   Rule rule_;
+  std::vector<std::string> columns_;
 };
 
 }  // namespace shoal

@@ -127,6 +127,8 @@ void Arc::step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& s
   } catch (const MemoryBudgetExceededError& error) {
     // No request waits for this step: the next ones to the table report the error.
     table.full = error.what();
+  } catch (const UserStepError& error) {
+    table.full = error.what();  // likewise
   } catch (const std::bad_alloc&) {
     step.stepped += stepped;  // the rest follows later, as the same step
     shard.set_step(number);

@@ -344,6 +344,10 @@ class Service {
   bool check_dim(const Call& call, const Table& table);
   // Why a BSP step of the table was not made in an arc of the slices; "" if none failed.
   std::string_view full(const Call& call) const noexcept;
+  static wire::Status status_of_full(std::string_view why) noexcept {
+    return why.starts_with(UserStepError::kPrefix) ? wire::Status::kInternal
+                                                   : wire::Status::kResourceExhausted;
+  }
   // Finds what is left of a write in each slice; false if nothing is.
   bool find_fresh(const Call& call);
   static Arc::Rows rows_of(const Call& call, const Slice& slice, std::size_t dim) noexcept;

@@ -158,7 +158,7 @@ void Service::save_begin(const Call& call) {
     for (const Served& served : served_) {
       const Arc::Table& here = *served.arc->find(id);
       if (!loads && !here.full.empty()) {
-        return send_text(call, Status::kResourceExhausted, here.full);
+        return send_text(call, status_of_full(here.full), here.full);
       }
       const auto& shard = loads ? here.loading : here.shard;
       for (const auto& other : sessions_) {

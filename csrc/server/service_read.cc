@@ -57,7 +57,7 @@ void Service::read(const Call& call, Table& table) {
     return send_done(call, refusal(call.out));
   }
   if (const std::string_view why = full(call); header.op == Op::kPull && !why.empty()) {
-    return send_text(call, Status::kResourceExhausted, why);
+    return send_text(call, status_of_full(why), why);
   }
   const std::size_t bytes = reply_bytes(call, table);
   if (bytes > limits_.reply_bytes) {

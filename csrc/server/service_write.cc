@@ -172,7 +172,7 @@ void Service::push(const Call& call, Table& table) {
   }
   route_write(call);
   if (const std::string_view why = full(call); !why.empty()) {
-    return send_text(call, Status::kResourceExhausted, why);
+    return send_text(call, status_of_full(why), why);
   }
   const bool left = find_fresh(call);
   if (left && postpone(call)) {

@@ -14,14 +14,15 @@ void Shard::fill_initial_row(std::uint64_t hash, std::byte* row) const noexcept 
     std::memcpy(row, initial_row_.data(), initial_row_.size());
     return;
   }
-  // One row of up to kMaxDim elements and three columns: small enough for the stack.
+  // One row of up to kMaxDim elements and kMaxColumns columns: small enough for the stack.
   std::array<std::array<float, Rows::kMaxDim>, kMaxColumns> columns;
   std::array<std::uint32_t, Rows::kMaxDim> noise;
   float row_state = 0.0F;
   const Block block{.rows = 1,
                     .dim = rows_.dim(),
                     .grads = nullptr,
-                    .columns = {columns[0].data(), columns[1].data(), columns[2].data()},
+                    .columns = {columns[0].data(), columns[1].data(), columns[2].data(), columns[3].data(),
+                                columns[4].data()},
                     .row_state = &row_state,
                     .noise = noise.data(),
                     .step = 0};

@@ -132,8 +132,12 @@ void Rows::gather(std::span<std::byte* const> rows, const Block& block,
         return gather_narrow<2>(rows, numbers(block), ahead);
       case 3:
         return gather_narrow<3>(rows, numbers(block), ahead);
-      default:
+      case 4:
         return gather_narrow<4>(rows, numbers(block), ahead);
+      case 5:
+        return gather_narrow<5>(rows, numbers(block), ahead);
+      default:
+        return gather_narrow<6>(rows, numbers(block), ahead);
     }
   }
   read_weights(rows, block.columns[0], ahead);
@@ -162,8 +166,12 @@ void Rows::scatter(const Block& block, std::span<const std::uint32_t> take, std:
         return scatter_narrow<2>(numbers(block), take, rows, ahead);
       case 3:
         return scatter_narrow<3>(numbers(block), take, rows, ahead);
-      default:
+      case 4:
         return scatter_narrow<4>(numbers(block), take, rows, ahead);
+      case 5:
+        return scatter_narrow<5>(numbers(block), take, rows, ahead);
+      default:
+        return scatter_narrow<6>(numbers(block), take, rows, ahead);
     }
   }
   for (std::size_t r = 0; r < rows.size(); ++r) {

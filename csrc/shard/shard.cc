@@ -7,13 +7,18 @@
 #include <utility>
 
 #include "base/noise.h"
+#include "shard/walk.h"
 #include "shard/workspace.h"
 
 namespace shoal {
 
 namespace {
 
-constexpr std::size_t kMinKeys = 4096;  // below it, waking another thread costs more than it saves
+// The step has locked its table.
+void check_not_stepping() {
+  SHOAL_CHECK(!is_stepping(), "the step of an optimizer may not change, save or sweep a table");
+}
+
 std::uint64_t next_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -109,37 +114,27 @@ void Shard::check_batch(const SlotSlices& batch) const {
 }
 
 std::shared_lock<std::shared_mutex> Shard::enter() const {
+  check_not_stepping();
   {
     const std::lock_guard wait(pause_mutex_);
   }
   return std::shared_lock(writers_mutex_);
 }
 
+std::unique_lock<std::shared_mutex> Shard::enter_alone() const {
+  check_not_stepping();
+  const std::lock_guard hold(pause_mutex_);
+  return std::unique_lock(writers_mutex_);
+}
+
 void Shard::pause_writers() {
   check_process();
+  check_not_stepping();
   const std::lock_guard hold(pause_mutex_);
   writers_mutex_.lock();
 }
 
 void Shard::resume_writers() { writers_mutex_.unlock(); }
-
-template <class Work>
-void Shard::split(const SlotSlices& batch, const Work& work) const {
-  const std::size_t parts =
-      parts_for(batch.hashes.size(), kMinKeys, pool_.threads() == 1 ? 1 : 4 * pool_.threads());
-  if (parts == 1) {
-    return work(0, tables_.size());
-  }
-  const Partition partition{batch.hashes.size(), parts};
-  const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or after it
-    return part == parts
-               ? tables_.size()
-               : static_cast<std::size_t>(
-                     std::lower_bound(batch.offsets.begin(), batch.offsets.end() - 1, partition.begin(part)) -
-                     batch.offsets.begin());
-  };
-  pool_.run(parts, [&](std::size_t part) { work(first_slot(part), first_slot(part + 1)); });
-}
 
 Shard::Known Shard::known(const SlotSlices& batch, RowLocations* locations) const {
   if (locations != nullptr) {
@@ -147,55 +142,6 @@ Shard::Known Shard::known(const SlotSlices& batch, RowLocations* locations) cons
     locations->reset_for(number_, tables_.size());
   }
   return {locations, locations};
-}
-
-template <class Lock, class MakeWorker>
-void Shard::walk(const SlotSlices& batch, const Known& known, const MakeWorker& make_worker) const {
-  const auto walk_by = [&]<class PipelineLock>() {
-    split(batch, [&](std::size_t first, std::size_t end) {
-      auto worker = make_worker();
-      ProbePipeline<PipelineLock>(tables_, first_, layout_, batch.hashes, batch.offsets, worker.work.most,
-                                  known.before, known.after)
-          .walk(first, end, worker);
-    });
-  };
-  if (of_all_ != nullptr) {
-    const Lock all(*of_all_);
-    walk_by.template operator()<NoLock>();
-  } else {
-    walk_by.template operator()<Lock>();
-  }
-}
-
-template <class Use>
-void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touched, const Use& use,
-                 ShardScratch* scratch) const {
-  using Lock = std::shared_lock<std::shared_mutex>;
-  struct Reader {
-    const Shard& shard;
-    const SlotSlices& batch;
-    std::size_t touched;
-    const Use& use_rows;
-    Workspace work;
-
-    void enter(SlotState&, std::span<const std::uint64_t>) {}
-
-    void use(Probe& run, std::size_t first, PrefetchCursor& ahead) {
-      const std::span<std::byte*> rows = run.rows();
-      for (std::size_t r = 0; r < rows.size(); ++r) {
-        if (rows[r] == nullptr) [[unlikely]] {
-          rows[r] =
-              shard.initial_row_.empty() ? work.fresh + r * shard.rows_.bytes() : shard.initial_row_.data();
-          if (shard.initial_row_.empty()) {
-            shard.fill_initial_row(batch.hashes[first + r], rows[r]);
-          }
-        }
-      }
-      use_rows(work, rows, first, ahead);
-    }
-  };
-  walk<Lock>(batch, known,
-             [&] { return Reader{*this, batch, touched, use, Workspace(rows_, room_of(scratch))}; });
 }
 
 void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts,
@@ -213,76 +159,6 @@ void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t>
       if (returns[age] != 0) {
         returns_[age].fetch_add(returns[age], std::memory_order_relaxed);
       }
-    }
-  }
-}
-
-template <class Use>
-void Shard::change(const SlotSlices& batch, const InsertContext& how, const Known& known, const Use& use,
-                   ShardScratch* scratch) {
-  using Lock = std::unique_lock<std::shared_mutex>;
-  std::atomic<std::uint64_t> created{0};
-  std::atomic<std::uint64_t> refused{0};
-  struct RowMutator {
-    Shard& shard;
-    const SlotSlices& batch;
-    const Use& use_rows;
-    std::atomic<std::uint64_t>& created;
-    std::atomic<std::uint64_t>& refused;
-    Workspace work;
-    InsertContext context;
-    std::size_t touched = shard.rows_.bytes();
-
-    void enter(SlotState& slot, std::span<const std::uint64_t> hashes) {
-      shard.before_change(slot, hashes);
-      if (slot.fills && !context.asks) {
-        count(shard.create_all(slot, hashes, context));
-      }
-    }
-
-    void use(Probe& run, std::size_t first, PrefetchCursor& ahead) {
-      count(shard.create(run, batch, first, context));
-      std::span<std::byte* const> rows = run.rows();
-      std::array<std::byte*, Probe::kMax> filled;
-      if (context.asks) {
-        // Waiting keys get a row that is discarded, so that a step has no gaps.
-        std::ranges::copy(rows, filled.begin());
-        for (std::size_t r = 0; r < rows.size(); ++r) {
-          if (rows[r] == nullptr) {
-            filled[r] = work.fresh + r * shard.rows_.bytes();
-            std::memset(filled[r], 0, shard.rows_.bytes());
-          }
-        }
-      }
-      use_rows(work, context.asks ? std::span<std::byte* const>(filled).first(rows.size()) : rows, first,
-               ahead);
-      if (shard.rows_.metadata().any()) {
-        shard.see(rows, context.counts.empty() ? context.counts : context.counts.subspan(first, rows.size()),
-                  context.now.clock);
-      }
-    }
-
-    void count(std::size_t fresh) {
-      if (fresh != 0) {
-        created.fetch_add(fresh, std::memory_order_relaxed);
-      }
-      if (context.refused != 0) {
-        refused.fetch_add(std::exchange(context.refused, 0), std::memory_order_relaxed);
-      }
-    }
-  };
-  walk<Lock>(batch, known, [&] {
-    return RowMutator{*this, batch, use, created, refused, Workspace(rows_, room_of(scratch)), how};
-  });
-  refused_.fetch_add(refused.load(), std::memory_order_relaxed);
-  const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
-  if (std::bit_width(before) != std::bit_width(before + created.load())) {
-    // Slots that outgrow the heap leave it fragmented, so it is trimmed then. Twice is enough: trimming also returns
-    // the working memory of batches, which comes back as fresh pages.
-    const std::size_t slot_bytes =
-        (before + created.load()) * (sizeof(std::uint64_t) + rows_.bytes()) / tables_.size();
-    if (slot_bytes >= Region::kMapped / 2 && slot_bytes < 2 * Region::kMapped) {
-      trim_heap();
     }
   }
 }
@@ -365,6 +241,9 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
   SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in no order");
   SHOAL_CHECK(locations == nullptr || locations->is_of(batch.hashes),
               "these row locations are those of another batch");
+  if (const auto* const rule = std::get_if<UserRule>(&spec_.optimizer.rule())) {
+    return step_user(*rule, batch, slopes, occurrences, stepped, locations);
+  }
   const std::size_t dim = rows_.dim();
   wait_for_save(batch.hashes.size());
   const auto writing = enter();

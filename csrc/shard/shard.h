@@ -16,8 +16,8 @@
 //
 // Threads. Any number of callers. Locks, in this order:
 //   1. writers_mutex_   shared by push, assign, erase, transform_weights and restore; exclusive in pause_writers(), for the
-//                       moment of a snapshot. A waiting pause_writers() blocks new writers first (pause_mutex_), so it
-//                       cannot starve.
+//                       moment of a snapshot, and in pushes to a table with a UserRule. Who waits for it alone blocks
+//                       new writers first (pause_mutex_), so it cannot starve.
 //   2. budget lock      if there is a memory budget: calls that change tables run one at a time
 //   3. slot locks       in ascending order, a few adjacent slots at a time: the lines of the next slots are prefetched
 //                       while the present ones are processed (shard/probe_pipeline.h). Readers share a slot. No row is
@@ -331,6 +331,10 @@ class Shard {
   using Slopes = std::function<const float*(std::size_t, std::size_t, float*)>;
   std::uint64_t step_rows(const SlotSlices& batch, const Slopes& slopes, const OccurrenceCounts& occurrences,
                           std::size_t* stepped, const RowLocations* locations, ShardScratch* scratch);
+  // The same for a UserRule (shard/user_step.cc).
+  std::uint64_t step_user(const UserRule& rule, const SlotSlices& batch, const Slopes& slopes,
+                          const OccurrenceCounts& occurrences, std::size_t* stepped,
+                          const RowLocations* locations);
   // The parameters and state of a worker that creates rows.
   struct InsertContext {
     const SlotTable* counted = nullptr;  // the last table whose missing rows were counted
@@ -348,6 +352,8 @@ class Shard {
   void change(const SlotSlices& batch, const InsertContext& how, const Known& known, const Use& use,
               ShardScratch* scratch = nullptr);
   std::shared_lock<std::shared_mutex> enter() const;
+  // Excludes other writers, and snapshots.
+  std::unique_lock<std::shared_mutex> enter_alone() const;
 
   void fill_initial_row(std::uint64_t hash, std::byte* row) const noexcept;
   // Records occurrences in the metadata of the rows.
@@ -463,7 +469,8 @@ class Shard {
   std::vector<std::size_t> noted_;  // bytes of each slot recorded in the budget
   mutable std::mutex pause_mutex_;
   mutable std::shared_mutex writers_mutex_;
-  Layout numbers_;  // of a PreImageLog
+  std::shared_ptr<Buffer<std::byte>> user_rows_;  // of steps of a UserRule; arrays over it may outlive them
+  Layout numbers_;                                // of a PreImageLog
   mutable Saving saving_;
   std::atomic<std::uint64_t> step_{0};
   std::atomic<std::uint32_t> origin_{0};  // table clock minus store clock

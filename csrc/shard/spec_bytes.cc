@@ -11,7 +11,7 @@ namespace shoal {
 namespace {
 
 constexpr std::uint8_t kVersion = 1;
-constexpr std::size_t kMaxName = 64;
+constexpr std::size_t kMaxName = 256;
 constexpr const char* kParameter = "parameter";
 
 void put(ByteWriter& out, const NamedRule& rule) {

@@ -122,7 +122,8 @@ struct Shard::Workspace {
     return {.rows = count,
             .dim = dim,
             .grads = at,
-            .columns = {at + elements, at + 2 * elements, at + 3 * elements},
+            .columns = {at + elements, at + 2 * elements, at + 3 * elements, at + 4 * elements,
+                        at + 5 * elements},
             .row_state = at + (kMaxColumns + 1) * elements,
             .noise = noise,
             .step = 0};

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         ShoalError,
         SnapshotLostError,
         StorageError,
+        UserCodeError,
         WorkerLostError,
         WrongProcessError,
     )
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from shoal.tools.reports import report
     from shoal.tools.sizing import Estimate, Rates, estimate, measure_rates
     from shoal.tracking import MLflow, TensorBoard
+    from shoal.user_optimizer import UserOptimizer
 
 __version__ = "0.1.0"
 
@@ -160,6 +162,8 @@ __all__ = [
     "TensorBoard",
     "TimeToLive",
     "Uniform",
+    "UserCodeError",
+    "UserOptimizer",
     "WithProbability",
     "WorkerLostError",
     "WrongProcessError",
@@ -197,7 +201,7 @@ _NAMES_OF = {
     "read_parquet read_vw",
     "shoal.errors": "ClosedError ClusterChangedError CorruptionError DeadlineExceededError "
     "DependencyError FencedError MemoryBudgetExceededError NotConnectedError ProtocolError SaveConflictError "
-    "ServerLostError ShoalError SnapshotLostError StorageError WorkerLostError WrongProcessError",
+    "ServerLostError ShoalError SnapshotLostError StorageError UserCodeError WorkerLostError WrongProcessError",
     "shoal.export": "Export ExportTable open_export",
     "shoal.lifecycle": "AfterBloom AfterCount DecayedScore MaxRows MinNorm TimeToLive WithProbability",
     "shoal.metrics": "Metrics",
@@ -218,6 +222,7 @@ _NAMES_OF = {
     "shoal.tools.reports": "report",
     "shoal.tools.sizing": "Estimate Rates estimate measure_rates",
     "shoal.tracking": "MLflow TensorBoard",
+    "shoal.user_optimizer": "UserOptimizer",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 _MODULES = {

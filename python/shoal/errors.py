@@ -23,6 +23,7 @@ __all__ = [
     "SnapshotLostError",
     "StorageError",
     "TransportError",
+    "UserCodeError",
     "WorkerLostError",
     "WrongProcessError",
 ]
@@ -38,6 +39,10 @@ class StorageError(ShoalError, OSError):
 
 class SaveConflictError(StorageError):
     """Another process has written the same checkpoint meanwhile. Its files are kept; those of this save are removed."""
+
+
+class UserCodeError(ShoalError):
+    """A table's optimizer is code of a user that this process does not have, or may not run. Nothing has changed."""
 
 
 class ClosedError(ShoalError):

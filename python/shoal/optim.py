@@ -69,11 +69,20 @@ class Optimizer:
         sorted_fields = sorted(shown, key=lambda f: bool(f.kw_only))
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in sorted_fields)})"
 
+    @property
+    def rule(self) -> str:
+        """Name of the engine's rule."""
+        return type(self).__name__
+
     def params(self) -> dict[str, float]:
         """All hyper-parameters by name; unset bounds and the parameters of an unset schedule are left out."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
         numbers = {name: _number(self, name, value) for name, value in values.items() if value is not None}
         return numbers if self.schedule is None else numbers | self.schedule.params()
+
+    def engine_params(self) -> dict[str, float]:
+        """Parameters of the engine's rule."""
+        return self.params()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

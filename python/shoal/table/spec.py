@@ -23,6 +23,7 @@ from shoal.lifecycle import (
     make_expiry,
 )
 from shoal.optim import SGD, Init, Optimizer, make_init, make_optimizer
+from shoal.user_optimizer import UserOptimizer, make_user_optimizer
 
 __all__ = ["DTYPES", "RowRecord", "TableRecord", "TableSpec"]
 
@@ -180,8 +181,8 @@ class TableRecord(_UpdateRecord, frozen=True, kw_only=True, omit_defaults=True):
             dim=spec.dim,
             dtype=spec.dtype,
             seed=spec.seed,
-            optimizer=type(spec.optimizer).__name__,
-            params=spec.optimizer.params(),
+            optimizer=spec.optimizer.rule,
+            params=spec.optimizer.engine_params(),
             init=type(spec.init).__name__,
             init_parameter=spec.init.parameter,
             init_seed=spec.init.init_seed,
@@ -215,7 +216,9 @@ class TableRecord(_UpdateRecord, frozen=True, kw_only=True, omit_defaults=True):
         return TableSpec(
             name=self.name,
             dim=self.dim,
-            optimizer=make_optimizer(self.optimizer, self.params),
+            optimizer=make_optimizer(self.optimizer, self.params)
+            if self.optimizer != UserOptimizer.__name__
+            else make_user_optimizer(self.params),
             init=make_init(self.init, self.init_parameter, self.init_seed),
             dtype=self.dtype,
             seed=self.seed,

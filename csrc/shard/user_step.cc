@@ -1,0 +1,169 @@
+// A push to a table whose optimizer is a UserRule.
+//
+// Algorithm. Three passes, because the function may fail, and must not run with slots locked:
+//
+//   1. read     the batch's rows are copied to arrays, in hash order; a key without a row reads its initial row
+//   2. step     the function steps them, a chunk that fits the cache at a time
+//   3. write    missing rows are created, and rows overwritten whose gradient is not zero and whose numbers are all finite
+//
+// If the function throws, nothing was changed: no row, no admission count, no step number. Other writers of the table wait
+// meanwhile; readers do not, and see rows as they were, or as they are after the third pass has reached their slot.
+//
+// Chunks depend on the batch alone. A function that treats each row by itself gives equal bits for any number of threads,
+// slots and servers.
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+
+#include "base/noise.h"
+#include "shard/walk.h"
+
+namespace shoal {
+
+namespace {
+
+// Elements of each array in a chunk. A call takes a few microseconds beside the arithmetic; arrays of 128 KiB stay in the
+// second-level cache (bench/README.md, "User optimizers").
+constexpr std::size_t kChunkElements = 32768;
+
+// The arrays of a batch, in one piece of memory:
+//
+//   columns     columns x n x dim floats
+//   row state   n floats if there is one
+//   gradients   for each thread, those of a chunk
+//   flags       n moves, n finite
+struct UserRows {
+  UserRows(const Rows& rows, std::size_t size, std::size_t threads)
+      : n(size),
+        dim(rows.dim()),
+        columns(rows.columns()),
+        chunk(std::max<std::size_t>(kChunkElements / dim, 1)),
+        row_state_at(columns * n * dim),
+        grads_at(row_state_at + (rows.has_row_state() ? n : 0)),
+        flags_at(grads_at + threads * std::min(chunk, n) * dim) {}
+
+  std::size_t bytes() const noexcept { return (flags_at + 2 * n) * sizeof(float); }
+
+  // The rows from number `first` on.
+  Block block(std::size_t first, std::size_t rows) const noexcept {
+    Block block{.rows = rows,
+                .dim = dim,
+                .grads = nullptr,
+                .columns = {},
+                .row_state = floats + row_state_at + first,
+                .noise = nullptr,
+                .step = 0};
+    for (std::size_t k = 0; k < columns; ++k) {
+      block.columns[k] = floats + (k * n + first) * dim;
+    }
+    return block;
+  }
+  float* grads(std::size_t thread) const noexcept {
+    return floats + grads_at + thread * std::min(chunk, n) * dim;
+  }
+  std::uint32_t* moves() const noexcept { return reinterpret_cast<std::uint32_t*>(floats + flags_at); }
+  std::uint32_t* finite() const noexcept { return moves() + n; }
+
+  std::size_t n;
+  std::size_t dim;
+  std::size_t columns;
+  std::size_t chunk;  // rows
+  std::size_t row_state_at;
+  std::size_t grads_at;
+  std::size_t flags_at;
+  float* floats = nullptr;
+};
+
+}  // namespace
+
+std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, const Slopes& slopes,
+                               const OccurrenceCounts& occurrences, std::size_t* stepped,
+                               const RowLocations* locations) {
+  const std::size_t n = batch.hashes.size();
+  const std::size_t dim = rows_.dim();
+  wait_for_save(n);
+  const auto writing = enter_alone();
+  const std::uint64_t step = this->step() + 1;
+
+  UserRows all(rows_, n, pool_.threads());
+  if (user_rows_ == nullptr || user_rows_.use_count() != 1) {  // arrays of an earlier step are still in use
+    user_rows_ = std::make_shared<Buffer<std::byte>>();
+  }
+  all.floats = reinterpret_cast<float*>(user_rows_->claim(all.bytes()).data());
+
+  RowLocations found(batch.hashes);
+  const bool given = locations != nullptr && locations->is_for(number_);
+  const Known where = given ? Known{.before = locations} : known(batch, &found);
+  read(batch, where, rows_.bytes(),
+       [&](Workspace&, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
+         rows_.gather(rows, all.block(first, rows.size()), ahead);
+       });
+
+  const std::size_t chunks = (n + all.chunk - 1) / all.chunk;
+  const Partition partition{chunks, std::min(chunks, pool_.threads())};
+  pool_.run(partition.parts, [&](std::size_t part) {
+    for (std::size_t c = partition.begin(part); c < partition.begin(part + 1); ++c) {
+      const std::size_t first = c * all.chunk;
+      Block block = all.block(first, std::min(all.chunk, n - first));
+      block.grads = all.grads(part);
+      block.step = step;
+      const float* const from = slopes(first, block.rows, block.grads);
+      if (from != block.grads) {
+        std::memcpy(block.grads, from, block.size() * sizeof(float));
+      }
+      mark_moving(block.grads, block.rows, dim, all.moves() + first);
+      std::fill_n(all.finite() + first, block.rows, 1U);
+      mark_finite(block.grads, block.rows, dim, all.finite() + first);
+      if (spec_.optimizer.clip().active()) {
+        spec_.optimizer.clip().apply(block);
+      }
+      rule.step(block, user_rows_);
+    }
+  });
+
+  const auto budget_lock = lock_budget();
+  const InsertContext how{.now = {.clock = table_clock(occurrences.clock), .step = step},
+                          .asks = !admission_.admits_all(),
+                          .counts = occurrences.counts};
+  fit(batch, how);
+  step_.store(step, std::memory_order_relaxed);
+  const std::uint64_t shared = step_noise(spec_.seed, step);
+  std::atomic<std::uint64_t> dropped{0};
+  change(batch, how, {.before = given ? locations : &found},
+         [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
+           Block block = all.block(first, rows.size());
+           block.noise = work.noise;
+           if (rows_.dtype() != Dtype::kFloat32) {
+             fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise);
+           }
+           std::uint32_t* const moves = all.moves() + first;
+           std::uint32_t* const finite = all.finite() + first;
+           for (std::size_t k = 0; k < rows_.columns(); ++k) {
+             mark_finite(block.columns[k], block.rows, dim, finite);
+           }
+           if (rows_.has_row_state()) {
+             mark_finite(block.row_state, block.rows, 1, finite);
+           }
+           std::size_t bad = 0;
+           for (std::size_t r = 0; r < block.rows; ++r) {
+             bad += moves[r] & (finite[r] ^ 1U);
+             moves[r] &= finite[r];
+           }
+           rows_.scatter(block, {moves, block.rows}, rows, ahead);
+           if (stepped != nullptr) {
+             *stepped = first + rows.size();
+           }
+           if (bad != 0) {
+             dropped.fetch_add(bad, std::memory_order_relaxed);
+           }
+         });
+  enforce_max_rows(batch, how.now.clock);
+  pushes_.fetch_add(1, std::memory_order_relaxed);
+  rows_pushed_.fetch_add(n, std::memory_order_relaxed);
+  nonfinite_rows_.fetch_add(dropped.load(), std::memory_order_relaxed);
+  return step;
+}
+
+}  // namespace shoal
