@@ -148,7 +148,7 @@ def add(commands: Any) -> None:
         metavar="S",
         help="after SIGTERM move all slots to other servers first, for S seconds at most (default: end at once)",
     )
-    _storage_arguments(server)
+    _server_files_arguments(server)
     _health_arguments(server)
     _common(server)
 
@@ -203,7 +203,7 @@ def add(commands: Any) -> None:
         "temporary one)",
     )
     _replica_arguments(launch)
-    _storage_arguments(launch)
+    _server_files_arguments(launch)
     _keys_arguments(launch)
     launch.add_argument("program", metavar="PROGRAM", help="Python file or executable")
     launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program")
@@ -253,7 +253,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(json=False)
 
 
-def _storage_arguments(parser: argparse.ArgumentParser) -> None:
+def _server_files_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage-root",
         action="append",
@@ -268,6 +268,14 @@ def _storage_arguments(parser: argparse.ArgumentParser) -> None:
         type=_storage_option,
         metavar="NAME=VALUE",
         help="option of the file system of a URL, such as endpoint_url=http://minio:9000; repeatable",
+    )
+    parser.add_argument(
+        "--allow-code",
+        action="append",
+        default=[],
+        metavar="DIR|MODULE",
+        help="directory, or name of a module, from which the servers may import optimizers of users: code that they "
+        "run with all their rights; repeatable (default: none)",
     )
 
 
@@ -363,6 +371,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             insecure=arguments.insecure,
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
+            allow_code=arguments.allow_code,
         ) as server,
         _on_signals(terminated=_drain_once(server, arguments.drain_on_sigterm), interrupted=server.stop),
     ):
@@ -419,6 +428,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             insecure=arguments.insecure,
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
+            allow_code=arguments.allow_code,
             grace=arguments.grace,
             warn=warn,
         )
@@ -458,6 +468,7 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
             curve=arguments.curve or find_keys(os.environ),
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
+            allow_code=arguments.allow_code,
             journal=arguments.journal,
         ) as cluster:
             first = run_workers(cluster, program, workers, log_line, grace=arguments.grace, warn=warn)
@@ -481,6 +492,10 @@ def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
         raise ValueError(f"--restarts {arguments.restarts}: Ray starts no worker again. Leave it out")
     if arguments.connect is not None:
         raise ValueError(f"--connect {arguments.connect}: Ray places the scheduler. Leave it out")
+    if arguments.allow_code:
+        raise ValueError(
+            f"--allow-code {arguments.allow_code[0]}: servers on Ray import no code of users. Leave it out"
+        )
     config = ShoalConfig(
         servers=arguments.servers,
         replicas=arguments.replicas,

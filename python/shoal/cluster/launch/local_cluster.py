@@ -41,6 +41,7 @@ from shoal.cluster.protocol.messages import GRACE_SECONDS
 from shoal.cluster.scheduler.inputs import Settings
 from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.membership import COPY_RATE
+from shoal.cluster.server.code import code_arguments
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, NotConnectedError, ServerLostError, ShoalError
 from shoal.storage.roots import CREDENTIALS, StorageRoots
@@ -103,6 +104,7 @@ class LocalCluster:
         curve: str | None = None,
         storage_roots: Sequence[str | os.PathLike[str]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        allow_code: Sequence[str | os.PathLike[str]] = (),
         journal: str | os.PathLike[str] | None = None,
         restart: bool = True,
     ) -> None:
@@ -130,7 +132,7 @@ class LocalCluster:
         )
         share = slot_memory(memory, slots)
         bound = [] if share is None else ["--slot-memory", str(share)]
-        bound += _storage_arguments(storage_roots, storage_options)
+        bound += _storage_arguments(storage_roots, storage_options) + code_arguments(allow_code)
         self.curve = curve
         deadline = time.monotonic() + timeout
         counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
@@ -331,6 +333,7 @@ def running(
     curve: str | None = None,
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allow_code: Sequence[str | os.PathLike[str]] = (),
     journal: str | os.PathLike[str] | None = None,
     restart: bool = True,
 ) -> Iterator[LocalCluster]:
@@ -357,7 +360,7 @@ def running(
         Bytes per second that each endpoint sends at most to make a new copy; default: that of the scheduler.
     curve : str, optional
         Directory of the keys of the cluster.
-    storage_roots, storage_options
+    storage_roots, storage_options, allow_code
         As :class:`shoal.cluster.server.server.Server`.
     journal : path, optional
         Directory of the scheduler's journal, whose former content is removed; default: a temporary one.
@@ -384,6 +387,7 @@ def running(
             curve=curve,
             storage_roots=storage_roots,
             storage_options=storage_options,
+            allow_code=allow_code,
             journal=journal,
             restart=restart,
         )
@@ -404,6 +408,7 @@ def launch(
     filters: Filters | Mapping[str, Filters] | None = None,
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allow_code: Sequence[str | os.PathLike[str]] = (),
     journal: str | os.PathLike[str] | None = None,
     replicas: int = 0,
     copy_rate: int | None = None,
@@ -434,6 +439,9 @@ def launch(
         if the environment names the directory of keys. A save or load elsewhere raises `StorageError`.
     storage_options : mapping, optional
         Options of the file system that opens URLs among them, such as ``{"endpoint_url": ...}``.
+    allow_code : sequence of str or path
+        Directories and names of modules from which the servers may import the optimizers of tables
+        (`shoal.UserOptimizer`): code that they run. Default: none.
     journal : path, optional
         Directory of the scheduler's journal, from which it continues if it dies and is started again; its former
         content is removed. Default: a temporary directory.
@@ -474,6 +482,7 @@ def launch(
             curve=curve,
             storage_roots=storage_roots,
             storage_options=storage_options,
+            allow_code=allow_code,
             journal=journal,
         )
     except BaseException:

@@ -172,6 +172,7 @@ def run_member(
     insecure: bool = False,
     storage_roots: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allow_code: Sequence[str] = (),
     grace: float = GRACE_SECONDS,
     warn: Callable[[str], None] = no_op,
 ) -> tuple[int, str]:
@@ -200,7 +201,7 @@ def run_member(
         Returns the keys of a role.
     insecure : bool
         Allow a cluster without keys that other machines can reach.
-    storage_roots, storage_options
+    storage_roots, storage_options, allow_code
         As :class:`shoal.cluster.server.server.Server`.
     grace, warn
         As `run_workers`. The scheduler and the servers, which receive the signal too, run until the workers have ended.
@@ -261,6 +262,7 @@ def run_member(
                 insecure=insecure,
                 storage_roots=storage_roots,
                 storage_options=storage_options,
+                allow_code=allow_code,
             ) as server,
             at_boundaries() as interrupted,
         ):

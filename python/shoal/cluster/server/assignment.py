@@ -48,6 +48,7 @@ from shoal.cluster.protocol.messages import (
     StreamsClosed,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, Stream
+from shoal.cluster.server.code import AllowedCode
 from shoal.errors import MemoryBudgetExceededError
 
 __all__ = ["Outcome", "ServerControl", "obey"]
@@ -59,6 +60,8 @@ _STALL_SECONDS = 1.0  # of silence of a backup
 _STALL_CHECK_SECONDS = 0.3  # that the silence has to last while this process runs: it may have been stopped itself
 _REMEMBERED = 0.95  # of the load, from one heartbeat to the next
 _LOAD = "a load"  # the fault of a stream whose endpoint loads rows
+
+_NO_CODE = AllowedCode()
 
 Controlled: TypeAlias = _core.Service | _core.Replica
 
@@ -75,10 +78,10 @@ class Outcome(NamedTuple):
     tables: tuple[int, ...] = ()
 
 
-def obey(services: Sequence[Controlled], order: OrderBody) -> Outcome:
-    """Execute an order on all endpoints of a server."""
+def obey(services: Sequence[Controlled], order: OrderBody, code: AllowedCode = _NO_CODE) -> Outcome:
+    """Execute an order on all endpoints of a server, which may run the given code of users."""
     if isinstance(order, AddTable):
-        return Outcome(refused=_add_table(services, order))
+        return Outcome(refused=_add_table(services, order, code))
     if isinstance(order, Fence):
         clock, tables = max(service.fence(order.rank, order.incarnation) for service in services)
         return Outcome(clock, tables=tuple(tables))
@@ -106,9 +109,11 @@ def _obey(service: Controlled, order: OrderBody) -> int:
     return 0
 
 
-def _add_table(services: Sequence[Controlled], order: AddTable) -> ErrorReply | None:
+def _add_table(services: Sequence[Controlled], order: AddTable, code: AllowedCode) -> ErrorReply | None:
     if any(order.id in service.tables() for service in services):
         raise RuntimeError(f"table {order.id} exists already")
+    if refusal := code.refusal(order.form):
+        return ErrorReply("input", refusal)
     made = []
     try:
         for service in services:
@@ -141,9 +146,18 @@ class ServerControl:
         The name of this process in messages to the scheduler.
     server_key : str
         The public key of servers, 40 characters of Z85, for streams; empty: no encryption.
+    code : AllowedCode
+        The code of users that this server may run.
     """
 
-    def __init__(self, services: Mapping[str, _core.Service], sender: bytes, server_key: str = "") -> None:
+    def __init__(
+        self,
+        services: Mapping[str, _core.Service],
+        sender: bytes,
+        server_key: str = "",
+        code: AllowedCode = _NO_CODE,
+    ) -> None:
+        self._code = code
         self._services = dict(services)
         self._sender = sender
         self._server_key = server_key
@@ -233,7 +247,7 @@ class ServerControl:
         services = list(self._services.values())
         figures: tuple[dict[str, Any], ...] = ()
         try:
-            outcome = obey(services, order.body)
+            outcome = obey(services, order.body, self._code)
             if isinstance(order.body, ReportMetrics):
                 figures = tuple(service.metrics() | _replication_metrics(service) for service in services)
         except Exception as error:  # any error: the cluster cannot continue with a server that misses an order
@@ -328,7 +342,7 @@ class ServerControl:
                 arcs = [arc for arc in stream.arcs if map.arcs[arc].primary == stream.backup]
                 if stream.backup in mine and stream.primary not in living and arcs:
                     replica = self._services[mine[stream.backup]].replica(stream.id, _ranges(map, arcs))
-                    outcomes.append(_obey_again(replica, order.body))
+                    outcomes.append(_obey_again(replica, order.body, self._code))
         if not outcomes:
             return None
         result, tables = max((outcome.result, outcome.tables) for outcome in outcomes)
@@ -421,13 +435,13 @@ class ServerControl:
         return tuple(found)
 
 
-def _obey_again(replica: _core.Replica, order: OrderBody) -> Outcome:
+def _obey_again(replica: _core.Replica, order: OrderBody, code: AllowedCode) -> Outcome:
     """Execute an order that the primary may have passed on before it died."""
     if isinstance(order, AddTable) and order.id in replica.tables():
         return Outcome()
     if isinstance(order, ReportMetrics):
         return Outcome()
-    return obey([replica], order)
+    return obey([replica], order, code)
 
 
 def _replication_metrics(service: _core.Service) -> dict[str, int]:

@@ -42,6 +42,7 @@ from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.server.assignment import ServerControl
+from shoal.cluster.server.code import AllowedCode
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import ShoalError
@@ -102,6 +103,9 @@ class Server:
     storage_options : mapping, optional
         Options of the file system that opens URLs below them, such as ``{"endpoint_url": ...}``: if it is omitted,
         workers may pass nothing but credentials.
+    allow_code : sequence of str or path
+        Directories and names of modules from which the optimizers of tables may be imported
+        (`shoal.UserOptimizer`): code that the process runs, with all its rights. Default: none.
     """
 
     def __init__(
@@ -122,7 +126,9 @@ class Server:
         insecure: bool = False,
         storage_roots: Sequence[str | os.PathLike[str]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        allow_code: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
+        code = AllowedCode(allow_code)
         if threads < 1:
             raise ValueError(f"a server needs at least one thread, got threads={threads}")
         default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
@@ -186,11 +192,12 @@ class Server:
                 node=node or socket.gethostname(),
                 spare=spare,
             )
+            code.check(table.form for table in joined.tables)
             self.rank = joined.rank
             self.endpoints = joined.map.of_server(joined.rank)
             addressed = {one.address: service for one, service in zip(self.endpoints, services, strict=True)}
             key = "" if keys is None else keys.public.decode("ascii")  # all servers have that of their role
-            control = ServerControl(addressed, self._scheduler.sender, key)
+            control = ServerControl(addressed, self._scheduler.sender, key, code)
             control.set_map(joined.map)
             own = sum(end - first for endpoint in self.endpoints for first, end in joined.map.run_ranges(endpoint.id))
             share = memory // max(own, 1) if memory is not None else slot_memory

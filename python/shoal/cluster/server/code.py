@@ -1,0 +1,106 @@
+"""The code of users that a server may import: the classes of optimizers that tables name.
+
+A table's description names a class by its module. A server imports the module only if it was started with its name, or
+with the directory that contains it; by default it imports nothing. Imported code has all rights of the process.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+
+from shoal.cluster.protocol.messages import TableRecord
+from shoal.errors import UserCodeError
+from shoal.user_optimizer import UserOptimizer, class_path, make_user_optimizer, why_unavailable
+
+__all__ = ["AllowedCode", "code_arguments"]
+
+
+class AllowedCode:
+    """The directories and modules that a server was started with.
+
+    Parameters
+    ----------
+    allowed : sequence of str or path
+        Directories, which are appended to ``sys.path``, and names of modules, each with its submodules.
+
+    Raises
+    ------
+    ValueError
+        One is neither.
+    """
+
+    def __init__(self, allowed: Sequence[str | os.PathLike[str]] = ()) -> None:
+        self._directories: list[str] = []
+        self._modules: list[str] = []
+        for given in allowed:
+            one = os.fspath(given)
+            if os.path.isdir(one):
+                self._directories.append(os.path.realpath(one))
+            elif all(part.isidentifier() for part in one.split(".")):
+                self._modules.append(one)
+            else:
+                raise ValueError(f"allow_code {one!r} is neither a directory nor the name of a module")
+
+    def refusal(self, form: TableRecord) -> str:
+        """Import the class of a table's optimizer, if it is a user's; return why that is not possible, or ""."""
+        if form.optimizer != UserOptimizer.__name__:
+            return ""
+        path = class_path(form.params)
+        module = path.partition(":")[0]
+        what = f"the optimizer of table {form.name!r} is {path}, code of a user"
+        if module == "__main__":
+            return f"{what} that is defined in the main program of a worker: put the class into a module of its own"
+        file = self._file(module)
+        if file is None and not any(module == one or module.startswith(one + ".") for one in self._modules):
+            return (
+                f"{what}, which this server may not run: start all servers with --allow-code {module}, or with the "
+                "directory of the module (shoal.launch(allow_code=...))"
+            )
+        try:
+            found = importlib.import_module(module)
+        except Exception as error:
+            return f"{what}, and importing {module} failed: {type(error).__name__}: {error}"
+        if file is not None and os.path.realpath(found.__file__ or "") != file:
+            return f"{what} in {file}, and {module} is already {found.__file__}: give the module another name"
+        reason = why_unavailable(make_user_optimizer(form.params))
+        return reason and f"{what}: {reason}"
+
+    def check(self, forms: Iterable[TableRecord]) -> None:
+        """Import the classes of the tables of a cluster.
+
+        Raises
+        ------
+        UserCodeError
+            One is not possible.
+        """
+        for form in forms:
+            if refusal := self.refusal(form):
+                raise UserCodeError(refusal)
+
+    def _file(self, module: str) -> str | None:
+        """Find a module in the directories, which become places to import from."""
+        for directory in self._directories:
+            path = os.path.join(directory, *module.split("."))
+            for file in (path + ".py", os.path.join(path, "__init__.py")):
+                if os.path.isfile(file) and os.path.realpath(file).startswith(directory + os.sep):
+                    if directory not in sys.path:
+                        sys.path.append(directory)
+                    return os.path.realpath(file)
+        return None
+
+
+def code_arguments(allowed: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the arguments of ``shoal server`` for what is allowed.
+
+    Raises
+    ------
+    ValueError
+        As `AllowedCode`.
+    """
+    AllowedCode(allowed)
+    return [f"--allow-code={os.fspath(one)}" for one in allowed]
