@@ -2,8 +2,9 @@
 //
 // Algorithm. Three passes, because the function may fail, and must not run with slots locked:
 //
-//   1. read     the batch's rows are copied to arrays, in hash order; a key without a row reads its initial row
-//   2. step     the function steps them, a chunk that fits the cache at a time
+//   1. find     the addresses of the batch's rows
+//   2. step     rows are copied to arrays, in hash order, and the function steps them, a chunk that fits the cache at a
+//               time; a key without a row has its initial row
 //   3. write    missing rows are created, and rows overwritten whose gradient is not zero and whose numbers are all finite
 //
 // If the function throws, nothing was changed: no row, no admission count, no step number. Other writers of the table wait
@@ -13,6 +14,7 @@
 // slots and servers.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -93,22 +95,41 @@ std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, co
   }
   all.floats = reinterpret_cast<float*>(user_rows_->claim(all.bytes()).data());
 
-  RowLocations found(batch.hashes);
-  const bool given = locations != nullptr && locations->is_for(number_);
-  const Known where = given ? Known{.before = locations} : known(batch, &found);
-  read(batch, where, rows_.bytes(),
-       [&](Workspace&, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
-         rows_.gather(rows, all.block(first, rows.size()), ahead);
-       });
+  // Nobody moves rows meanwhile, so they are read without the locks of their slots.
+  RowLocations found =
+      locations != nullptr && locations->is_for(number_) ? *locations : RowLocations(batch.hashes);
+  locate(batch, found);
+  const auto read_rows = [&](const Block& block, std::size_t first, Workspace& work) {
+    std::array<std::byte*, Probe::kMax> rows;
+    for (std::size_t r = 0; r < block.rows; r += work.most) {
+      const auto some = found.rows(first + r, std::min(work.most, block.rows - r));
+      for (std::size_t i = 0; i < some.size(); ++i) {
+        rows[i] = some[i];
+        if (rows[i] == nullptr) {
+          rows[i] = initial_row_.empty() ? work.fresh + i * rows_.bytes() : initial_row_.data();
+          if (initial_row_.empty()) {
+            fill_initial_row(batch.hashes[first + r + i], rows[i]);
+          }
+        }
+      }
+      const std::size_t next = std::min(r + work.most, block.rows);
+      PrefetchCursor ahead;
+      ahead.append_rows(found.rows(first + next, std::min(work.most, block.rows - next)), rows_.bytes());
+      rows_.gather(std::span(rows).first(some.size()), all.block(first + r, some.size()), ahead);
+      ahead.drain();
+    }
+  };
 
   const std::size_t chunks = (n + all.chunk - 1) / all.chunk;
   const Partition partition{chunks, std::min(chunks, pool_.threads())};
   pool_.run(partition.parts, [&](std::size_t part) {
+    Workspace work(rows_);
     for (std::size_t c = partition.begin(part); c < partition.begin(part + 1); ++c) {
       const std::size_t first = c * all.chunk;
       Block block = all.block(first, std::min(all.chunk, n - first));
       block.grads = all.grads(part);
       block.step = step;
+      read_rows(block, first, work);
       const float* const from = slopes(first, block.rows, block.grads);
       if (from != block.grads) {
         std::memcpy(block.grads, from, block.size() * sizeof(float));
@@ -131,7 +152,7 @@ std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, co
   step_.store(step, std::memory_order_relaxed);
   const std::uint64_t shared = step_noise(spec_.seed, step);
   std::atomic<std::uint64_t> dropped{0};
-  change(batch, how, {.before = given ? locations : &found},
+  change(batch, how, {.before = &found},
          [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
            Block block = all.block(first, rows.size());
            block.noise = work.noise;
