@@ -10,6 +10,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+import fork_server
 from cluster_fakes import Wire
 from places import cut_connection, object_store
 from ray_nodes import RayNodes, ray_nodes
@@ -47,6 +48,14 @@ def pytest_collection_finish() -> None:
     """Start the collector, and keep modules and tests from it: a full run through all of them takes 0.2 s."""
     gc.freeze()
     gc.enable()
+    fork_server.install()
+
+
+@pytest.fixture
+def true_starts() -> Iterator[None]:
+    """Have the processes of a test be started, not forked: tests of the start itself, of memory, of process trees."""
+    with fork_server.true_starts():
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -244,8 +244,8 @@ def run(page: Path) -> int:
 
 
 def _main(page: Path) -> None:
-    ran = [block for block in blocks(page) if block.kind in ("sh", "console") and "not run" not in block.marks]
-    called = [words for block in ran for words in commands(block)]
+    ran = [block for block in blocks(page) if block.kind in RUN and "not run" not in block.marks]
+    called = [words for block in ran if block.kind in ("sh", "console") for words in commands(block)]
     modules = ["shoal.cli", "shoal.models"]
     if ["train", "ctr"] in [words[:2] for words in called] and sys.modules.get("torch", True):
         modules += ["shoal.torch.config", "torch._dynamo"]

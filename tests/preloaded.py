@@ -5,27 +5,28 @@ environment and standard streams through a Unix socket, and waits for the exit s
 client, passes the client's SIGINT and SIGTERM on to it, and kills it when the client dies.
 
 Invariant: the server imports modules and does nothing else, so a child is in the state of a process after its imports.
+
+A command is one of a shell, which starts processes itself; fork_server.py forks what Python starts, and what a command
+that is run here starts.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
 import json
 import os
-import runpy
 import selectors
 import shutil
 import signal
 import socket
 import sys
 import tempfile
-import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import fork_server
 
 CLIENT = """\
 #!{python} -IS
@@ -57,9 +58,11 @@ def preloaded(modules: Sequence[str], prepare: Callable[[], None] = lambda: None
     server = os.fork()
     if server == 0:  # not within the try below: the folder is the parent's
         end.close()
-        _serve(listener, lifeline, modules)  # returns in the children, each with a command
+        command = _serve(listener, lifeline, modules)  # returns in the children
         prepare()
-        _run()
+        if "launch" in command.arguments:
+            fork_server.serve_own_children()
+        fork_server.run(command)
     path = os.environ["PATH"]
     try:
         listener.close()
@@ -76,7 +79,7 @@ def preloaded(modules: Sequence[str], prepare: Callable[[], None] = lambda: None
         shutil.rmtree(folder)
 
 
-def _serve(listener: socket.socket, lifeline: socket.socket, modules: Sequence[str]) -> None:
+def _serve(listener: socket.socket, lifeline: socket.socket, modules: Sequence[str]) -> fork_server.Program:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in modules:
         importlib.import_module(name)
@@ -107,8 +110,9 @@ def _serve(listener: socket.socket, lifeline: socket.socket, modules: Sequence[s
                         signal.signal(signal.SIGINT, signal.default_int_handler)
                         for each in (listener, lifeline, woken, wake, client, *clients.values()):
                             each.close()
-                        _become(request, streams)
-                        return
+                        words, folder, environment = json.loads(request)
+                        fork_server.become(environment, folder, streams)
+                        return fork_server.Program("module", "shoal", words, [], False)
                     os.setpgid(child, child)
                     for stream in streams:
                         os.close(stream)
@@ -151,32 +155,3 @@ def _reap(clients: dict[int, socket.socket], ready: selectors.BaseSelector) -> N
         with contextlib.suppress(OSError):
             client.send(bytes([code if code >= 0 else 128 - code]))
         client.close()
-
-
-def _become(request: bytes, streams: list[int]) -> None:
-    """Take over the arguments, folder, environment and standard streams of a client."""
-    sys.argv[1:], folder, environment = json.loads(request)
-    for target, stream in enumerate(streams):
-        os.dup2(stream, target)
-        os.close(stream)
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[0] = folder
-
-
-def _run() -> None:
-    """Run the command and end as an interpreter does, without the teardown of modules, which takes long."""
-    status: object = 0
-    try:
-        runpy.run_module("shoal", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        status = end.code
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else int(status is not None))

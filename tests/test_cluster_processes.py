@@ -109,6 +109,7 @@ def test_a_launched_store_works_and_leaves_no_process_behind():
     assert not [process for process in started if process.is_running()]
 
 
+@pytest.mark.usefixtures("true_starts")  # for the family that the launcher has
 def test_roles_end_when_the_process_that_launched_them_is_killed():
     with script(
         """
@@ -277,6 +278,7 @@ def test_launch_tells_how_a_program_ended_that_did_not_exit(tmp_path, text, stat
     assert told in done.stderr
 
 
+@pytest.mark.usefixtures("true_starts")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_launch_itself_is_killed(program, number):
     with subprocess.Popen(
@@ -296,6 +298,7 @@ def test_nothing_is_left_when_launch_itself_is_killed(program, number):
         assert launch.returncode == (-9 if number == signal.SIGKILL else 143)
 
 
+@pytest.mark.usefixtures("true_starts")  # for the family that the launcher has
 def test_launch_names_the_server_that_was_killed(program):
     with subprocess.Popen(
         shoal_launch("--servers", "1", program, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

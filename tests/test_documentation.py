@@ -118,11 +118,12 @@ def test_every_block_of_a_page_runs_in_its_order(name, data, programs, tmp_path)
         port = free.getsockname()[1]
     env = os.environ | {
         "PATH": f"{programs}:{os.environ['PATH']}",
-        "PYTHONPATH": str(programs),
         "SHOAL_DOCUMENTS_BLOCKED": str(tmp_path / "blocked"),
         "SHOAL_DOCUMENTS_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
+    if name in SELF_CONTAINED:
+        env["PYTHONPATH"] = str(programs)  # of its sitecustomize; started, not forked
     done = subprocess.run(
         [sys.executable, "-W", "error", ROOT / "tests" / "documents.py", page],
         cwd=folder,

@@ -258,6 +258,7 @@ def test_a_stopped_server_is_replaced_and_its_process_ends():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")  # a server that joins at once has no copies when the other dies
 def test_calls_of_a_launched_store_fail_at_once_when_servers_die_too_often(monkeypatch):
     monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1)
     message = r"server \d \(process \d+\) was killed by signal 9\. .* not replaced"
