@@ -112,7 +112,7 @@ class UserOptimizer(Optimizer, ABC):
     ...     table.push(np.array([7, 3, 7], np.uint64), np.array([[1, 1], [0, -2], [1, -1]], np.float32)).wait()
     ...     print(table.pull(np.array([7, 3], np.uint64)))
     [[-0.5  0. ]
-     [-0.   0.5]]
+     [ 0.   0.5]]
     """
 
     version: ClassVar[int] = 1
