@@ -722,6 +722,37 @@ def test_a_function_that_changes_rows_does_so_once_and_answers_the_same_again() 
     assert len(one(deliver(service, a.reduce(1, sequence=1 << 63, epoch=1))).values) == 4
 
 
+def test_a_function_that_comes_again_is_not_computed_again() -> None:
+    service = served("asp")
+    a = Worker()
+    total = 1
+
+    def ask(sequence: int, worker: Worker = a, *, epoch: int = 0) -> float:
+        return float(one(deliver(service, worker.reduce(total, sequence=sequence, epoch=epoch))).values.sum())
+
+    deliver(service, a.assign([hash_in(1)], [8], sequence=1))
+    assert [ask(1 << 63), ask(1 << 63, Worker(0xFFFFFFFF))] == [8, 8]
+    deliver(service, a.assign([hash_in(1)], [4], sequence=2))
+    assert ask(1 << 63) == 8
+    assert ask((1 << 63) + 1) == 4  # another call
+    assert ask(1 << 63, Worker(0xFFFFFFFF)) == 4  # readers share their number
+    deliver(service, a.assign([hash_in(1)], [2], sequence=3))
+    assert ask((1 << 63) + 1) == 4
+    service.set_map(1, [(0, 4)])
+    assert ask((1 << 63) + 1, epoch=1) == 2  # of other slots perhaps
+
+
+def test_a_dry_run_of_a_sweep_that_comes_again_is_not_counted_again() -> None:
+    service = served("asp")
+    a = Worker()
+    deliver(service, a.assign([hash_in(1)], [0.25], sequence=1))
+    weak = [3, 0.5, 0]  # rows whose norm is below a half
+    first = one(deliver(service, a.sweep(weak, dry_run=True, sequence=1 << 63))).values
+    deliver(service, a.assign([hash_in(1)], [1], sequence=2))
+    assert one(deliver(service, a.sweep(weak, dry_run=True, sequence=1 << 63))).values == first
+    assert one(deliver(service, a.sweep(weak, dry_run=True, sequence=(1 << 63) + 1))).values != first
+
+
 # --- the same bits as one process --------------------------------------------------------------------------------
 
 

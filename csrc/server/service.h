@@ -38,6 +38,9 @@
 //   I3  A worker's request is executed only if all arcs have its job and have admitted it. A request that throws is executed when it
 //       is sent again, in those arcs and slots that have not executed it (I2 of server/arc.h).
 //
+// Functions of all rows that change none (REDUCE, the dry run of SWEEP) may take longer than a worker waits before it asks again: the
+// answer to the last one of each worker is kept, and answers its repetitions.
+//
 // Bounds: deferred reads (number; bytes with their replies), pending pushes (bytes; those of later clocks may take half), and
 // the bytes of a reply. A request that would exceed one gets OVERLOADED and may be repeated. The rows have a memory budget
 // (policy/budget.h): a request that would exceed it gets RESOURCE_EXHAUSTED. A BSP step that would exceed it is not made, and
@@ -120,6 +123,8 @@ struct ServiceMetrics {
 class Service {
  public:
   static constexpr std::size_t kMinWaitingBytes = std::size_t{64} << 20U;  // bytes
+  static constexpr std::size_t kMaxFunctionBytes = std::size_t{4}
+                                                   << 20U;  // of an answer that is kept for its repetition
 
   // With an arc for each of these ranges, which ascend.
   Service(Slots slots, const std::vector<SlotRange>& arcs, const ServiceLimits& limits = {});
@@ -257,6 +262,12 @@ class Service {
     std::uint64_t pushes = 0;  // pushes of the table at the worker's last pull
     std::uint64_t own = 0;     // the worker's own pushes since then
   };
+  // The answer to a function of all rows.
+  struct FunctionAnswer {
+    wire::Header request{};  // without a sequence: none
+    std::vector<double> numbers{};
+    std::vector<std::uint64_t> words{};
+  };
 
   // service.cc: receiving a message, and replying
   static bool is_read(const wire::Header& header) noexcept;
@@ -393,6 +404,7 @@ class Service {
   // The results of a function that only reads, of all slots here.
   std::vector<double> reduced(const Call& call);
   std::vector<std::uint64_t> swept(const Call& call);
+  void answer_function(const Call& call);
   // Calls use(shard, slices, begin) for each slice.
   template <class Use>
   void each_slice(const Call& call, const Use& use);
@@ -425,6 +437,7 @@ class Service {
   Disposal disposal_;  // of replaced tables; declared after what they use
 
   std::vector<std::unique_ptr<PostponedCalls>> postponed_;  // by rank
+  std::vector<std::unique_ptr<FunctionAnswer>> functions_;  // by rank: the last one that was answered
   DeferredReads deferred_;
   KeyListCache key_lists_;
   std::vector<std::shared_ptr<CheckpointSession>>

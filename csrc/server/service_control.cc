@@ -127,7 +127,8 @@ void Service::set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges)
   control([&] {
     serve_ranges(ranges);
     epoch_ = epoch;
-    refuse_deferred();  // now, not when their clock is reached
+    functions_.clear();  // of other slots
+    refuse_deferred();   // now, not when their clock is reached
   });
 }
 
@@ -267,6 +268,7 @@ void Service::begin_job(std::uint32_t job) {
   }
   job_ = job;
   postponed_.clear();
+  functions_.clear();
   deferred_.clear();
   key_lists_.clear();
   cancel_sessions(std::nullopt);
@@ -305,6 +307,9 @@ void Service::forget_worker(std::uint32_t rank) {
   cancel_sessions(rank);
   if (rank < postponed_.size()) {
     postponed_[rank].reset();
+  }
+  if (rank < functions_.size()) {
+    functions_[rank].reset();
   }
   for (auto& [id, table] : tables_) {
     if (rank < table->views.size()) {

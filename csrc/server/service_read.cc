@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "server/service.h"
@@ -121,9 +122,8 @@ void Service::answer(const Call& call, Table& table) {
     case Op::kSection:
       return answer_section(call);
     case Op::kReduce:
-      return send_numbers(call, reduced(call));
     case Op::kSweep:
-      return send_words(call, swept(call));
+      return answer_function(call);
     default:
       return answer_stats(call);
   }
@@ -286,6 +286,39 @@ void Service::answer_stats(const Call& call) {
   numbers.insert(numbers.end(), changes.begin(), changes.end());
   numbers.push_back(clock);
   send_words(call, numbers);
+}
+
+void Service::answer_function(const Call& call) {
+  const Header& header = call.header;
+  FunctionAnswer computed;
+  FunctionAnswer* last = &computed;
+  if (header.worker != wire::kAnonymous) {  // readers share this rank
+    if (header.worker >= functions_.size()) {
+      functions_.resize(header.worker + std::size_t{1});
+    }
+    if (functions_[header.worker] == nullptr) {
+      functions_[header.worker] = std::make_unique<FunctionAnswer>();
+    }
+    last = functions_[header.worker].get();
+  }
+  const auto name = [](const Header& of) {
+    return std::tuple(of.incarnation, of.sequence, of.epoch, of.op, of.table, of.aux);
+  };
+  if (header.sequence == 0 || name(last->request) != name(header)) {
+    *last = {};
+    if (header.op == Op::kReduce) {
+      last->numbers = reduced(call);
+    } else {
+      last->words = swept(call);
+    }
+    last->request = header;
+  }
+  header.op == Op::kReduce ? send_numbers(call, last->numbers) : send_words(call, last->words);
+  const std::size_t bytes =
+      last->numbers.size() * sizeof(double) + last->words.size() * sizeof(std::uint64_t);
+  if (bytes > kMaxFunctionBytes) {
+    *last = {};
+  }
 }
 
 std::vector<double> Service::reduced(const Call& call) {
