@@ -625,6 +625,34 @@ def test_a_copy_is_no_faster_than_its_rate_and_replies_do_not_wait_for_it() -> N
     assert all(bytes_ <= 100_000 * 0.01 * (i + 1) + chunk for i, bytes_ in enumerate(copied))
 
 
+def test_while_no_request_waits_a_copy_goes_on_without_waiting_for_its_time() -> None:
+    cluster = Copying()
+    prepare(cluster.primary, "asp", 0)
+    pushed(cluster, 40)
+    assert not cluster.primary.use_idle_time()  # nothing is copied
+    cluster.begin()
+    turns = 0
+    while cluster.primary.use_idle_time():
+        cluster.links[0].carry()
+        turns += 1
+    assert turns > 0
+    assert cluster.primary.replication()["streams"][0]["arrived"] == ARCS[:1]
+    assert same_arcs(cluster.primary, cluster.newcomer.replica(1), ARCS[:1])
+
+
+def test_idle_time_takes_no_more_of_a_copy_than_its_rate_lets_leave() -> None:
+    cluster = Copying()
+    prepare(cluster.primary, "asp", 0)
+    pushed(cluster, 40)
+    cluster.copy_rate = 1
+    cluster.begin()
+    turns = 0
+    while cluster.primary.use_idle_time():
+        turns += 1
+        assert turns < 100
+    assert cluster.primary.replication()["streams"][0]["arrived"] == []
+
+
 @pytest.mark.parametrize("is_copied", [False, True], ids=["in sync", "arriving"])
 def test_a_push_that_fails_in_an_arc_that_the_backup_lacks_reaches_no_later_arc_there(is_copied: bool) -> None:
     cluster = Copying()

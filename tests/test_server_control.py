@@ -41,6 +41,22 @@ TABLE = AddTable(0, TableRecord.of(SPEC))
 FIRST = map_of(1, (0, 4, A, 0), (4, 8, A, 0), (8, 12, B, 1), (12, 16, B, 1), backups=[(A, B), (B, A)])
 
 
+class Busy:
+    """An endpoint that has been executing a request for longer than any heartbeat waits."""
+
+    def __init__(self, service: Any) -> None:
+        self.service = service
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.service, name)
+
+    def arc_loads(self, patience: float) -> None:
+        return None
+
+    def replication(self, patience: float | None = None) -> Any:
+        return None if patience is not None else self.service.replication()
+
+
 class Servers:
     """Servers with an endpoint each; messages between them are delivered when a test says so."""
 
@@ -261,6 +277,20 @@ def test_progress_names_what_a_backup_has_not_acknowledged():
     (one,) = servers.controls[A].progress()
     assert (one.stream, one.lag_records) == (1, 1)
     assert one.lag_bytes > 0
+
+
+def test_a_heartbeat_repeats_the_figures_of_an_endpoint_that_is_executing_a_long_request():
+    servers = Servers()
+    servers.exchange()
+    control = servers.controls[A]
+    loads, progress = control.loads(), control.progress()
+    assert [load.first_slot for load in loads] == [0, 4]
+    busy = ServerControl({A: Busy(servers.services[A])}, b"s" * 16)
+    busy.set_map(FIRST)
+    assert busy.loads() == busy.progress() == ()  # it never had any
+    control._services[A] = Busy(servers.services[A])
+    assert control.loads() == loads
+    assert control.progress() == progress
 
 
 @pytest.mark.parametrize("address", [A, B])

@@ -252,12 +252,21 @@ py::object as_dict(const std::optional<Replica::Arriving>& arriving) {
   return one;
 }
 
-py::dict replication(const ReplicatedService& service) {
-  ReplicationStatus now;
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
+}
+
+// None: the endpoint has been executing a request for so many seconds.
+py::object replication(const ReplicatedService& service, std::optional<double> patience) {
+  std::optional<ReplicationStatus> found;
   {
     const py::gil_scoped_release nogil;
-    now = service.replication();
+    found = patience ? service.replication(milliseconds(*patience)) : service.replication();
   }
+  if (!found) {
+    return py::none();
+  }
+  const ReplicationStatus& now = *found;
   py::list streams;
   for (const auto& stream : now.streams) {
     py::dict one;
@@ -323,14 +332,17 @@ py::dict histogram(const Histogram& counts) {
   return all;
 }
 
-py::list arc_loads(const ReplicatedService& service) {
-  std::vector<Service::ArcLoad> loads;
+py::object arc_loads(const ReplicatedService& service, double patience) {
+  std::optional<std::vector<Service::ArcLoad>> loads;
   {
     const py::gil_scoped_release nogil;
-    loads = service.arc_loads();
+    loads = service.arc_loads(milliseconds(patience));
+  }
+  if (!loads) {
+    return py::none();
   }
   py::list all;
-  for (const auto& load : loads) {
+  for (const auto& load : *loads) {
     all.append(py::make_tuple(load.range.first, load.range.end, load.rows, load.bytes, load.touched));
   }
   return all;
@@ -473,7 +485,7 @@ void add_service(py::module_& module) {
       .def("position", &ReplicatedService::position, Nogil())
       .def("committed", &ReplicatedService::committed, py::arg("position"), Nogil())
       .def("retired", &ReplicatedService::retired, Nogil())
-      .def("replication", &replication)
+      .def("replication", &replication, py::arg("patience") = std::nullopt)
       .def(
           "replica",
           [](ReplicatedService& self, StreamId stream, const Ranges& arcs) {
@@ -503,8 +515,9 @@ void add_service(py::module_& module) {
           },
           py::arg("now_ms"))
       .def("next_time", &ReplicatedService::next_time)
+      .def("use_idle_time", &ReplicatedService::use_idle_time, Nogil())
       .def("metrics", &metrics)
-      .def("arc_loads", &arc_loads);
+      .def("arc_loads", &arc_loads, py::arg("patience"));
   add_orders(service);
   py::class_<ReplicaOrders> replica(module, "Replica");
   replica.def("shard", &shard<ReplicaOrders>, py::arg("id"));

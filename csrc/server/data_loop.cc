@@ -268,7 +268,7 @@ void DataLoop::run(const Socket& socket, StreamSockets& streams, std::vector<zmq
       unacknowledged = 0;
       reply_to(socket, [this] { service_.acknowledge(memory_->replies); });
     }
-    if (is_message || more) {
+    if (is_message || more || service_.use_idle_time()) {
       continue;
     }
     Milliseconds next = std::min(service_.next_time(), streams.next_time());

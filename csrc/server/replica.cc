@@ -486,6 +486,7 @@ void Replica::add_chunk(std::span<const std::byte> chunk) {
     copy.restorer.add(piece);
     copy.piece.clear();
   } else if (copy.piece.empty()) {
+    copy.piece.reserve(whole);
     copy.piece.assign(chunk.begin(), chunk.end());
   }
 }

@@ -391,6 +391,21 @@ bool ReplicatedService::retired() const {
 
 ReplicationStatus ReplicatedService::replication() const {
   const std::lock_guard lock(mutex_);
+  return status();
+}
+
+std::optional<ReplicationStatus> ReplicatedService::replication(std::chrono::milliseconds patience) const {
+  const std::unique_lock lock(mutex_, patience);
+  return lock.owns_lock() ? std::optional(status()) : std::nullopt;
+}
+
+std::optional<std::vector<Service::ArcLoad>> ReplicatedService::arc_loads(
+    std::chrono::milliseconds patience) const {
+  const std::unique_lock lock(mutex_, patience);
+  return lock.owns_lock() ? std::optional(service_.arc_loads()) : std::nullopt;
+}
+
+ReplicationStatus ReplicatedService::status() const {
   ReplicationStatus status{.position = log_.position(), .held = log_.held()};
   for (const auto& [id, stream] : log_.streams()) {
     status.streams.push_back(

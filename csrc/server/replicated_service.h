@@ -27,6 +27,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -134,7 +135,8 @@ class ReplicatedService {
   std::shared_ptr<CheckpointSession> next_session() { return service_.next_session(); }
   void close_sessions() { service_.close_sessions(); }
   ServiceMetrics metrics() const { return service_.metrics(); }
-  std::vector<Service::ArcLoad> arc_loads() const { return service_.arc_loads(); }
+  // As in Service. Nothing if the endpoint is executing a request for so long: heartbeats do not wait for a function of all rows.
+  std::optional<std::vector<Service::ArcLoad>> arc_loads(std::chrono::milliseconds patience) const;
   std::size_t slots() const noexcept { return service_.slots(); }
 
   // Called, with the mutex held, when a control call has queued replies or messages, or has changed the targets; must not wait or call
@@ -154,6 +156,8 @@ class ReplicatedService {
   // that the same assignment has brought, and wait until their backups are assigned.
   bool retired() const;
   ReplicationStatus replication() const;
+  // Nothing if the endpoint is executing a request for so long.
+  std::optional<ReplicationStatus> replication(std::chrono::milliseconds patience) const;
   // Refuses all further records of incoming streams, whose primaries have died. Their replicas stay until the next assignment.
   void close_incoming(std::span<const StreamId> streams);
   // How far the copies of arcs are, by first slot, those that are set aside as well. Without replicas that have diverged.
@@ -194,6 +198,9 @@ class ReplicatedService {
   void reconnected(StreamId stream) noexcept;
   // To be called once per turn of the loop, before it handles messages: sends again, keeps streams alive, throttles copies.
   void on_time(Milliseconds now, ReplyQueue& out) noexcept;
+  // To be called before the loop waits: while no request does, a copy need not wait for its next time. Takes pieces if all that were
+  // taken are on their way. Whether it has; then the loop goes on.
+  bool use_idle_time() noexcept;
   // When on_time() is due at the latest; the greatest number: only after another call.
   Milliseconds next_time() const noexcept;
 
@@ -226,11 +233,14 @@ class ReplicatedService {
                        const Handover& handover);
   // What the backup has of the stream's copy is dropped; it begins again.
   void abort_copy(ReplicationLog::Stream& stream);
-  // Begins and continues copies, as far as the rate and the acknowledgements allow.
-  void copy_arcs() noexcept;
+  // Begins and continues copies, as far as the rate and the acknowledgements allow. Takes pieces if it is time or `is_idle`; returns
+  // their bytes.
+  std::size_t copy_arcs(bool is_idle = false) noexcept;
   void wake();
 
-  mutable std::mutex mutex_;
+  ReplicationStatus status() const;
+
+  mutable std::timed_mutex mutex_;
   std::function<void()> waker_;
   Service service_;
   const ServiceLimits limits_;

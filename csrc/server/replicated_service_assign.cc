@@ -283,10 +283,20 @@ void ReplicatedService::abort_copy(ReplicationLog::Stream& stream) {
   stream.copy = ReplicationLog::Copy{.range = stream.copy->range};
 }
 
-void ReplicatedService::copy_arcs() noexcept {
+bool ReplicatedService::use_idle_time() noexcept {
+  const std::lock_guard lock(mutex_);
+  const bool waits = std::ranges::any_of(log_.streams(), [](const auto& one) {
+    const ReplicationLog::Stream& stream = one.second;
+    return stream.copy && !stream.stopped() && stream.copy->pieces.empty() &&
+           (stream.copy->can_take() || !stream.copy->has_begun);
+  });
+  return waits && copy_arcs(true) != 0;
+}
+
+std::size_t ReplicatedService::copy_arcs(bool is_idle) noexcept {
   constexpr double kBurstSeconds = 0.05;
   constexpr Milliseconds kPauseMs = 5;
-  // Pieces are taken for about half of the time, and requests wait for one of these, or for one slot.
+  // While requests come, pieces are taken for about half of the time, and requests wait for one of these, or for one slot.
   constexpr std::size_t kTakeBytes = std::size_t{512} << 10U;
   constexpr Milliseconds kTakeMs = 2;
   copy_due_ = ReplicationLog::kNever;
@@ -295,7 +305,7 @@ void ReplicatedService::copy_arcs() noexcept {
   copy_allowed_ =
       std::min(copy_allowed_ + rate * static_cast<double>(now - copied_) / 1e3, kBurstSeconds * rate);
   copied_ = now;
-  const bool takes = now >= take_at_;
+  const bool takes = is_idle || now >= take_at_;
   std::size_t taken = 0;
   for (auto& [id, stream] : log_.streams()) {
     if (!stream.copy || stream.stopped() || stream.copy->end_sequence != 0) {
@@ -328,6 +338,7 @@ void ReplicatedService::copy_arcs() noexcept {
   if (taken != 0) {
     take_at_ = now + kTakeMs;
   }
+  return taken;
 }
 
 }  // namespace shoal

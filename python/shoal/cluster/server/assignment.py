@@ -19,6 +19,7 @@ Threads: one at a time, except for `unready` and `counters`. No socket; the time
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,6 +59,7 @@ _log = logging.getLogger("shoal.server")
 _WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for invalid input of an order
 _STALL_SECONDS = 1.0  # of silence of a backup
 _STALL_CHECK_SECONDS = 0.3  # that the silence has to last while this process runs: it may have been stopped itself
+_BUSY_SECONDS = 0.01  # that a heartbeat waits for an endpoint that is executing a request
 _REMEMBERED = 0.95  # of the load, from one heartbeat to the next
 _LOAD = "a load"  # the fault of a stream whose endpoint loads rows
 
@@ -170,7 +172,10 @@ class ServerControl:
         self._reported: set[ReportStream] = set()
         self._silent_since: dict[int, float] = {}  # by stream
         self._polled = 0.0
-        self._used: dict[int, tuple[int, float]] = {}  # by first slot: rows that were touched, and the load
+        # By address, as last reported; for the loads, by first slot, rows that were touched, and the load.
+        self._loads: dict[str, tuple[ArcLoad, ...]] = {}
+        self._used: dict[str, dict[int, tuple[int, float]]] = {}
+        self._progress: dict[str, tuple[StreamProgress, ...]] = {}
 
     @property
     def map(self) -> ClusterMap | None:
@@ -404,23 +409,35 @@ class ServerControl:
         return now - self._silent_since.setdefault(stream, now) >= _STALL_CHECK_SECONDS
 
     def loads(self) -> tuple[ArcLoad, ...]:
-        """Return what the arcs that this server serves have of rows, and how much they are used. Once per heartbeat."""
-        used = {}
-        found = []
-        for service in self._services.values():
-            for first, _, rows, bytes_, touched in service.arc_loads():
-                before, load = self._used.get(first, (touched, 0.0))
+        """Return what the arcs that this server serves have of rows, and how much they are used. Once per heartbeat.
+
+        Of an endpoint that is executing a request, such as a function of all rows, it returns what it did before:
+        a server that is busy is not dead.
+        """
+        for address, service in self._services.items():
+            loads = service.arc_loads(_BUSY_SECONDS)
+            if loads is None:
+                continue
+            former = self._used.get(address, {})
+            used = self._used[address] = {}
+            found = []
+            for first, _, rows, bytes_, touched in loads:
+                before, load = former.get(first, (touched, 0.0))
                 load = _REMEMBERED * load + max(0, touched - before)
                 used[first] = touched, load
                 found.append(ArcLoad(first, rows, bytes_, int(load)))
-        self._used = used
-        return tuple(found)
+            self._loads[address] = tuple(found)
+        return tuple(itertools.chain.from_iterable(self._loads.values()))
 
     def progress(self) -> tuple[StreamProgress, ...]:
-        """Return how far the backups of this server's streams are behind."""
-        found = []
-        for service in self._services.values() if self.has_streams else ():
-            replication = service.replication()
+        """Return how far the backups of this server's streams are behind. As :meth:`loads`."""
+        if not self.has_streams:
+            return ()
+        for address, service in self._services.items():
+            replication = service.replication(_BUSY_SECONDS)
+            if replication is None:
+                continue
+            found = []
             for state in replication["streams"]:
                 copy = state["arriving"]
                 found.append(
@@ -432,7 +449,8 @@ class ServerControl:
                         copy["total"] if copy else 0,
                     )
                 )
-        return tuple(found)
+            self._progress[address] = tuple(found)
+        return tuple(itertools.chain.from_iterable(self._progress.values()))
 
 
 def _obey_again(replica: _core.Replica, order: OrderBody, code: AllowedCode) -> Outcome:
