@@ -252,6 +252,7 @@ class Replicated(Whole):
         self.condemned = []  # servers that will be killed
         self.uncommitted, self.waiting_out, self.committing = [], [], False
         self.inputs, self.is_down = [], False
+        self.is_forgetful = False  # the scheduler is down, and has not stored all of what made its newest map
         self.stalled_until = 0.0  # the scheduler does nothing
         self.monitor = Monitor(self)
         self.membership = Membership(
@@ -348,6 +349,7 @@ class Replicated(Whole):
             written = self.random.randint(0, len(self.uncommitted))
             self.inputs += self.uncommitted[:written]
             self.monitor.scheduler_died(lost=len(self.uncommitted) - written)
+            self.is_forgetful = len(self.uncommitted) > written
             self.uncommitted, self.waiting_out, self.committing = [], [], False
             super().kill_scheduler(seconds)
 
@@ -357,7 +359,7 @@ class Replicated(Whole):
         for entry in self.inputs:
             self.membership.replay(msgspec.msgpack.decode(entry, type=Input))
         self.monitor.scheduler_restarted()
-        self.is_down = False
+        self.is_down = self.is_forgetful = False
         self.route(self.membership.restarted(self.network.now))
 
     # --- faults ---
@@ -394,7 +396,7 @@ class Replicated(Whole):
     def redundant(self):
         """Whether each arc has all of its copies: as many servers may die, whatever is under way."""
         map = self.newest_map()
-        if map is None or self.uncommitted:
+        if map is None or self.uncommitted or self.is_forgetful:
             return False
         if any(one.alive for one in self.condemned):
             return False
