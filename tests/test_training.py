@@ -248,6 +248,17 @@ def test_a_warm_up_gives_each_example_once_in_order_in_batches_that_grow_with_wh
         assert len(batch) == most or seen - learned in ends  # cut only where it must be
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4, 64])
+def test_batches_of_workers_that_warm_up_together_are_those_of_one(rng, workers):
+    sizes = [len(batch) for batch in preprocessing.warmed_up([make_batch(rng, 960)], 0, workers)]
+    learned = 0
+    for size in sizes[:-1]:
+        most = max(32, learned // 10)  # of one worker
+        assert size == max(1, most // workers)
+        learned += workers * size
+    assert sum(sizes) == 960
+
+
 def test_a_warm_up_leaves_a_model_that_knows_much_alone_and_helps_one_that_knows_nothing(rng):
     batches = cut(make_batch(rng, 4000), 2000)
     assert list(preprocessing.warmed_up(batches, 20_000)) == batches

@@ -122,8 +122,8 @@ class PassReader:
     def _batches_of(self, number: int) -> Iterator[Batch]:
         share, source, at = self._shares[number], self._sources[number], self.begin
         counted = _Counted(source, share.read if share.position is not None else 0)
-        before = (share.read,) if share.position is not None else ()
-        stream = iter(self._plan.batches(counted, at.epoch, at.known, *before))
+        read = share.read if share.position is not None else 0
+        stream = iter(self._plan.batches(counted, at.epoch, at.known, read, share.workers))
         with closing(cast("Generator[Batch]", stream)):
             if share.position is None and share.batches:
                 _skip(stream, share.batches, share.examples)

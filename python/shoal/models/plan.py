@@ -75,10 +75,13 @@ class Plan:
         """Whether each of the reader's batches makes one batch of the pass, so that a pass can resume after any."""
         return not self.warm_up and not preprocessing.shuffle_buffer(self.shuffle)
 
-    def batches(self, reader: Iterable[Batch], epoch: int, learned: int, read: int = 0) -> Iterable[Batch]:
+    def batches(
+        self, reader: Iterable[Batch], epoch: int, learned: int, read: int = 0, workers: int = 1
+    ) -> Iterable[Batch]:
         """Return the batches of one pass, counted from 0, for models that have learned from ``learned`` examples.
 
-        ``read`` is the number of examples of the pass before those of ``reader``.
+        ``read`` is the number of examples of the pass before those of ``reader``, which has the examples of one of
+        ``workers``.
         """
         batches: Iterable[Batch] = preprocessing.examples_of(reader)
         if self.negative_rate < 1.0:
@@ -90,7 +93,7 @@ class Plan:
         if buffer := preprocessing.shuffle_buffer(self.shuffle):
             batches = preprocessing.shuffled(batches, buffer, self.seed, epoch)
         if self.warm_up:
-            batches = preprocessing.warmed_up(batches, learned)
+            batches = preprocessing.warmed_up(batches, learned, workers)
         return batches
 
     def gain(self, metrics: Metrics) -> float:

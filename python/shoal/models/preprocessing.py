@@ -149,8 +149,10 @@ def _mixed(batches: list[Batch], random: np.random.Generator) -> Iterator[Batch]
         yield take(whole, rows)
 
 
-def warmed_up(batches: Iterable[Batch], learned: int) -> Iterator[Batch]:
+def warmed_up(batches: Iterable[Batch], learned: int, workers: int = 1) -> Iterator[Batch]:
     """Cut the batches of a model that has learned from few examples; ``learned`` is their number.
+
+    With several workers, each of which has a part of the examples, the batches of a clock together are those of one.
 
     A step adds the gradients of a batch. While the model is far from its optimum they all have the same sign, and FTRL
     and Adagrad, which use the square of the sum, reduce the steps of frequent features permanently. Batches that grow
@@ -160,9 +162,10 @@ def warmed_up(batches: Iterable[Batch], learned: int) -> Iterator[Batch]:
     for batch in batches:
         begin = 0
         while begin < len(batch):
-            end = min(len(batch), begin + max(WARM_UP_LEAST, int(WARM_UP_SHARE * learned)))
+            most = max(WARM_UP_LEAST, int(WARM_UP_SHARE * learned)) // workers
+            end = min(len(batch), begin + max(1, most))
             yield rows_of(batch, begin, end)
-            learned += end - begin
+            learned += workers * (end - begin)
             begin = end
 
 
