@@ -295,6 +295,7 @@ def worker_of(out: Path, rank: int) -> int | None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")  # Linux shows the environment that a process was started with
 @pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
 def test_a_worker_that_dies_costs_no_example_and_no_bit_under_restarts(log: Path, tmp_path: Path) -> None:
     end(start(command(log, tmp_path / "whole", 2), tmp_path))
