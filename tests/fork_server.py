@@ -316,9 +316,6 @@ def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int], int]:
 
 def become(environment: Mapping[str, str], folder: str, streams: Sequence[int], *, is_unbuffered: bool = False) -> None:
     """Take over environment, folder and standard streams."""
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -337,6 +334,9 @@ def become(environment: Mapping[str, str], folder: str, streams: Sequence[int], 
         name = ("stdin", "stdout", "stderr")[number]
         setattr(sys, name, made)
         setattr(sys, f"__{name}__", made)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 class _Executed(BaseException):

@@ -111,7 +111,7 @@ class Relays:
     def _find(self, client: int) -> str:
         """Return the role of the process that has a local port."""
         for attempt in range(_ATTEMPTS):  # the kernel's list of connections may lack some while others change
-            for role, pid in self.sources.items():
+            for role, pid in list(self.sources.items()):  # roles are added meanwhile
                 with contextlib.suppress(psutil.Error):
                     for connection in psutil.Process(pid).net_connections("tcp"):
                         if connection.laddr and connection.laddr.port == client and connection.raddr:

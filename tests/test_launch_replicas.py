@@ -219,8 +219,9 @@ def test_too_many_replicas_are_refused_before_a_process_is_started():
 
 
 def server_processes():
-    """The servers among this process's children."""
-    return [child for child in psutil.Process().children() if "server" in child.cmdline()]
+    """The servers among this process's children, which may include ended ones of other tests."""
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if "server" in child.cmdline()]
 
 
 def wait_for_another(store, dead):
