@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -37,6 +38,18 @@ bool may_change(Op op) noexcept {
     default:
       return false;
   }
+}
+
+// Tries to lock for some time. Not with a std::timed_mutex: the thread sanitizer of g++ 12 does not know what that calls.
+std::unique_lock<std::mutex> lock_within(std::mutex& mutex, std::chrono::milliseconds patience) {
+  constexpr std::chrono::microseconds kPause{100};
+  const auto end = std::chrono::steady_clock::now() + patience;
+  std::unique_lock lock(mutex, std::try_to_lock);
+  while (!lock.owns_lock() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kPause);
+    (void)lock.try_lock();
+  }
+  return lock;
 }
 
 // Frames with memory of their own.
@@ -395,13 +408,13 @@ ReplicationStatus ReplicatedService::replication() const {
 }
 
 std::optional<ReplicationStatus> ReplicatedService::replication(std::chrono::milliseconds patience) const {
-  const std::unique_lock lock(mutex_, patience);
+  const std::unique_lock lock = lock_within(mutex_, patience);
   return lock.owns_lock() ? std::optional(status()) : std::nullopt;
 }
 
 std::optional<std::vector<Service::ArcLoad>> ReplicatedService::arc_loads(
     std::chrono::milliseconds patience) const {
-  const std::unique_lock lock(mutex_, patience);
+  const std::unique_lock lock = lock_within(mutex_, patience);
   return lock.owns_lock() ? std::optional(service_.arc_loads()) : std::nullopt;
 }
 

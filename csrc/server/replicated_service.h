@@ -240,7 +240,7 @@ class ReplicatedService {
 
   ReplicationStatus status() const;
 
-  mutable std::timed_mutex mutex_;
+  mutable std::mutex mutex_;
   std::function<void()> waker_;
   Service service_;
   const ServiceLimits limits_;
