@@ -148,7 +148,7 @@ class RayCluster:
             return self._fault
 
     def status(self) -> dict[str, Any]:
-        """Return the status of the cluster, as :meth:`shoal.ClusterStore.cluster` does."""
+        """Return the status of the cluster, as ``store.cluster()`` of a connected worker does."""
         with self._client() as client:
             return as_dict(client.status(timeout=self.config.timeout))
 
