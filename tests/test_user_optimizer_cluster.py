@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
+from relay import has_copies, wait_until
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.server.code import AllowedCode, code_arguments
 from shoal.table.spec import TableRecord, TableSpec
@@ -147,6 +148,7 @@ def test_copies_of_a_killed_server_continue_with_the_same_bits(module, tmp_path)
             cluster.servers[0].process.kill()
 
         assert train(store, module.Momentum(), kill).digest() == want
+        wait_until(lambda: has_copies(store.cluster()), "all slots have copies")  # a load fails while slots move
         store.load(tmp_path / "saved")  # the scheduler has the description from its journal
         assert store.tables["t"].step == 2
 

@@ -81,8 +81,7 @@ class Arc {
       bool is_followed = false;  // false: a save of this shard had not closed
     };
     std::optional<Save> save;
-    std::string
-        full;  // why a BSP step was not made: no memory, or its optimizer failed; reported until there is
+    std::string full;  // why a BSP step was not made: no memory, or a failed optimizer; until one is
   };
   // Who writes, and where.
   struct Write {

@@ -84,6 +84,7 @@ from shoal.cluster.protocol.messages import (
     encode,
 )
 from shoal.cluster.protocol.refusals import Refusals
+from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.consistency import Consistency
 from shoal.errors import (
@@ -342,15 +343,17 @@ class SchedulerClient:
                 self.leave(timeout=_RESEND_SECONDS)
             raise
         if self._role == "worker":
-            self._try_servers(joined, min(_PROBE_SECONDS, max(1.0, deadline - time.monotonic())))
+            self.try_servers(joined.map, deadline - time.monotonic())
         return joined
 
-    def _try_servers(self, joined: JoinReply, timeout: float) -> None:
-        found = try_all([endpoint.address for endpoint in joined.map.endpoints], timeout)
+    def try_servers(self, map: ClusterMap, timeout: float) -> None:
+        """Leave and raise NotConnectedError if an endpoint of a map does not answer a connection."""
+        seconds = min(_PROBE_SECONDS, max(1.0, timeout))
+        found = try_all([endpoint.address for endpoint in map.endpoints], seconds)
         if found is None:
             return
         address, what = found
-        server = next(endpoint.server for endpoint in joined.map.endpoints if endpoint.address == address)
+        server = next(endpoint.server for endpoint in map.endpoints if endpoint.address == address)
         with contextlib.suppress(ShoalError):
             self.leave(timeout=_RESEND_SECONDS)
         why = ", which only its own machine reaches" if is_loopback(split(address)[0]) else ""

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core, checkpoint
-from shoal.cluster.protocol.address import try_all
 from shoal.cluster.protocol.messages import ListTables, ListTablesReply, TableReply
 from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.channel import CallFuture
@@ -25,7 +24,6 @@ from shoal.cluster.worker.connected_store import ConnectedStore, ask_map
 from shoal.cluster.worker.remote_shard import RemoteShard
 from shoal.cluster.worker.requests import Requests
 from shoal.consistency import ASP, Consistency
-from shoal.errors import NotConnectedError
 from shoal.storage.base import StoragePath
 from shoal.store.description import check_same
 from shoal.table.arrays import Counts, Rows
@@ -37,7 +35,6 @@ from shoal.table.table import Table
 __all__ = ["ReaderStore"]
 
 _ANONYMOUS = WorkerIdentity(0xFFFFFFFF, 0, 0)
-_PROBE_SECONDS = 5.0  # for a server to answer a connection
 _READ_ONLY = "a store that was connected with mode='read' reads tables and changes nothing: connect as a worker to {}"
 
 
@@ -99,9 +96,7 @@ class ReaderStore(ConnectedStore):
 
     def _join(self) -> tuple[Requests, int]:
         map = ask_map(self._scheduler, self._timeout)  # answered when the cluster has formed
-        refused = try_all([endpoint.address for endpoint in map.endpoints], _PROBE_SECONDS)
-        if refused is not None:
-            raise NotConnectedError(f"a server cannot be reached from here at {refused[0]} ({refused[1]})")
+        self._scheduler.try_servers(map, self._timeout)
         return Requests(_ANONYMOUS, map, atomic_clocks=False), 0
 
     # ---- properties --------------------------------------------------------------------------------------------------
