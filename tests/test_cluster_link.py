@@ -161,6 +161,7 @@ def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
             ServerLostError, match=r"server 0 at tcp://127\.0\.0\.1:\d+ .* is lost .* process has ended"
         ):
             waiting.result()
+        until(lambda: two.fault is not None)  # before that the scheduler lets it leave
         with pytest.raises(ServerLostError):
             two.leave(timeout=TIMEOUT)
 
