@@ -2,17 +2,18 @@
 
     python bench/bench_replica_cost.py [--rounds 7] [--rows 2000000]
 
-Two clusters of two servers and two workers, without replicas and with one, take turns on the same generated batches
-under BSP. In each round every cluster does two things:
+Three clusters of two servers and two workers take turns on the same generated batches under BSP: without replicas,
+with one, and with one and twice the threads, since a replica makes servers execute each push twice. In each round every
+cluster does two things:
 
     train   logistic regression (FTRL): the workers pull, compute, push and tick; keys are those pulled and pushed
     push    the workers push gradients to the same keys and tick: no pull, no model
 
-CPU time is in nanoseconds per key of all workers together, for each process. The largest one limits the throughput of
-a cluster whose processes have a core each: what a replica costs there is the ratio of these limits. Where all processes
-share two cores, their sum counts. Bytes per key are those by which the resident sets of both servers grow while the
-rows are created, and the tables' own count. At the end the tables of both clusters must have the same digest: BSP gives
-the same bits with a replica.
+CPU time is in nanoseconds per key of all workers together, for each process, and for the busiest thread of a server.
+The largest time of a worker or of a server's thread limits the throughput of a cluster with a core for each of these:
+what a replica costs there is the ratio of these limits. Where all processes share two cores, their sum counts. Bytes
+per key are those by which the resident sets of both servers grow while the rows are created, and the tables' own count.
+At the end the tables of all clusters must have the same digest: BSP gives the same bits with a replica.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import numpy as np
 
 import shoal
 from copies import wait_for_copies
-from figures import check, conditions, cpu_seconds, resident_bytes, spread
+from figures import check, conditions, cpu_seconds, resident_bytes, spread, thread_seconds
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.launch.local_cluster import LocalCluster
 
@@ -37,6 +38,7 @@ SERVERS, WORKERS = 2, 2
 FEATURES = 39  # of an example
 POOL = 8  # batches of a worker, repeated
 WAYS = ("train", "push")
+SIDES = {"0": (0, 1), "1": (1, 1), "1, two threads": (1, 2)}  # replicas, threads of each server
 
 
 # ---- a worker --------------------------------------------------------------------------------------------------------
@@ -120,11 +122,15 @@ class Side:
     def do(self, what: str, count: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
         """Let the workers do something; return what each reports, and the CPU seconds of each process."""
         before = {name: cpu_seconds(pid) for name, pid in self.pids.items()}
+        threads = {name: thread_seconds(pid) for name, pid in self.pids.items() if name.startswith("server")}
         for worker in self.workers:
             assert worker.stdin is not None
             print(what, count, file=worker.stdin, flush=True)
         found = self.read()
         cpu = {name: cpu_seconds(pid) - before[name] for name, pid in self.pids.items()}
+        for name, old in threads.items():
+            new = thread_seconds(self.pids[name])
+            cpu[f"thread of {name}"] = max(new[thread] - old.get(thread, 0.0) for thread in new)
         return found, cpu | {f"worker {rank}": one["cpu"] for rank, one in enumerate(found)}
 
     def create(self) -> None:
@@ -140,10 +146,14 @@ class Side:
         keys, seconds = sum(one["keys"] for one in found), max(one["seconds"] for one in found)
         for name, spent in cpu.items():
             self.figures[what, name].append(spent / keys * 1e9)
-        self.figures[what, "all"].append(sum(cpu.values()) / keys * 1e9)
-        self.figures[what, "limit"].append(max(cpu.values()) / keys * 1e9)
-        self.figures[what, "server"].append(max(cpu[f"server {k}"] for k in range(SERVERS)) / keys * 1e9)
-        self.figures[what, "worker"].append(max(cpu[f"worker {k}"] for k in range(WORKERS)) / keys * 1e9)
+        server = max(cpu[f"server {k}"] for k in range(SERVERS))
+        thread = max(cpu[f"thread of server {k}"] for k in range(SERVERS))
+        worker = max(cpu[f"worker {k}"] for k in range(WORKERS))
+        self.figures[what, "all"].append(sum(cpu[name] for name in [*self.pids, "worker 0", "worker 1"]) / keys * 1e9)
+        self.figures[what, "limit"].append(max(worker, thread) / keys * 1e9)
+        self.figures[what, "server"].append(server / keys * 1e9)
+        self.figures[what, "thread"].append(thread / keys * 1e9)
+        self.figures[what, "worker"].append(worker / keys * 1e9)
         self.figures[what, "keys/s"].append(keys / seconds)
         self.figures[what, "examples/s"].append(sum(one["examples"] for one in found) / seconds)
 
@@ -162,44 +172,46 @@ def main() -> None:
         return
     with contextlib.ExitStack() as stack:
         sides = {}
-        for replicas in (0, 1):
+        for name, (replicas, threads) in SIDES.items():
             cluster = stack.enter_context(
-                local_cluster.running(SERVERS, workers=WORKERS, replicas=replicas, timeout=120.0)
+                local_cluster.running(SERVERS, workers=WORKERS, replicas=replicas, threads=threads, timeout=120.0)
             )
             wait_for_copies(cluster.address, SERVERS, replicas)
-            sides[replicas] = Side(cluster, asked, stack)
-            sides[replicas].create()
+            sides[name] = Side(cluster, asked, stack)
+            sides[name].create()
         for turn in range(-1, asked.rounds):  # the first one is not counted
             for what in WAYS:
-                for replicas in (0, 1) if turn % 2 else (1, 0):
+                for name in SIDES if turn % 2 else reversed(SIDES):
                     if turn < 0:
-                        sides[replicas].do(what, asked.batches)
+                        sides[name].do(what, asked.batches)
                     else:
-                        sides[replicas].measure(what, asked.batches)
+                        sides[name].measure(what, asked.batches)
         digests = {side.do("digest", 0)[0][0]["digest"] for side in sides.values()}
         check(len(digests) == 1, "the rows differ")
     for what in WAYS:
         print(f"\n{what}: CPU ns per key, median (minimum-maximum) of {asked.rounds} rounds")
         print(f"\n| replicas | {'million keys/s' if what == 'push' else 'thousand examples/s'} | ", end="")
-        print("busiest worker | busiest server | scheduler | all processes | busiest process |")
-        print("|---|---|---|---|---|---|---|")
-        for replicas, side in sides.items():
+        print("busiest worker | busiest server | its busiest thread | scheduler | ", end="")
+        print("all processes | limit |")
+        print("|---|---|---|---|---|---|---|---|")
+        for name, side in sides.items():
             scale, unit = (1e6, "keys/s") if what == "push" else (1e3, "examples/s")
             rate = spread([one / scale for one in side.figures[what, unit]], 1 if what == "train" else 2)
-            cells = [spread(side.figures[what, n], 1) for n in ("worker", "server", "scheduler", "all", "limit")]
-            print(f"| {replicas} | {rate} | {' | '.join(cells)} |")
-        for text, name, inverse in (
+            cells = [
+                spread(side.figures[what, n], 1) for n in ("worker", "server", "thread", "scheduler", "all", "limit")
+            ]
+            print(f"| {name} | {rate} | {' | '.join(cells)} |")
+        for text, figure, inverse in (
             ("throughput on this machine", "keys/s", False),
-            ("throughput where each process has a core", "limit", True),
+            ("throughput where each worker and each thread of a server has a core", "limit", True),
         ):
-            pairs = zip(sides[0].figures[what, name], sides[1].figures[what, name], strict=True)
-            lost = [100 * (1 - (a / b if inverse else b / a)) for a, b in pairs]
-            print(f"{text}: {spread(lost, 1)} % less with a replica")
-    for replicas, side in sides.items():
+            for name in list(SIDES)[1:]:
+                pairs = zip(sides["0"].figures[what, figure], sides[name].figures[what, figure], strict=True)
+                lost = [100 * (1 - (a / b if inverse else b / a)) for a, b in pairs]
+                print(f"{text}, replicas {name}: {spread(lost, 1)} % less")
+    for name, side in sides.items():
         resident, counted = side.memory
-        print(
-            f"replicas={replicas}: {resident:.1f} resident bytes a key on both servers, the tables count {counted:.1f}"
-        )
+        print(f"replicas {name}: {resident:.1f} resident bytes a key on both servers, the tables count {counted:.1f}")
     print(f"{asked.rows:,} rows, the same digest with and without replica; {conditions()}")
 
 

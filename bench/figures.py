@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["check", "conditions", "cpu_seconds", "resident_bytes", "spread"]
+__all__ = ["check", "conditions", "cpu_seconds", "resident_bytes", "spread", "thread_seconds"]
 
 
 def spread(figures: Sequence[float], digits: int = 0) -> str:
@@ -22,9 +22,14 @@ def check(condition: bool, what: str) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of the living threads of a process, to the nanosecond (``/proc/PID/task/*/schedstat``)."""
+    """Return the CPU time of the living threads of a process, to the nanosecond."""
+    return sum(thread_seconds(pid).values())
+
+
+def thread_seconds(pid: int) -> dict[int, float]:
+    """Return the CPU time of each living thread of a process, by its id (``/proc/PID/task/*/schedstat``)."""
     tasks = Path("/proc", str(pid), "task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) * 1e-9
+    return {int(task.parent.name): int(task.read_text().split()[0]) * 1e-9 for task in tasks}
 
 
 def resident_bytes(pid: int) -> int:
