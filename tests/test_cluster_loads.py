@@ -25,6 +25,7 @@ from shoal.cluster.protocol import tasks
 from shoal.cluster.server import load_task
 from shoal.cluster.server import tasks as runner
 from shoal.cluster.worker import tasks as coordination
+from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.errors import (
     CorruptionError,
     DeadlineExceededError,
@@ -424,6 +425,27 @@ def test_a_load_whose_worker_dies_is_given_up_and_others_are_told(chains: Any, h
         zero._open = False  # nobody says goodbye for it
         zero._finalizer.detach()
         zero._closing.close()
+
+
+def test_no_worker_pushes_before_all_have_counted_the_loaded_rows(chains: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = threading.Event()
+    check = ClusterStore._check_loaded
+
+    def late(self: ClusterStore, entry: Any) -> None:
+        pushed.wait(0.3)  # as long as worker 0 would need to go on
+        check(self, entry)
+
+    monkeypatch.setattr(ClusterStore, "_check_loaded", late)
+
+    def load_and_push(store: Any) -> None:
+        store.load(chains(SLOTS) / "2")
+        if store.rank == 0:
+            store.tables["wide"].push(np.array([2**63 + 7], np.uint64), np.ones((1, 3), np.float32))
+            store.flush()
+            pushed.set()
+
+    with one_cluster(2) as (_, stores), ThreadPoolExecutor(2) as pool:
+        list(pool.map(load_and_push, stores))
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

@@ -442,13 +442,20 @@ class ClusterStore(ConnectedStore):
                         fresh.finish()
             finally:  # also after an error: the other workers check the result themselves
                 self._wait_at_barrier("end of a load", enough)
-            for table in manifest.tables:
-                shard = self._tables[table.name].shard
-                if (len(shard), shard.step) != (table.size, table.step):
-                    raise ShoalError(
-                        f"{chain[-1].storage_dir} was not loaded: table {table.name!r} has {len(shard)} rows instead "
-                        f"of {table.size}; see the error of worker 0"
-                    )
+                try:
+                    if self.rank != 0:
+                        self._check_loaded(chain[-1])
+                finally:  # no worker pushes before all have counted the rows
+                    self._wait_at_barrier("check of a load", self._timeout)
+
+    def _check_loaded(self, entry: checkpoint.ChainEntry) -> None:
+        for table in entry.manifest.tables:
+            shard = self._tables[table.name].shard
+            if (len(shard), shard.step) != (table.size, table.step):
+                raise ShoalError(
+                    f"{entry.storage_dir} was not loaded: table {table.name!r} has {len(shard)} rows instead "
+                    f"of {table.size}; see the error of worker 0"
+                )
 
     # ---- closing, and events from the scheduler ----------------------------------------------------------------------
 
