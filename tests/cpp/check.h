@@ -44,22 +44,27 @@ inline bool add(std::string_view file, std::string_view name, void (*body)()) {
   return true;
 }
 
-inline void expect(bool ok, const std::string& what, Where at) {
-  if (ok) return;
-  std::printf("%s:%d: %s\n", at.file, at.line, what.c_str());
+[[noreturn, gnu::noinline]] inline void fail(std::string_view what, const std::string& more, Where at) {
+  std::printf("%s:%d: %.*s%s\n", at.file, at.line, static_cast<int>(what.size()), what.data(), more.c_str());
   std::fflush(stdout);
   throw Failed{};
 }
 
-void expect_that(bool ok, const auto& a, const auto& b, const std::string& names, Where at) {
+// Loops call these millions of times, so that no text is made for a check that holds.
+inline void expect(bool ok, std::string_view what, Where at) {
+  if (!ok) fail(what, {}, at);
+}
+
+void expect_that(bool ok, const auto& a, const auto& b, std::string_view names, Where at) {
+  if (ok) return;
   std::ostringstream text;
   text.precision(17);
   if constexpr (requires { text << a << b; }) text << ": " << a << " and " << b;
-  expect(ok, names + text.str(), at);
+  fail(names, text.str(), at);
 }
 
 template <class A, class B>
-void expect_equal(const A& a, const B& b, const std::string& names, Where at) {
+void expect_equal(const A& a, const B& b, std::string_view names, Where at) {
   if constexpr (std::integral<A> && std::integral<B> && !std::same_as<A, B>) {
     expect_that(std::cmp_equal(a, b), a, b, names, at);
   } else {
@@ -67,14 +72,15 @@ void expect_equal(const A& a, const B& b, const std::string& names, Where at) {
   }
 }
 
-void expect_throws(auto body, std::string_view part, const std::string& name, Where at) {
+void expect_throws(auto body, std::string_view part, std::string_view name, Where at) {
   try {
     body();
   } catch (const std::exception& error) {
-    const std::string what = error.what();
-    return expect(what.find(part) != std::string::npos, name + " threw \"" + what + '"', at);
+    const std::string_view what = error.what();
+    if (what.find(part) != std::string_view::npos) return;
+    fail(name, " threw: " + std::string(what), at);
   }
-  expect(false, name + " threw nothing", at);
+  fail(name, " threw nothing", at);
 }
 
 // Runs the tests whose name contains `part`, all for an empty one, and returns the exit code.
