@@ -173,5 +173,5 @@ class Worker:
 
 
 def part_named(slot: int, sequence: int) -> int:
-    """How a tick names a message of a push: by its sequence and the slot of its last row."""
+    """How a tick names a message of a push: by its sequence and the slot of its last row in an arc."""
     return (slot + 1) << 48 | sequence

@@ -383,10 +383,24 @@ def test_a_tick_follows_the_pushes_and_names_those_without_an_answer():
     ticks = taken(r)
     assert [(t.address, t.message.op, t.message.clock) for t in ticks] == [(A, Op.TICK, 4), (B, Op.TICK, 4)]
     assert ticks[0].message.tables.tolist() == [1, 7]
-    for tick, last in zip(ticks, (7, 15), strict=True):
-        ((slot, sequence),) = [divmod(number, 2**48) for number in tick.message.numbers.tolist()]
-        assert sequence == 2
-        assert 0 < slot <= last + 1
+    for tick, first in zip(ticks, (0, 8), strict=True):
+        slots, sequences = zip(*(divmod(number, 2**48) for number in tick.message.numbers.tolist()), strict=True)
+        assert set(sequences) == {2}
+        assert first < min(slots) <= max(slots) <= first + 8
+
+
+def test_a_tick_names_a_push_once_for_each_arc_in_which_it_has_rows():
+    """An endpoint may have executed it in one arc, and have got the other one since."""
+    map = map_of(1, (0, 2, A, 0), (2, 4, A, 0), (4, 8, A, 0), (8, 12, B, 1), (12, 16, B, 1))
+    r = Requests(WorkerIdentity(3, 2, 77), map, atomic_clocks=False)
+    call = push(r, 40, clock=4)
+    begins = call.begins.astype(int)
+    r.tick(4, [1], 0.2, 9.0)
+    (a,) = [asked for asked in taken(r) if asked.address == A and asked.message.op == Op.TICK]
+    named = [divmod(number, 2**48) for number in a.message.numbers.tolist()]
+    filled = np.flatnonzero(np.diff(begins))
+    lasts = [max(slot for slot in filled if first <= slot < end) for first, end in ((0, 2), (2, 4), (4, 8))]
+    assert named == [(slot + 1, 1) for slot in lasts]
 
 
 def test_an_atomic_tick_leaves_once_all_endpoints_have_its_pushes_and_the_tick_before():

@@ -57,6 +57,19 @@ class Busy:
         return None if patience is not None else self.service.replication()
 
 
+class Fails:
+    """An endpoint that fails to hold."""
+
+    def __init__(self, service: Any) -> None:
+        self.service = service
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.service, name)
+
+    def hold(self) -> None:
+        raise RuntimeError("out of order")
+
+
 class Servers:
     """Servers with an endpoint each; messages between them are delivered when a test says so."""
 
@@ -126,10 +139,14 @@ def test_an_order_that_is_refused_or_fails_says_so():
     servers.order(more, A)
     servers.exchange()
     assert [reply.refused for reply in servers.poll(A)] == [None]
-    servers.order(more, A)  # a table of this number exists
+    servers.order(AddTable(1, msgspec.structs.replace(TABLE.form, dim=2)), A)
     servers.exchange()
     (reply,) = servers.poll(A)
-    assert "table 1 exists already" in reply.fault
+    assert "there is a table 1 already" in reply.refused.text
+    assert servers.services[A].tables() == [0, 1]
+    servers.controls[A]._services[A] = Fails(servers.services[A])
+    servers.order(Hold(), A)
+    assert "RuntimeError: out of order" in servers.poll(A)[0].fault
 
 
 def test_figures_do_not_wait_for_backups():
@@ -218,6 +235,21 @@ def test_tables_of_a_pending_order_are_made_once():
     assert servers.services[B].tables() == [0, 1]
     servers.order(DropTable(1), B)
     assert servers.services[B].tables() == [0]
+
+
+def test_an_order_for_a_table_that_promoted_copies_have_adds_it_to_the_other_arcs():
+    servers = Servers()
+    more = AddTable(1, TABLE.form)
+    servers.order(more, A)
+    servers.exchange()  # A passed it on, and died; B hears of its death before it hears of the order
+    del servers.services[A]
+    servers.controls[B].assign(Assign(promoted(), Order(servers.number, more), 0))
+    servers.order(more, B)
+    assert [(type(reply), reply.fault) for reply in servers.poll(B)] == [(OrderReply, ""), (Assigned, "")]
+    hashes = np.array([0, 2**63], np.uint64)  # of an arc of A and one of B
+    push = Worker(rank=0, epoch=2).push(hashes, np.ones((2, 1), np.float32), table=1, sequence=1, clock=0)
+    (reply,) = deliver(servers.services[B], push)
+    assert reply.status == Status.OK
 
 
 def test_a_server_without_endpoints_in_the_newest_map_is_drained():

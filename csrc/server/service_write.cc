@@ -17,7 +17,8 @@ using wire::Status;
 
 namespace {
 
-// A tick names a message of a push by its sequence and the slot of its last row, which is executed last.
+// A tick names a message of a push, once for each arc, by its sequence and the slot of its last row there, which is executed
+// last.
 constexpr unsigned kSequenceBits = 48;
 // How often a change is postponed while a save has no memory for it, after pauses that grow from 20 ms to 1 s; and how often
 // a change of all rows is postponed during a save, which would have to preserve every row.

@@ -14,7 +14,7 @@ Threads: immutable.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -230,6 +230,11 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, dict=True):
             There is no such slot.
         """
         return self.run_of(slot).endpoint
+
+    def arcs_of(self, first: int, end: int) -> tuple[Arc, ...]:
+        """Return the arcs that have some of the slots [first, end), in slot order."""
+        low = bisect_right(self.arcs, first, key=lambda arc: arc.end_slot)
+        return self.arcs[low : bisect_left(self.arcs, end, lo=low, key=lambda arc: arc.first_slot)]
 
     def of_server(self, server: int) -> tuple[Endpoint, ...]:
         """Return the endpoints of a server, by id."""

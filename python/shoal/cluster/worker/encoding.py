@@ -5,7 +5,7 @@ Threads: one at a time; the owner locks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ Op = _core.Op
 def encode(
     part: RequestPart,
     worker: WorkerIdentity,
-    epoch: int,
+    map: ClusterMap,
     known: Mapping[bytes, None],
     pushes: Sequence[RequestPart],
 ) -> Frames:
@@ -35,15 +35,15 @@ def encode(
     ----------
     part : RequestPart
     worker : WorkerIdentity
-    epoch : int
-        Of the map.
+    map : ClusterMap
+        By which the part was cut, or a newer one.
     known : mapping
         Digests of the key lists that the endpoint has.
     pushes : sequence of RequestPart
         The parts that a tick names.
     """
     call = part.call
-    payload = _payload(part, known, pushes)
+    payload = _payload(part, map, known, pushes)
     count = part.end - part.begin
     aux = call.aux
     if call.op == Op.TICK:
@@ -64,7 +64,7 @@ def encode(
         worker=worker.rank,
         incarnation=worker.incarnation,
         sequence=part.sequence,
-        epoch=epoch,
+        epoch=map.epoch,
         clock=call.clock,
         count=count,
         aux=aux,
@@ -74,11 +74,11 @@ def encode(
     return [header, *payload]
 
 
-def _payload(part: RequestPart, known: Mapping[bytes, None], pushes: Sequence[RequestPart]) -> Frames:
+def _payload(part: RequestPart, map: ClusterMap, known: Mapping[bytes, None], pushes: Sequence[RequestPart]) -> Frames:
     call = part.call
     if call.op == Op.TICK:
         assert call.tables is not None
-        return [np.array([_mark(push) for push in pushes], np.uint64), call.tables]
+        return [np.array([mark for push in pushes for mark in _marks(push, map)], np.uint64), call.tables]
     if call.hashes is None:
         return call.payload
     hashes = call.hashes[part.begin : part.end]
@@ -105,11 +105,20 @@ def _counts(part: RequestPart) -> Frames:
     return [] if packed is None else [packed]
 
 
-def _mark(part: RequestPart) -> int:
-    """Return the name of a push's part in a tick: the slot of its last row, and its sequence."""
-    assert part.call.begins is not None
-    slot = int(np.searchsorted(part.call.begins, part.end, "left")) - 1
-    return (slot + 1 << 48) | part.sequence
+def _marks(part: RequestPart, map: ClusterMap) -> Iterator[int]:
+    """Yield the names of a push's part in a tick: for each arc the slot of its last row there, and the sequence.
+
+    A server executes an arc's rows together, but it may have had only some of the arcs when the part arrived.
+    """
+    begins = part.call.begins
+    assert begins is not None
+    done = part.begin
+    for arc in map.arcs_of(part.first_slot, part.end_slot):
+        end = int(begins[min(arc.end_slot, part.end_slot)])
+        if end > done:
+            slot = int(np.searchsorted(begins, end, "left")) - 1
+            yield (slot + 1 << 48) | part.sequence
+            done = end
 
 
 def answer_buffer(part: RequestPart) -> npt.NDArray[Any] | None:

@@ -353,7 +353,7 @@ class Requests:
             self._restart(part.call, now)
         if first or part.call.op == Op.TICK:  # the parts that a tick names may have been cut again
             pushes = self._listed(part) if part.call.op == Op.TICK else []
-            part.message = encode(part, self.worker, self.map.epoch, peer.lists, pushes)
+            part.message = encode(part, self.worker, self.map, peer.lists, pushes)
         self._parts[part.key] = part
         if not part.charged:
             part.charged = True
@@ -527,7 +527,7 @@ class Requests:
         slots = slots[(slots >= part.first_slot) & (slots < part.end_slot)]
         begins = call.begins
         if call.sequence and begins is not None and len(slots):
-            # A part that is refused as a whole is not split: a pending tick names it by its last slot.
+            # A part that is refused as a whole is not split: a pending tick names it by slots of it.
             if int((begins[slots + 1] - begins[slots]).sum()) < part.end - part.begin:
                 gaps = np.flatnonzero(np.diff(slots) > 1) + 1
                 runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(slots, gaps)]
