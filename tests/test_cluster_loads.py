@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tqdm import tqdm
@@ -26,10 +27,12 @@ from shoal.cluster.server import load_task
 from shoal.cluster.server import tasks as runner
 from shoal.cluster.worker import tasks as coordination
 from shoal.cluster.worker.cluster_store import ClusterStore
+from shoal.cluster.worker.remote_load import RemoteLoadTarget
 from shoal.errors import (
     CorruptionError,
     DeadlineExceededError,
     MemoryBudgetExceededError,
+    ProtocolError,
     ServerLostError,
     ShoalError,
     StorageError,
@@ -401,6 +404,23 @@ def test_a_server_that_makes_no_progress_is_named(chains: Any, held: Any, monkey
         with pytest.raises(
             DeadlineExceededError, match=r"server 0 at tcp\S+ has made no progress with the load for \d+ s"
         ):
+            store.load(chains(SLOTS) / "0")
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_refusal_is_named_a_change_of_the_cluster_where_slots_have_moved(
+    chains: Any, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    def refused(self: RemoteLoadTarget) -> None:
+        raise ProtocolError("server 1 refused the load end: no load of this worker is under way")
+
+    monkeypatch.setattr(RemoteLoadTarget, "finish", refused)
+    with one_cluster() as (_, (store,)):
+        map = store.channel.map
+        newest = msgspec.structs.replace(map, epoch=map.epoch + moved)
+        monkeypatch.setattr("shoal.cluster.worker.cluster_store.ask_map", lambda *_: newest)
+        wanted = shoal.ClusterChangedError if moved else ProtocolError
+        with pytest.raises(wanted, match="slots have moved .* load again .*refused" if moved else "^server 1 refused"):
             store.load(chains(SLOTS) / "0")
 
 

@@ -46,7 +46,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.scheduler_client import PendingRequest
 from shoal.cluster.protocol.tasks import STALL_SECONDS
 from shoal.cluster.worker.calls import WorkerIdentity
-from shoal.cluster.worker.connected_store import ConnectedStore, bounded
+from shoal.cluster.worker.connected_store import ConnectedStore, ask_map, bounded
 from shoal.cluster.worker.filters import Filter, Filters, choose
 from shoal.cluster.worker.load import ServerLoad
 from shoal.cluster.worker.remote_load import RemoteLoadTarget
@@ -54,7 +54,7 @@ from shoal.cluster.worker.remote_shard import NO_DELTAS, RemoteShard, Unsynchron
 from shoal.cluster.worker.requests import Requests
 from shoal.cluster.worker.save import ServerSnapshotSet
 from shoal.consistency import Consistency
-from shoal.errors import DeadlineExceededError, ShoalError
+from shoal.errors import ClusterChangedError, DeadlineExceededError, ProtocolError, ShoalError
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.description import check_same
@@ -438,8 +438,9 @@ class ClusterStore(ConnectedStore):
                     self._add(spec, self._make_shard(spec))
             try:
                 if self.rank == 0:
-                    for _, fresh in checkpoint.load(chain, make, self.threads, progress=progress, restore=restore):
-                        fresh.finish()
+                    with self._naming_changes("load"):
+                        for _, fresh in checkpoint.load(chain, make, self.threads, progress=progress, restore=restore):
+                            fresh.finish()
             finally:  # also after an error: the other workers check the result themselves
                 self._wait_at_barrier("end of a load", enough)
                 try:
@@ -447,6 +448,23 @@ class ClusterStore(ConnectedStore):
                         self._check_loaded(chain[-1])
                 finally:  # no worker pushes before all have counted the rows
                     self._wait_at_barrier("check of a load", self._timeout)
+
+    @contextlib.contextmanager
+    def _naming_changes(self, what: str) -> Iterator[None]:
+        """Name as the reason of an error that slots have moved: servers refuse what is not under way in new slots."""
+        before = self.channel.map.epoch
+        try:
+            yield
+        except ShoalError as error:
+            if type(error) not in (ProtocolError, ShoalError):
+                raise
+            epoch = ask_map(self._scheduler, self._timeout).epoch
+            if epoch == before:
+                raise
+            raise ClusterChangedError(
+                f"slots have moved to other endpoints during the {what} (the map had epoch {before} and has epoch "
+                f"{epoch}): {what} again ({error})"
+            ) from error
 
     def _check_loaded(self, entry: checkpoint.ChainEntry) -> None:
         for table in entry.manifest.tables:
