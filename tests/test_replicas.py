@@ -627,12 +627,34 @@ def test_the_loss_of_the_last_copy_names_its_slots_and_the_remedy():
     world.go(2.0)
     assert not world.membership.broken
     worker = world.those("worker")[0]
-    declare_dead(world, second)
+    world.route(world.membership.suspect(second.place.rank, "it does not answer", 60.25, world.now))
     world.go(1.0)
     broken = world.membership.broken
     assert "which had the last copy of slots 0 to 15, is lost with its rows" in broken
     assert "start the cluster again and load a checkpoint" in broken
     assert any(isinstance(event, ServerGone) and event.text == broken for event in worker.gone)
+
+
+def test_a_silent_server_with_the_last_copy_of_slots_is_waited_for():
+    world = started(5, servers=2)
+    first, last = world.living()
+    first.alive = False
+    declare_dead(world, first)
+    world.go(2.0)
+    last.alive = False  # stopped, for all that is known
+    declare_dead(world, last)
+    world.go(30.0)
+    assert not world.membership.broken
+    notes = [note for note in world.membership.notes if "It has the last copy of slots" in note]
+    assert len(notes) == 1
+    last.alive = True
+    world.settle()
+    assert not world.membership.broken
+    last.alive = False
+    world.go(59.0)
+    assert not world.membership.broken
+    world.go(4.0)
+    assert "which had the last copy of slots 0 to 15, is lost" in world.membership.broken
 
 
 def test_workers_learn_of_a_new_map_after_its_primaries_have_confirmed_it():

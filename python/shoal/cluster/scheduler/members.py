@@ -5,6 +5,7 @@ Threads: one.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -128,6 +129,8 @@ class ServerPeer(Peer):
     addresses: tuple[str, ...] = ()
     join: int = 0  # the number of the request
     orders: int = 0  # sent so far
+    # When it was last noted that it is silent and has the last copy of slots.
+    waited_for_at: float = field(default=-math.inf, kw_only=True)
     order: Order | None = None  # not acknowledged
     resend_at: float = 0.0
     resend_seconds: float = 0.0  # from the last time that it was sent

@@ -149,6 +149,7 @@ __all__ = ["COPY_RATE", "Membership"]
 _MAX_PEERS = 1 << 15  # further ones wait until others have left
 _MAX_WAITING = 1024  # requests of a peer
 _DISCONNECTED_CHECK_SECONDS = 0.01
+_LAST_COPY_SECONDS = 60.0  # of silence of a server that has the last copy of slots: its death ends the cluster
 _CHECK_SECONDS = 0.5
 COPY_RATE = 1 << 25  # bytes per second: a tenth of a core, at 2.4 ns per byte of rows of dim 1
 
@@ -305,7 +306,7 @@ class Membership:
         peers.advance(now)
         slow = itertools.chain(self._assignments.find_dead(), self._replicas.stamps.find_dead())
         for death in itertools.chain(peers.find_dead(), slow):
-            if death.sender in peers.known:
+            if death.sender in peers.known and not self._waits_for(peers.known[death.sender], death.silent):
                 self._accept(death)
         if seen := peers.seen_by_all():
             self._accept(EventsSeen(peers.now, seen))
@@ -323,13 +324,27 @@ class Membership:
     def suspect(self, rank: int, why: str, silent: float, now: float) -> Outgoing:
         """Declare a server dead that has not answered for ``silent`` seconds.
 
-        If it is alive, it is fenced: a false suspicion costs time.
+        If it is alive, it is fenced: a false suspicion costs time. A server that has the last copy of slots is waited
+        for: its death costs their rows.
         """
         self._peers.advance(now)
         server = self._peers.servers.get(rank)
-        if server is not None and server.member:
+        if server is not None and server.member and not self._waits_for(server, silent):
             self._accept(Died(self._peers.now, server.sender, why, silent))
         return self._flush()
+
+    def _waits_for(self, peer: Peer, silent: float) -> bool:
+        """Whether a peer that has been silent so long is given more time: it may only be stopped or cut off."""
+        if not isinstance(peer, ServerPeer) or not 0 < silent <= _LAST_COPY_SECONDS:
+            return False
+        waits = self._replicas.has_last_copy(peer)
+        if waits and self._peers.now - peer.waited_for_at > _LAST_COPY_SECONDS:
+            peer.waited_for_at = self._peers.now
+            self._peers.notes.append(
+                f"server {peer.rank} ({peer.about}) has been silent for {silent:.1f} s. It has the last copy of slots, "
+                f"and is declared dead after {_LAST_COPY_SECONDS:g} s, or when its process has ended"
+            )
+        return waits
 
     def bound(self, address: str, now: float) -> Outgoing:
         """Keep the address that the scheduler listens at."""

@@ -193,6 +193,15 @@ class Replicas:
             self._replace_dead()
         return "", ""
 
+    def has_last_copy(self, server: ServerPeer) -> bool:
+        """Whether slots would be lost with a server, though the cluster has replicas."""
+        map = self._assignments.newest
+        if map is None or not self._settings.replicas:
+            return False
+        gone = {endpoint.id for endpoint in map.of_server(server.rank)}
+        own = owned(map).get(server.rank, set())
+        return bool(self._layout()[0].remove_endpoints(self._gone | gone, self._unsure | (server.may_serve - own)))
+
     @property
     def _gone(self) -> set[int]:
         """The endpoints that have died."""
