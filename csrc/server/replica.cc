@@ -126,14 +126,12 @@ void Replica::note_stamp(const wire::Decoded& message) {
   }
   const bool is_copy = Record{header.aux} == Record::kCopyBegin;  // whose stamp is that of the next record
   executed_ = std::max(executed_, header.stamp() - (is_copy ? 1 : 0));
-  const std::uint64_t distance = header.dim / 2U;
-  if (distance < ReplicationLog::kMaxDistance) {
-    floor_ = std::max(floor_, header.stamp() - distance);
-    while (!kept_.empty() && kept_.front().stamp <= floor_) {
-      kept_.pop_front();
-    }
-    std::erase_if(inherited_, [&](const Inherited& one) { return one.until <= floor_; });
+  const std::uint64_t distance = ReplicationLog::distance_of(header.dim / 2U);
+  floor_ = std::max(floor_, header.stamp() - std::min(distance, header.stamp()));
+  while (!kept_.empty() && kept_.front().stamp <= floor_) {
+    kept_.pop_front();
   }
+  std::erase_if(inherited_, [&](const Inherited& one) { return one.until <= floor_; });
   if ((header.dim & 1U) != 0) {
     kept_.push_back(copy_of(message));
   }

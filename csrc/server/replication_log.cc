@@ -186,7 +186,7 @@ bool ReplicationLog::next_message(Stream& stream, StreamMessage& message) noexce
   header.set_stream(stream.id);
   const auto set_stamp = [&](std::uint64_t stamp, bool is_shared) {
     const std::uint64_t least = floor();
-    const std::uint64_t distance = stamp < least ? 0 : std::min(stamp - least, kMaxDistance);
+    const unsigned distance = coded_distance(stamp < least ? 0 : stamp - least);
     header.set_stamp(stamp);
     header.dim = static_cast<std::uint16_t>(2 * distance + (is_shared ? 1 : 0));
   };

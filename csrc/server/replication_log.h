@@ -33,6 +33,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -94,8 +95,22 @@ class ReplicationLog {
 
   // Of stamps: those of an epoch are above all of the epochs before.
   static constexpr unsigned kEpochShift = 36;
-  // In `dim` of a REPLICATE: how far the floor is below the stamp, twice, and 1 if other streams have the record too.
-  static constexpr std::uint64_t kMaxDistance = 0x7fff;  // or more
+  // In `dim` of a REPLICATE: how far the floor is below the stamp, in 15 bits, and 1 bit: whether other streams have the record
+  // too. The distance is m * 2^e, from ten bits of m and five of e, rounded up: a backup never takes the floor for higher
+  // than it is. 0x7fff: it is unknown.
+  static constexpr std::uint16_t kUnknownDistance = 0x7fff;
+  static constexpr std::uint16_t coded_distance(std::uint64_t distance) noexcept {
+    const int e = std::max(0, static_cast<int>(std::bit_width(distance)) - 10);
+    const std::uint64_t m = (distance >> e) + ((distance & ((std::uint64_t{1} << e) - 1)) != 0 ? 1 : 0);
+    const int more = m > 0x3ff ? 1 : 0;  // rounded up to 2^10
+    return e + more > 31
+               ? kUnknownDistance
+               : static_cast<std::uint16_t>(m >> more | static_cast<std::uint64_t>(e + more) << 10U);
+  }
+  static constexpr std::uint64_t distance_of(std::uint16_t coded) noexcept {
+    return coded == kUnknownDistance ? std::numeric_limits<std::uint64_t>::max()
+                                     : std::uint64_t{coded & 0x3ffU} << (coded >> 10U);
+  }
 
   struct Entry {
     std::shared_ptr<const LogRecord> record;
