@@ -458,7 +458,9 @@ class ClusterStore(ConnectedStore):
         except ShoalError as error:
             if type(error) not in (ProtocolError, ShoalError):
                 raise
-            epoch = ask_map(self._scheduler, self._timeout).epoch
+            epoch = before
+            with contextlib.suppress(ShoalError):  # the scheduler does not answer: the error stands
+                epoch = ask_map(self._scheduler, self._timeout).epoch
             if epoch == before:
                 raise
             raise ClusterChangedError(
