@@ -720,6 +720,32 @@ def test_a_copy_that_is_given_up_may_begin_again() -> None:
     assert same_arcs(cluster.primary, cluster.newcomer.replica(1))
 
 
+def test_a_copy_that_is_given_up_before_its_primary_hears_that_it_has_arrived_leaves_nothing() -> None:
+    cluster = Copying()
+    prepare(cluster.primary, "asp", 0)
+    pushed(cluster, 5)
+    cluster.begin()
+    for _ in range(20):
+        cluster.now += 25
+        cluster.primary.on_time(cluster.now)
+        while (frames := cluster.primary.next_message(1)) is not None:
+            cluster.newcomer.handle(b"primary", frames)
+        cluster.newcomer.acknowledge()  # its reply is lost
+    assert cluster.newcomer.replication()["replicas"][0]["in_sync"] == ARCS[:1]
+    cluster.assign_next(arriving=False)
+    cluster.settle()
+    assert cluster.newcomer.replication()["replicas"][0]["in_sync"] == []
+    pushed(cluster, 3, first=6)
+    cluster.assign_next()
+    for _ in range(200):
+        cluster.step()
+        if cluster.watch():
+            break
+    pushed(cluster, 3, first=9)
+    cluster.settle()
+    assert same_arcs(cluster.primary, cluster.newcomer.replica(1))
+
+
 def test_orders_during_a_copy_are_executed_in_the_copied_arc_too() -> None:
     cluster = Copying()
     p = cluster.primary

@@ -178,7 +178,7 @@ bool Replica::execute_order(const Order& order, std::uint64_t stamp) {
   } else if (const auto* const behind = std::get_if<CatchUpArcs>(&order); behind != nullptr) {
     return catch_up(*behind, stamp);
   } else if (std::holds_alternative<AbortCopy>(order)) {
-    arriving_.reset();
+    abort_copy(stamp);
   } else {
     shoal::execute(order, service_);
   }
@@ -466,6 +466,20 @@ void Replica::begin_copy(std::span<const std::byte> head, std::uint64_t stamp) {
   arrived_ = 0;
   std::erase_if(aside_, [&](const auto& arc) { return arc->first_slot() == copy.range.first; });
   arriving_ = std::move(copy);
+}
+
+// Its primary has not heard that the copy has arrived, and sends the arc nothing from now on.
+void Replica::abort_copy(std::uint64_t stamp) {
+  arriving_.reset();
+  if (arrived_ == 0) {
+    return;
+  }
+  const std::size_t first = arrived_ - 1;
+  arrived_ = 0;
+  std::vector<SlotRange> ranges = service_.arcs();
+  std::erase_if(ranges, [&](const SlotRange& range) { return range.first != first; });
+  end_interval(first, stamp);
+  service_.discard(service_.take_arcs(ranges));
 }
 
 // A chunk belongs to one piece.

@@ -168,6 +168,7 @@ class Replica {
   bool has_aside(const SlotRange& range) const;
   void keep(const wire::Decoded& message);
   void begin_copy(std::span<const std::byte> head, std::uint64_t stamp);
+  void abort_copy(std::uint64_t stamp);
   void add_chunk(std::span<const std::byte> chunk);
   void restore_copy();
   void execute_kept();

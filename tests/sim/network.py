@@ -1,7 +1,7 @@
 """A network and its clock. Everything random comes from one seed, so a schedule that fails can be run again."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 __all__ = ["CALM", "ROUGH", "Network", "Weather"]
@@ -15,6 +15,7 @@ class Weather:
     jitter: float = 0.002  # mean of what is added: much more than base means disorder
     ordered: bool = False  # messages of one connection stay in order, as TCP keeps them
     loss: float = 0.0
+    most_lost: int = field(default=1 << 30, repr=False)  # messages in a row of one direction of a link
     copies: float = 0.0  # another copy arrives, some time soon
     ghosts: float = 0.0  # another copy arrives long after
     ghost_delay: float = 2.0  # mean
@@ -39,6 +40,7 @@ class Network:
         self._connections = {}  # link -> number of its connection
         self._peers = {}  # link -> name of its connection
         self._last = {}  # link -> when its last message arrives
+        self._lost = {}  # link -> messages that were lost in a row
 
     def at(self, time, what, *arguments):
         """Plan an event."""
@@ -88,7 +90,10 @@ class Network:
         if weather.reconnects and chance() < weather.reconnects:
             self.break_connection(link)
         frames = [bytes(frame) for frame in frames]  # the sender's arrays may change; the wire has them as they were
-        delays = [] if chance() < weather.loss else [self.delay()]
+        lost = self._lost.get((link, back), 0)
+        is_lost = chance() < weather.loss and lost < weather.most_lost
+        self._lost[link, back] = lost + 1 if is_lost else 0
+        delays = [] if is_lost else [self.delay()]
         if chance() < weather.copies:
             delays.append(self.delay() + self.delay())
         peer = self.peer(link)

@@ -81,9 +81,12 @@ def prepare(seed, scenario, kind=Replicated):
     """Make a cluster, and plan ``cluster.planned`` faults; ``cluster.happened`` are those that have happened so far."""
     scenario = scenario.drawn(seed)
     mode, staleness = MODES[scenario.mode]
+    weather = scenario.weather
+    if not scenario.replicas:
+        weather = replace(weather, most_lost=3)  # a server without a copy whose heartbeats are lost ends the cluster
     cluster = kind(
         seed, mode=mode, staleness=staleness, workers=3, servers=scenario.servers, replicas=scenario.replicas,
-        endpoints_each=scenario.endpoints_each, slots=scenario.slots, weather=scenario.weather, disk=scenario.disk,
+        endpoints_each=scenario.endpoints_each, slots=scenario.slots, weather=weather, disk=scenario.disk,
         slot_bytes=scenario.slot_bytes, copy_rate=scenario.copy_rate,
         tables={"mixed": TABLES, "tight": TIGHT}.get(scenario.tables),
     )  # fmt: skip
