@@ -157,7 +157,8 @@ class Monitor:
             return "a plan is due"
         if any(tool.reply is None for tool in world.tools):
             return "a request of a tool has no reply"
-        for stream in world.newest_map().streams:
+        map = membership.map
+        for stream in () if map is None else map.streams:
             if stream.arriving:
                 return f"arc {stream.arriving[0]} is arriving over stream {stream.id}"
         members = world.members()
