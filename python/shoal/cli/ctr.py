@@ -14,14 +14,22 @@ from shoal.base.interrupts import status_of
 from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import command, machine, open_reader
 from shoal.cli.tracking import make_trackers, tracking_options
-from shoal.cli.train import open_store, resuming
+from shoal.cli.train import exit_status, open_store, resuming, saving
 from shoal.cli.train_options import (
     add_cluster_options,
     add_progress_option,
     add_resume_options,
     add_tracking_options,
+    parse_model_grid,
 )
-from shoal.cli.train_summary import finished_already, fit_facts, pass_lines, rows_of
+from shoal.cli.train_summary import (
+    finished_already,
+    fit_facts,
+    grid_lines,
+    pass_lines,
+    rows_of,
+    settings_name,
+)
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -35,6 +43,9 @@ examples:
 
   on two workers and two servers; [train] dense = "servers" keeps the dense part on the servers:
   $ shoal launch --servers 2 --workers 2 shoal train ctr --cluster --config ctr.toml --output shared
+
+  a model for each combination of settings, trained in one pass; the best one is saved:
+  $ shoal train ctr --config ctr.toml --grid dim=4,8 --grid lr=0.0005,0.001 --grid model.dropout=0,0.2 --output best
 
   continue after Ctrl-C or a crash from the last checkpoint:
   $ shoal train ctr --config ctr.toml --output clicks --resume
@@ -94,6 +105,18 @@ def add(kinds: Any) -> None:
         default=1024,
         help="slots of the tables; results do not depend on the number (default: 1024)",
     )
+    ctr.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        type=parse_model_grid,
+        metavar="NAME=A,B,...",
+        help="values of a setting to try, in all combinations with the other --grid options: architecture, dim, lr, or "
+        "a path such as model.dropout, tables.optimizer.lr",
+    )
+    ctr.add_argument(
+        "--save-all", action="store_true", help="with --grid: save every model, each to a subdirectory of DIR"
+    )
     add_progress_option(ctr)
     add_tracking_options(ctr)
     machine(ctr)
@@ -117,6 +140,10 @@ def train_ctr(arguments: argparse.Namespace) -> Answer:
         if arguments.threads < 1:
             raise ValueError(f"--threads is {arguments.threads}: pass 1 or more")
         torch.set_num_threads(arguments.threads)
+    if arguments.grid:
+        return _trained_grid(arguments, config, train, valid)
+    if arguments.save_all:
+        raise ValueError("--save-all requires --grid")
     with open_store(arguments) as store:
         from contextlib import nullcontext
 
@@ -155,20 +182,9 @@ def _trained(
     arguments: argparse.Namespace, config: Config, model: ClickModel, train: Reader, valid: Reader | None
 ) -> Answer:
     from shoal.models.fit_checkpoints import FitCheckpointer, FitFinishedError
-    from shoal.models.plan import Plan
     from shoal.torch.trainer import fit
 
-    settings = config.train
-    plan = Plan(
-        epochs=settings.epochs,
-        shuffle=settings.shuffle,
-        negative_rate=settings.negative_rate,
-        warm_up=False,
-        seed=settings.seed,
-        patience=settings.patience,
-        min_delta=settings.min_delta,
-        metric=settings.metric,
-    )
+    plan = config.train.plan()
     assert config.output.dir is not None
     rank, workers = model.store.rank, model.store.num_workers
     if workers > 1:
@@ -216,6 +232,72 @@ def _trained(
         lines = [f"{'model':<12} saved by worker 0 of {workers}"]
         return Answer("\n".join(lines), {"model": None, **facts}, status)
     return Answer(_text(config, model), facts | _model_facts(config, model), status)
+
+
+def _trained_grid(arguments: argparse.Namespace, config: Config, train: Reader, valid: Reader | None) -> Answer:
+    """Train a model for each combination of settings; save the best, or all."""
+    from shoal.models import files
+    from shoal.storage.open import open_dir
+    from shoal.torch.grid import ClickModelGrid
+
+    if config.output.checkpoint_every is not None or arguments.resume:
+        raise ValueError("--grid writes no checkpoints: leave out --resume, and checkpoint_every in [output]")
+    if arguments.cluster is not None:
+        raise ValueError("--grid trains in one process: leave out --cluster, or train the best setting on the cluster")
+    values = dict(arguments.grid)
+    if len(values) < len(arguments.grid):
+        raise ValueError("--grid names a setting twice: give all its values at once, as in dim=4,8")
+    assert config.output.dir is not None
+    target = open_dir(config.output.dir)
+    progress = arguments.progress if arguments.progress is not None else not arguments.quiet
+    interrupted: KeyboardInterrupt | None = None
+    with ClickModelGrid(config, values, threads=arguments.threads, slots=arguments.slots) as grid:
+        places = [target.child(settings_name(one)) if arguments.save_all else target for one in grid.settings]
+        for place in places:
+            files.check_target(place, overwrite=arguments.overwrite)
+        try:
+            grid.fit(train, valid, progress=progress)
+        except KeyboardInterrupt as interrupt:
+            interrupted = interrupt
+        if grid.examples == 0:
+            raise interrupted or ValueError(f"{train.why_empty()}: nothing was learned")
+        results = grid.results(config.train.metric)
+        saved = results if arguments.save_all else results[:1]
+        where = [target.child(settings_name(one.settings)) if arguments.save_all else target for one in saved]
+        with saving(interrupted) as stopped:
+            for result, place in zip(saved, where, strict=True):
+                result.model.save(place, overwrite=arguments.overwrite)
+                settings = _settings(grid.configs[grid.settings.index(result.settings)])
+                for tracker in make_trackers(_logging(config), place, settings=settings):
+                    tracker.log_fitted(result.model, place)
+        if interrupted:
+            warn(f"interrupted after {grid.examples:,} examples; the models as trained so far are in {target}")
+        best = results[0]
+        lines = [
+            *grid_lines(results, "dense parameters", lambda model: model.dense_parameters),
+            "",
+            f"{'best':<12} {settings_name(best.settings)}",
+            *pass_lines(best.model),
+            f"{'model':<12} {where[0]}" if len(where) == 1 else f"{'models':<12} {target}, one folder each",
+        ]
+        facts = [
+            {
+                "settings": result.settings,
+                "model": str(where[i]) if i < len(where) else None,
+                "progressive": result.progressive,
+                "valid": result.valid,
+                "dense_parameters": result.model.dense_parameters,
+                **fit_facts(result.model),
+            }
+            for i, result in enumerate(results)
+        ]
+        whole = {
+            "model": str(where[0]),
+            "interrupted": interrupted is not None,
+            "examples": grid.examples,
+            "grid": facts,
+        }
+        return Answer("\n".join(lines), whole, exit_status(stopped()))
 
 
 def _logging(config: Config) -> dict[str, Any]:

@@ -338,12 +338,12 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
                 **fit_facts(model),
                 **facts,
             },
-            _status(interrupted),
+            exit_status(interrupted),
         )
     if over and (arguments.calibrate is None or files.read(arguments.output).calibration is not None):
         return finished_already(model, arguments.output)
     interrupted = interrupted or _calibrate(arguments, [model], whole_valid)
-    with _saving(interrupted) as stopped:
+    with saving(interrupted) as stopped:
         target = arguments.output
         if not (kept and interrupted):
             target = model.save(target, overwrite=kept or arguments.overwrite, names=train.names)
@@ -369,7 +369,7 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
             **model_facts(model),
             **facts,
         },
-        _status(stopped()),
+        exit_status(stopped()),
     )
 
 
@@ -381,7 +381,7 @@ def resuming(arguments: argparse.Namespace) -> Resume:
 
 
 @contextlib.contextmanager
-def _saving(interrupted: KeyboardInterrupt | None) -> Iterator[Callable[[], KeyboardInterrupt | None]]:
+def saving(interrupted: KeyboardInterrupt | None) -> Iterator[Callable[[], KeyboardInterrupt | None]]:
     """Defer a first Ctrl-C or SIGTERM until the model is saved; ``interrupted`` is one that came before."""
     if interrupted is not None:
         yield lambda: interrupted
@@ -390,7 +390,8 @@ def _saving(interrupted: KeyboardInterrupt | None) -> Iterator[Callable[[], Keyb
         yield stopped
 
 
-def _status(interrupted: KeyboardInterrupt | None) -> int:
+def exit_status(interrupted: KeyboardInterrupt | None) -> int:
+    """Return the exit status of a fit that was interrupted, or was not."""
     return DONE if interrupted is None else status_of(interrupted)
 
 
@@ -466,7 +467,7 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     saved = results if arguments.save_all else results[:1]
     where = [target.child(settings_name(result.settings)) if arguments.save_all else target for result in saved]
     interrupted = interrupted or _calibrate(arguments, [result.model for result in saved], how["valid"])
-    with _saving(interrupted) as stopped:
+    with saving(interrupted) as stopped:
         for result, folder in zip(saved, where, strict=True):
             result.model.save(folder, overwrite=arguments.overwrite, names=train.names)
             for tracker in make_trackers(options, folder, settings=result.settings):
@@ -475,7 +476,7 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
         warn(f"interrupted after {grid.examples:,} examples; the models as trained so far are in {target}")
     best = results[0]
     lines = [
-        *grid_lines(results),
+        *grid_lines(results, "weights", lambda model: len(model.weights()[0])),
         "",
         f"{'best':<12} {settings_name(best.settings)}",
         *pass_lines(best.model),
@@ -502,7 +503,7 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
             "examples": grid.examples,
             "grid": facts,
         },
-        _status(stopped()),
+        exit_status(stopped()),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import tomllib
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.arguments import FORMATS, admission, expiry
 
@@ -331,3 +332,15 @@ def parse_grid(text: str) -> tuple[str, list[float]]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a setting with numbers: write it as alpha=0.05,0.1"
         ) from None
+
+
+def parse_model_grid(text: str) -> tuple[str, list[Any]]:
+    """Read model.dim=8,16: values as in TOML, where words need no quotation marks."""
+    name, equals, values = text.partition("=")
+    if not (name and equals and values):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a setting with values: write it as model.dim=8,16")
+    try:
+        found: list[Any] = tomllib.loads(f"values = [{values}]")["values"]
+    except tomllib.TOMLDecodeError:
+        found = [value.strip() for value in values.split(",")]
+    return name, found

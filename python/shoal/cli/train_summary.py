@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.plural import counted
@@ -128,28 +128,33 @@ def model_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def grid_lines(results: Sequence[GridResult]) -> list[str]:
-    """Return the results as a table, the best first."""
+def grid_lines(results: Sequence[GridResult[Any]], column: str, size: Callable[[Any], int]) -> list[str]:
+    """Return the results as a table, the best first; its last column has the size of each model."""
     names = list(results[0].settings)
-    rows = [[*names, "logloss", "AUC", "valid logloss", "valid AUC", "weights"]]
+    rows = [[*names, "logloss", "AUC", "valid logloss", "valid AUC", column]]
     for result in results:
         valid = ["", ""] if result.valid is None else [f"{result.valid.logloss:.6f}", f"{result.valid.auc:.6f}"]
         rows.append(
             [
-                *(short_number(value) for value in result.settings.values()),
+                *(_short(value) for value in result.settings.values()),
                 f"{result.progressive.logloss:.6f}",
                 f"{result.progressive.auc:.6f}",
                 *valid,
-                f"{len(result.model.weights()[0]):,}",
+                f"{size(result.model):,}",
             ]
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def settings_name(settings: dict[str, float]) -> str:
+def settings_name(settings: dict[str, Any]) -> str:
     """Return settings as one word: alpha=0.05,l1=1."""
-    return ",".join(f"{name}={short_number(value)}" for name, value in settings.items())
+    return ",".join(f"{name}={_short(value)}" for name, value in settings.items())
+
+
+def _short(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return short_number(value) if is_number else str(value).replace(" ", "").replace("/", "_")
 
 
 def short_number(value: float) -> str:

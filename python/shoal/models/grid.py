@@ -13,30 +13,32 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from shoal.data import Batch
 from shoal.metrics import Metrics
 from shoal.models import training
-from shoal.models.history import History
 from shoal.models.logistic import LogisticRegression
 from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Metric, Plan
+from shoal.models.predictor import Predictor
 from shoal.models.saved_predictor import StoreOwner
 from shoal.optim import FTRL, Optimizer
 from shoal.store.base import Store
 from shoal.store.local import local
 
+M = TypeVar("M", bound=Predictor)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridResult:
+class GridResult(Generic[M]):
     """The result of one combination of settings.
 
     Attributes
     ----------
-    settings : dict of str to float
+    settings : dict of str to value
         By name, in the order of the grid.
-    model : LogisticRegression
+    model : LogisticRegression or ClickModel
         Open as long as the grid is.
     progressive : Metrics
         Of the first pass, each batch predicted before it was learned from.
@@ -44,8 +46,8 @@ class GridResult:
         Of the validation data after the pass whose weights the model has.
     """
 
-    settings: dict[str, float]
-    model: LogisticRegression
+    settings: dict[str, Any]
+    model: M
     progressive: Metrics
     valid: Metrics | None
 
@@ -175,7 +177,7 @@ class LogisticRegressionGrid(StoreOwner):
             training.train(self._models, reader, valid, plan, progress=progress, coordinator=coordinator)
         return self
 
-    def results(self, metric: Metric = "logloss") -> list[GridResult]:
+    def results(self, metric: Metric = "logloss") -> list[GridResult[LogisticRegression]]:
         """Return the results of the settings, the best first.
 
         Parameters
@@ -192,39 +194,48 @@ class LogisticRegressionGrid(StoreOwner):
         ValueError
             The grid was not fitted yet.
         """
-        if metric not in ("logloss", "auc"):
-            raise ValueError(f"metric is {metric!r}: pass 'logloss' or 'auc'")
-        if any(not model.history.passes for model in self._models):
-            raise ValueError("this grid is not fitted yet: call fit")
-        results = [
-            _result(settings, model, model.history)
-            for settings, model in zip(self._settings, self._models, strict=True)
-        ]
-
-        def order(result: GridResult) -> tuple[bool, float]:
-            value = result.measured.logloss if metric == "logloss" else -result.measured.auc
-            return math.isnan(value), value
-
-        return sorted(results, key=order)  # stable: equal results stay in the order of the grid
+        return ranked(self._settings, self._models, metric)
 
     def best(self, metric: Metric = "logloss") -> LogisticRegression:
         """Return the model of the best settings."""
         return self.results(metric)[0].model
 
 
-def _result(settings: dict[str, float], model: LogisticRegression, history: History) -> GridResult:
+def ranked(settings: Sequence[Mapping[str, Any]], models: Sequence[M], metric: Metric) -> list[GridResult[M]]:
+    """Return the results of a grid's models, the best first; see `LogisticRegressionGrid.results`."""
+    if metric not in ("logloss", "auc"):
+        raise ValueError(f"metric is {metric!r}: pass 'logloss' or 'auc'")
+    if any(not model.history.passes for model in models):
+        raise ValueError("this grid is not fitted yet: call fit")
+    results = [_result(dict(given), model) for given, model in zip(settings, models, strict=True)]
+
+    def order(result: GridResult[M]) -> tuple[bool, float]:
+        value = result.measured.logloss if metric == "logloss" else -result.measured.auc
+        return math.isnan(value), value
+
+    return sorted(results, key=order)  # stable: equal results stay in the order of the grid
+
+
+def _result(settings: dict[str, Any], model: M) -> GridResult[M]:
+    history = model.history
     kept = history.passes[-1] if history.best_pass is None else history.passes[history.best_pass - 1]
     return GridResult(settings=settings, model=model, progressive=history.passes[0].metrics, valid=kept.valid)
 
 
-def _check_grid(grid: Mapping[str, Sequence[float]], optimizer: Optimizer) -> None:
+def check_values(grid: Mapping[str, Sequence[Any]]) -> None:
+    """Raise ValueError if a grid is empty, or has no value for a setting, or one twice."""
     if not grid:
         raise ValueError('the grid is empty: pass settings and the values to try, such as {"alpha": [0.05, 0.1]}')
-    known = [field.name for field in fields(optimizer)]
     for name, values in grid.items():
-        if name not in known:
-            raise ValueError(f"{type(optimizer).__name__} has no setting {name!r}: choose from {', '.join(known)}")
         if len(values) == 0:
             raise ValueError(f"the grid has no value for {name!r}: pass one or more")
-        if len(set(values)) != len(values):
+        if any(value in values[:i] for i, value in enumerate(values)):
             raise ValueError(f"the grid has a value for {name!r} twice: {', '.join(map(str, values))}")
+
+
+def _check_grid(grid: Mapping[str, Sequence[float]], optimizer: Optimizer) -> None:
+    known = [field.name for field in fields(optimizer)]
+    for name in grid:
+        if name not in known:
+            raise ValueError(f"{type(optimizer).__name__} has no setting {name!r}: choose from {', '.join(known)}")
+    check_values(grid)

@@ -47,7 +47,6 @@ from shoal.models.progress import show_progress
 from shoal.models.shares import share_of
 from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
 from shoal.storage.base import StorageDir
-from shoal.store.base import Store
 
 
 def train(
@@ -61,7 +60,7 @@ def train(
     observers: Sequence[FitObserver] = (),
     fit_state: FitState | None = None,
 ) -> None:
-    """Train all models; see `shoal.models.Model.fit`. They share a store and their prepared batches.
+    """Train all models; see `shoal.models.Model.fit`. They share their prepared batches, and on a cluster a store.
 
     With ``fit_state`` the one model continues the last fit of its record. The ``coordinator`` has begun the fit.
     """
@@ -105,6 +104,7 @@ class _TrainingRun:
         observers: Sequence[FitObserver],
     ) -> None:
         self._models = models
+        self._stores = list(dict.fromkeys(model.store for model in models))
         self._reader = reader
         self._valid = valid
         self._plan = plan
@@ -132,7 +132,7 @@ class _TrainingRun:
                 if epoch == begin.epoch and learning[0].seen.base_rate == 0:
                     check_stream(self._reader)
                 try:
-                    self._sweep(learning[0].model.store)
+                    self._sweep()
                     if merged.any_valid:
                         measured = measure_together(
                             self._coordinator, [trainer.model for trainer in learning], self._valid
@@ -152,13 +152,13 @@ class _TrainingRun:
             for trainer in trainers:
                 trainer.finish()
 
-    @staticmethod
-    def _sweep(store: Store) -> None:
+    def _sweep(self) -> None:
         """Drop the rows that the tables' expiry rules select: all workers are at one clock, and end it."""
-        if any(table.spec.has_rules for table in store.tables.values()):
-            if store.rank == 0:
-                store.sweep()
-            store.tick()
+        for store in self._stores:
+            if any(table.spec.has_rules for table in store.tables.values()):
+                if store.rank == 0:
+                    store.sweep()
+                store.tick()
 
     def _best_folder(self, number: int) -> StorageDir | None:
         found = [folder for observer in self._observers if (folder := observer.best_folder(number)) is not None]
@@ -184,7 +184,8 @@ class _TrainingRun:
                     for batch, prepared in ready:
                         for trainer in trainers:
                             trainer.learn(batch, prepared)
-                        first.store.tick()
+                        for store in self._stores:
+                            store.tick()
                         data.learned()
                         for observer in self._observers:
                             observer.batch_done([trainer.seen for trainer in trainers], fit_state)

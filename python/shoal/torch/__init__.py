@@ -6,7 +6,7 @@
     Embedding, EmbeddingBag   the modules; sparse.py is their base, ops.py their operators for torch.compile
     fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
     models/                   click models, which get their sparse parts from a factory; tables.py has factories
-    trainer.py                a click model that learns from readers; config.py its TOML
+    trainer.py                a click model that learns from readers; config.py its TOML; grid.py several at once
     pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
     loader.py                 a reader's batches in the workers of a DataLoader
@@ -38,6 +38,7 @@ from shoal.torch.config import load
 from shoal.torch.dense import DenseParameters
 from shoal.torch.embedding import Embedding
 from shoal.torch.fields import Fields, Inputs, inputs
+from shoal.torch.grid import ClickModelGrid
 from shoal.torch.loader import BatchDataset, BatchLoader
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
@@ -48,6 +49,7 @@ __all__ = [
     "BatchDataset",
     "BatchLoader",
     "ClickModel",
+    "ClickModelGrid",
     "DenseParameters",
     "Embedding",
     "EmbeddingBag",

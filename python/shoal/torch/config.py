@@ -33,6 +33,7 @@ from shoal import lifecycle, optim, schedules
 from shoal.base.machine import local_path
 from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
+from shoal.models.plan import Plan
 from shoal.optim import Init, Normal, Optimizer
 from shoal.schedules import Schedule
 from shoal.storage.base import StoragePath
@@ -136,6 +137,11 @@ class Train(Struct, frozen=True, kw_only=True):
     min_delta: Annotated[float, Meta(description="Smallest change of the metric that counts as an improvement.")] = 0.0
     metric: Annotated[Literal["logloss", "auc"], Meta(description="Metric for patience.")] = "logloss"
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="Seed of initial values, shuffle and sampling.")] = 0
+
+    def plan(self) -> Plan:
+        """Return the plan of a fit with these settings."""
+        names = ("epochs", "shuffle", "negative_rate", "seed", "patience", "min_delta", "metric")
+        return Plan(warm_up=False, **{name: getattr(self, name) for name in names})
 
 
 class Logging(Struct, frozen=True, kw_only=True):

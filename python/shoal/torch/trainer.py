@@ -121,6 +121,7 @@ class ClickModel(SavedPredictor):
         self._staleness = operator.index(staleness)
         self._pipeline: Pipeline | None = None  # that learning reads from
         self._rows_ahead: list[list[torch.Tensor]] = []  # of the fit that is resumed
+        self._random: torch.Tensor | None = None  # state of its own random numbers; None: it draws torch's
         if self._staleness < 0:
             raise ValueError(f"staleness is {staleness}: pass the number of batches, 0 or more")
         if self._staleness and not self._ahead():
@@ -196,8 +197,21 @@ class ClickModel(SavedPredictor):
             if isinstance(table, SparseModule)
         }
 
+    def own_random(self) -> None:
+        """Draw random numbers of its own from now on, beside other models; they begin where torch's are now."""
+        self._random = torch.get_rng_state()
+
     def learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
+        if self._random is None:
+            return self._learn(batch, prepared, seen)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._random)
+            loss = self._learn(batch, prepared, seen)
+            self._random = torch.get_rng_state()
+        return loss
+
+    def _learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:
         if len(batch) == 0:
             self._dense.along()
             return 0.0
