@@ -66,13 +66,14 @@ PYTHON = {
     "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
     "tracking": "errors storage store metrics models tools.reports tools.load",
     "tools.sizing": "_core errors optim base table store",
+    "tools.doctor": "_core base optim tools.sizing",
     "tools.convert": "_core errors base table store data",
     "tools.demo": "_core errors optim base store data metrics models",
     "tools.load": "errors storage checkpoint export store models torch",
     "tools.compact": "errors storage checkpoint export",
     "cli": "_core errors consistency optim lifecycle base table storage checkpoint export store data metrics models "
     "torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
-    "ray tools.reports tools.sizing tools.convert tools.demo tools.compact tracking",
+    "ray tools.reports tools.sizing tools.doctor tools.convert tools.demo tools.compact tracking",
     "__main__": "cli",
     "__init__": "errors consistency schedules optim user_optimizer lifecycle table export store data metrics models "
     "torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports tools.sizing tools.convert tools.load "

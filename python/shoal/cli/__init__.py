@@ -40,6 +40,7 @@ from shoal.cli import (
     convert,
     ctr,
     demo,
+    doctor,
     estimate,
     export,
     inspect,
@@ -133,6 +134,7 @@ def parser() -> argparse.ArgumentParser:
         cluster_status,
         keygen,
         estimate,
+        doctor,
     ):
         module.add(commands)
     completion.add(commands, whole)

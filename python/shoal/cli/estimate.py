@@ -35,11 +35,7 @@ def add(commands: Any) -> None:
         EXAMPLES,
         estimate,
     )
-    plan.add_argument("--keys", type=_count, required=True, metavar="N", help="number of rows, such as 2e9")
-    plan.add_argument("--dim", type=int, default=1, metavar="N", help="weights per row (default: %(default)s)")
-    plan.add_argument(
-        "--optimizer", type=_optimizer, default="ftrl", metavar="NAME", help="optimizer: ftrl (default), adam, ..."
-    )
+    add_table_options(plan, required=True)
     plan.add_argument(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),
@@ -64,6 +60,15 @@ def add(commands: Any) -> None:
         "--dir", metavar="DIR", help="directory on the disk of the checkpoints (default: that of temporary files)"
     )
     machine(plan)
+
+
+def add_table_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the description of a planned table."""
+    parser.add_argument("--keys", type=_count, required=required, metavar="N", help="number of rows, such as 2e9")
+    parser.add_argument("--dim", type=int, default=1, metavar="N", help="weights per row (default: %(default)s)")
+    parser.add_argument(
+        "--optimizer", type=_optimizer, default="ftrl", metavar="NAME", help="optimizer: ftrl (default), adam, ..."
+    )
 
 
 def estimate(arguments: argparse.Namespace) -> Answer:
