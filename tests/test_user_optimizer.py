@@ -247,7 +247,7 @@ def test_a_step_may_read_tables_but_not_change_them(tmp_path):
             lambda *_: store.save(tmp_path / "inside"),
         ):
             Calls.call[:] = [change]
-            with pytest.raises(ValueError, match="step of an optimizer may not"):
+            with pytest.raises(ValueError, match="step of an optimizer, or a function of rows, may not"):
                 table.push(EDGES, np.ones(4, np.float32))
         assert table.pull(EDGES).tolist() == [[3]] * 4
         assert len(other) == 4

@@ -38,9 +38,10 @@ PYTHON = {
     "schedules": "_core",
     "optim": "_core errors schedules",
     "user_optimizer": "_core errors optim",
+    "user_functions": "_core errors",
     "lifecycle": "_core",
     "base": "",
-    "table": "_core errors optim user_optimizer lifecycle base table.spec",
+    "table": "_core errors optim user_optimizer user_functions lifecycle base table.spec",
     "table.spec": "_core optim user_optimizer lifecycle",
     "storage": "_core errors base",
     "checkpoint": "_core errors optim base table storage",
@@ -54,8 +55,9 @@ PYTHON = {
     "serve": "_core errors consistency optim base table storage checkpoint export store data models torch",
     "sklearn": "_core errors optim store data metrics models",
     "cluster.protocol": "_core errors consistency base table.spec",
-    "cluster.worker": "_core errors consistency optim base table storage checkpoint store cluster.protocol",
-    "cluster.server": "_core errors user_optimizer base storage checkpoint store cluster.protocol",
+    "cluster.worker": "_core errors consistency optim user_functions base table storage checkpoint store "
+    "cluster.protocol",
+    "cluster.server": "_core errors user_optimizer user_functions base storage checkpoint store cluster.protocol",
     "cluster.scheduler": "errors base cluster.protocol",
     "cluster.launch": "errors consistency base storage store cluster.protocol cluster.worker cluster.server "
     "cluster.scheduler",
@@ -75,9 +77,9 @@ PYTHON = {
     "torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
     "ray tools.reports tools.sizing tools.doctor tools.convert tools.demo tools.compact tracking",
     "__main__": "cli",
-    "__init__": "errors consistency schedules optim user_optimizer lifecycle table export store data metrics models "
-    "torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports tools.sizing tools.convert tools.load "
-    "tools.compact tracking",
+    "__init__": "errors consistency schedules optim user_optimizer user_functions lifecycle table export store data "
+    "metrics models torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports "
+    "tools.sizing tools.convert tools.load tools.compact tracking",
 }
 
 # A room that may use another one may use these modules of it, which rooms further down use too.

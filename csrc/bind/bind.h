@@ -66,6 +66,7 @@ void add_batch(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
 void add_shard(pybind11::module_& module);
 void add_user_step(pybind11::module_& module);
+void add_user_function(pybind11::module_& module);
 void add_wire(pybind11::module_& module);
 void add_service(pybind11::module_& module);
 void add_data_loop(pybind11::module_& module);

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_kernel(module);
   shoal::bind::add_shard(module);
   shoal::bind::add_user_step(module);
+  shoal::bind::add_user_function(module);
   shoal::bind::add_wire(module);
   shoal::bind::add_service(module);
   shoal::bind::add_data_loop(module);

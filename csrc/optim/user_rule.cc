@@ -12,19 +12,14 @@ namespace {
 std::atomic<UserFunction> user_function{nullptr};
 thread_local bool stepping = false;
 
-// For the length of a call, which may end with an exception.
-struct Stepping {
-  Stepping() noexcept { stepping = true; }
-  ~Stepping() { stepping = false; }
-  Stepping(const Stepping&) = delete;
-  Stepping& operator=(const Stepping&) = delete;
-};
-
 }  // namespace
 
 void set_user_function(UserFunction function) noexcept { user_function.store(function); }
 
 bool is_stepping() noexcept { return stepping; }
+
+InUserCode::InUserCode() noexcept { stepping = true; }
+InUserCode::~InUserCode() { stepping = false; }
 
 UserRule::UserRule(Params& given) : params(given.left()), row_steps(given.flag("row_steps")) {
   std::string found = given.first_with("class.");
@@ -67,7 +62,7 @@ void UserRule::step(const Block& block, const std::shared_ptr<const void>& stora
   for (std::size_t r = 0; row_steps && r < block.rows; ++r) {
     block.row_state[r] += 1.0F;
   }
-  const Stepping while_it_runs;
+  const InUserCode while_it_runs;
   function({.params = params, .block = block, .states = states, .row_steps = row_steps, .storage = storage});
 }
 

@@ -47,8 +47,16 @@ struct UserStepError : std::runtime_error {
 using UserFunction = void (*)(const UserStep&);
 void set_user_function(UserFunction function) noexcept;
 
-// Whether this thread is in a step of a user's rule.
+// Whether this thread is in a step of a user's rule, or in another function of a user that the engine calls.
 bool is_stepping() noexcept;
+
+// Makes is_stepping() true for its lifetime.
+struct InUserCode {
+  InUserCode() noexcept;
+  ~InUserCode();
+  InUserCode(const InUserCode&) = delete;
+  InUserCode& operator=(const InUserCode&) = delete;
+};
 
 struct UserRule {
   static constexpr std::string_view kName = "UserOptimizer";

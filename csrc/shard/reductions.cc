@@ -197,11 +197,14 @@ std::vector<double> join(Function function, std::span<const double> parameters,
 }
 
 bool changes(Function function) noexcept {
-  return function == Function::kDecay || function == Function::kShrink;
+  return function == Function::kDecay || function == Function::kShrink || function == Function::kApply;
 }
 
 std::vector<double> reduce(Shard& shard, Function function, std::span<const double> parameters,
                            std::size_t first, std::size_t end) {
+  if (function == Function::kMap || function == Function::kApply) {
+    return shard.run_user_function(function == Function::kApply, parameters, first, end);
+  }
   const Call call = checked(shard, function, parameters);
   SHOAL_CHECK(first <= end && first >= shard.first_slot() && end <= shard.end_slot(),
               "there are no such slots");

@@ -12,6 +12,8 @@
 //   decay      factor in (0, 1]   w = factor * w, rounded once; number of rows changed
 //   shrink     l1                 w = sgn(w) * max(|w| - l1, 0), rounded once; number of rows changed
 //   digest     -                  four numbers of 32 bits: the low and high halves of the two sums of Shard::digest
+//   map        a description      results of a function of the program: shard/user_function.h
+//   apply      a description      likewise, of one that changes rows
 //
 // topk returns one result for all its slots: at most k pairs (norm, the hash's 64 bits), the largest norm first, then
 // the smaller key. The order is total, so results are combined by merging these lists.
@@ -40,7 +42,9 @@ enum class Function : std::uint32_t {
   kTopK = 4,
   kDecay = 5,
   kShrink = 6,
-  kDigest = 7
+  kDigest = 7,
+  kMap = 8,
+  kApply = 9
 };
 
 inline constexpr std::size_t kMaxTopK = std::size_t{1} << 20U;

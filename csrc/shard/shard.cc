@@ -14,9 +14,10 @@ namespace shoal {
 
 namespace {
 
-// The step has locked its table.
+// The caller of the user's code may have locked this table.
 void check_not_stepping() {
-  SHOAL_CHECK(!is_stepping(), "the step of an optimizer may not change, save or sweep a table");
+  SHOAL_CHECK(!is_stepping(),
+              "the step of an optimizer, or a function of rows, may not change, save or sweep a table");
 }
 
 std::uint64_t next_number() noexcept {

@@ -227,6 +227,10 @@ class Shard {
   std::vector<std::size_t> transform_weights(std::size_t first, std::size_t end,
                                              const std::function<void(std::span<float>)>& change);
 
+  // A function of the program over the rows of the slots [first, end), which `writes` lets change them: shard/user_function.h.
+  std::vector<double> run_user_function(bool writes, std::span<const double> parameters, std::size_t first,
+                                        std::size_t end);
+
   // Blocks writers until they are resumed; called in pairs by one thread.
   void pause_writers();
   void resume_writers();

@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from shoal.tools.reports import report
     from shoal.tools.sizing import Estimate, Rates, estimate, measure_rates
     from shoal.tracking import MLflow, TensorBoard
+    from shoal.user_functions import by_source
     from shoal.user_optimizer import UserOptimizer
 
 __version__ = "0.1.0"
@@ -168,6 +169,7 @@ __all__ = [
     "WorkerLostError",
     "WrongProcessError",
     "Zeros",
+    "by_source",
     "compact",
     "connect",
     "estimate",
@@ -222,6 +224,7 @@ _NAMES_OF = {
     "shoal.tools.reports": "report",
     "shoal.tools.sizing": "Estimate Rates estimate measure_rates",
     "shoal.tracking": "MLflow TensorBoard",
+    "shoal.user_functions": "by_source",
     "shoal.user_optimizer": "UserOptimizer",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}

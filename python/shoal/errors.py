@@ -42,7 +42,10 @@ class SaveConflictError(StorageError):
 
 
 class UserCodeError(ShoalError):
-    """A table's optimizer is code of a user that this process does not have, or may not run. Nothing has changed."""
+    """A table's optimizer is code of a user that this process does not have or may not run, and nothing has changed.
+
+    Also: a function of rows has failed, or a server may not run it.
+    """
 
 
 class ClosedError(ShoalError):

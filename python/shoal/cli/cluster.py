@@ -273,9 +273,10 @@ def _server_files_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-code",
         action="append",
         default=[],
-        metavar="DIR|MODULE",
-        help="directory, or name of a module, from which the servers may import optimizers of users: code that they "
-        "run with all their rights; repeatable (default: none)",
+        metavar="DIR|MODULE|source",
+        help="directory, or name of a module, from which the servers may import optimizers and functions of users, or "
+        "the word source for functions that are sent as their source: code that they run with all their rights; "
+        "repeatable (default: none)",
     )
 
 

@@ -16,7 +16,18 @@ import numpy.typing as npt
 
 from shoal import _core
 
-__all__ = ["CHANGES_ROWS", "Function", "Reducible", "changed", "count", "digest", "norm", "topk", "total"]
+__all__ = [
+    "CHANGES_ROWS",
+    "OF_ANY_LENGTH",
+    "Function",
+    "Reducible",
+    "changed",
+    "count",
+    "digest",
+    "norm",
+    "topk",
+    "total",
+]
 
 Answers = npt.NDArray[np.float64]
 
@@ -31,9 +42,13 @@ class Function(IntEnum):
     DECAY = 5
     SHRINK = 6
     DIGEST = 7
+    MAP = 8
+    APPLY = 9
 
 
-CHANGES_ROWS = frozenset({Function.DECAY, Function.SHRINK})
+CHANGES_ROWS = frozenset({Function.DECAY, Function.SHRINK, Function.APPLY})
+# Functions whose answers do not consist of as many numbers for each slot.
+OF_ANY_LENGTH = frozenset({Function.TOPK, Function.MAP, Function.APPLY})
 
 
 class Reducible(Protocol):

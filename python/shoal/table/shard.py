@@ -13,8 +13,18 @@ from shoal import _core
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Future, Waitable
 from shoal.table.spec import TableRecord, TableSpec
+from shoal.user_functions import Description, failure
 
-__all__ = ["OTHER_STORE", "LocalShard", "PendingPush", "Shard", "ShardReader", "Snapshot", "pull_and_expand"]
+__all__ = [
+    "OTHER_STORE",
+    "LocalShard",
+    "PendingAnswers",
+    "PendingPush",
+    "Shard",
+    "ShardReader",
+    "Snapshot",
+    "pull_and_expand",
+]
 
 OTHER_STORE = "after takes futures of calls of the same store, got one of another store: wait for it instead"
 
@@ -24,6 +34,13 @@ class PendingPush(Waitable, Protocol):
 
     def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
         """Read the row of each input key, as it is after this push."""
+
+
+class PendingAnswers(Waitable, Protocol):
+    """A call of a user's function that may not be done yet."""
+
+    def result(self) -> list[npt.NDArray[np.float64]]:
+        """Wait, and return the answers."""
 
 
 class ShardReader(Protocol):
@@ -141,6 +158,14 @@ class Shard(ShardReader, Protocol):
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows (reductions.py), in slot order."""
 
+    def run_function(
+        self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
+    ) -> PendingAnswers | list[npt.NDArray[np.float64]]:
+        """Call a function of a user for all rows, or for those of ascending hashes. A list: the call is complete.
+
+        The answers are those of user_functions.py.
+        """
+
     def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
         """Drop the rows that expiry rules select, or only count them (lifecycle.py decodes the answer).
 
@@ -211,6 +236,15 @@ class LocalShard(_core.Shard):
     def retains_arrays(self) -> bool:
         """False: arrays are read before a call returns."""
         return False
+
+    def run_function(
+        self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
+    ) -> list[npt.NDArray[np.float64]]:
+        """Call a function of a user; raise its error."""
+        answers = [self.reduce(function, description.parameters(hashes))]
+        if error := failure(answers):
+            raise error
+        return answers
 
     def make_locations(self, batch: _core.KeyBatch, /) -> _core.RowLocations:
         """Make room for the positions of a batch's rows."""

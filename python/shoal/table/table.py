@@ -5,8 +5,8 @@ Over 600 lines: one public class, two thirds of which are docstrings.
 Threads: any number; a row is never read half written.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from shoal.table.rwlock import RwLock
 from shoal.table.shard import Shard, ShardReader, pull_and_expand
 from shoal.table.spec import TableSpec
 from shoal.table.stats import TableStats
+from shoal.user_functions import counted, describe, merged
 
 __all__ = ["Table"]
 
@@ -35,6 +36,8 @@ __all__ = ["Table"]
 # their positions: 0.6 to 0.9 of the CPU time (docs/decisions/0022-local-pull.md).
 _ONE_PASS_DIM = 32
 _ONE_PASS_UNIQUE = 5 / 6
+
+_MOST_KEYS = 1 << 22  # of a function of rows: they are sent in one message
 
 AnyReader = TypeVar("AnyReader", bound=ShardReader)
 
@@ -654,6 +657,138 @@ class Table:
         0. Rows of zeros stay in the table with their optimizer state.
         """
         return self._rwlock.shared(lambda: reductions.changed(self.shard, reductions.Function.SHRINK, l1))
+
+    def reduce(
+        self,
+        fn: Callable[..., Any],
+        combine: Callable[[Any, Any], Any],
+        keys: Keys | None = None,
+        *,
+        initial: Any = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Compute a value from all rows, with a function that the processes that hold them call.
+
+        Parameters
+        ----------
+        fn : callable
+            ``fn(keys, weights, state, **params)`` returns a number or an array of float64 or int64, of one shape for
+            all calls. It is called for each slot that has rows, with all of its rows in hash order: keys uint64[n],
+            weights float32[n, dim], and state, a dict of the other columns by the names of `state`, each
+            float32[n, dim] or float32[n, 1]. On a cluster a function of a module, or one marked by `by_source`.
+        combine : callable
+            ``combine(a, b)`` returns the value of two. It is called in this process, in the order of the slots: the
+            values of slots 0 and 1, then that result and the value of slot 2.
+        keys : uint64[n] or int64[n], optional
+            Only their rows; keys without a row are left out, and duplicates count once. Default: all rows.
+        initial : object, optional
+            Combined with the first value; the result if there are no rows.
+        params : mapping of str to number, str or bool, optional
+            Passed to ``fn`` by name.
+
+        Returns
+        -------
+        object
+            Bits are the same for any number of threads and servers, whatever ``combine`` is. Another number of slots
+            divides the rows otherwise: the result is the same if ``combine`` is associative without rounding.
+
+        Raises
+        ------
+        UserCodeError
+            ``fn`` has failed, on a server too: the message has its traceback. Or a server may not run it.
+        ValueError
+            Values of different shapes or types, or servers cannot import ``fn``.
+
+        Notes
+        -----
+        Each slot is read at one moment. On a cluster a call takes effect as a pull does.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> def highest(keys, weights, state):
+        ...     return weights.max(axis=0)
+        >>> with shoal.local() as store:
+        ...     table = store.table("t", dim=2)
+        ...     table.assign(np.array([7, 9], np.uint64), np.array([[1, 2], [3, -4]], np.float32))
+        ...     table.reduce(highest, np.maximum).tolist()
+        [3.0, 2.0]
+        """
+        answers = self._run_function(reductions.Function.MAP, fn, keys, params, ()).wait()
+        return merged(answers, combine, initial)
+
+    def apply(
+        self,
+        fn: Callable[..., None],
+        keys: Keys | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        after: After = (),
+    ) -> Future[int]:
+        """Change all rows, with a function that the processes that hold them call.
+
+        Parameters
+        ----------
+        fn : callable
+            ``fn(keys, weights, state, **params)`` changes ``weights`` and ``state`` in place and returns None. Its
+            arguments are those of :meth:`reduce`. It must be deterministic: copies of the rows execute it too.
+        keys : uint64[n] or int64[n], optional
+            As for :meth:`reduce`. Rows are neither created nor removed.
+        params : mapping of str to number, str or bool, optional
+            Passed to ``fn`` by name.
+        after : Future, or list or tuple of Future, optional
+            As for :meth:`push`.
+
+        Returns
+        -------
+        Future
+            ``wait()`` returns how many rows changed. The change is made exactly once, also if servers die and their
+            copies take over.
+
+        Raises
+        ------
+        UserCodeError
+            By ``wait()``: ``fn`` has failed, and the message has its traceback; or a server may not run it. The rows of
+            a slot are changed together or not at all: slots that were processed before the failure stay changed.
+        ValueError
+            Servers cannot import ``fn``, or the optimizer is `Proximal`.
+
+        Notes
+        -----
+        A row that would not be finite is left unchanged and counted in ``stats().nonfinite_rows``. Under FTRL and
+        GroupFTRL, which derive weights from z and n, changed weights move z as by :meth:`assign`; weights that keep
+        their bits follow from the z and n that ``fn`` leaves. Weights of 16 bits are rounded stochastically. Pushes
+        that other workers make at the same time take effect before or after it; under BSP it is made between two
+        steps. Other writers of the table wait meanwhile, and a server thread serves nothing else.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> def forget(keys, weights, state, factor):
+        ...     state["v"] *= factor
+        >>> with shoal.local() as store:
+        ...     table = store.table("t", optimizer=shoal.Momentum(lr=1.0))
+        ...     table.push(np.array([7], np.uint64), np.array([2], np.float32)).wait()
+        ...     print(table.apply(forget, params={"factor": 0.5}).wait(), table.state(np.array([7], np.uint64))["v"])
+        1 [[1.]]
+        """
+        answers = self._rwlock.shared(lambda: self._run_function(reductions.Function.APPLY, fn, keys, params, after))
+        return Future(answers, lambda: counted(answers.wait()))
+
+    def _run_function(
+        self,
+        function: reductions.Function,
+        fn: Callable[..., Any],
+        keys: Keys | None,
+        params: Mapping[str, Any] | None,
+        after: After,
+    ) -> Future[list[npt.NDArray[np.float64]]]:
+        shard = _after(self.shard, after)
+        hashes = None if keys is None else self._batch(keys).native.hashes
+        if hashes is not None and len(hashes) > _MOST_KEYS:
+            raise ValueError(f"a function of rows takes {_MOST_KEYS} different keys at most, got {len(hashes)}")
+        started = shard.run_function(function, describe(fn, params), hashes)
+        return Future(None, lambda: started) if isinstance(started, list) else Future(started, started.result)
 
     def __len__(self) -> int:
         """Count the rows."""

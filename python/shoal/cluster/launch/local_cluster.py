@@ -441,7 +441,8 @@ def launch(
         Options of the file system that opens URLs among them, such as ``{"endpoint_url": ...}``.
     allow_code : sequence of str or path
         Directories and names of modules from which the servers may import the optimizers of tables
-        (`shoal.UserOptimizer`): code that they run. Default: none.
+        (`shoal.UserOptimizer`) and functions of rows; and ``"source"``, for functions that are sent as their source
+        (`shoal.by_source`). It is code that they run. Default: none.
     journal : path, optional
         Directory of the scheduler's journal, from which it continues if it dies and is started again; its former
         content is removed. Default: a temporary directory.

@@ -1,7 +1,8 @@
-"""The code of users that a server may import: the classes of optimizers that tables name.
+"""The code of users that a server may run: the classes of optimizers that tables name, and functions of rows.
 
-A table's description names a class by its module. A server imports the module only if it was started with its name, or
-with the directory that contains it; by default it imports nothing. Imported code has all rights of the process.
+A description names a class or a function by its module. A server imports the module only if it was started with its
+name, or with the directory that contains it, and runs the source of a function only if it was started with the word
+``source``; by default it does neither. Such code has all rights of the process.
 
 Threads: one.
 """
@@ -11,13 +12,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from shoal.cluster.protocol.messages import TableRecord
 from shoal.errors import UserCodeError
+from shoal.user_functions import SourceFunction
 from shoal.user_optimizer import UserOptimizer, class_path, make_user_optimizer, why_unavailable
 
-__all__ = ["AllowedCode", "code_arguments"]
+__all__ = ["SOURCE", "AllowedCode", "code_arguments"]
+
+SOURCE = "source"  # allows functions that are sent as their source
 
 
 class AllowedCode:
@@ -26,7 +31,8 @@ class AllowedCode:
     Parameters
     ----------
     allowed : sequence of str or path
-        Directories, which are appended to ``sys.path``, and names of modules, each with its submodules.
+        Directories, which are appended to ``sys.path``; names of modules, each with its submodules; and ``source``, for
+        functions that are sent as their source.
 
     Raises
     ------
@@ -37,9 +43,12 @@ class AllowedCode:
     def __init__(self, allowed: Sequence[str | os.PathLike[str]] = ()) -> None:
         self._directories: list[str] = []
         self._modules: list[str] = []
+        self._runs_source = False
         for given in allowed:
             one = os.fspath(given)
-            if os.path.isdir(one):
+            if one == SOURCE:
+                self._runs_source = True
+            elif os.path.isdir(one):
                 self._directories.append(os.path.realpath(one))
             elif all(part.isidentifier() for part in one.split(".")):
                 self._modules.append(one)
@@ -55,6 +64,39 @@ class AllowedCode:
         what = f"the optimizer of table {form.name!r} is {path}, code of a user"
         if module == "__main__":
             return f"{what} that is defined in the main program of a worker: put the class into a module of its own"
+        if refusal := self._import(module, what):
+            return refusal
+        reason = why_unavailable(make_user_optimizer(form.params))
+        return reason and f"{what}: {reason}"
+
+    def function(self, code: Mapping[str, Any]) -> Callable[..., Any]:
+        """Find a function of rows, by its import path or its source.
+
+        Raises
+        ------
+        UserCodeError
+            This server may not run it, or there is no such function.
+        """
+        if "source" in code:
+            if not self._runs_source:
+                raise UserCodeError(
+                    f"{code['name']} was sent as its source, which this server may not run: start all servers with "
+                    f"--allow-code {SOURCE} (shoal.launch(allow_code=[{SOURCE!r}]))"
+                )
+            return SourceFunction(str(code["name"]), str(code["source"]))
+        module, _, name = str(code["path"]).partition(":")
+        what = f"the function of rows is {module}:{name}, code of a user"
+        if refusal := self._import(module, what):
+            raise UserCodeError(refusal)
+        found: Any = sys.modules[module]
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not callable(found) or getattr(found, "__module__", "") != module:  # not what the module has imported
+            raise UserCodeError(f"{what}, and the module of this server has no such function")
+        return cast("Callable[..., Any]", found)
+
+    def _import(self, module: str, what: str) -> str:
+        """Import a module if that is allowed; return why it is not possible, or ""."""
         file = self._file(module)
         if file is None and not any(module == one or module.startswith(one + ".") for one in self._modules):
             return (
@@ -67,8 +109,7 @@ class AllowedCode:
             return f"{what}, and importing {module} failed: {type(error).__name__}: {error}"
         if file is not None and os.path.realpath(found.__file__ or "") != file:
             return f"{what} in {file}, and {module} is already {found.__file__}: give the module another name"
-        reason = why_unavailable(make_user_optimizer(form.params))
-        return reason and f"{what}: {reason}"
+        return ""
 
     def check(self, forms: Iterable[TableRecord]) -> None:
         """Import the classes of the tables of a cluster.

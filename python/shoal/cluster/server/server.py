@@ -48,6 +48,7 @@ from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import ShoalError
 from shoal.storage.roots import StorageRoots
 from shoal.store.description import make_budget
+from shoal.user_functions import set_resolver
 
 __all__ = ["Server"]
 
@@ -104,8 +105,9 @@ class Server:
         Options of the file system that opens URLs below them, such as ``{"endpoint_url": ...}``: if it is omitted,
         workers may pass nothing but credentials.
     allow_code : sequence of str or path
-        Directories and names of modules from which the optimizers of tables may be imported
-        (`shoal.UserOptimizer`): code that the process runs, with all its rights. Default: none.
+        Directories and names of modules from which the optimizers of tables (`shoal.UserOptimizer`) and functions of
+        rows may be imported; and ``source``, for functions that are sent as their source (`shoal.by_source`). It is
+        code that the process runs, with all its rights. Default: none.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class Server:
         allow_code: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         code = AllowedCode(allow_code)
+        set_resolver(code.function)
         if threads < 1:
             raise ValueError(f"a server needs at least one thread, got threads={threads}")
         default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"

@@ -186,6 +186,7 @@ class Call:
     error: ShoalError | None = None
     result: Any = None
     on_done: Callable[[Call], None] | None = None
+    find_error: Callable[[Any], ShoalError | None] | None = None
     hashes: Hashes | None = None
     begins: npt.NDArray[np.uint64] | None = None
     values: npt.NDArray[Any] | None = None
@@ -239,6 +240,7 @@ def new_call(
     dtype: int | None = None,
     filter: Filter | None = None,
     on_done: Callable[[Call], None] | None = None,
+    find_error: Callable[[Any], ShoalError | None] | None = None,
 ) -> Call:
     """Describe a call.
 
@@ -269,6 +271,8 @@ def new_call(
         Applied to a pull or a push.
     on_done : callable, optional
         Called with the call when it is settled, from the method that settles it (also from this one).
+    find_error : callable, optional
+        Called with the answers of all endpoints: returns the error that they report, or None.
 
     Raises
     ------
@@ -277,6 +281,7 @@ def new_call(
     """
     call = Call(op, table, clock, now, deadline)
     call.on_done = on_done
+    call.find_error = find_error
     call.filter = filter if op in (Op.PULL, Op.PUSH) else None
     call.hashes, call.begins, call.values, call.out = hashes, begins, values, out
     call.counts = counts

@@ -15,7 +15,7 @@ from shoal import _core
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.worker.calls import Call, Frames, RequestPart, WorkerIdentity
 from shoal.cluster.worker.filters import EncodedPayload
-from shoal.table.reductions import Function
+from shoal.table.reductions import OF_ANY_LENGTH
 
 __all__ = ["answer_buffer", "encode", "in_slot_order", "store_answer"]
 
@@ -172,7 +172,7 @@ def in_slot_order(call: Call, map: ClusterMap) -> list[npt.NDArray[Any]]:
         An answer has another length than its slots need.
     """
     owners = map.owners
-    if call.op != Op.REDUCE or call.aux == Function.TOPK or len(map.runs) == len(owners):
+    if call.op != Op.REDUCE or call.aux in OF_ANY_LENGTH or len(map.runs) == len(owners):
         return [call.answers[endpoint.address] for endpoint in owners]
     pieces: dict[int, npt.NDArray[Any]] = {}
     for endpoint in owners:

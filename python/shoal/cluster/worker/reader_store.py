@@ -31,6 +31,7 @@ from shoal.table.dense import DenseTable, shape_of
 from shoal.table.reductions import CHANGES_ROWS
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
+from shoal.user_functions import Description
 
 __all__ = ["ReaderStore"]
 
@@ -59,6 +60,14 @@ class _ReaderShard(RemoteShard):
         if function in CHANGES_ROWS:
             _refuse("decay or shrink weights")
         return super().reduce(function, parameters)
+
+    def run_function(
+        self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
+    ) -> CallFuture:
+        """Call a function of a user that changes no rows."""
+        if function in CHANGES_ROWS:
+            _refuse("apply functions")
+        return super().run_function(function, description, hashes)
 
     def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
         """Count the rows that expiry rules select."""

@@ -21,6 +21,7 @@ from shoal.table.future import Waitable
 from shoal.table.reductions import CHANGES_ROWS
 from shoal.table.shard import OTHER_STORE, LocalShard, pull_and_expand
 from shoal.table.spec import TableSpec
+from shoal.user_functions import Description, failure
 
 __all__ = ["NO_DELTAS", "RemoteShard", "UnsynchronizedSnapshot"]
 
@@ -312,6 +313,30 @@ class RemoteShard:
             write=function in CHANGES_ROWS,
         ).result()
         return np.concatenate(answers)
+
+    def run_function(
+        self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
+    ) -> CallFuture:
+        """Call a function of a user on all servers; one that changes rows does so exactly once.
+
+        Raises
+        ------
+        ValueError
+            Servers cannot find the function.
+        """
+        if description.unsendable:
+            raise ValueError(description.unsendable)
+        parameters = description.parameters(hashes)
+        return self._channel.begin(
+            Op.REDUCE,
+            self.number,
+            aux=function,
+            payload=[parameters],
+            count=len(parameters),
+            write=function in CHANGES_ROWS,
+            after=self._after,
+            find_error=failure,
+        )
 
     def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
         """Drop the rows that expiry rules select, or only count them; return the sums over the endpoints."""

@@ -496,7 +496,7 @@ class Requests:
         if not call.done and not call.parts and not call.misrouted:
             if call.op in _PER_ENDPOINT:
                 call.result = in_slot_order(call, self.map)
-            self._settle(call, now)
+            self._settle(call, now, None if call.find_error is None else call.find_error(call.result))
 
     def _forget(self, part: RequestPart) -> None:
         call = part.call

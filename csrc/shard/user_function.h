@@ -1,0 +1,52 @@
+// Functions of the program over the rows of a table, such as functions in Python, in the process that holds the rows.
+//
+// Algorithm. The function is called once for each slot that has rows, in the order of the slots, with copies of all these rows in
+// hash order; or with those of given hashes that exist. So what it gets depends on the rows and the number of slots alone. No slot
+// is locked while it runs.
+//
+//   kMap     its words are the result of the slot
+//   kApply   what it has changed in weights, columns and row state is written, all rows of the slot or, if it fails, none. Weights
+//            that changed move the columns from which they are derived (FTRL). A row that would not be finite is left unchanged and
+//            counted. Other writers of the table wait from the first slot to the last.
+//
+// After a failure no further slot is processed: the changes of earlier slots stay.
+//
+//   parameters   number of bytes of the description, 1 if hashes are given, the bytes padded with zeros, the hashes, ascending
+//   results      for each call: the slot, the number of words that follow, and the words: those of the function; or of kApply,
+//                unless it has failed, 0 and the number of changed rows
+//
+// There is one function for all descriptions; it finds out what a description means. It is set once, before the first call.
+//
+// Threads: several may call the function at the same time. While it runs, is_stepping() is true in its thread.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "optim/block.h"
+
+namespace shoal {
+
+struct RowsCall {
+  std::span<const std::byte> description;
+  bool writes;
+  std::span<const std::uint64_t> hashes;
+  const Block& block;  // without gradients
+  float* weights;      // of the rows; columns[0] of the block, unless they are derived
+  std::span<const std::string> columns;
+  bool derives_weights;
+  std::string_view row_state;                  // its name, or none
+  const std::shared_ptr<const void>& storage;  // of the arrays: shared by views that outlive the call
+};
+
+// Appends words; false: it has failed, and the words say why.
+using RowsFunction = bool (*)(const RowsCall&, std::vector<double>&);
+void set_rows_function(RowsFunction function) noexcept;
+
+}  // namespace shoal
