@@ -13,12 +13,14 @@ from shoal.cluster.scheduler.planner import Layout, Wishes, find_uneven, plan, r
 NODES = {rank: f"node {rank}" for rank in range(3)}
 
 
-def carried_out(map: ClusterMap, wishes: Wishes, most: int = 500) -> tuple[Layout, int]:
+def carried_out(
+    map: ClusterMap, wishes: Wishes, most: int = 500, nodes: dict[int, str] | None = None
+) -> tuple[Layout, int]:
     """Plan until nothing changes, where copies arrive at once; returns the number of moves too."""
     numbers = itertools.count(1000)
     moves = 0
     for _ in range(most):
-        layout = Layout(map, lambda: next(numbers), NODES)
+        layout = Layout(map, lambda: next(numbers), NODES if nodes is None else nodes)
         for arc, arriving in enumerate(layout.arriving):
             for id in sorted(arriving):
                 layout.arrive(arc, id)
@@ -79,3 +81,30 @@ def test_equal_weights_move_nothing() -> None:
     for weight in (0, 3):
         _, moves = carried_out(map, Wishes(0, balance=True, weights=[weight] * len(map.arcs)))
         assert moves == 0
+
+
+def test_of_two_copies_on_one_server_one_serves_and_the_other_is_given_up() -> None:
+    loops = [(f"tcp://h:{k}", k // 2) for k in range(6)]
+    numbers = itertools.count(1)
+    map = ring(cut_evenly(1, 64, loops), 1, lambda: next(numbers), NODES)
+    layout = Layout(map, lambda: next(numbers), NODES)
+    for arc, primary in enumerate(layout.primaries):
+        if layout.server(primary) == 0:
+            layout.copies[arc] = {2, 3}  # of server 1: it is about to move
+    stamps = {(id, arc.first_slot): 1 for arc in map.arcs for id in (2, 3, 4, 5)}
+    assert layout.remove_endpoints({0, 1}, set(), stamps) == []
+    for primary, copies in zip(layout.primaries, layout.copies, strict=True):
+        assert layout.server(primary) not in {layout.server(id) for id in copies}
+
+
+def test_copies_that_share_a_server_are_made_elsewhere_and_dropped() -> None:
+    loops = [(f"tcp://h:{k}", k // 2) for k in range(6)]
+    numbers = itertools.count(1)
+    one = dict.fromkeys(range(3), "one")  # node, as on one machine
+    layout = Layout(ring(cut_evenly(1, 64, loops), 1, lambda: next(numbers), one), lambda: next(numbers), one)
+    for arc, primary in enumerate(layout.primaries):
+        layout.copies[arc] = {primary ^ 1}  # the other endpoint of its server
+    layout, _ = carried_out(layout.to_map(2), Wishes(1), nodes=one)
+    for primary, copies in zip(layout.primaries, layout.copies, strict=True):
+        assert [layout.server(id) for id in copies] != [layout.server(primary)]
+        assert len(copies) == 1

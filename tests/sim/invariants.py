@@ -7,9 +7,19 @@ import msgspec
 
 from shoal.cluster.protocol.messages import AcceptedReply
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "map_copies"]
 
 COMPARE_SECONDS = 0.2
+
+
+def map_copies(map):
+    """Return on how many other servers each arc has copies in sync."""
+    servers = [set() for _ in map.arcs]
+    for stream in map.streams:
+        if map.endpoint(stream.backup).server != map.endpoint(stream.primary).server:
+            for arc in stream.arcs:
+                servers[arc].add(map.endpoint(stream.backup).server)
+    return [len(one) for one in servers]
 
 
 class Monitor:
@@ -197,8 +207,8 @@ class Monitor:
                 copies[arc] += 1
             for arc in stream.arriving:
                 self.report(f"arc {arc} is still arriving over stream {stream.id}")
-        if min(copies) < wanted:
-            self.report(f"arcs have {copies} copies, not {wanted}")
+        if min(map_copies(map)) < wanted:
+            self.report(f"arcs have copies on {map_copies(map)} other servers, not {wanted}")
         self.compare()
         if self.compared - before != sum(copies):
             self.report(f"{self.compared - before} copies were compared, not {sum(copies)}")

@@ -14,7 +14,7 @@ from shoal.cluster.protocol import messages as m
 from shoal.cluster.scheduler.inputs import Died, Input, MembershipState
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.server.assignment import ServerControl
-from sim.invariants import Monitor
+from sim.invariants import Monitor, map_copies
 from sim.whole import HEARTBEAT, Process, Whole, WorkerProcess
 
 SPEED = 5  # of the timers of a server, which are made for real networks
@@ -402,11 +402,7 @@ class Replicated(Whole):
             return False
         if self.cuts or any(not one.alive or one.stopped_until > self.network.now for one in self.members()):
             return False  # one has died already, or may be declared dead
-        copies = dict.fromkeys(range(len(map.arcs)), 0)
-        for stream in map.streams:
-            for arc in stream.arcs:
-                copies[arc] += 1
-        return min(copies.values()) >= self.replicas
+        return min(map_copies(map)) >= self.replicas
 
     def when_redundant(self, what, *arguments):
         """Do something as soon as servers may die."""

@@ -207,8 +207,14 @@ class Layout:
             if primary not in ready:
                 self.primaries[arc] = min(ready, key=lambda id: (self.served(id), id))
             # What the dead one sent last may have reached some copies and not others.
-            self.copies[arc], self.arriving[arc] = known.keys() - {self.primaries[arc]}, set()
+            self.copies[arc], self.arriving[arc] = self._apart(self.primaries[arc], known), set()
         return lost
+
+    def _apart(self, primary: int, copies: Iterable[int]) -> set[int]:
+        """Return one copy for each server other than the primary's: those of one server are lost together."""
+        by_server = {self.server(id): id for id in sorted(copies, reverse=True)}
+        by_server.pop(self.server(primary), None)
+        return set(by_server.values())
 
     def to_map(self, epoch: int, added: Iterable[Endpoint] = ()) -> ClusterMap:
         """Return the map."""
@@ -357,15 +363,19 @@ class _Planner:
         return changed
 
     def _least_needed(self, arc: int) -> int:
-        """Return the copy of an arc to drop: on a draining server, or one that shares a node with another.
+        """Return the copy of an arc to drop: on a draining server, or one that shares a server or a node with another.
 
         Among equals, that of the endpoint with most to do.
         """
         its = self._layout
-        held = Counter(its.node(id) for id in [its.primaries[arc], *its.copies[arc]])
-        return min(
-            its.copies[arc], key=lambda id: (not self._is_draining(id), held[its.node(id)] == 1, -its.load(id), id)
-        )
+        holders = [its.primaries[arc], *its.copies[arc]]
+        nodes, servers = Counter(map(its.node, holders)), Counter(map(its.server, holders))
+
+        def need(id: int) -> tuple[bool, bool, bool, int, int]:
+            is_apart = servers[its.server(id)] == 1
+            return not self._is_draining(id), is_apart, nodes[its.node(id)] == 1, -its.load(id), id
+
+        return min(its.copies[arc], key=need)
 
     def copy(self) -> bool:
         """Begin copies: one for each primary."""
@@ -394,7 +404,8 @@ class _Planner:
     def _missing_for(self, arc: int) -> tuple[int, int] | None:
         its = self._layout
         # On a draining server, the copy from which the arc will be served is one more.
-        if sum(not self._is_draining(id) for id in its.copies[arc]) >= self._wishes.replicas:
+        servers = {its.server(id) for id in its.copies[arc] if not self._is_draining(id)}
+        if len(servers - {its.server(its.primaries[arc])}) >= self._wishes.replicas:
             return None
         return self._best_of(arc, self._free_for(arc))
 
