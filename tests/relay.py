@@ -2,24 +2,27 @@
 
 A relay listens at 127.0.0.2 and forwards to the same port of 127.0.0.1, so all others reach a server that advertises
 127.0.0.2 through it. A link has a source, the process that connected, and a target, a role; the source is found by the
-local port of the connection.
+local address of the connection.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 TIMEOUT = 120.0
 NEAR, FAR = "127.0.0.2", "127.0.0.1"
 _ATTEMPTS = 20  # to find the source of a connection, in two seconds
+# Of linux/netlink.h and linux/sock_diag.h.
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
+_ALL_STATES = _ANY_COOKIE = 0xFFFFFFFF
 _FIRST_PORT, _LAST_PORT = 20000, 32000  # not those that the system gives to connections
 
 
@@ -80,11 +83,11 @@ class Relays:
     def _accept(self, listener: socket.socket, target: str, port: int) -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, (_, client) = listener.accept()
+                near, client = listener.accept()
                 threading.Thread(target=self._connect, args=(near, client, target, port), daemon=True).start()
 
-    def _connect(self, near: socket.socket, client: int, target: str, port: int) -> None:
-        source = self._find(client)
+    def _connect(self, near: socket.socket, client: tuple[str, int], target: str, port: int) -> None:
+        source = self._find(client, port)
         if self._kind(source, target) == "cut":
             near.close()
             return
@@ -108,14 +111,13 @@ class Relays:
         near.close()
         far.close()
 
-    def _find(self, client: int) -> str:
-        """Return the role of the process that has a local port."""
-        for attempt in range(_ATTEMPTS):  # the kernel's list of connections may lack some while others change
-            for role, pid in list(self.sources.items()):  # roles are added meanwhile
-                with contextlib.suppress(psutil.Error):
-                    for connection in psutil.Process(pid).net_connections("tcp"):
-                        if connection.laddr and connection.laddr.port == client and connection.raddr:
-                            return role
+    def _find(self, client: tuple[str, int], port: int) -> str:
+        """Return the role of the process that has the connection from a local address to the relay at a port."""
+        for attempt in range(_ATTEMPTS):
+            if (link := _socket_of(client, (NEAR, port))) is not None:
+                for role, pid in list(self.sources.items()):  # roles are added meanwhile
+                    if link in _links(pid):
+                        return role
             time.sleep(0.01 * attempt)
         return "unknown"
 
@@ -171,6 +173,36 @@ class Relays:
             listener.close()
         for one in connections:
             one.close()
+
+
+def _socket_of(client: tuple[str, int], relay: tuple[str, int]) -> str | None:
+    """Return what the file descriptor of a client's end of a connection links to.
+
+    The kernel is asked for this connection alone (sock_diag(7)): to list all of them takes it milliseconds.
+    """
+    ends = struct.pack("!HH", client[1], relay[1])
+    for host, _ in (client, relay):
+        ends += socket.inet_aton(host).ljust(16, b"\0")
+    request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, _ALL_STATES) + ends
+    request += struct.pack("=III", 0, _ANY_COOKIE, _ANY_COOKIE)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.send(struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0) + request)
+        reply = kernel.recv(4096)
+    (kind,) = struct.unpack_from("=H", reply, 4)
+    if kind != _SOCK_DIAG_BY_FAMILY:
+        return None
+    (inode,) = struct.unpack_from("=I", reply, 16 + 68)
+    return f"socket:[{inode}]"
+
+
+def _links(pid: int) -> set[str]:
+    """Return what the file descriptors of a process link to."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for descriptor in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(descriptor.path))
+    return found
 
 
 def has_copies(status: dict[str, Any]) -> bool:
