@@ -101,6 +101,7 @@ MISTAKES = [
     (["serve", "m", "--port", "0"], "m is a model, not an export: write one with `shoal export m DIR`"),
     (["serve", "no", "--port", "0"], "no: there is no such export"),
     (["estimate", "--keys", "9", "--dir", "no/such"], "no/such: there is no such directory"),
+    (["doctor", "--dir", "no/such"], "no/such: there is no such directory"),
     (["estimate", "--keys", "9", "--rates", "bytes"], "bytes has no rates"),
     (["keygen", "--output", "good"], "good: File exists"),
     (["completion", "fish"], "choose from 'bash', 'zsh', 'tcsh'"),

@@ -179,7 +179,8 @@ def test_a_server_that_is_cut_off_from_all_is_replaced_by_its_copies_and_ends() 
         assert alone.process.wait(TIMEOUT) not in (0, -9)
         assert "was declared dead" in alone.last_output()
         (failover,) = worker.store.cluster()["failovers"]
-        assert "has not answered for" in failover["why"]
+        # By its pings; by its heartbeats on a machine so busy that rounds of pings are late, which do not count.
+        assert "has not answered for" in failover["why"] or "silent for" in failover["why"]
         assert failover["silent_seconds"] >= 0.75
 
 
