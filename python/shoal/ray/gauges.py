@@ -6,11 +6,11 @@ Threads: used by one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ray.util.metrics import Gauge
 
-from shoal.cluster.protocol.metrics import SERVER
+from shoal.cluster.protocol.metrics import SERVER, Values
 
 __all__ = ["ServerGauges"]
 
@@ -27,16 +27,18 @@ class ServerGauges:
     """
 
     def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._gauges = {key: Gauge(f"shoal_server_{key}", one.help, ("server",)) for key, one in SERVER.items()}
+        self._gauges = {
+            key: Gauge(f"shoal_server_{key}", one.help, ("server",)) for key, one in SERVER.items() if one.is_single
+        }
         self._tags = {"server": name}
         self._clock = clock
         self._due = clock()
 
-    def report(self, counters: Callable[[], Mapping[str, float]]) -> None:
+    def report(self, counters: Callable[[], Values]) -> None:
         """Report the counters that a function returns, unless the last report was a moment ago."""
         if self._clock() < self._due:
             return
         self._due = self._clock() + _REPORT_SECONDS
         found = counters()
         for key, gauge in self._gauges.items():
-            gauge.set(found[key], self._tags)
+            gauge.set(found.get(key, 0), self._tags)

@@ -13,6 +13,7 @@ Threads: every method may be called from any thread.
 
 from __future__ import annotations
 
+import importlib.metadata
 import socket
 import socketserver
 import threading
@@ -22,16 +23,26 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Self
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.core import (
+    Metric as Family,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from shoal import _core
 from shoal.cluster.protocol.address import bindable, join_address, split
-from shoal.cluster.protocol.metrics import RoleMetrics
+from shoal.cluster.protocol.metrics import Metric, RoleMetrics, Values
 
 __all__ = ["HealthServer", "parse_listen"]
 
 _STUCK_SECONDS = 60.0
+_BUCKETS = (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
 _MAX_REQUESTS = 16
 _REQUEST_SECONDS = 5.0  # for a client to send its request and to receive the reply
 
@@ -112,7 +123,7 @@ class HealthServer:
         unready: Callable[[], Sequence[str]],
         role: str,
         metrics: RoleMetrics,
-        read: Callable[[], Mapping[str, float]],
+        read: Callable[[], Values],
         rank: int | None = None,
     ) -> None:
         """Take the functions of a role that has joined; they are called in other threads.
@@ -166,7 +177,7 @@ class _RoleCollector(Collector):
         unready: Callable[[], Sequence[str]],
         role: str,
         metrics: RoleMetrics,
-        read: Callable[[], Mapping[str, float]],
+        read: Callable[[], Values],
         rank: int | None,
     ) -> None:
         self._unready = unready
@@ -175,17 +186,47 @@ class _RoleCollector(Collector):
         self._read = read
         self._labels = {} if rank is None else {"rank": str(rank)}
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> Iterator[Family]:
         values = self._read()
-        yield self._family("gauge", "ready", "Whether /readyz answers 200", not self._unready())
-        for name, (kind, meaning) in self._metrics.items():
-            yield self._family(kind, name, meaning, values.get(name, 0))
+        yield _build()
+        yield self._family("ready", Metric("gauge", "Whether /readyz answers 200"), not self._unready())
+        for name, metric in self._metrics.items():
+            yield self._family(name, metric, values.get(name, 0 if metric.is_single else {}))
 
-    def _family(self, kind: str, name: str, meaning: str, value: float) -> CounterMetricFamily | GaugeMetricFamily:
-        make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-        family = make(f"shoal_{self._role}_{name}", meaning, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
+    def _family(self, name: str, metric: Metric, value: Any) -> Family:
+        name, own = f"shoal_{self._role}_{name}", list(self._labels.values())
+        labels = [*self._labels, *([metric.label] if metric.label else [])]
+        if metric.kind == "histogram":
+            histogram = HistogramMetricFamily(name, metric.help, labels=labels)
+            if value:
+                histogram.add_metric(own, _cumulative(value), sum_value=None)
+            return histogram
+        make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = make(name, metric.help, labels=labels)
+        for label, number in value.items() if metric.label else [("", value)]:
+            family.add_metric([*own, str(label)] if metric.label else own, number)
         return family
+
+
+def _build() -> Family:
+    """Return the metric that names the version; joined with others it tells versions apart."""
+    compiled = _core.build_info()
+    facts = {"version": importlib.metadata.version("shoal"), "compiler": str(compiled["compiler"])}
+    return InfoMetricFamily("shoal_build", "The version of shoal and the compiler of its engine", value=facts)
+
+
+def _cumulative(counts: Mapping[int, int]) -> list[tuple[str, float]]:
+    """Return the buckets of a histogram from how often numbers from each key on, up to the next power of two, occurred.
+
+    Examples
+    --------
+    >>> _cumulative({0: 5, 2: 1, 16: 3})[:4]
+    [('0', 5), ('1', 5), ('3', 6), ('7', 6)]
+    """
+    return [
+        *((str(most), sum(count for least, count in counts.items() if least <= most)) for most in _BUCKETS),
+        ("+Inf", sum(counts.values())),
+    ]
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):

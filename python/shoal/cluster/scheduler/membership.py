@@ -102,6 +102,7 @@ from shoal.cluster.protocol.messages import (
     StreamsClosed,
     TakeSplit,
 )
+from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.scheduler.assignments import Assignments
@@ -610,6 +611,22 @@ class Membership:
             else:
                 self._accept(RebalanceRequested(now, sender, number, body.weights))
         return self._replicas.commands[sender, number]
+
+    def metrics(self) -> Values:
+        """Return the values of most metrics ``shoal.cluster.protocol.metrics.SCHEDULER``."""
+        status = self._cluster_status()
+        slots = {arc.first_slot: arc.end_slot - arc.first_slot for arc in status.arcs}
+        lacking = (slots[arc.first_slot] for arc in status.arcs if len(arc.copies) < status.replicas)
+        workers = [one for one in status.workers if one.rank is not None]
+        return {
+            "failovers": self._replicas.num_failovers,
+            "rows_lost": bool(self.broken),
+            "slots_without_copies": sum(lacking),
+            "slots_under_way": sum(end - first for one in status.streams for first, end in one.arriving),
+            "worker_clock": {str(one.rank): one.clock for one in workers},
+            "worker_silent_seconds": {str(one.rank): one.heard_seconds for one in workers},
+            "server_silent_seconds": {str(one.rank): one.heard_seconds for one in status.servers},
+        }
 
     def _cluster_status(self) -> StatusReply:
         return status_of(

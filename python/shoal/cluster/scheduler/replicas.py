@@ -73,6 +73,8 @@ class Replicas:
         Replies to the last requests of tools, by sender and number.
     failovers : deque of FailoverState
         The last ones.
+    num_failovers : int
+        Of this process.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Replicas:
         self.drained: set[int] = set()
         self.commands: dict[tuple[bytes, int], ReplyBody] = {}
         self.failovers: deque[FailoverState] = deque(maxlen=_MAX_FAILOVERS)
+        self.num_failovers = 0
 
     def save(self) -> dict[str, Any]:
         """Return the fields of :class:`.MembershipState` that are kept here."""
@@ -234,6 +237,7 @@ class Replicas:
             if dead.arcs:
                 names = ", ".join(f"server {adopter.rank}" for adopter in adopters)
                 self._peers.notes.append(f"{text}: {names} will serve its slots {slots} from copies")
+                self.num_failovers += 1
                 self.failovers.append(
                     FailoverState(
                         server=rank,

@@ -45,6 +45,7 @@ from shoal.cluster.protocol.messages import (
     decode,
     encode,
 )
+from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.scheduler.connections import ConnectionMonitor
 from shoal.cluster.scheduler.inputs import Input
@@ -65,6 +66,7 @@ _MAX_BATCH = 1000  # messages between two checks of the time
 _MAX_FRAME_BYTES = 1 << 24  # a peer that sends a longer frame is disconnected
 _MAX_FRAMES = 4  # of a message, including the route
 _DESCRIPTOR_CHECK_SECONDS = 1.0  # between two checks whether files can still be opened
+_METRICS_SECONDS = 1.0  # between two computations of metrics
 _HANDSHAKE_MS = 10000  # for a connection to complete its handshake
 
 
@@ -130,6 +132,8 @@ class Scheduler:
         self._outgoing: list[tuple[bytes, list[bytes]]] = []  # that wait for a commit
         self._stopping = False
         self._reasons: tuple[str, ...] = ("it has not begun to serve",)  # for `unready`
+        self._metrics: Values = {}
+        self._measured_at = -math.inf
         self._leaving = False  # the cluster continues, with the next scheduler of the journal
         self._found: deque[Callable[[float], Outgoing]] = deque()  # results of probes, for the membership
         with contextlib.ExitStack() as undo:  # run by `close`, last to first
@@ -227,10 +231,11 @@ class Scheduler:
         """Return why the cluster cannot be used: servers are missing, or rows are lost; empty if it can."""
         return self._reasons
 
-    def counters(self) -> dict[str, int]:
-        """Return the values of the metrics ``shoal.cluster.protocol.metrics.SCHEDULER``."""
+    def counters(self) -> Values:
+        """Return the values of the metrics ``shoal.cluster.protocol.metrics.SCHEDULER``, some up to a second old."""
         map = self._membership.map
         return {
+            **self._metrics,
             "epoch": 0 if map is None else map.epoch,
             "servers": 0 if map is None else len({endpoint.server for endpoint in map.endpoints}),
             "workers": self._membership.num_workers,
@@ -316,6 +321,10 @@ class Scheduler:
             while self._membership.notes:
                 _log.info("%s", self._membership.notes.popleft())
             self._reasons = tuple(filter(None, (self._membership.broken, self._membership.missing_servers)))
+            if time.monotonic() - self._measured_at > _METRICS_SECONDS:
+                self._measured_at = time.monotonic()
+                with self._guarded("metrics"):
+                    self._metrics = self._membership.metrics()
             while self._membership.probes:
                 self._probers.submit(self._probe, self._membership.probes.popleft())
         if self._leaving and not self._membership.ended:

@@ -48,6 +48,7 @@ from shoal.cluster.protocol.messages import (
     StreamProgress,
     StreamsClosed,
 )
+from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, Stream
 from shoal.cluster.server.code import AllowedCode
 from shoal.errors import MemoryBudgetExceededError
@@ -159,6 +160,7 @@ class ServerControl:
     ) -> None:
         self._code = code
         self._services = dict(services)
+        self._held: dict[str, dict[str, int]] = {}  # by address: what `counters` has found last
         self._sender = sender
         self._server_key = server_key
         self._map: ClusterMap | None = None
@@ -236,12 +238,30 @@ class ServerControl:
             reasons.append(f"{slots} slots are being copied to it")
         return reasons
 
-    def counters(self) -> Counter[str]:
-        """Return the counters of all endpoints together, by name."""
+    def counters(self) -> Values:
+        """Return the metrics of all endpoints together, by name.
+
+        Those of an endpoint that has been executing a request for a moment are as they were before.
+        """
         total: Counter[str] = Counter()
-        for service in self._services.values():
-            total.update({name: count for name, count in service.metrics().items() if isinstance(count, int)})
-        return total
+        requests: Counter[str] = Counter()
+        staleness: Counter[int] = Counter()
+        for address, service in self._services.items():
+            found = service.metrics()
+            total.update({name: count for name, count in found.items() if isinstance(count, int)})
+            requests.update(found["requests"])
+            staleness.update(found["push_staleness"])
+            loads, streams = service.arc_loads(_BUSY_SECONDS), service.replication(_BUSY_SECONDS)
+            if loads is not None and streams is not None:
+                self._held[address] = {
+                    "rows": sum(rows for _, _, rows, _, _ in loads),
+                    "row_bytes": sum(size for _, _, _, size, _ in loads),
+                    "copied_slots": sum(end - first for one in streams["replicas"] for first, end in one["in_sync"]),
+                    "unacknowledged_bytes": sum(one["bytes"] for one in streams["streams"]),
+                    "held_replies": streams["held"],
+                }
+            total.update(self._held.get(address, {}))
+        return {**total, "requests": requests, "push_staleness": staleness}
 
     # --- orders -------------------------------------------------------------------------------------------------
 

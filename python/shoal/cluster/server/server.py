@@ -38,6 +38,7 @@ from shoal.cluster.protocol.messages import (
     ReportStream,
     StreamProgress,
 )
+from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import Endpoint
@@ -238,8 +239,8 @@ class Server:
             reasons.append(f"the scheduler has been silent for {silent:.0f} s")
         return reasons
 
-    def counters(self) -> Mapping[str, int]:
-        """Return the counters of this server's endpoints together: those of ``server_metrics`` that are one number."""
+    def counters(self) -> Values:
+        """Return the metrics of this server's endpoints together, ``shoal.cluster.protocol.metrics.SERVER``."""
         return {} if self._control is None else self._control.counters()
 
     def stop(self) -> None:
