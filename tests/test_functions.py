@@ -49,6 +49,21 @@ def fill(store, name="t", rows=500, dim=3, optimizer=None, **how):
     return table, keys
 
 
+def test_a_state_column_that_is_assigned_to_is_changed():
+    def assign(keys, weights, state):
+        state["n"] = state["n"] * 0 + 5
+
+    def misspell(keys, weights, state):
+        state["m"] = weights
+
+    with shoal.local(slots=16) as store:
+        table, keys = fill(store)
+        table.apply(assign).wait()
+        assert (table.state(keys)["n"] == 5).all()
+        with pytest.raises(shoal.UserCodeError, match="no state column 'm': there is n"):
+            table.apply(misspell).wait()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 class TestBothKinds:
     def test_a_reduction_sees_every_row_once(self, kind):

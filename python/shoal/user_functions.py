@@ -218,6 +218,16 @@ def _words_of(value: Any) -> Words:
     return np.concatenate([[kind, array.ndim, *array.shape], data])
 
 
+class _Columns(dict[str, npt.NDArray[np.float32]]):
+    """State columns of the rows of a slot, by name. ``state["n"] = values`` writes into a column."""
+
+    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
+        if name not in self:
+            raise KeyError(f"rows have no state column {name!r}: there is {', '.join(self) or 'none'}")
+        if value is not self[name]:
+            self[name][...] = value
+
+
 def run_rows(
     description: bytes,
     writes: bool,
@@ -240,7 +250,7 @@ def run_rows(
     try:
         fn, params = _find(description)
         with np.errstate(all="ignore"):  # rows that are not finite are left unchanged, and counted
-            value = fn(_core.unmix(hashes), weights, state, **params)
+            value = fn(_core.unmix(hashes), weights, _Columns(state), **params)
         if not writes:
             return True, _words_of(value)
         if value is not None:
