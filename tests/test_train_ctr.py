@@ -419,6 +419,13 @@ def test_what_is_wrong_in_a_configuration_is_told(clicks, section, given, says):
         parse(raw)
 
 
+def test_one_file_needs_no_brackets(clicks):
+    raw = configured(clicks)
+    raw["data"] = {**raw["data"], "train": "a.csv", "valid": "b.csv"}
+    data = parse(raw).data
+    assert (data.train, data.valid) == (["a.csv"], ["b.csv"])
+
+
 def test_a_group_that_the_data_does_not_have_is_said_before_anything_is_learned(clicks, tmp_path):
     path = tmp_path / "log.vw"
     path.write_text("".join(f"{2 * (i % 2) - 1} |user u{i % 3} |ad a{i % 5}\n" for i in range(60)))

@@ -56,11 +56,11 @@ _OF_DATA = ("make", "fields", "item", "dense")  # parameters of models that foll
 class Data(Struct, frozen=True, kw_only=True):
     """The data, and the fields that the model uses."""
 
-    train: Annotated[list[str], Meta(description="Files, patterns or URLs of the training data.")]
+    train: Annotated[list[str], Meta(description="File, pattern or URL of the training data, or a list of them.")]
     format: Annotated[
         Literal["libffm", "vw", "criteo", "csv", "tsv", "parquet"], Meta(description="Format of all files.")
     ]
-    valid: Annotated[list[str], Meta(description="Held-out files, evaluated after every pass.")] = []
+    valid: Annotated[list[str], Meta(description="Held-out file or files, evaluated after every pass.")] = []
     label: Annotated[str | None, Meta(description="Column of labels (csv, tsv, parquet).")] = None
     categorical: Annotated[list[str], Meta(description="Categorical columns (csv, tsv, parquet).")] = []
     numeric: Annotated[list[str], Meta(description="Numeric columns (csv, tsv, parquet).")] = []
@@ -299,6 +299,8 @@ def parse(raw: Mapping[str, Any], more: Mapping[tuple[str, str], Any] | None = N
     for name in ("data", "model"):
         if name not in sections:
             raise ValueError(f"there is no section [{name}]")
+    data = sections["data"]
+    data |= {key: [data[key]] for key in ("train", "valid") if isinstance(data.get(key), str)}  # one file
     config = _converted(sections, Config)
     _ = config.schema(), config.fields, _rule(config.tables)
     if config.train.dense == "servers":
