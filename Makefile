@@ -75,6 +75,12 @@ $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev-tools
 	esac
 	@touch $@
 
+# For the tests of deploy/prometheus and deploy/grafana, which skip without.
+$(STAMPS)/prometheus: tools/get_prometheus $(STAMPS)/build-tools
+	$(say) '.venv: prometheus'
+	@tools/get_prometheus .venv || true
+	@touch $@
+
 $(STAMPS)/install: $(PACKAGE) $(STAMPS)/build-tools
 	$(say) 'building and installing shoal into .venv'
 	@$(PIP) install --no-build-isolation '.[plot]'
@@ -165,7 +171,7 @@ pytest = $(pytest_alone) -n $(shell expr 2 '*' $(JOBS)) --dist worksteal
 
 py: py-most py-ray
 
-py-most: $(STAMPS)/install $(STAMPS)/torch
+py-most: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus
 	$(say) 'Python tests'
 	@$(pytest) -m 'not ray'
 

@@ -1,11 +1,13 @@
 """deploy/prometheus: the rules use metrics that exist, and a Prometheus that scrapes a cluster evaluates them."""
 
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -32,7 +34,12 @@ def exported():
     names = {"up", "shoal_build_info"}
     for role, all_of in ROLES.items():
         names.add(f"shoal_{role}_ready")
-        names |= {f"shoal_{role}_{name}{'_total' * (one.kind == 'counter')}" for name, one in all_of.items()}
+        for key, one in all_of.items():
+            name = one.full_name(role, key)
+            if one.kind == "histogram":
+                names |= {f"{name}_bucket", f"{name}_count", *([f"{name}_sum"] if one.label else [])}
+            else:
+                names.add(f"{name}_total" if one.kind == "counter" else name)
     return names
 
 
@@ -72,45 +79,120 @@ def selectors(expression):
     return re.findall(r"\w+\(shoal_\w+\[\w+\]\)|shoal_\w+|up\{[^}]*\}", expression)
 
 
+class Live:
+    """A cluster that trains, and a Prometheus that scrapes its roles."""
+
+    def __init__(self, folder, processes):
+        ports = [free_port() for _ in range(5)]
+        self.address = f"tcp://127.0.0.1:{ports[0]}"
+        self.targets = [f"127.0.0.1:{port}" for port in ports[1:]]
+        self.port = free_port()
+        self._processes = processes
+        scrapes = [{"job_name": "shoal", "static_configs": [{"targets": self.targets}]}]
+        config = {
+            "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
+            "scrape_configs": scrapes,
+            "rule_files": [str(FOLDER / "shoal.rules.yml")],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(config))
+        common = ["--metrics-port"]
+        self.start(
+            sys.executable, "-m", "shoal", "scheduler", "--bind", self.address, "--servers", "2", "--replicas", "1",
+            *common, str(ports[1]),
+        )  # fmt: skip
+        self.servers = [
+            self.start(
+                sys.executable, "-m", "shoal", "server", "--connect", self.address, "--memory", "64MiB",
+                "--storage-root", str(folder), *common, str(port),
+            )
+            for port in ports[2:4]
+        ]  # fmt: skip
+        self.start(
+            "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+        )  # fmt: skip
+        self.stopping = threading.Event()
+        self.folder = folder
+        self.failure = None
+        self._worker = threading.Thread(target=self._train, args=(ports[4],))
+        self._worker.start()
+
+    def start(self, *command):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._processes.callback(process.wait, 30)
+        self._processes.callback(process.kill)
+        return process
+
+    def _train(self, port):
+        try:
+            self._learn(port)
+        except Exception as error:
+            self.failure = error
+
+    def _learn(self, port):
+        rng = np.random.default_rng(0)
+        filters = {"w": shoal.Filters(gradients="bfloat16", key_caching=True)}
+        with shoal.connect(self.address, consistency=shoal.ASP(), metrics_port=port, filters=filters) as store:
+            x = rng.normal(size=(400, 4)).astype(np.float32)
+            model = shoal.LogisticRegression(store=store)
+            model.fit(x, (x[:, 0] > 0).astype(np.float32), progress=False)
+            store.save(self.folder / "saved")
+            table = store.table("w", dim=2, optimizer=shoal.SGD(lr=1e-3))
+            while not self.stopping.is_set():
+                keys = rng.integers(0, 1000, 200).astype(np.uint64)
+                table.pull(keys)
+                table.push(keys, np.ones((200, 2), np.float32))
+                store.tick()
+                time.sleep(0.02)
+
+    def close(self):
+        self.stopping.set()
+        self._worker.join(60)
+
+    def value(self, expression):
+        """Return the value of an expression, once it has one."""
+        end = time.monotonic() + 60
+        while not (found := asked(self.port, expression)):
+            assert time.monotonic() < end, expression
+            assert self.failure is None, self.failure
+            time.sleep(0.2)
+        return float(found[0]["value"][1])
+
+
+@pytest.fixture
+def live(tmp_path):
+    with ExitStack() as processes:
+        one = Live(tmp_path, processes)
+        processes.callback(one.close)
+        yield one
+
+
+def test_prometheus_is_here_where_no_test_may_be_skipped():
+    if os.environ.get("SHOAL_ALL_EXTRAS"):
+        assert shutil.which("prometheus")
+        assert shutil.which("promtool")
+
+
 @needs_prometheus
 @pytest.mark.slow
-def test_no_expression_is_empty_for_a_cluster_that_trains(tmp_path):
-    ports = [free_port() for _ in range(5)]
-    address = f"tcp://127.0.0.1:{ports[0]}"
-    targets = [f"127.0.0.1:{port}" for port in ports[1:]]
-    scrapes = [{"job_name": "shoal", "static_configs": [{"targets": targets}]}]
-    config = {"global": {"scrape_interval": "200ms"}, "scrape_configs": scrapes}
-    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-    roles = [
-        ["scheduler", "--bind", address, "--servers", "2", "--replicas", "1", "--metrics-port", str(ports[1])],
-        *(["server", "--connect", address, "--metrics-port", str(port)] for port in ports[2:4]),
-    ]
-    query_port = free_port()
-    with ExitStack() as processes:
-
-        def start(*command):
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            processes.callback(process.wait, 30)
-            processes.callback(process.kill)
-
-        for role in roles:
-            start(sys.executable, "-m", "shoal", *role)
-        start(
-            "prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
-            f"--web.listen-address=127.0.0.1:{query_port}",
-        )  # fmt: skip
-        missing = {part for rule in RULES for part in selectors(rule["expr"])}
-        missing.add("histogram_quantile(0.9, sum by (le) (shoal_server_push_staleness_bucket))")
-        with shoal.connect(address, consistency=shoal.ASP(), metrics_port=ports[4]) as store:
-            table = store.table("w", dim=2, optimizer=shoal.SGD(lr=1.0))
-            end = time.monotonic() + 60
-            while missing and time.monotonic() < end:
-                table.push(np.arange(10, dtype=np.uint64), np.ones((10, 2), np.float32))
-                store.tick()
-                table.pull(np.arange(10, dtype=np.uint64))
-                missing = {part for part in missing if not asked(query_port, part)}
-            assert not missing
-            assert float(asked(query_port, "sum(shoal_server_rows)")[0]["value"][1]) == 10
-            assert float(asked(query_port, "shoal_scheduler_servers")[0]["value"][1]) == 2
-            ops = {one["metric"]["op"] for one in asked(query_port, "shoal_server_requests_total")}
-            assert {"push", "pull", "tick"} <= ops
+def test_a_prometheus_that_scrapes_a_cluster_under_load_evaluates_all_expressions(live):
+    missing = {part for rule in RULES for part in selectors(rule["expr"])}
+    end = time.monotonic() + 90
+    while missing and time.monotonic() < end and live.failure is None:
+        missing = {part for part in missing if not asked(live.port, part)}
+        time.sleep(0.2)
+    assert live.failure is None
+    assert not missing
+    assert live.value("sum(shoal_table_rows{table='w'}) > 900") <= 1000
+    assert live.value("shoal_scheduler_servers") == 2
+    ops = {one["metric"]["op"] for one in asked(live.port, "shoal_server_requests_total")}
+    assert {"push", "pull", "tick"} <= ops
+    assert live.value("shoal_worker_examples_total") >= 400
+    assert 0 < live.value("shoal_worker_loss") < 1
+    assert live.value("shoal_filter_bytes_saved_total{table='w'} > 0")
+    assert live.value("shoal_checkpoint_duration_seconds") > 0
+    for target in live.targets:
+        with urllib.request.urlopen(f"http://{target}/metrics", timeout=30) as reply:
+            text = reply.read()
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, b"")

@@ -52,6 +52,25 @@ py::dict metrics(const DataLoop& loop) {
   return all;
 }
 
+// {op: (seconds in total, {least nanoseconds of a bucket: count})} of the ops that occurred
+py::dict durations(const DataLoop& loop) {
+  const DurationHistograms& found = loop.durations();
+  py::dict all;
+  for (std::size_t op = 0; op < DurationHistograms::kOps; ++op) {
+    py::dict counts;
+    for (std::size_t b = 0; b < DurationHistograms::kBuckets; ++b) {
+      if (const std::uint64_t count = found.count(op, b); count != 0) {
+        counts[py::int_(DurationHistograms::lower_bound(b))] = count;
+      }
+    }
+    if (!counts.empty()) {
+      all[py::str(std::string(wire::name(static_cast<wire::Op>(op))))] =
+          py::make_tuple(static_cast<double>(found.total_ns(op)) / 1e9, counts);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 void add_data_loop(py::module_& module) {
@@ -74,7 +93,8 @@ void add_data_loop(py::module_& module) {
       .def_property_readonly("address", &DataLoop::address)
       .def_property_readonly("running", &DataLoop::running)
       .def("stop", &DataLoop::stop, py::call_guard<py::gil_scoped_release>())
-      .def("metrics", &metrics);
+      .def("metrics", &metrics)
+      .def("durations", &durations);
 }
 
 }  // namespace shoal::bind

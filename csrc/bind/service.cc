@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -348,6 +349,34 @@ py::object arc_loads(const ReplicatedService& service, double patience) {
   return all;
 }
 
+// [(first slot of an arc, table, {name: number})]
+py::object table_loads(const ReplicatedService& service, double patience) {
+  std::optional<std::vector<Service::TableLoad>> loads;
+  {
+    const py::gil_scoped_release nogil;
+    loads = service.table_loads(milliseconds(patience));
+  }
+  if (!loads) {
+    return py::none();
+  }
+  py::list all;
+  for (const auto& [first_slot, table, load] : *loads) {
+    py::dict one;
+    one["rows"] = load.rows;
+    one["bytes"] = load.bytes;
+    one["rows_pulled"] = load.rows_pulled;
+    one["rows_pushed"] = load.rows_pushed;
+    one["rows_created"] = load.rows_created;
+    one["rows_erased"] = load.rows_erased;
+    one["rows_expired"] = std::accumulate(load.expired.begin(), load.expired.end(), std::uint64_t{0});
+    one["nonfinite_rows"] = load.nonfinite_rows;
+    one["refused"] = load.refused;
+    one["waiting"] = load.waiting;
+    all.append(py::make_tuple(first_slot, table, one));
+  }
+  return all;
+}
+
 py::dict metrics(const ReplicatedService& service) {
   ServiceMetrics now;
   {
@@ -381,6 +410,7 @@ py::dict metrics(const ReplicatedService& service) {
   all["narrowed"] = now.narrowed.values;
   all["narrowed_squared_error"] = now.narrowed.squared;
   all["narrowed_largest_error"] = now.narrowed.largest;
+  all["budget_bytes"] = now.budget_bytes;
   all["applied"] = now.applied;
   all["floor"] = now.floor;
   all["clocks"] = clocks;
@@ -517,7 +547,8 @@ void add_service(py::module_& module) {
       .def("next_time", &ReplicatedService::next_time)
       .def("use_idle_time", &ReplicatedService::use_idle_time, Nogil())
       .def("metrics", &metrics)
-      .def("arc_loads", &arc_loads, py::arg("patience"));
+      .def("arc_loads", &arc_loads, py::arg("patience"))
+      .def("table_loads", &table_loads, py::arg("patience"));
   add_orders(service);
   py::class_<ReplicaOrders> replica(module, "Replica");
   replica.def("shard", &shard<ReplicaOrders>, py::arg("id"));

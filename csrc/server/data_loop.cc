@@ -43,6 +43,12 @@ Milliseconds steady_now() noexcept {
       duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count());
 }
 
+std::uint64_t steady_now_ns() noexcept {
+  using namespace std::chrono;
+  return static_cast<std::uint64_t>(
+      duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count());
+}
+
 // In milliseconds from now, rounded up; -1: without an end.
 long timeout_until(Milliseconds time, Milliseconds now) noexcept {
   constexpr Milliseconds kLongest = 3'600'000;
@@ -105,7 +111,8 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, ReplicatedService& service, Lo
       options_(std::move(options)),
       memory_(std::make_unique<Memory>()),
       wake_event_(std::make_unique<EventFd>()),
-      counts_(std::make_unique<Counts>()) {
+      counts_(std::make_unique<Counts>()),
+      durations_(std::make_unique<DurationHistograms>()) {
   SHOAL_CHECK(options_.heartbeat_ms <= 0 || options_.dead_after_ms > options_.heartbeat_ms,
               "dead_after_ms must exceed heartbeat_ms");
   service_.set_waker([this] { wake(); });
@@ -298,17 +305,23 @@ void DataLoop::count(const StreamSocketCounts& now) noexcept {
 }
 
 void DataLoop::answer(const Socket& socket, MultipartMessage& parts) noexcept {
+  const std::uint64_t begin = steady_now_ns();
   const wire::Frame peer = parts.frame(0);
   std::array<wire::Frame, MultipartMessage::kMaxFrames> frames;
   for (std::size_t i = 1; i < parts.count(); ++i) {
     frames.at(i - 1) = parts.frame(i);
   }
+  // Before the service may take the frames. That the header is valid, it checks.
+  const wire::Op op = parts.count() > 1 && frames[0].size() == sizeof(wire::Header)
+                          ? static_cast<wire::Op>(frames[0][offsetof(wire::Header, op)])
+                          : wire::Op::kNone;
   Counts::add(counts_->requests);
   Counts::add(counts_->request_bytes, parts.bytes() - peer.size());
   reply_to(socket, [&] {
     service_.handle({reinterpret_cast<const char*>(peer.data()), peer.size()},
                     std::span(frames).first(parts.count() - 1), memory_->replies, &parts);
   });
+  durations_->add(op, steady_now_ns() - begin);
 }
 
 template <class Work>

@@ -19,7 +19,7 @@
 //
 // The loop ends by stop(), or when the context is terminated. A peer whose heartbeats stop is considered gone.
 //
-// Threads: wake(), metrics() and address() by any; stop() by one at a time. Fork: a child has no thread and no endpoint; its
+// Threads: wake(), metrics(), durations() and address() by any; stop() by one at a time. Fork: a child has no thread and no endpoint; its
 // copy does nothing, and its destructor waits for no thread.
 //
 // Not bounded here: messages that libzmq has read and the thread has not yet taken, and the frames of one message that libzmq
@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "server/duration_histograms.h"
 #include "server/replicated_service.h"
 #include "server/reply_queue.h"
 #include "server/stream_sockets.h"
@@ -103,6 +104,8 @@ class DataLoop {
   // Returns when the socket is closed. May be called repeatedly.
   void stop() noexcept;
   LoopMetrics metrics() const noexcept;
+  // From the receipt of a request until its reply, or that it is deferred, was handed to the transport.
+  const DurationHistograms& durations() const noexcept { return *durations_; }
 
  private:
   class EventFd;
@@ -129,6 +132,7 @@ class DataLoop {
   std::unique_ptr<Memory> memory_;
   std::unique_ptr<EventFd> wake_event_;
   std::unique_ptr<Counts> counts_;
+  std::unique_ptr<DurationHistograms> durations_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> woken_{false};
   std::atomic<bool> running_{false};

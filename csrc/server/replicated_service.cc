@@ -418,6 +418,12 @@ std::optional<std::vector<Service::ArcLoad>> ReplicatedService::arc_loads(
   return lock.owns_lock() ? std::optional(service_.arc_loads()) : std::nullopt;
 }
 
+std::optional<std::vector<Service::TableLoad>> ReplicatedService::table_loads(
+    std::chrono::milliseconds patience) const {
+  const std::unique_lock lock = lock_within(mutex_, patience);
+  return lock.owns_lock() ? std::optional(service_.table_loads()) : std::nullopt;
+}
+
 ReplicationStatus ReplicatedService::status() const {
   ReplicationStatus status{.position = log_.position(), .held = log_.held()};
   for (const auto& [id, stream] : log_.streams()) {

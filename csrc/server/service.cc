@@ -411,6 +411,17 @@ std::vector<Service::ArcLoad> Service::arc_loads() const {
   return loads;
 }
 
+std::vector<Service::TableLoad> Service::table_loads() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<TableLoad> loads;
+  for (const Served& served : served_) {
+    for (const auto& [id, table] : served.arc->tables()) {
+      loads.push_back({.first_slot = served.first, .table = id, .stats = table.shard->stats()});
+    }
+  }
+  return loads;
+}
+
 ServiceMetrics Service::metrics() const {
   const std::lock_guard lock(mutex_);
   ServiceMetrics now = metrics_;
@@ -421,6 +432,7 @@ ServiceMetrics Service::metrics() const {
   now.key_list_bytes = key_lists_.bytes();
   now.applied = applied();
   now.floor = floor();
+  now.budget_bytes = slot_bytes_.value_or(0) * served_slots();
   if (arcs_.empty()) {
     return now;
   }

@@ -107,6 +107,7 @@ struct ServiceMetrics {
   std::size_t deferred_bytes = 0;
   std::size_t pending_bytes = 0;
   std::size_t pending_peak = 0;
+  std::uint64_t budget_bytes = 0;  // for the rows of the slots that are served here; 0: no limit
   std::uint32_t applied = 0;
   std::uint32_t floor = 0;
   std::size_t key_lists = 0;  // cached
@@ -228,6 +229,13 @@ class Service {
     std::uint64_t touched = 0;
   };
   std::vector<ArcLoad> arc_loads() const;
+  // The tables of the arcs that it serves. Their counts are part of their state: they go where the arc goes.
+  struct TableLoad {
+    std::size_t first_slot = 0;  // of the arc
+    std::uint32_t table = 0;
+    ShardStats stats{};
+  };
+  std::vector<TableLoad> table_loads() const;
   ServiceMetrics metrics() const;
   std::size_t slots() const noexcept { return slots_.count(); }
 

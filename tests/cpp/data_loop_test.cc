@@ -119,6 +119,15 @@ TEST(each_request_is_answered_to_its_peer_and_no_message_is_left) {
   CHECK_EQ(metrics.requests, 20);
   CHECK_EQ(metrics.request_bytes, 20 * (64 + 5 * 8));
   CHECK_EQ(metrics.unsent_bytes, 20 * 80);
+  const DurationHistograms& durations = world.loop->durations();
+  eventually([&] {
+    std::uint64_t pulls = 0;
+    for (std::size_t bucket = 0; bucket < DurationHistograms::kBuckets; ++bucket) {
+      pulls += durations.count(static_cast<std::size_t>(wire::Op::kPull), bucket);
+    }
+    return pulls == 20;
+  });
+  CHECK(durations.total_ns(static_cast<std::size_t>(wire::Op::kPull)) > 0);
   world.fake.take();
   CHECK_EQ(world.loop->metrics().unsent_bytes, 0);
 }

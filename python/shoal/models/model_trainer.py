@@ -99,6 +99,11 @@ class ModelTrainer:
         seconds = time.perf_counter() - self._begin
         return replace(best, seen=self.seen.to_dict(), features=self._features, seconds=seconds)
 
+    def measure(self) -> tuple[float, float | None]:
+        """Return loss and AUC of the pass so far; None for an AUC that is not defined yet."""
+        auc = self.seen.auc
+        return self.seen.logloss, None if math.isnan(auc) else auc
+
     def learn(self, batch: Batch, prepared: Prepared) -> None:
         """Learn from one batch and record it."""
         weight, loss = self.seen.weight, self.model.learn(batch, prepared, self.seen)

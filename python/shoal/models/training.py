@@ -186,6 +186,7 @@ class _TrainingRun:
                             trainer.learn(batch, prepared)
                         for store in self._stores:
                             store.tick()
+                            store.activity.learned(len(batch), trainers[0].measure)
                         data.learned()
                         for observer in self._observers:
                             observer.batch_done([trainer.seen for trainer in trainers], fit_state)

@@ -24,6 +24,7 @@ from shoal.consistency import Consistency
 from shoal.errors import ClosedError
 from shoal.lifecycle import Admission, Expiry, SweepReport
 from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
+from shoal.store.activity import Activity
 from shoal.store.description import check_same
 from shoal.store.files import StoreFiles
 from shoal.table.arrays import Keys
@@ -77,6 +78,7 @@ class Store(StoreFiles):
         self._saving = threading.Lock()  # before _rwlock; released by the thread that writes
         self._saves: list[BackgroundTask] = []
         self._tables: dict[str, Table] = {}
+        self.activity = Activity()
         self._open = True
 
     # ---- implemented by each kind of store ---------------------------------------------------------------------------

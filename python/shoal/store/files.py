@@ -16,6 +16,7 @@ from shoal.export.cache import Cache
 from shoal.export.write import ExportTables, TableSource, UnsynchronizedTables, write_export
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
+from shoal.store.activity import Activity
 from shoal.store.description import check_same
 from shoal.table.future import BackgroundTask, Future, no_op
 from shoal.table.spec import TableSpec
@@ -31,6 +32,7 @@ class StoreFiles(ABC):
     _lock: threading.Lock
     _saving: threading.Lock
     _saves: list[BackgroundTask]
+    activity: Activity
     _tables: dict[str, Table]
 
     @property
@@ -211,9 +213,12 @@ class StoreFiles(ABC):
             moment = held.enter_context(self._snapshots(list(zip(chosen, kinds, strict=True)), base))
             then = held.pop_all()
 
+        begun_at = self.activity.now()
+
         def write() -> None:
             with then:
                 checkpoint.write_checkpoint(where, moment, self._slots, base=base, progress=progress, durable=durable)
+            self.activity.saved(begun_at)
 
         if wait:
             write()

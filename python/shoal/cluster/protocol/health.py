@@ -37,12 +37,11 @@ from prometheus_client.registry import Collector
 
 from shoal import _core
 from shoal.cluster.protocol.address import bindable, join_address, split
-from shoal.cluster.protocol.metrics import Metric, RoleMetrics, Values
+from shoal.cluster.protocol.metrics import COUNTS, NANOSECONDS, Bounds, Metric, RoleMetrics, Values
 
 __all__ = ["HealthServer", "parse_listen"]
 
 _STUCK_SECONDS = 60.0
-_BUCKETS = (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
 _MAX_REQUESTS = 16
 _REQUEST_SECONDS = 5.0  # for a client to send its request and to receive the reply
 
@@ -191,15 +190,18 @@ class _RoleCollector(Collector):
         yield _build()
         yield self._family("ready", Metric("gauge", "Whether /readyz answers 200"), not self._unready())
         for name, metric in self._metrics.items():
-            yield self._family(name, metric, values.get(name, 0 if metric.is_single else {}))
+            if name in values or not metric.is_optional:
+                yield self._family(name, metric, values.get(name, 0 if metric.is_single else {}))
 
     def _family(self, name: str, metric: Metric, value: Any) -> Family:
-        name, own = f"shoal_{self._role}_{name}", list(self._labels.values())
+        name, own = metric.full_name(self._role, name), list(self._labels.values())
         labels = [*self._labels, *([metric.label] if metric.label else [])]
         if metric.kind == "histogram":
             histogram = HistogramMetricFamily(name, metric.help, labels=labels)
-            if value:
-                histogram.add_metric(own, _cumulative(value), sum_value=None)
+            if not metric.label and value:
+                histogram.add_metric(own, _cumulative(value, COUNTS), sum_value=None)
+            for label, found in value.items() if metric.label else ():
+                histogram.add_metric([*own, label], _cumulative(found.counts, NANOSECONDS), sum_value=found.seconds)
             return histogram
         make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         family = make(name, metric.help, labels=labels)
@@ -215,18 +217,20 @@ def _build() -> Family:
     return InfoMetricFamily("shoal_build", "The version of shoal and the compiler of its engine", value=facts)
 
 
-def _cumulative(counts: Mapping[int, int]) -> list[tuple[str, float]]:
-    """Return the buckets of a histogram from how often numbers from each key on, up to the next power of two, occurred.
+def _cumulative(counts: Mapping[int, int], bounds: Bounds) -> list[tuple[str, float]]:
+    """Return the buckets of a histogram from how often numbers from each key on, up to a power of two, occurred.
 
     Examples
     --------
-    >>> _cumulative({0: 5, 2: 1, 16: 3})[:4]
+    >>> _cumulative({0: 5, 2: 1, 16: 3}, COUNTS)[:4]
     [('0', 5), ('1', 5), ('3', 6), ('7', 6)]
     """
-    return [
-        *((str(most), sum(count for least, count in counts.items() if least <= most)) for most in _BUCKETS),
-        ("+Inf", sum(counts.values())),
-    ]
+    found, total, rest = [], 0, sorted(counts.items(), reverse=True)
+    for end, text in bounds:
+        while rest and rest[-1][0] < end:
+            total += rest.pop()[1]
+        found.append((text, float(total)))
+    return [*found, ("+Inf", float(sum(counts.values())))]
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):

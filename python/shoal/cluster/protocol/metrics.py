@@ -1,7 +1,8 @@
 """The metrics of the roles: what each number is called and what it means, wherever it is reported.
 
-``--metrics-port`` reports them to Prometheus as ``shoal_ROLE_NAME``, counters with ``_total``; Ray reports the single
-numbers of servers as ``ray_shoal_server_NAME``. deploy/prometheus and deploy/grafana use them.
+``--metrics-port`` reports them to Prometheus, counters with ``_total``: those that a server, worker or scheduler has
+of itself as ``shoal_ROLE_NAME``, the others by the names stated here. Ray reports the single numbers of servers as
+``ray_shoal_server_NAME``. deploy/prometheus and deploy/grafana use them, and docs/monitoring.md lists them.
 
 Threads: constants.
 """
@@ -11,7 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-__all__ = ["SCHEDULER", "SERVER", "WORKER", "Metric", "RoleMetrics", "Values"]
+__all__ = ["SCHEDULER", "SERVER", "WORKER", "Durations", "Metric", "RoleMetrics", "Values"]
+
+# Upper bounds of the buckets of a histogram: the first number that is above a bucket, and how its bound is written.
+Bounds = tuple[tuple[int, str], ...]
+
+COUNTS: Bounds = tuple((1 << bits, str((1 << bits) - 1)) for bits in range(11))
+NANOSECONDS: Bounds = tuple((1 << bits, repr((1 << bits) / 1e9)) for bits in range(10, 36))  # 1 microsecond to 34 s
+
+
+class Durations(NamedTuple):
+    """How long something took: the sum, and how often a number of nanoseconds from each key on occurred."""
+
+    seconds: float
+    counts: Mapping[int, int]
 
 
 class Metric(NamedTuple):
@@ -20,35 +34,47 @@ class Metric(NamedTuple):
     Attributes
     ----------
     kind : {"counter", "gauge", "histogram"}
-        The value of a histogram is how often numbers from each key on, up to the next one, occurred.
+        The value of a histogram is how often numbers from each key on, up to the next one, occurred; of one with
+        `label` it is a :class:`Durations` for each.
     help : str
     label : str
         If it is not empty, the metric has a number for each value of this label.
+    name : str
+        What Prometheus calls it, without ``shoal_``; default: the role and the name.
+    is_optional : bool
+        Whether it is omitted while it has no value; otherwise it is 0.
     """
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     label: str = ""
+    name: str = ""
+    is_optional: bool = False
 
     @property
     def is_single(self) -> bool:
         """Whether its value is one number."""
         return not self.label and self.kind != "histogram"
 
+    def full_name(self, role: str, key: str) -> str:
+        """Return its name in Prometheus, without the suffix of a counter."""
+        return f"shoal_{self.name or f'{role}_{key}'}"
+
 
 RoleMetrics = Mapping[str, Metric]
-Values = Mapping[str, float | Mapping[str, float] | Mapping[int, int]]  # of a role's metrics, by name
+Value = float | Mapping[str, float] | Mapping[int, int] | Mapping[str, Durations]
+Values = Mapping[str, Value]  # of a role's metrics, by name
 
 SCHEDULER: RoleMetrics = {
     "epoch": Metric("gauge", "Epoch of the map of slots; 0 until all servers have joined"),
     "servers": Metric("gauge", "Servers of the map of slots"),
     "workers": Metric("gauge", "Workers of the job"),
     "refused": Metric("counter", "Refused messages and connections"),
-    "failovers": Metric("counter", "Servers whose slots others have taken over"),
+    "failovers": Metric("counter", "Servers whose slots others have taken over", name="failovers"),
     "rows_lost": Metric("gauge", "Whether all copies of some slots are lost, which ends the job"),
     "slots_without_copies": Metric("gauge", "Slots that have fewer copies than --replicas"),
     "slots_under_way": Metric("gauge", "Slots that are being copied to a server"),
-    "worker_clock": Metric("gauge", "Ticks completed by each worker, as the scheduler has heard", "worker"),
+    "worker_clock": Metric("gauge", "Ticks completed by each worker, as of its last heartbeat", "worker"),
     "worker_silent_seconds": Metric("gauge", "Seconds since the last message of each worker", "worker"),
     "server_silent_seconds": Metric("gauge", "Seconds since the last message of each server", "server"),
 }
@@ -58,17 +84,48 @@ SERVER: RoleMetrics = {
     "replies": Metric("counter", "Replies sent"),
     "bytes_in": Metric("counter", "Bytes received"),
     "bytes_out": Metric("counter", "Bytes sent"),
-    "duplicates": Metric("counter", "Pushes that had been received before"),
+    "requests": Metric("counter", "Requests received, by kind", "op"),
+    "request_duration": Metric(
+        "histogram", "Time to execute a request, by kind", "op", name="server_request_duration_seconds"
+    ),
+    "duplicates": Metric("counter", "Pushes that had been received before", name="push_duplicates"),
+    "push_staleness": Metric(
+        "histogram", "Pushes of others to a table since the worker's last pull of it", name="push_staleness_steps"
+    ),
+    "pull_staleness": Metric(
+        "histogram", "Clocks between a pull and the slowest worker when it was answered", name="pull_staleness_clocks"
+    ),
+    "deferred_reads": Metric("gauge", "Pulls that wait for pushes of other workers", name="pull_deferred"),
+    "deferrals": Metric("counter", "Pulls that had to wait for pushes of other workers", name="pull_deferrals"),
     "failed_steps": Metric("counter", "Steps that could not be applied"),
     "deferred_bytes": Metric("gauge", "Bytes of pulls that wait for pushes of other workers"),
     "pending_bytes": Metric("gauge", "Bytes of pushes that wait for those of other workers"),
     "rows": Metric("gauge", "Rows of the slots that it serves"),
     "row_bytes": Metric("gauge", "Bytes of these rows with their index"),
+    "budget_bytes": Metric("gauge", "Memory that --memory allows for these rows; 0: no limit"),
     "copied_slots": Metric("gauge", "Slots of other servers of which it has copies"),
     "unacknowledged_bytes": Metric("gauge", "Bytes that servers with copies of its slots have not acknowledged"),
     "held_replies": Metric("gauge", "Replies that wait for these acknowledgements"),
-    "requests": Metric("counter", "Requests received, by kind", "op"),
-    "push_staleness": Metric("histogram", "Pushes of others to a table since the worker's last pull of it"),
+    "replication_lag": Metric(
+        "gauge", "Age of the oldest change that a server with copies lacks", name="replication_lag_seconds"
+    ),
+    "weight_squared_error": Metric("counter", "Sum of the squared errors of weights that were sent in 16 bits"),
+    "table_rows": Metric("gauge", "Rows of a table", "table", name="table_rows"),
+    "table_memory": Metric("gauge", "Bytes of these rows with their index", "table", name="table_memory_bytes"),
+    "table_waiting": Metric("gauge", "Keys that are counted and have no row yet", "table", name="table_waiting_keys"),
+    "table_rows_pulled": Metric("counter", "Keys pulled", "table", name="table_pulled_keys"),
+    "table_rows_pushed": Metric("counter", "Keys pushed", "table", name="table_pushed_keys"),
+    "table_rows_created": Metric(
+        "counter", "Rows created: keys that were admitted", "table", name="table_created_rows"
+    ),
+    "table_rows_expired": Metric("counter", "Rows that an expiry rule evicted", "table", name="table_evicted_rows"),
+    "table_rows_erased": Metric("counter", "Rows that were erased by a call", "table", name="table_erased_rows"),
+    "table_refused": Metric(
+        "counter", "Occurrences of keys that were not admitted", "table", name="table_refused_keys"
+    ),
+    "table_nonfinite_rows": Metric(
+        "counter", "Gradients that were dropped since they are not finite", "table", name="table_nonfinite_rows"
+    ),
 }
 
 WORKER: RoleMetrics = {
@@ -78,5 +135,21 @@ WORKER: RoleMetrics = {
     "answers": Metric("counter", "Replies received"),
     "bytes_sent": Metric("counter", "Bytes sent"),
     "bytes_received": Metric("counter", "Bytes received"),
-    "under_way": Metric("gauge", "Requests that wait for replies"),
+    "under_way": Metric("gauge", "Calls that wait for replies"),
+    "call_duration_seconds": Metric("histogram", "Time from a call until its replies are there, by kind", "op"),
+    "keys": Metric("counter", "Keys of pulls as given, with repetitions"),
+    "unique_keys": Metric("counter", "Keys of pulls without repetitions, which are sent"),
+    "examples": Metric("counter", "Examples learned from"),
+    "loss": Metric("gauge", "Mean loss of the pass so far", is_optional=True),
+    "auc": Metric("gauge", "AUC of the pass so far", is_optional=True),
+    "filter_bytes_saved": Metric("counter", "Bytes that filters have not sent", "table", name="filter_bytes_saved"),
+    "filter_squared_error": Metric(
+        "counter", "Sum of the squared errors of gradients by filters", "table", name="filter_squared_error"
+    ),
+    "checkpoint_age": Metric(
+        "gauge", "Seconds since the last checkpoint of this process", name="checkpoint_age_seconds", is_optional=True
+    ),
+    "checkpoint_duration": Metric(
+        "gauge", "Seconds that it took", name="checkpoint_duration_seconds", is_optional=True
+    ),
 }

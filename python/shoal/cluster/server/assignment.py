@@ -51,6 +51,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, Stream
 from shoal.cluster.server.code import AllowedCode
+from shoal.cluster.server.counters import ServerCounters
 from shoal.errors import MemoryBudgetExceededError
 
 __all__ = ["Outcome", "ServerControl", "obey"]
@@ -160,7 +161,8 @@ class ServerControl:
     ) -> None:
         self._code = code
         self._services = dict(services)
-        self._held: dict[str, dict[str, int]] = {}  # by address: what `counters` has found last
+        self.table_names: dict[int, str] = {}  # by number
+        self._counters = ServerCounters(services, lambda: dict(self.table_names))
         self._sender = sender
         self._server_key = server_key
         self._map: ClusterMap | None = None
@@ -238,30 +240,9 @@ class ServerControl:
             reasons.append(f"{slots} slots are being copied to it")
         return reasons
 
-    def counters(self) -> Values:
-        """Return the metrics of all endpoints together, by name.
-
-        Those of an endpoint that has been executing a request for a moment are as they were before.
-        """
-        total: Counter[str] = Counter()
-        requests: Counter[str] = Counter()
-        staleness: Counter[int] = Counter()
-        for address, service in self._services.items():
-            found = service.metrics()
-            total.update({name: count for name, count in found.items() if isinstance(count, int)})
-            requests.update(found["requests"])
-            staleness.update(found["push_staleness"])
-            loads, streams = service.arc_loads(_BUSY_SECONDS), service.replication(_BUSY_SECONDS)
-            if loads is not None and streams is not None:
-                self._held[address] = {
-                    "rows": sum(rows for _, _, rows, _, _ in loads),
-                    "row_bytes": sum(size for _, _, _, size, _ in loads),
-                    "copied_slots": sum(end - first for one in streams["replicas"] for first, end in one["in_sync"]),
-                    "unacknowledged_bytes": sum(one["bytes"] for one in streams["streams"]),
-                    "held_replies": streams["held"],
-                }
-            total.update(self._held.get(address, {}))
-        return {**total, "requests": requests, "push_staleness": staleness}
+    def counters(self, loops: Iterable[_core.DataLoop] = ()) -> Values:
+        """Return the metrics of all endpoints together, by name: see :class:`.ServerCounters`. From any thread."""
+        return self._counters.read(loops)
 
     # --- orders -------------------------------------------------------------------------------------------------
 
@@ -271,6 +252,10 @@ class ServerControl:
         figures: tuple[dict[str, Any], ...] = ()
         try:
             outcome = obey(services, order.body, self._code)
+            if isinstance(order.body, AddTable):
+                self.table_names[order.body.id] = order.body.form.name
+            elif isinstance(order.body, DropTable):
+                self.table_names.pop(order.body.id, None)
             if isinstance(order.body, ReportMetrics):
                 figures = tuple(service.metrics() | _replication_metrics(service) for service in services)
         except Exception as error:  # any error: the cluster cannot continue with a server that misses an order
@@ -347,6 +332,7 @@ class ServerControl:
         arriving = {stream.id: {-1, *stream.arriving} for stream in map.streams}
         self._reported = {report for report in self._reported if report.arc in arriving.get(report.stream, ())}
         self._silent_since = {id: since for id, since in self._silent_since.items() if id in arriving}
+        self._counters.keep_streams({stream.id for one in mine.values() for stream in self._outgoing(one)})
 
     def _outgoing(self, endpoint: Endpoint) -> list[Stream]:
         assert self._map is not None
@@ -408,6 +394,7 @@ class ServerControl:
                 id = state["stream"]
                 if id not in arriving:
                     continue
+                self._counters.note_stream(id, now, state["sent"], state["acknowledged"])
                 for arc in (arcs[range] for range in state["arrived"]):
                     if arc in arriving[id]:
                         yield ReportStream(id, arc, "arrived")

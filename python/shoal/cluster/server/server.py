@@ -152,6 +152,7 @@ class Server:
         self._control: ServerControl | None = None
         self._reports: list[PendingRequest] = []
         services: list[_core.Service] = []
+        self._loops: list[_core.DataLoop] = []
         with contextlib.ExitStack() as undo:
             context: zmq.Context[Any] = zmq.Context()
             undo.callback(context.term)
@@ -187,6 +188,7 @@ class Server:
                 undo.callback(loop.stop)
                 undo.callback(TaskRunner(service, roots).stop)
                 services.append(service)
+                self._loops.append(loop)
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
             joined = self._scheduler.join(
@@ -202,6 +204,7 @@ class Server:
             addressed = {one.address: service for one, service in zip(self.endpoints, services, strict=True)}
             key = "" if keys is None else keys.public.decode("ascii")  # all servers have that of their role
             control = ServerControl(addressed, self._scheduler.sender, key, code)
+            control.table_names.update({table.id: table.form.name for table in joined.tables})
             control.set_map(joined.map)
             own = sum(end - first for endpoint in self.endpoints for first, end in joined.map.run_ranges(endpoint.id))
             share = memory // max(own, 1) if memory is not None else slot_memory
@@ -241,7 +244,7 @@ class Server:
 
     def counters(self) -> Values:
         """Return the metrics of this server's endpoints together, ``shoal.cluster.protocol.metrics.SERVER``."""
-        return {} if self._control is None else self._control.counters()
+        return {} if self._control is None else self._control.counters(self._loops)
 
     def stop(self) -> None:
         """Make :meth:`run` return."""

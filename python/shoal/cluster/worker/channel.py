@@ -45,7 +45,9 @@ from shoal import _core
 from shoal.cluster.protocol.connection import Connection, Context, Socket
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.libzmq import backend
+from shoal.cluster.protocol.metrics import Durations
 from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.worker.call_metrics import CallMetrics
 from shoal.cluster.worker.calls import Call
 from shoal.cluster.worker.requests import Requests
 from shoal.errors import ClosedError, DeadlineExceededError, ShoalError, TransportError, WrongProcessError
@@ -138,6 +140,7 @@ class Channel:
         self._has_io_leader = False
         self._waiting = 0  # threads that wait to become the leader
         self._begun = 0  # calls
+        self.call_metrics = CallMetrics()
         self._pending_calls: dict[int, None] = {}  # numbers of the calls that are not settled, ascending
         self._pending_bytes = 0  # of their arrays
         self._pushed: set[int] = set()  # tables pushed to in this clock
@@ -246,8 +249,10 @@ class Channel:
             number = self._begun
             self._pending_calls[number] = None
             self._pending_bytes += size
+            begun_at = time.monotonic()
 
             def settled(call: Call) -> None:
+                self.call_metrics.settled(call.op, time.monotonic() - begun_at)
                 del self._pending_calls[number]
                 self._pending_bytes -= size
                 if call.error is not None and call.op in _UNAWAITED_OPS:
@@ -256,7 +261,7 @@ class Channel:
                     self._changed.notify_all()
 
             try:
-                call = submit(self._requests, time.monotonic(), settled)
+                call = submit(self._requests, begun_at, settled)
             except BaseException:
                 del self._pending_calls[number]
                 self._pending_bytes -= size
@@ -317,6 +322,11 @@ class Channel:
         counts = self._requests.counts
         return counts["resent"] + counts["refused"] + counts["moved"]
 
+    def durations(self) -> dict[str, Durations]:
+        """Return how long calls took until they were settled, by the name of their operation."""
+        with self._lock:
+            return self.call_metrics.durations()
+
     def metrics(self) -> dict[str, int]:
         """Return counts of messages and bytes since the channel was opened."""
         self.check()
@@ -327,6 +337,8 @@ class Channel:
                 "bytes_received": self._bytes_received,
                 "under_way": len(self._pending_calls),
                 "bytes_held": self._pending_bytes,
+                "keys": self.call_metrics.keys,
+                "unique_keys": self.call_metrics.unique_keys,
             }
 
     # ---- events from the scheduler -----------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from shoal.cluster.protocol.messages import (
     TakeSplit,
     WorkerGone,
 )
+from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.scheduler_client import PendingRequest
 from shoal.cluster.protocol.tasks import STALL_SECONDS
 from shoal.cluster.worker.calls import WorkerIdentity
@@ -93,6 +94,7 @@ class ClusterStore(ConnectedStore):
     ) -> None:
         self._filters = dict(filters) if isinstance(filters, Mapping) else filters
         self._filtered: dict[str, Filter] = {}
+        self._saved_bytes: dict[str, float] = {}  # by the filters of each table
         self._shared_storage = shared_storage
         self._consistency = consistency
         self._wanted_place = (workers, rank)
@@ -180,6 +182,17 @@ class ClusterStore(ConnectedStore):
         """Return, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
         self._check_usable()
         return {table: filter.metrics() for table, filter in self._filtered.items()}
+
+    def counters(self) -> Values:
+        """As :meth:`.ConnectedStore.counters`, with what the filters of tables save and change."""
+        for table, filter in list(self._filtered.items()):
+            counts = filter.metrics()
+            saved = sum(counts.get(f"{kind}_bytes_saved", 0) for kind in ("key", "gradient", "weight"))
+            self._saved_bytes[table] = max(
+                saved, self._saved_bytes.get(table, 0)
+            )  # less after a list was sent after all
+        errors = {table: filter.gradient_error for table, filter in list(self._filtered.items())}
+        return {**super().counters(), "filter_bytes_saved": dict(self._saved_bytes), "filter_squared_error": errors}
 
     def sends_exactly(self, table: str) -> bool:
         """Whether gradients and weights of a table of this name are sent completely and unrounded."""

@@ -22,7 +22,7 @@ import zmq
 from shoal.cluster.protocol.address import own_host
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.messages import Event, GetMap, GetMapReply, HelloReply, MapChanged, ServerGone
-from shoal.cluster.protocol.metrics import WORKER
+from shoal.cluster.protocol.metrics import WORKER, Values
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import as_dict
@@ -168,6 +168,15 @@ class ConnectedStore(Store):
         self._check_usable()
         return self.channel.metrics()
 
+    def counters(self) -> Values:
+        """Return the values of the metrics ``shoal.cluster.protocol.metrics.WORKER``."""
+        return {
+            "clock": self.clock,
+            **self.channel.metrics(),
+            "call_duration_seconds": self.channel.durations(),
+            **self.activity.values(),
+        }
+
     def cluster(self) -> dict[str, Any]:
         """Return the status of the cluster: its members, its job and the scheduler.
 
@@ -303,11 +312,11 @@ def _unready(store: ConnectedStore | None) -> list[str]:
     return [] if fault is None else [str(fault)]
 
 
-def _counters(store: ConnectedStore | None) -> dict[str, int]:
+def _counters(store: ConnectedStore | None) -> Values:
     """Return the values of the metrics `WORKER`."""
     with contextlib.suppress(ShoalError):  # it is being closed
         if store is not None:
-            return {"clock": store.clock, **store.channel.metrics()}
+            return store.counters()
     return {}
 
 

@@ -136,6 +136,7 @@ def _pull(
     after: Sequence[Call],
 ) -> CallFuture:
     dim = rows.shape[1] if rows.ndim > 1 else 1
+    channel.call_metrics.count_keys(batch.input_size, len(batch))
     return channel.begin(
         Op.PULL, table, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=dim, filter=filter, after=after
     )

@@ -1,0 +1,184 @@
+"""The metrics of a server: those of its endpoints together.
+
+Counts of tables are part of the state of an arc and move with it. A counter of a process must not decrease, so this
+module adds up by how much those of each arc have risen since it was seen here first.
+
+Threads: any; one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+
+from shoal import _core
+from shoal.cluster.protocol.metrics import Durations, Values
+
+__all__ = ["ReplicationLag", "ServerCounters"]
+
+_BUSY_SECONDS = 0.01  # that a reader of metrics waits for an endpoint that is executing a request
+_MAX_SAMPLES = 1024
+_RISING = ("rows_pulled", "rows_pushed", "rows_created", "rows_erased", "rows_expired", "nonfinite_rows", "refused")
+
+
+class ReplicationLag:
+    """How long ago the first record was written that a backup has not acknowledged, from samples of positions.
+
+    Examples
+    --------
+    >>> lag = ReplicationLag()
+    >>> [lag.update(now, sent, done) for now, sent, done in [(1.0, 5, 5), (2.0, 6, 5), (2.5, 8, 5), (3.0, 8, 6)]]
+    [0.0, 0.0, 0.5, 0.5]
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()  # when a position was seen first
+
+    def update(self, now: float, sent: int, acknowledged: int) -> float:
+        """Note the positions of a stream; return its lag in seconds, to the precision of the samples."""
+        while self._samples and self._samples[0][1] <= acknowledged:
+            self._samples.popleft()
+        if acknowledged >= sent:
+            return 0.0
+        if not self._samples or (self._samples[-1][1] < sent and len(self._samples) < _MAX_SAMPLES):
+            self._samples.append((now, sent))
+        return now - self._samples[0][0]
+
+
+class ServerCounters:
+    """The metrics of a server's endpoints.
+
+    Parameters
+    ----------
+    services : mapping
+        The endpoints by their addresses.
+    names : callable
+        Returns the names of the tables by their numbers.
+    """
+
+    def __init__(self, services: Mapping[str, _core.Service], names: Callable[[], Mapping[int, str]]) -> None:
+        self._services = dict(services)
+        self._names = names
+        self._lock = threading.Lock()
+        self._held: dict[str, dict[str, int]] = {}  # by address: what was found last
+        self._sizes: dict[str, list[tuple[int, int, int]]] = {}  # by address: table, rows, bytes
+        self._arcs: dict[str, dict[int, dict[int, dict[str, int]]]] = {}  # by address, first slot and table
+        self._risen: dict[str, Counter[int]] = {name: Counter() for name in _RISING}
+        self._waiting: dict[str, Counter[int]] = {}
+        self._lags: dict[int, ReplicationLag] = {}  # by stream
+        self._lag: dict[int, float] = {}
+
+    def note_stream(self, stream: int, now: float, sent: int, acknowledged: int) -> None:
+        """Note how far a stream is, and how far its backup."""
+        with self._lock:
+            lag = self._lags.setdefault(stream, ReplicationLag())
+            self._lag[stream] = lag.update(now, sent, acknowledged)
+
+    def keep_streams(self, streams: set[int]) -> None:
+        """Forget all other streams."""
+        with self._lock:
+            for stream in self._lags.keys() - streams:
+                del self._lags[stream]
+                self._lag.pop(stream, None)
+
+    def read(self, loops: Iterable[_core.DataLoop]) -> Values:
+        """Return the values of the metrics ``shoal.cluster.protocol.metrics.SERVER``.
+
+        Those of an endpoint that has been executing a request for a moment are as they were before.
+
+        Parameters
+        ----------
+        loops : iterable
+            The data loops of the endpoints.
+        """
+        with self._lock:
+            return self._read(loops)
+
+    def _read(self, loops: Iterable[_core.DataLoop]) -> Values:
+        total: Counter[str] = Counter()
+        error = 0.0
+        requests: Counter[str] = Counter()
+        push_staleness: Counter[int] = Counter()
+        pull_staleness: Counter[int] = Counter()
+        for address, service in self._services.items():
+            found = service.metrics()
+            total.update({name: count for name, count in found.items() if isinstance(count, int)})
+            total["deferrals"] += found["statuses"].get("deferred", 0)
+            requests.update(found["requests"])
+            push_staleness.update(found["push_staleness"])
+            pull_staleness.update(found["pull_staleness"])
+            error += found["narrowed_squared_error"]
+            loads, streams = service.table_loads(_BUSY_SECONDS), service.replication(_BUSY_SECONDS)
+            if loads is not None and streams is not None:
+                self._note(address, loads)
+                self._held[address] = {
+                    "rows": sum(load["rows"] for _, _, load in loads),
+                    "row_bytes": sum(load["bytes"] for _, _, load in loads),
+                    "copied_slots": sum(end - first for one in streams["replicas"] for first, end in one["in_sync"]),
+                    "unacknowledged_bytes": sum(one["bytes"] for one in streams["streams"]),
+                    "held_replies": streams["held"],
+                }
+            total.update(self._held.get(address, {}))
+        return {
+            **total,
+            "weight_squared_error": error,
+            "requests": requests,
+            "request_duration": _durations(loops),
+            "push_staleness": push_staleness,
+            "pull_staleness": pull_staleness,
+            "replication_lag": max(self._lag.values(), default=0.0),
+            **self._tables(),
+        }
+
+    def _note(self, address: str, loads: list[tuple[int, int, dict[str, int]]]) -> None:
+        """Add what the tables of an endpoint have done since they were seen here last."""
+        former = self._arcs.get(address, {})
+        arcs: dict[int, dict[int, dict[str, int]]] = {first: {} for first in former}
+        for first, table, load in loads:
+            arcs.setdefault(first, {})[table] = load
+            if first in former:  # else the arc has come from elsewhere, and its counts with it
+                before = former[first].get(table, {})
+                for name in _RISING:
+                    self._risen[name][table] += max(0, load[name] - before.get(name, 0))
+        present = {first for first, _, _ in loads}
+        served = self._services[address].arc_loads(_BUSY_SECONDS)
+        if served is not None:  # arcs without tables too: what a table does there later is new
+            present |= {first for first, *_ in served}
+        self._arcs[address] = {first: arcs.get(first, {}) for first in present}
+        self._sizes[address] = [(table, load["rows"], load["bytes"]) for _, table, load in loads]
+        self._waiting[address] = Counter()
+        for _, table, load in loads:
+            self._waiting[address][table] += load["waiting"]
+
+    def _tables(self) -> dict[str, dict[str, float]]:
+        names = self._names()
+
+        def named(counts: Mapping[int, int]) -> dict[str, float]:
+            return {name: counts.get(table, 0) for table, name in names.items()}
+
+        rows: Counter[int] = Counter()
+        sizes: Counter[int] = Counter()
+        waiting: Counter[int] = Counter()
+        for found in self._sizes.values():
+            for table, number, size in found:
+                rows[table] += number
+                sizes[table] += size
+        for some in self._waiting.values():
+            waiting.update(some)
+        return {
+            "table_rows": named(rows),
+            "table_memory": named(sizes),
+            "table_waiting": named(waiting),
+            **{f"table_{name}": named(counts) for name, counts in self._risen.items()},
+        }
+
+
+def _durations(loops: Iterable[_core.DataLoop]) -> dict[str, Durations]:
+    seconds: defaultdict[str, float] = defaultdict(float)
+    counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for loop in loops:
+        for op, (total, found) in loop.durations().items():
+            seconds[op] += total
+            counts[op].update(found)
+    return {op: Durations(seconds[op], found) for op, found in counts.items()}
