@@ -23,6 +23,7 @@ from shoal.cluster.protocol import metrics
 
 FOLDER = Path(__file__).parents[1] / "deploy" / "prometheus"
 RULES = yaml.safe_load((FOLDER / "shoal.rules.yml").read_text())["groups"][0]["rules"]
+DASHBOARDS = sorted((FOLDER.parent / "grafana").glob("*.json"))
 ROLES = {"scheduler": metrics.SCHEDULER, "server": metrics.SERVER, "worker": metrics.WORKER}
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: apt install prometheus)"
@@ -52,6 +53,46 @@ def test_a_rule_uses_metrics_that_exist_and_names_a_remedy(rule):
     assert rule["labels"]["severity"] in ("warning", "critical")
 
 
+def expressions(dashboard):
+    """Return the expressions of all panels and annotations."""
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    return found + [one["expr"].replace(" > 0", "") for one in dashboard["annotations"]["list"]]
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=[path.stem for path in DASHBOARDS])
+def test_a_dashboard_is_laid_out_and_uses_metrics_that_exist(path):
+    dashboard = json.loads(path.read_text())
+    assert dashboard["uid"].startswith("shoal-")
+    assert isinstance(dashboard["schemaVersion"], int)
+    assert [one["name"] for one in dashboard["templating"]["list"]] == ["datasource"]
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not taken & cells, panel["title"]
+        taken |= cells
+        assert panel["type"] in ("row", "stat", "timeseries")
+        targets = panel.get("targets", [])
+        assert bool(targets) == (panel["type"] != "row")
+        assert len({target["refId"] for target in targets}) == len(targets)
+        for target in targets:
+            assert target["datasource"] == panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    for expression in expressions(dashboard):
+        assert set(re.findall(r"\b(?:shoal_\w+|up)\b", expression)) <= exported()
+
+
+def test_the_dashboards_are_provisioned():
+    provisioning = FOLDER.parent / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "shoal.yml").read_text())["providers"]
+    assert provider["type"] == "file"
+    assert len(DASHBOARDS) == 2
+
+
 @needs_prometheus
 def test_promtool_accepts_the_files():
     for what in (["rules", "shoal.rules.yml"], ["config", "prometheus.yml"]):
@@ -77,6 +118,12 @@ def asked(port, expression):
 def selectors(expression):
     """Return the parts of an expression without comparisons: each has to have a value."""
     return re.findall(r"\w+\(shoal_\w+\[\w+\]\)|shoal_\w+|up\{[^}]*\}", expression)
+
+
+def test_the_parts_of_a_rule_are_all_of_its_metrics():
+    for rule in RULES:
+        parts = " ".join(selectors(rule["expr"]))
+        assert set(re.findall(r"shoal_\w+", rule["expr"])) == set(re.findall(r"shoal_\w+", parts))
 
 
 class Live:
@@ -177,6 +224,9 @@ def test_prometheus_is_here_where_no_test_may_be_skipped():
 @pytest.mark.slow
 def test_a_prometheus_that_scrapes_a_cluster_under_load_evaluates_all_expressions(live):
     missing = {part for rule in RULES for part in selectors(rule["expr"])}
+    shown = [one for path in DASHBOARDS for one in expressions(json.loads(path.read_text()))]
+    assert len(shown) > 50
+    missing |= {one.replace("$__rate_interval", "10s") for one in shown}
     end = time.monotonic() + 90
     while missing and time.monotonic() < end and live.failure is None:
         missing = {part for part in missing if not asked(live.port, part)}
