@@ -2,7 +2,8 @@
 
     python bench/chaos.py --seconds 60                                  # a cluster of its own on this machine
     python bench/chaos.py --seconds 3600 --faults server,stop --seed 7 --consistency asp
-    python bench/chaos.py --connect tcp://10.0.0.1:5570 --seconds 3600  # a cluster of yours: only workers are killed
+    python bench/chaos.py --connect tcp://10.0.0.1:5570 --seconds 3600 --pause 60 --command \
+        'kubectl delete pod --grace-period 0 --force shoal-server-$(shuf -i 0-2 -n 1)'    # a cluster of yours
 
 Each worker pushes small whole numbers to its own keys (SGD of rate 1, so a row is the sum of what was pushed), ends the
 clock, pulls all of its keys, and compares them with its ledger, a file that survives it. A push that was lost or
@@ -11,9 +12,11 @@ finished, and nothing that it had not begun. Each run makes a table of its own, 
 
 Faults, at random moments from the printed seed: ``server``, ``scheduler`` and ``worker`` kill a process with SIGKILL,
 ``stop`` stops a server with SIGSTOP, which the launcher kills when it has been declared dead. Another process is
-started in its place. After each fault the program waits until every worker has made two steps, prints how long that
-took, and waits until there are as many servers and copies as before. The exit status is 1 if a row is wrong, a worker
-failed, no step was made for a minute, or copies are missing after a minute.
+started in its place. In a cluster of yours, faults are ``worker``, and ``command`` if ``--command`` names one: a
+command of the shell that kills, stops or cuts off a server or the scheduler; what supervises your processes must start
+another one. After each fault the program waits until every worker has made two steps, prints how long that took, and
+waits until there are as many servers and copies as in the beginning. The exit status is 1 if a row is wrong, a worker
+or the command failed, no step was made for ``--limit`` seconds, or servers or copies are missing after so long.
 """
 
 from __future__ import annotations
@@ -34,14 +37,14 @@ import numpy as np
 import numpy.typing as npt
 
 import shoal
-from copies import wait_for_copies
+from copies import get_status, wait_for_copies
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.launch.local_cluster import LocalCluster
+from shoal.cluster.protocol.curve import Keys
 from shoal.consistency import Consistency
 
 KEYS = 512  # of a worker
 FAULTS = ("server", "stop", "scheduler", "worker")
-LIMIT_SECONDS = 60.0  # without a step
 MODES: dict[str, Consistency] = {"bsp": shoal.BSP(), "ssp": shoal.SSP(2), "asp": shoal.ASP()}
 STEPS, CLOCK, SLOWEST, WRONG, STOP = range(5)  # the numbers of a ledger; STOP: the clock at which to end, or 0
 MORE_CLOCKS = 10  # from the request to end to the last clock, which is the same for all workers
@@ -74,7 +77,8 @@ def work(arguments: argparse.Namespace) -> None:
         consistency=MODES[arguments.consistency],
         workers=arguments.workers,
         rank=arguments.rank,
-        timeout=2 * LIMIT_SECONDS,
+        timeout=2 * arguments.limit,
+        curve=arguments.curve,
     ) as store:
         table = store.table(f"chaos-{arguments.directory.name}", optimizer=shoal.SGD(lr=1.0))
 
@@ -110,6 +114,7 @@ def work(arguments: argparse.Namespace) -> None:
             ledger.numbers[SLOWEST] = max(ledger.numbers[SLOWEST], time.monotonic() - start)
             ledger.numbers[CLOCK] = store.clock
             ledger.numbers[STEPS] += 1
+            time.sleep(rng.exponential(arguments.think))
         compare([*former, ledger])
         store.barrier()  # nobody leaves while another one waits for its ticks
 
@@ -129,6 +134,9 @@ class Workers:
         its = self.arguments
         command = [sys.executable, __file__, "--work", "--connect", self.address, "--rank", str(rank)]
         command += ["--workers", str(its.workers), "--consistency", its.consistency, "--seed", str(its.seed)]
+        command += ["--limit", str(its.limit), "--think", str(its.think)]
+        if its.curve:
+            command += ["--curve", its.curve]
         self.processes[rank] = subprocess.Popen([*command, "--directory", str(self.directory)])
 
     def kill(self, rank: int) -> None:
@@ -148,8 +156,8 @@ class Workers:
             for rank, process in self.processes.items():
                 if process.poll() is not None:
                     raise SystemExit(f"worker {rank} ended with status {process.returncode}")
-            if time.monotonic() - start > LIMIT_SECONDS:
-                raise SystemExit(f"no step for {LIMIT_SECONDS:.0f} s: steps {before}, now {self.steps()}")
+            if time.monotonic() - start > self.arguments.limit:
+                raise SystemExit(f"no step for {self.arguments.limit:.0f} s: steps {before}, now {self.steps()}")
             time.sleep(0.005)
         return time.monotonic() - start
 
@@ -159,7 +167,7 @@ class Workers:
         last = max(ledger.numbers[CLOCK] for ledger in present) + MORE_CLOCKS
         for ledger in present:
             ledger.numbers[STOP] = last
-        statuses = [process.wait(2 * LIMIT_SECONDS) for process in self.processes.values()]
+        statuses = [process.wait(2 * self.arguments.limit) for process in self.processes.values()]
         lives = [life for rank in self.processes for life in ledgers(self.directory, rank)]
         wrong = int(sum(life.numbers[WRONG] for life in lives))
         steps = int(sum(life.numbers[STEPS] for life in lives))
@@ -176,6 +184,11 @@ class Workers:
 
 def strike(fault: str, cluster: LocalCluster | None, workers: Workers, rng: random.Random) -> str:
     """Do a fault; return what was done."""
+    if fault == "command":
+        done = subprocess.run(workers.arguments.command, shell=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"the command ended with status {done.returncode}: {workers.arguments.command}")
+        return "command"
     if fault == "worker" or cluster is None:
         rank = rng.choice(sorted(workers.processes))
         workers.kill(rank)
@@ -198,9 +211,11 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="default: %(default)s")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--consistency", choices=MODES, default="bsp", help="default: %(default)s")
-    several = (
-        f"some of {','.join(FAULTS)}, or an empty text (default: all; with --connect: worker, the only one possible)"
-    )
+    parser.add_argument("--curve", metavar="DIR", help="directory of the keys of the cluster")
+    parser.add_argument("--command", help="of the shell, which does a fault to the cluster of --connect")
+    parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="until all goes on (%(default)s)")
+    parser.add_argument("--think", type=float, default=0.0, metavar="SECONDS", help="mean between steps (%(default)s)")
+    several = f"some of {','.join(FAULTS)}, or an empty text; with --connect: of worker,command (default: all)"
     parser.add_argument("--faults", metavar="LIST", help=several)
     parser.add_argument("--pause", type=float, default=3.0, metavar="SECONDS", help="mean between faults (%(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the moments (default: a new one)")
@@ -212,11 +227,14 @@ def main() -> None:
         work(arguments)
         return
     faults = [fault for fault in (arguments.faults or "").split(",") if fault]
-    possible = ("worker",) if arguments.connect else FAULTS
+    if arguments.command and not arguments.connect:
+        parser.error("--command is for a cluster of yours: pass its address with --connect")
+    possible = FAULTS if arguments.connect is None else ("worker", "command") if arguments.command else ("worker",)
     if arguments.faults is None:
         faults = list(possible)
     elif not set(faults) <= set(possible):
-        parser.error(f"--faults takes some of {', '.join(FAULTS)}; with --connect only worker")
+        parser.error(f"--faults takes some of {', '.join(possible)} here, not {arguments.faults}")
+    keys = Keys.load(arguments.curve, "worker") if arguments.curve else None
     print(f"seed {arguments.seed}, load {os.getloadavg()[0]:.1f}", flush=True)
     rng = random.Random(arguments.seed)
     with contextlib.ExitStack() as undo:
@@ -229,6 +247,10 @@ def main() -> None:
                 local_cluster.running(arguments.servers, workers=arguments.workers, replicas=arguments.replicas)
             )
             address = cluster.address
+        status = get_status(address, keys)
+        servers, replicas = len(status.servers), status.replicas
+        if "command" in faults and not replicas:
+            parser.error(f"the cluster at {address} keeps no copies: start its scheduler with --replicas 1")
         workers = Workers(address, arguments, directory)
         undo.callback(workers.end)
         workers.wait_for_steps()
@@ -242,8 +264,7 @@ def main() -> None:
                 seconds = workers.wait_for_steps()
                 waits.setdefault(fault, []).append(seconds)
                 print(f"{what}: all workers went on after {seconds * 1e3:.0f} ms", flush=True)
-                if cluster is not None:
-                    wait_for_copies(address, arguments.servers, arguments.replicas)
+                wait_for_copies(address, servers, replicas, keys, arguments.limit)
             else:
                 workers.wait_for_steps()
         for fault, seconds_of in sorted(waits.items()):
