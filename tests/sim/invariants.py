@@ -37,6 +37,7 @@ class Monitor:
         self.violations = []
         self.compared = 0
         self.executed = {}  # stream -> last record that its backup has executed
+        self.receivers = {}  # stream -> the backup that has received something since
         self.maps = {}  # epoch -> the map that has it
         self.state = None  # of the scheduler that died
         self.generations = {}  # server -> the greatest of its scheduler's
@@ -50,8 +51,12 @@ class Monitor:
 
     def received(self, address, peer):
         """A backup has received something over a stream."""
-        stream = int(peer.decode().split("~")[1].split(">")[0])
-        self._observe(address, stream)
+        self.receivers[int(peer.decode().split("~")[1].split(">")[0])] = address
+
+    def _observe_all(self, addresses):
+        """Note what these backups have executed, before their copies may change."""
+        for stream in [stream for stream, address in self.receivers.items() if address in addresses]:
+            self._observe(self.receivers.pop(stream), stream)
 
     def _observe(self, address, stream):
         for replica in self.world.services[address].replication()["replicas"]:
@@ -62,6 +67,8 @@ class Monitor:
 
     def acknowledged(self, end):
         """A primary has received an acknowledgement."""
+        if end.stream in self.receivers:
+            self._observe(self.receivers.pop(end.stream), end.stream)
         for stream in self.world.services[end.address].replication()["streams"]:
             if stream["stream"] == end.stream and stream["acknowledged"] > self.executed.get(end.stream, 0):
                 self.report(
@@ -98,6 +105,7 @@ class Monitor:
 
     def ordered(self, server, message):
         """A server executes an order or an assignment."""
+        self._observe_all(server.addresses)
         newest = self.generations.get(server, 0)
         if message.generation < newest:
             self.report(f"{server.addresses[0]} obeys generation {message.generation}, which {newest} has replaced")

@@ -171,7 +171,13 @@ def find_violations(cluster):
         return found or [cluster.membership.broken or "the cluster does not form"]
     found += [f"{checker}: {text}" for checker, text in violations(cluster)]
     if scenario.mode == "bsp" and scenario.tables == "mixed" and not cluster.replaced:
-        undisturbed = run(cluster.seed, replace(scenario, faults=(), random_faults=0, weather=CALM, disk=0.0))
+        scenario = scenario.drawn(cluster.seed)
+        undisturbed = run(
+            cluster.seed,
+            replace(
+                scenario, faults=(), random_faults=0, weather=CALM, disk=0.0, servers=1, endpoints_each=1, replicas=0
+            ),
+        )
         found += _differences(cluster, undisturbed)
     return found
 

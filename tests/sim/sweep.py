@@ -25,6 +25,7 @@ def run_some(task):
     scenario = SCENARIOS[name]
     faults, failures = Counter(), []
     gc.disable()
+    gc.freeze()  # what the runs share is not searched after each of them
     for seed in seeds:
         happened = []
         try:
