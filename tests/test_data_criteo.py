@@ -164,6 +164,29 @@ def test_nothing_of_a_malformed_line_stays_behind(keys_of):
 
 def test_tables_are_of_the_shapes_that_the_parser_is_told():
     tables = buckets()
-    assert tables.cells.shape == (960,)
+    assert tables.cells.shape == (7296,)
+    assert tables.cells.max() == len(tables.floors) - 2
+    assert np.diff(tables.cells.astype(int)).max() == 1  # no cell meets more than two buckets
     assert tables.numbers.shape == (13, len(tables.floors) - 1)
     assert len(np.unique(tables.numbers)) == tables.numbers.size
+
+
+@pytest.mark.parametrize(
+    "token", [b"68fd1e64", b"68fd1e6", b"68fd1e640", b"\xc3\xa968fd1e", b"\x80\xa0\xff\xc0\x9f\x89\x8a\x8d"]
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_category_of_eight_bytes_has_the_key_of_its_text_wherever_it_is(keys_of, token, last):
+    column = "c39" if last else "c38"
+    text = line(**{column: "@"}).encode().replace(b"@", token)
+    want = [key(int(column[1:]), token)]
+    assert keys_of(text) == keys_of(text[:-1]) == [want]  # the last line may have no newline
+    assert keys_of(text[:-1] + b"\r\n") == [want]
+    assert keys_of(text + line(c1="1").encode()) == [want, [key(1, "SP1")]]
+
+
+@pytest.mark.parametrize("text", ["1234567\t", "123\t4567", "\t1234567", "1234567\r", "1\r345678"])
+def test_eight_bytes_with_a_separator_are_not_one_category(keys_of, text):
+    cells = text.split("\t")
+    given = line(**{f"c{38 + i}": cell for i, cell in enumerate(cells[:2])})
+    want = [key(38 + i, cell) for i, cell in enumerate(cells[:2]) if cell]
+    assert keys_of(given) == [want]

@@ -135,8 +135,8 @@ def test_read_only_outputs_are_refused():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"cells": TABLE.cells[:-1].copy()}, "cells must cover 63 bits, 960 entries, got 959"),
-        ({"cells": np.full(960, len(TABLE.floors) - 1, np.uint16)}, "cells must name buckets below"),
+        ({"cells": TABLE.cells[:-1].copy()}, "cells must cover 63 bits, 7296 entries, got 7295"),
+        ({"cells": np.full(7296, len(TABLE.floors) - 1, np.uint16)}, "cells must name buckets below"),
         ({"numbers": TABLE.numbers[:12].copy()}, "numbers must be 13 x"),
         ({"numbers": TABLE.numbers[:, :-1].copy()}, "numbers must be 13 x"),
         ({"floors": TABLE.floors[:-1].copy(), "numbers": TABLE.numbers[:, :-1].copy()}, "floors must end with"),

@@ -34,9 +34,9 @@ class Buckets:
     ----------
     floors : uint64[buckets + 1]
         Bucket b holds the integers in [floors[b], floors[b + 1]); the last entry is 2^64 - 1.
-    cells : uint16[960]
+    cells : uint16[7296]
         The bucket of the least integer in each cell. A cell holds the integers that agree in their length and their
-        leading five bits, so that only a few buckets meet in one.
+        leading eight bits, so that at most two buckets share one.
     numbers : uint64[13, buckets]
         The key of each bucket in each integer column.
     """
@@ -58,7 +58,7 @@ def buckets() -> Buckets:
         tokens.append(str(b))
         b += 1
     floors = np.array([*starts, (1 << 64) - 1], np.uint64)
-    least = [*range(32), *(top << shift for shift in range(1, _BITS - 4) for top in range(16, 32))]
+    least = [*range(256), *(top << shift for shift in range(1, _BITS - 7) for top in range(128, 256))]
     cells = np.searchsorted(floors, np.array(least, np.uint64), side="right") - 1
     numbers = np.stack([hash_strings(tokens, field=column) for column in range(1, INTEGER_COLUMNS + 1)])
     return Buckets(floors, cells.astype(np.uint16), numbers)

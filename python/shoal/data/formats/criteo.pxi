@@ -4,6 +4,7 @@ cdef enum:
     INTEGERS = 13  # columns 1 to 13
     CATEGORIES = 26  # columns 14 to 39
     CRITEO_COLUMNS = 39
+    CELL_BITS = 8  # leading bits of an integer by which its cell is chosen
 
 # The parameters of the format: shoal.data.criteo.Buckets, and the seed of each column's field.
 cdef struct CriteoTables:
@@ -50,29 +51,46 @@ cdef inline uint64_t negative_key(uint64_t seed, uint64_t magnitude) noexcept no
 
 
 cdef inline size_t cell_of(uint64_t v) noexcept nogil:
-    """The leading five bits of v and the number of bits that follow: monotone in v, and v itself below 32."""
+    """The leading eight bits of v and the number of bits that follow: monotone in v, and v itself below 256.
+
+    At most one bucket begins inside of a cell, and in most cells none: a search that starts there is short and its
+    length predictable.
+    """
     cdef int shift
-    if v < 32:
+    if v < 1 << CELL_BITS:
         return v
-    shift = bit_width(v) - 5
-    return <size_t>(16 * shift) + (v >> shift)
+    shift = bit_width(v) - CELL_BITS
+    return <size_t>(shift << (CELL_BITS - 1)) + (v >> shift)
+
+
+cdef inline bint is_wide_token(const uint8_t* p, const uint8_t* end) noexcept nogil:
+    """Whether eight bytes that are not control characters, and then a tab or a newline, follow: Criteo's categories."""
+    cdef uint64_t blanks = 0x2020202020202020
+    cdef uint64_t word
+    if end - p <= 8:
+        return False
+    word = load8(p)  # a byte of 32 to 127 has bit 5 or 6; so have some above, which are no separators either
+    return ((word | (word >> 1)) & blanks) == blanks and (p[8] == 9 or p[8] == 10)
 
 
 cdef inline void put_column(
-    Target* out, uint64_t key, int column, const uint8_t* begin, const uint8_t* end
+    Target* out, uint64_t* at, uint64_t key, int column, const uint8_t* begin, const uint8_t* end
 ) noexcept nogil:
-    out.keys[out.nnz] = key
+    at[0] = key
     if out.origins:
-        put_origin(out, out.nnz, <uint64_t>(column + 1), begin, end)
-    out.nnz += 1
+        put_origin(out, at - out.keys, <uint64_t>(column + 1), begin, end)
 
 
 cdef int read_columns(
     const uint8_t** cursor, const uint8_t* end, Target* out, const CriteoTables* tables, bint behind_label
 ) noexcept nogil:
-    """The columns of a line, each after a tab; in a line without a label the first column has no tab."""
+    """The columns of a line, each after a tab; in a line without a label the first column has no tab.
+
+    ``out.nnz`` changes only if the line is valid.
+    """
     cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* stop
+    cdef uint64_t* at = out.keys + out.nnz  # a local: a store through it could otherwise change its address
     cdef int64_t v = 0
     cdef size_t bucket
     cdef size_t size
@@ -91,26 +109,36 @@ cdef int read_columns(
         if fault != GOOD:
             return COLUMNS if p[0] == 10 or p[0] == 13 else fault
         if v < 0:
-            put_column(out, negative_key(tables.seeds[column], <uint64_t>-v), column, cursor[0], p)
+            put_column(out, at, negative_key(tables.seeds[column], <uint64_t>-v), column, cursor[0], p)
         else:
             bucket = tables.cells[cell_of(<uint64_t>v)]
             while tables.floors[bucket + 1] <= <uint64_t>v:
                 bucket += 1
-            put_column(out, tables.numbers[<size_t>column * tables.buckets + bucket], column, cursor[0], p)
+            put_column(out, at, tables.numbers[<size_t>column * tables.buckets + bucket], column, cursor[0], p)
+        at += 1
     for column in range(INTEGERS, INTEGERS + CATEGORIES):
         if p[0] != 9:
             cursor[0] = p
             return COLUMNS if p[0] == 10 or p[0] == 13 else INTEGER_TEXT
         p += 1
+        if is_wide_token(p, end):
+            put_column(out, at, token_key(tables.seeds[column], p, 8, end), column, p, p + 8)
+            at += 1
+            p += 8
+            continue
         stop = byte_or_newline(p, end, 9)
         size = <size_t>(stop - p)
         if stop[0] == 10 and size > 0 and (stop - 1)[0] == 13:
             size -= 1
         if size > 0:
-            put_column(out, token_key(tables.seeds[column], p, size, end), column, p, p + size)
+            put_column(out, at, token_key(tables.seeds[column], p, size, end), column, p, p + size)
+            at += 1
         p = stop
     cursor[0] = p
-    return GOOD if p[0] == 10 else COLUMNS
+    if p[0] != 10:
+        return COLUMNS
+    out.nnz = at - out.keys
+    return GOOD
 
 
 cdef int criteo_line(const uint8_t** cursor, const uint8_t* end, Target* out, const void* known) noexcept nogil:
@@ -133,7 +161,6 @@ cdef int criteo_line(const uint8_t** cursor, const uint8_t* end, Target* out, co
         return GOOD
     at = cursor[0]
     cursor[0] = p
-    out.nnz = out.indptr[out.row]
     if read_columns(cursor, end, out, tables, False) == GOOD:
         return GOOD
     cursor[0] = at
