@@ -2,7 +2,7 @@
 
 import sys
 
-from shoal.cli import main
+from shoal.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())
