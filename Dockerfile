@@ -10,9 +10,10 @@ COPY csrc csrc
 COPY python python
 RUN python -m venv /opt/shoal \
     && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
-    && /opt/shoal/bin/pip install --no-cache-dir --no-compile "$(echo /wheels/shoal-*.whl)${EXTRAS}" \
+    && /opt/shoal/bin/pip install --no-cache-dir "$(echo /wheels/shoal-*.whl)${EXTRAS}" \
     && /opt/shoal/bin/pip uninstall --yes pip \
     && find /opt/shoal -name tests -type d -prune -exec rm -rf {} + \
+    && find /opt/shoal -name '*.pyi' -delete \
     && /opt/shoal/bin/shoal --version
 
 FROM python:3.13-slim

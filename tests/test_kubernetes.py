@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -49,6 +51,25 @@ def test_the_schemas_refuse_a_field_that_they_do_not_know():
         pod["spec"]["containers"][0]["imagee"] = "x"
         with pytest.raises(errors):
             check(document)
+
+
+@pytest.mark.parametrize("directory", ALL)
+def test_kustomize_makes_the_objects_that_these_tests_read(directory):
+    yaml = pytest.importorskip("yaml")
+    if shutil.which("kustomize") is None:
+        pytest.skip("kustomize is not installed")
+    done = subprocess.run(
+        ["kustomize", "build", KUBERNETES / directory], capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    found = [one for one in yaml.safe_load_all(done.stdout) if one is not None]
+    for document in found:
+        check(document)
+
+    def names(objects):
+        return sorted((one["kind"], one["metadata"]["name"]) for one in objects)
+
+    assert names(found) == names(documents(directory))
+    assert set(re.findall(r"image: (\S+)", done.stdout)) <= {"shoal:latest", "shoal-ray:latest"}
 
 
 @pytest.mark.parametrize("directory", WHOLE)
