@@ -3,6 +3,7 @@
     python bench/bench_ray.py train [--turns 60]     learning logistic regression, in turns
     python bench/bench_ray.py start [--turns 5]      the time to start
     python bench/bench_ray.py killed [--faults 20]   a server's actor is killed: how long a worker is interrupted
+    python bench/bench_ray.py idle [--seconds 20]    the CPU time of processes that wait
 
 `train`: two clusters of two servers and two workers, one launched and one on Ray, learn from the same log, a few passes
 of one and then of the other, timed from barrier to barrier. While the launched one learns, Ray's own processes are
@@ -13,6 +14,9 @@ they have the same bits. Ray's workers have niceness 0, as the launched processe
 `start`: from nothing to the first barrier of the workers; for Ray also `ray.init` alone.
 
 Messages have no keys in both cases: clusters on Ray have keys by default unless all addresses are loopback.
+
+`idle`: no role has anything to do for some seconds. Shown are the processes of both clusters, as many empty actors, and
+Ray's own processes.
 
 `killed`: as bench_failover.py, but the process of a server's actor is killed, and Ray starts the next one.
 """
@@ -171,8 +175,8 @@ class OnRay(Workers):
         self._workers = [ray.remote(Worker).options(num_cpus=1).remote(rank) for rank in range(WORKERS)]
         self.began = self.call("began")[0]
         roles = [cluster.scheduler, *cluster.servers]
-        self._roles = {role.place.pid for role in roles if role.place is not None}
-        self._roles |= set(self._get([worker.pid.remote() for worker in self._workers]))
+        self.roles = {role.place.pid for role in roles if role.place is not None}
+        self.roles |= set(self._get([worker.pid.remote() for worker in self._workers]))
 
     def call(self, method: str, *arguments: int) -> list[Any]:
         """Call a method of all learners at the same time."""
@@ -185,7 +189,7 @@ class OnRay(Workers):
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """Stop Ray's own processes."""
-        own = [one for one in self.processes() if one.pid not in self._roles]
+        own = [one for one in self.processes() if one.pid not in self.roles]
         for process in own:
             process.suspend()
         try:
@@ -328,13 +332,50 @@ def killed(faults: int, servers: int, seed: int) -> None:
     )
 
 
+def shares(processes: list[psutil.Process], seconds: float) -> dict[int, float]:
+    """Return what part of a core each process takes that is at rest, by its id."""
+    before = {process.pid: cpu_seconds(process.pid) for process in processes}
+    time.sleep(seconds)
+    return {pid: (cpu_seconds(pid) - used) / seconds for pid, used in before.items() if psutil.pid_exists(pid)}
+
+
+def idle(seconds: float) -> None:
+    """Measure processes at rest."""
+    import ray
+
+    class Empty:
+        def pid(self) -> int:
+            return os.getpid()
+
+    def show(what: str, found: list[float]) -> None:
+        print(f"{what}: {len(found)} processes, {spread([100 * one for one in found], 2)} % of a core each")
+
+    count = 1 + SERVERS + WORKERS
+    with tempfile.TemporaryDirectory() as folder:
+        write_logs(folder)
+        with launched(folder) as native:
+            others = psutil.Process().children(recursive=True)
+            time.sleep(WAKE_SECONDS)
+            show("a launched cluster", list(shares(native.processes(), seconds).values()))
+            with on_ray(folder, others) as (_, workers):
+                empty = [ray.remote(Empty).options(num_cpus=0).remote() for _ in range(count)]
+                pids = set(ray.get([one.pid.remote() for one in empty]))
+                time.sleep(REST_SECONDS)
+                found = shares(workers.processes(), seconds)
+                show("a cluster on Ray", [found[pid] for pid in workers.roles])
+                show("empty actors", [found[pid] for pid in pids])
+                own = [one for pid, one in found.items() if pid not in workers.roles | pids]
+                print(f"Ray's own {len(own)} processes: {100 * sum(own):.2f} % of a core in all")
+
+
 def main() -> None:
     """Parse the arguments and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["train", "start", "killed", "work"], help="default: all")
+    parser.add_argument("what", nargs="?", choices=["train", "start", "killed", "idle", "work"], help="default: all")
     parser.add_argument("--turns", type=int, metavar="N", help="default: 60 of train, 5 of start")
     parser.add_argument("--passes", type=int, default=3, metavar="N", help="in a turn; default: %(default)s")
     parser.add_argument("--faults", type=int, default=20, metavar="N", help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of idle; default: %(default)s")
     parser.add_argument("--servers", type=int, default=3, metavar="N", help="of killed; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--address", help=argparse.SUPPRESS)
@@ -351,6 +392,8 @@ def main() -> None:
         start(given.turns or 5)
     if given.what in (None, "killed"):
         killed(given.faults, given.servers, given.seed)
+    if given.what in (None, "idle"):
+        idle(given.seconds)
     print(conditions())
 
 
