@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from documents import ROOT, blocks
+
 PATIENCE = 120.0
 HEAD_CPUS = 4
 NODE_CPUS = 2
@@ -121,6 +123,31 @@ def ray_nodes(nodes: int = 2) -> Iterator[RayNodes]:
         finally:
             ray.shutdown()
             made.cluster.shutdown()
+
+
+# A text of each Python block of docs/ray.md, by which tests name it; all of them run on a cluster.
+PAGE_BLOCKS = ("trainer.fit()", "shoal.ray.start(", "prepared =", "iter_torch_batches", "serve.run(", "tune.Tuner(")
+
+
+def page_blocks() -> list[str]:
+    """The Python blocks of docs/ray.md."""
+    return [one.text for one in blocks(ROOT / "docs" / "ray.md") if one.kind == "python"]
+
+
+def page_names() -> dict[str, Any]:
+    """What later blocks use of the first one. Functions of a module of this name are pickled by value."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(page_blocks()[0].partition("def loop")[0], names)
+    return names
+
+
+def run_page_block(mark: str, names: dict[str, Any], changes: dict[str, str]) -> None:
+    """Run the block that has a text, with other words in places that it must have."""
+    (text,) = (one for one in page_blocks() if mark in one)
+    for shown, here in changes.items():
+        assert shown in text, f"docs/ray.md has no {shown}"
+        text = text.replace(shown, here)
+    exec(compile(text, f"docs/ray.md, {mark}", "exec"), names)
 
 
 def wait_until(true: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:

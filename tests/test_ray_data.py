@@ -21,6 +21,7 @@ import ray.data  # noqa: E402
 
 import shoal  # noqa: E402
 from oracle.text import bits, rows_of_batch  # noqa: E402
+from ray_nodes import PAGE_BLOCKS, PATIENCE, page_blocks, page_names, run_page_block  # noqa: E402
 from shoal.data.hashing import MISSING_TEXT  # noqa: E402
 from shoal.ray.data import Hash, HashColumns  # noqa: E402
 
@@ -378,3 +379,22 @@ def test_the_example_is_that_of_the_documentation_and_runs(ray_cluster, tmp_path
     with shoal.local() as store:
         store.load(directory)
         assert sum(len(table) for table in store.tables.values()) > 200
+
+
+@marked
+def test_the_blocks_of_the_documentation_about_clusters_and_data_run(ordered, folder):
+    """Those about Ray Serve and Ray Tune run in the tests of these."""
+    pytest.importorskip("torch", reason="torch is an extra")
+    assert [mark for text in page_blocks() for mark in PAGE_BLOCKS if mark in text] == list(PAGE_BLOCKS)
+    for number in range(2):
+        table = pq.read_table(folder / f"ads_{number}.parquet").rename_columns({"ad": "user"})
+        pq.write_table(table, folder / f"ads_{number}.parquet")
+    names = page_names()
+    run_page_block("shoal.ray.start(", names, {"servers=2": f"servers=2, timeout={PATIENCE}"})
+    assert names["table"].dim == 4
+    run_page_block("prepared =", names, {'"ads_0.parquet"': repr(str(folder / "ads_0.parquet"))})
+    roles = {"label": "click", "categorical": ["site", "user"], "numeric": ["price"]}
+    want = learned(shoal.read_parquet(folder / "ads_0.parquet", **roles, batch_size=1024))
+    assert learned(names["batches"]) == want
+    run_page_block("iter_torch_batches", names, {})
+    assert names["vectors"].shape == (800 % 256, 4)

@@ -19,7 +19,7 @@ with warnings.catch_warnings():  # of pydantic, about Ray
     from ray import serve
 
 import shoal  # noqa: E402
-from ray_nodes import wait_until  # noqa: E402
+from ray_nodes import run_page_block, wait_until  # noqa: E402
 from serving import ask, exported, instances, predict, sparse_data, trained  # noqa: E402
 from shoal.serve.bodies import ARROW  # noqa: E402
 
@@ -50,7 +50,10 @@ def test_a_deployment_answers_as_shoal_serve_does_and_follows_deltas(port, tmp_p
         second = model.predict_proba(batch)
     assert np.any(first != second)
 
-    handle = serve.run(shoal.ray.PredictionServer.bind(tmp_path / "serve", watch=0.2), route_prefix="/ctr")
+    names = {"batch": batch}
+    here = {"num_replicas=4": "num_replicas=1", "s3://bucket/serve/ctr": str(tmp_path / "serve"), "=30": "=0.2"}
+    run_page_block("serve.run(", names, here)
+    handle = names["handle"]
     np.testing.assert_array_equal(predict(port, instances(batch), "/ctr/predict"), first)
     np.testing.assert_array_equal(handle.predict.remote([batch]).result(timeout_s=60), first)
     status, body, _ = ask(port, "GET", "/ctr/healthz")

@@ -1,48 +1,35 @@
-"""Trials of Ray Tune that fit a `ShoalTrainer` each, as docs/ray.md shows."""
-
-import sys
+"""A trial of Ray Tune that fits a `ShoalTrainer`: the example of docs/ray.md."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip("ray.tune", reason="ray is an extra: pip install 'shoal[ray]'")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 
-import ray.train
-from ray import tune
-from ray.tune.integration.ray_train import TuneReportCallback
-
-import shoal
+from ray_nodes import PATIENCE, page_names, run_page_block  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings(r"ignore::Warning:ray\..*")]
 
-# The workers of Ray cannot import this file.
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-
-def loop(settings):
+def test_a_trial_reports_what_its_workers_report(ray_cluster, tmp_path):
     rng = np.random.default_rng(1)
-    with shoal.LogisticRegression(shoal.FTRL(alpha=settings["alpha"]), shoal.ray.store()) as model:
-        for _ in range(30):
-            keys = rng.integers(0, 20, 100).astype(np.uint64)
-            labels = (rng.random(100) < 1 / (1 + np.exp(-3 * np.sin(keys)))).astype(np.float32)
-            loss = model.partial_fit(shoal.Batch(labels, np.arange(101), keys, np.ones(100, np.float32)))
-        ray.train.report({"logloss": loss})
-
-
-def trial(settings):
-    shoal.ray.ShoalTrainer(
-        loop,
-        train_loop_config=settings,
-        run_config=ray.train.RunConfig(storage_path=settings["storage"], callbacks=[TuneReportCallback()]),
-    ).fit()
-
-
-def test_tune_finds_the_better_rate(ray_cluster, tmp_path):
-    results = tune.Tuner(
-        tune.with_resources(trial, {"CPU": 0.1}),
-        param_space={"storage": str(tmp_path / "runs"), "alpha": tune.grid_search([0.0001, 0.2])},
-        tune_config=tune.TuneConfig(metric="logloss", mode="min", max_concurrent_trials=2),
-        run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
-    ).fit()
-    assert [result.error for result in results] == [None, None]
-    assert results.get_best_result().config["alpha"] == 0.2
+    site, user = rng.integers(0, 20, (2, 6000))
+    click = rng.random(6000) < 1 / (1 + np.exp(-3 * np.sin(site)))
+    columns = {"click": click.astype(int), "site": site, "user": user, "price": rng.random(6000)}
+    pq.write_table(pa.table(columns), tmp_path / "ads_0.parquet")
+    names = page_names()
+    tuning = f"run_config=tune.RunConfig(storage_path={str(tmp_path / 'tune')!r}, verbose=0), tune_config"
+    changes = {
+        '"ads_0.parquet"': repr(str(tmp_path / "ads_0.parquet")),
+        "loop,": f"loop, shoal_config=shoal.ray.ShoalConfig(timeout={PATIENCE}),",
+        "RunConfig(": f"RunConfig(storage_path={str(tmp_path / 'runs')!r}, ",
+        "[0.03, 0.1, 0.3]": "[0.2]",
+        "tune_config": tuning,
+    }
+    run_page_block("tune.Tuner(", names, changes)
+    (result,) = names["results"]
+    assert result.error is None
+    best = names["results"].get_best_result()
+    assert best.config["alpha"] == 0.2
+    assert 0.3 < best.metrics["logloss"] < 0.65
