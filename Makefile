@@ -166,8 +166,10 @@ $(PRESETS:%=cpp-%): cpp-%: compile-%
 	@$(run) ctest --preset $* --parallel $(JOBS)
 
 pytest_alone = $(BIN)/python -m pytest --quiet
-# Two processes for each core: a sixth of the time of a test is waiting.
-pytest = $(pytest_alone) -n $(shell expr 2 '*' $(JOBS)) --dist worksteal
+# Three processes for two cores: a sixth of the time of a test is waiting, and each process imports all of them (10 s),
+# but for those that need Ray alone.
+pytest = $(pytest_alone) -n $(shell expr '(' 3 '*' $(JOBS) + 1 ')' / 2) --dist worksteal \
+    $(patsubst %,--ignore=tests/test_ray_%.py,cluster nodes serve tune)
 
 py: py-most py-ray
 

@@ -113,7 +113,8 @@ class Program:
 
     def texts(self, folder: str) -> str:
         """Return the programs that the command line contains and names."""
-        scripts = [Path(folder, word) for word in [self.target, *self.arguments] if word.endswith(".py")]
+        words = [self.target, *self.arguments]
+        scripts = [Path(folder, word) for word in words if word.endswith((".py", ".md"))]  # documents.py runs a page
         return "\n".join([self.target, *(path.read_text() for path in scripts if path.is_file())])
 
     def uses_torch(self, folder: str) -> bool:
