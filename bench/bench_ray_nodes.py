@@ -32,7 +32,7 @@ BATCH = 200
 LIMIT_SECONDS = 120.0  # for a node to be killed and another one to join
 # A node that is killed counts as dead after a second, by default after twenty.
 SYSTEM = {"health_check_period_ms": 250, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
-# Else 15, with which the processes of Ray hardly run beside others; processes started in advance; statistics sent.
+# Else 15, with which the processes of Ray hardly run next to others; processes started in advance; statistics sent.
 VARIABLES = {
     "RAY_worker_niceness": "0",
     "RAY_enable_worker_prestart": "0",

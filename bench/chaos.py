@@ -116,7 +116,7 @@ def work(arguments: argparse.Namespace) -> None:
             ledger.numbers[STEPS] += 1
             time.sleep(rng.exponential(arguments.think))
         compare([*former, ledger])
-        store.barrier()  # nobody leaves while another one waits for its ticks
+        store.barrier()  # no worker leaves while another one waits for its ticks
 
 
 class Workers:

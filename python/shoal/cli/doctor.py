@@ -155,7 +155,7 @@ def _keys(directory: str) -> tuple[list[Finding], Keys | None]:
                 findings.append(Finding(topic="keys", level="problem", text=text, remedy=remedy))
     names = sorted(allowed(directory).values())
     if own:
-        text = f"{directory}: secret keys of {', '.join(own)}; accepts {', '.join(names) or 'nobody'}"
+        text = f"{directory}: secret keys of {', '.join(own)}; accepts {', '.join(names) or 'no other key'}"
         findings.append(Finding(topic="keys", level="ok", text=text))
     elif not findings:
         text = f"{directory} has no secret key of {', '.join(ROLES)}: no process can authenticate itself"

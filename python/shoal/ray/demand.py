@@ -44,7 +44,7 @@ class Demand:
     bundles : sequence of (str, int, mapping)
         Of whom, how many of them, and the resources of each.
     reads : bool
-        Whether tasks of Ray read datasets meanwhile, which takes CPUs that nobody has reserved.
+        Whether tasks of Ray read datasets meanwhile, which takes CPUs that are not reserved.
     """
 
     bundles: Sequence[tuple[str, int, Mapping[str, float]]]

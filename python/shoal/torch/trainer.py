@@ -198,7 +198,7 @@ class ClickModel(SavedPredictor):
         }
 
     def own_random(self) -> None:
-        """Draw random numbers of its own from now on, beside other models; they begin where torch's are now."""
+        """Draw random numbers of its own from now on, apart from other models; they begin where torch's are now."""
         self._random = torch.get_rng_state()
 
     def learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:

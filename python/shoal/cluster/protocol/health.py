@@ -211,7 +211,7 @@ class _RoleCollector(Collector):
 
 
 def _build() -> Family:
-    """Return the metric that names the version; joined with others it tells versions apart."""
+    """Return the metric that names the version; joined with others it distinguishes versions."""
     compiled = _core.build_info()
     facts = {"version": importlib.metadata.version("shoal"), "compiler": str(compiled["compiler"])}
     return InfoMetricFamily("shoal_build", "The version of shoal and the compiler of its engine", value=facts)

@@ -122,7 +122,7 @@ class FailoverStatus(_Record, frozen=True):
     """A server that has died and whose slots others serve.
 
     It was declared dead ``silent_seconds`` after its last sign of life, as far as this is known. ``seconds`` later
-    others served its slots, and ``copied_seconds`` later every slot had all of its copies; None: not yet. So nobody
+    others served its slots, and ``copied_seconds`` later every slot had all of its copies; None: not yet. So no server
     served the slots for ``silent_seconds + seconds``.
     """
 

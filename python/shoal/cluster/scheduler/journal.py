@@ -302,13 +302,13 @@ class Journal:
         self._file = log
         self._write(_FILE.pack(_LOG, VERSION))
         data = _FILE.pack(_SNAPSHOT, VERSION) + encode_frame(number, _encoder.encode(state))
-        beside = self._directory / "snapshot.tmp"
-        with beside.open("wb") as file:
+        temporary = self._directory / "snapshot.tmp"
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         self._sync_directory()  # the log is there before its snapshot
-        beside.rename(self._path("snapshot", number))
+        temporary.rename(self._path("snapshot", number))
         self._sync_directory()
         self._number, self._snapshot_bytes, self._log_bytes = number, len(data), _FILE.size
         self._remove_others()

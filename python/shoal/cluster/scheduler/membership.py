@@ -173,7 +173,7 @@ class Membership:
     grace : float
         Seconds that the other processes continue while the scheduler is silent.
     replicas : int
-        Copies of each slot on other servers, beside the one that serves it. With 0 the loss of a server ends the job.
+        Copies of each slot on other servers than the one that serves it. With 0 the loss of a server ends the job.
     copy_rate : int
         Bytes per second that each endpoint sends at most to make a new copy.
     rng : random.Random

@@ -37,7 +37,7 @@ class Wishes(NamedTuple):
     Parameters
     ----------
     replicas : int
-        Copies of each arc beside the one that serves it.
+        Copies of each arc in addition to the one that serves it.
     draining : collection of int
         Ranks of servers that shall have none.
     balance : bool
