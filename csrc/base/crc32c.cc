@@ -6,6 +6,9 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
 #endif
 
 namespace shoal {
@@ -39,7 +42,29 @@ std::uint32_t by_byte(std::uint32_t crc, const std::byte* p, std::size_t n) noex
   return crc;
 }
 
+// SHOAL_CRC marks functions that use the instruction; advanced() is the instruction: a checksum after 8 more bytes.
 #if defined(__x86_64__)
+#define SHOAL_CRC __attribute__((target("sse4.2,crc32")))
+
+bool has_instruction() noexcept { return __builtin_cpu_supports("sse4.2") != 0; }
+
+SHOAL_CRC inline std::uint64_t advanced(std::uint64_t crc, std::uint64_t word) noexcept {
+  return _mm_crc32_u64(crc, word);
+}
+#elif defined(__aarch64__) && defined(__linux__)
+#define SHOAL_CRC __attribute__((target("+crc")))
+
+bool has_instruction() noexcept {
+  constexpr unsigned long kCrc32 = 1UL << 7U;  // HWCAP_CRC32
+  return (getauxval(AT_HWCAP) & kCrc32) != 0;
+}
+
+SHOAL_CRC inline std::uint64_t advanced(std::uint64_t crc, std::uint64_t word) noexcept {
+  return __crc32cd(static_cast<std::uint32_t>(crc), word);
+}
+#endif
+
+#if defined(SHOAL_CRC)
 std::uint64_t load(const std::byte* p) noexcept {
   std::uint64_t word;
   std::memcpy(&word, p, sizeof word);
@@ -75,25 +100,26 @@ std::uint32_t over_zeros(std::uint32_t crc) noexcept {
          kShift[3][crc >> 24U];
 }
 
-__attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t crc, const std::byte* p,
-                                                               std::size_t n) noexcept {
+SHOAL_CRC std::uint32_t by_instruction(std::uint32_t crc, const std::byte* p, std::size_t n) noexcept {
   std::uint64_t a = crc;
   for (; n >= 3 * kStream; p += 3 * kStream, n -= 3 * kStream) {
     std::uint64_t b = 0;
     std::uint64_t c = 0;
     for (std::size_t i = 0; i < kStream; i += 8) {
-      a = _mm_crc32_u64(a, load(p + i));
-      b = _mm_crc32_u64(b, load(p + kStream + i));
-      c = _mm_crc32_u64(c, load(p + 2 * kStream + i));
+      a = advanced(a, load(p + i));
+      b = advanced(b, load(p + kStream + i));
+      c = advanced(c, load(p + 2 * kStream + i));
     }
     a = over_zeros(over_zeros(static_cast<std::uint32_t>(a)) ^ static_cast<std::uint32_t>(b)) ^ c;
   }
   for (; n >= 8; p += 8, n -= 8) {
-    a = _mm_crc32_u64(a, load(p));
+    a = advanced(a, load(p));
   }
   return by_byte(static_cast<std::uint32_t>(a), p, n);
 }
+#endif
 
+#if defined(__x86_64__)
 // Folding (Gopal, Ozturk, Guilford et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
 // Intel, 2009). Bytes are a polynomial over GF(2); the checksum depends only on its remainder. So the first 16 bytes,
 // H x^64 + L, may be replaced by an equivalent d bits later, H (x^(64+d) mod P) + L (x^d mod P), which is added to the 16
@@ -115,7 +141,7 @@ constexpr std::uint64_t power(unsigned n) noexcept {
 constexpr std::uint64_t kFirst = power(8 * kLanes + 32);
 constexpr std::uint64_t kSecond = power(8 * kLanes - 32);
 
-#define SHOAL_FOLDS __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2")))
+#define SHOAL_FOLDS __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2,crc32")))
 
 bool has_folds() noexcept {
   return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
@@ -160,18 +186,19 @@ std::uint32_t by_table(std::uint32_t crc, const std::byte* p, std::size_t n) noe
   return ~crc32c_portable({p, n}, ~crc);
 }
 
-Checksum choose(std::size_t bytes) noexcept {
+Checksum choose([[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(SHOAL_CRC)
+  static const bool by_hardware = has_instruction();
+  if (by_hardware) {
 #if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
-  static const bool folds = has_instruction && has_folds();
-  if (folds && bytes >= kFolds) {
-    return by_folding;
-  }
-  if (has_instruction) {
+    static const bool folds = has_folds();
+    if (folds && bytes >= kFolds) {
+      return by_folding;
+    }
+#endif
     return by_instruction;
   }
 #endif
-  static_cast<void>(bytes);
   return by_table;
 }
 
