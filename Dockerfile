@@ -7,6 +7,7 @@ ARG EXTRAS=
 WORKDIR /src
 COPY pyproject.toml CMakeLists.txt CMakePresets.json README.md LICENSE ./
 COPY csrc csrc
+COPY licenses licenses
 COPY python python
 RUN python -m venv /opt/shoal \
     && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \

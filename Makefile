@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 NATIVE := $(shell find csrc python/shoal -name '*.cc' -o -name '*.h' -o -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 PACKAGE := $(NATIVE) $(shell find csrc python/shoal -type d -not -name __pycache__ -o -name '*.py' -o -name '*.pyi' 2>/dev/null) \
-           pyproject.toml CMakeLists.txt LICENSE
+           pyproject.toml CMakeLists.txt LICENSE $(wildcard licenses/*)
 CPP := $(shell find csrc tests/cpp bench/cpp python/shoal -name '*.cc' -o -name '*.h' 2>/dev/null)
 PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
