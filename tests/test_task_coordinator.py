@@ -58,7 +58,7 @@ def test_a_task_fails_when_slots_move_and_is_cancelled_on_every_endpoint(op):
 
     with pytest.raises(shoal.ClusterChangedError, match=r"epoch 1 and has epoch 2.*kept, load again"):
         run()
-    assert channel.ended == [0, 8]
+    assert channel.ended == [0, 4]  # where it may have begun: an endpoint without slots has cancelled it
 
 
 def test_a_save_begins_again_when_slots_move_before_it_has_begun_everywhere():
@@ -66,9 +66,9 @@ def test_a_save_begins_again_when_slots_move_before_it_has_begun_everywhere():
     channel.numbers = 4
     spec = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
     with ServerSnapshotSet(channel, [(0, spec, "plain")]) as snapshots:
-        assert (channel.begun, channel.ended) == (2, [0, 8])
+        assert (channel.begun, channel.ended) == (2, [0, 4])
         assert snapshots._poll(b"") == [None, None]
-    assert channel.ended == [0, 8, 0, 4]
+    assert channel.ended == [0, 4, 0, 4]
 
 
 def test_a_task_goes_on_when_only_copies_change():

@@ -161,10 +161,16 @@ class TaskCoordinator:
             self._end("", _RELEASE_SECONDS)
 
     def _end(self, digest: str, timeout: float | None = None) -> None:
-        """End the task on all endpoints: done, for the checkpoint of this digest; cancelled, if there is none."""
+        """End the task on all endpoints: done, for the checkpoint of this digest; cancelled, if there is none.
+
+        A task is cancelled on the endpoints of the newest map: it may have begun there, if slots moved meanwhile. Those
+        that have no slots any more have cancelled it.
+        """
         if not self._open:
             return
         self._open = False
+        if not digest:
+            self._set_map(self._channel.map)
         numbers = [self._number, *digest_words(digest)]
         calls = [
             self._channel.begin(Op.SAVE_END, 0, slot=slot, payload=[np.array(numbers, np.uint64)], count=len(numbers))
