@@ -241,7 +241,7 @@ def test_a_dim_that_is_no_integer_is_refused(store, dim):
     assert "bad" not in store.tables
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", None, shoal.FTRL, 0.1])
+@pytest.mark.parametrize("optimizer", ["adagrad", shoal.FTRL, 0.1])
 def test_an_optimizer_that_is_no_description_is_refused(store, optimizer):
     with pytest.raises((TypeError, ValueError), match="optimizer"):
         store.table("bad", optimizer=optimizer)

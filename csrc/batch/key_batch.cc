@@ -57,17 +57,21 @@ KeyBatch::KeyBatch(std::span<const std::uint64_t> given, std::optional<std::uint
   SHOAL_DCHECK(verify());
 }
 
-void KeyBatch::sum(std::span<const float> grads, std::size_t dim, std::span<float> out,
-                   ThreadPool& pool) const {
+void KeyBatch::sum(std::span<const float> grads, std::size_t dim, std::span<float> out, ThreadPool& pool,
+                   Elements elements) const {
   SHOAL_CHECK(dim > 0 && grads.size() == input_size() * dim,
               "grads must be keys x dim: " + std::to_string(input_size()) + " x " + std::to_string(dim) +
                   ", got " + std::to_string(grads.size()) + " numbers");
   SHOAL_CHECK(out.size() == size() * dim, "the sums need unique keys x dim: " + std::to_string(size()) +
                                               " x " + std::to_string(dim) + ", got room for " +
                                               std::to_string(out.size()));
-  sum_rows(
-      order(), group_offsets(), dim, [&](Position position) { return grads.data() + position * dim; }, out,
-      pool);
+  check_pairs(dim, elements);
+  const auto row_of = [&](Position position) { return grads.data() + position * dim; };
+  if (elements == Elements::kInt64Pairs) {
+    sum_rows(order(), group_offsets(), dim, row_of, out, pool, Integers());
+  } else {
+    sum_rows(order(), group_offsets(), dim, row_of, out, pool);
+  }
 }
 
 namespace {
@@ -100,11 +104,15 @@ void KeyBatch::expand(std::span<const float> rows, std::size_t dim, std::span<fl
   });
 }
 
-void KeyBatch::sum_some(std::size_t first, const float* grads, std::size_t dim,
-                        std::span<float> sums) const noexcept {
-  sum_range(
-      order(), group_offsets(), first, first + sums.size() / dim, dim,
-      [&](Position position) { return grads + position * dim; }, Unscaled(), sums.data());
+void KeyBatch::sum_some(std::size_t first, const float* grads, std::size_t dim, std::span<float> sums,
+                        Elements elements) const noexcept {
+  const auto row_of = [&](Position position) { return grads + position * dim; };
+  const std::size_t end = first + sums.size() / dim;
+  if (elements == Elements::kInt64Pairs) {
+    sum_range(order(), group_offsets(), first, end, dim, row_of, Integers(), sums.data());
+  } else {
+    sum_range(order(), group_offsets(), first, end, dim, row_of, Unscaled(), sums.data());
+  }
 }
 
 void KeyBatch::expand_some(std::size_t first, std::span<const float> rows, std::size_t dim,

@@ -32,6 +32,7 @@
 #include <span>
 
 #include "base/buffer.h"
+#include "base/int64_pairs.h"
 #include "base/mix.h"
 #include "base/threads.h"
 #include "batch/hash_order.h"
@@ -62,15 +63,17 @@ class KeyBatch {
   std::span<const std::uint32_t> order() const noexcept { return {order_, input_size_}; }
   std::span<const std::uint32_t> group_offsets() const noexcept { return {group_offsets_, size_ + 1}; }
 
-  // Sums the rows of each hash: grads is n x dim, out is m x dim. In order of occurrence, in float64, rounded once.
-  void sum(std::span<const float> grads, std::size_t dim, std::span<float> out, ThreadPool& pool) const;
+  // Sums the rows of each hash: grads is n x dim, out is m x dim. Floats in order of occurrence, in float64, rounded once.
+  void sum(std::span<const float> grads, std::size_t dim, std::span<float> out, ThreadPool& pool,
+           Elements elements = Elements::kFloat32) const;
 
   // The inverse direction: copies the row of each unique hash to every input key that has it. rows is m x dim, out is n x dim.
   void expand(std::span<const float> rows, std::size_t dim, std::span<float> out, ThreadPool& pool) const;
 
   // The same for the hashes from `first` on, as many as `sums` or `rows` holds, in the calling thread: for callers that use the
   // rows while they are in the cache.
-  void sum_some(std::size_t first, const float* grads, std::size_t dim, std::span<float> sums) const noexcept;
+  void sum_some(std::size_t first, const float* grads, std::size_t dim, std::span<float> sums,
+                Elements elements) const noexcept;
   void expand_some(std::size_t first, std::span<const float> rows, std::size_t dim,
                    float* out) const noexcept;
 

@@ -40,9 +40,11 @@ void check(std::span<const SortedList> lists, std::size_t dim, bool counted) {
 }  // namespace
 
 std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool, MergeScratch& scratch,
-                  const MergeOutput& out, std::size_t divisor) {
+                  const MergeOutput& out, std::size_t divisor, Elements elements) {
   constexpr std::size_t kPiece = 8192;  // rows
   SHOAL_CHECK(divisor > 0, "the divisor of a mean must be at least 1");
+  SHOAL_CHECK(divisor == 1 || elements == Elements::kFloat32, "integers have no mean");
+  check_pairs(dim, elements);
   // The first list that has hashes determines whether all of them have counts.
   const auto filled =
       std::find_if(lists.begin(), lists.end(), [](const SortedList& l) { return !l.hashes.empty(); });
@@ -96,7 +98,9 @@ std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool
     std::ranges::copy(batch.hashes(), out.hashes.begin() + static_cast<std::ptrdiff_t>(done));
     const auto row_of = [&](std::uint32_t p) { return rows[p]; };
     const std::span<float> sums = out.grads.subspan(done * dim, batch.size() * dim);
-    if (divisor == 1) {
+    if (elements == Elements::kInt64Pairs) {
+      sum_rows(batch.order(), batch.group_offsets(), dim, row_of, sums, pool, Integers());
+    } else if (divisor == 1) {
       sum_rows(batch.order(), batch.group_offsets(), dim, row_of, sums, pool);
     } else {
       sum_rows(batch.order(), batch.group_offsets(), dim, row_of, sums, pool,

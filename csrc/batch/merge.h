@@ -47,7 +47,8 @@ struct MergeOutput {
 class MergeScratch {
  private:
   friend std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool,
-                           MergeScratch& scratch, const MergeOutput& out, std::size_t divisor);
+                           MergeScratch& scratch, const MergeOutput& out, std::size_t divisor,
+                           Elements elements);
   KeyBatchScratch keys;
   Buffer<std::uint64_t> hashes;
   Buffer<const float*> rows;
@@ -55,8 +56,8 @@ class MergeScratch {
 };
 
 // Returns the number of hashes. The divisor of a mean is the number of senders, with or without a list; 1 leaves the sums
-// unchanged.
+// unchanged. Integers are added modulo 2^64, and their divisor must be 1.
 std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool, MergeScratch& scratch,
-                  const MergeOutput& out, std::size_t divisor = 1);
+                  const MergeOutput& out, std::size_t divisor = 1, Elements elements = Elements::kFloat32);
 
 }  // namespace shoal

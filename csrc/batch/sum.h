@@ -4,6 +4,8 @@
 //   round(sum)        rounds a float64 sum to float: Unscaled, or Divided for a mean
 //   sum_range         sums the hashes from `begin` to `end` into `out`, for callers that use them while they are in the cache
 //
+// Integers in pairs of floats (base/int64_pairs.h) are added modulo 2^64 instead: `round` is Integers.
+//
 // The row of a hash that occurs once is copied bit for bit unless it is divided: a sum starts with its first row, not with 0.
 //
 // Threads: each thread sums a range of hashes; the rows of one hash are never divided, so the bits do not depend on the pool.
@@ -14,7 +16,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <type_traits>
 
+#include "base/check.h"
+#include "base/int64_pairs.h"
 #include "base/known_dim.h"
 #include "base/threads.h"
 
@@ -30,6 +36,38 @@ struct Divided {
   double divisor;
   float operator()(double sum) const noexcept { return static_cast<float>(sum / divisor); }
 };
+
+struct Integers {};
+
+inline void check_pairs(std::size_t dim, Elements elements) {
+  SHOAL_CHECK(elements == Elements::kFloat32 || dim % kInt64Floats == 0,
+              "an int64 takes two floats: dim must be even, got " + std::to_string(dim));
+}
+
+// The hashes from `begin` to `end`, rows of integers.
+template <class RowOf>
+void sum_integers(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
+                  std::size_t begin, std::size_t end, std::size_t dim, const RowOf& row_of,
+                  float* out) noexcept {
+  with_dim<2, 8, 16>(dim, [&](auto known) SHOAL_ALWAYS {
+    constexpr std::size_t kAhead = 16;  // rows are read in random order: prefetch them
+    const std::size_t width = known == 0 ? dim : known;
+    for (std::size_t u = begin; u < end; ++u) {
+      float* const to = out + (u - begin) * width;
+      for (std::size_t j = group_offsets[u]; j < group_offsets[u + 1]; ++j) {
+        if (j + kAhead < order.size()) {
+          __builtin_prefetch(row_of(order[j + kAhead]));
+        }
+        const float* const row = row_of(order[j]);
+        if (j == group_offsets[u]) {
+          std::copy_n(row, width, to);
+        } else {
+          add_int64(row, to, width);
+        }
+      }
+    }
+  });
+}
 
 // The hashes from `begin` to `end`, dim 1.
 template <class RowOf, class Round>
@@ -138,15 +176,19 @@ template <class RowOf, class Round>
 void sum_range(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
                std::size_t begin, std::size_t end, std::size_t dim, const RowOf& row_of, const Round& round,
                float* out) noexcept {
-  with_dim<1, 8, 16, 32>(dim, [&](auto known) {
-    if constexpr (known == 0) {
-      sum_strips(order, group_offsets, begin, end, dim, row_of, round, out);
-    } else if constexpr (known == 1) {
-      sum_numbers(order, group_offsets, begin, end, row_of, round, out);
-    } else {
-      sum_fixed<known>(order, group_offsets, begin, end, row_of, round, out);
-    }
-  });
+  if constexpr (std::is_same_v<Round, Integers>) {
+    sum_integers(order, group_offsets, begin, end, dim, row_of, out);
+  } else {
+    with_dim<1, 8, 16, 32>(dim, [&](auto known) {
+      if constexpr (known == 0) {
+        sum_strips(order, group_offsets, begin, end, dim, row_of, round, out);
+      } else if constexpr (known == 1) {
+        sum_numbers(order, group_offsets, begin, end, row_of, round, out);
+      } else {
+        sum_fixed<known>(order, group_offsets, begin, end, row_of, round, out);
+      }
+    });
+  }
 }
 
 template <class RowOf, class Round = Unscaled>

@@ -11,7 +11,8 @@ namespace shoal {
 using hash_order::Position;
 
 SummedBatch::SummedBatch(std::span<const std::uint64_t> keys, std::span<const float> rows, std::size_t dim,
-                         Slots slots, ThreadPool& pool, KeyBatchScratch& scratch, bool counting)
+                         Slots slots, ThreadPool& pool, KeyBatchScratch& scratch, bool counting,
+                         Elements elements)
     : slots_(slots), dim_(dim) {
   const std::size_t n = keys.size();
   SHOAL_CHECK(n <= KeyBatch::kMaxKeys,
@@ -19,6 +20,7 @@ SummedBatch::SummedBatch(std::span<const std::uint64_t> keys, std::span<const fl
   SHOAL_CHECK(dim > 0 && rows.size() == n * dim, "grads must be keys x dim: " + std::to_string(n) + " x " +
                                                      std::to_string(dim) + ", got " +
                                                      std::to_string(rows.size()) + " numbers");
+  check_pairs(dim, elements);
   memory_ = Buffer<std::uint64_t>(n + slots.count() + 1);
   hashes_ = memory_.data();
   offsets_ = hashes_ + n;
@@ -53,9 +55,14 @@ SummedBatch::SummedBatch(std::span<const std::uint64_t> keys, std::span<const fl
       counts_[u] = group_offsets[u + 1] - group_offsets[u];
     }
   }
-  sum_rows(
-      {positions, n}, group_offsets.first(size_ + 1), dim,
-      [&](Position position) { return rows.data() + position * dim; }, {sums_.data(), sums_.size()}, pool);
+  const auto row_of = [&](Position position) { return rows.data() + position * dim; };
+  const std::span<const Position> order{positions, n};
+  const std::span<float> sums{sums_.data(), sums_.size()};
+  if (elements == Elements::kInt64Pairs) {
+    sum_rows(order, group_offsets.first(size_ + 1), dim, row_of, sums, pool, Integers());
+  } else {
+    sum_rows(order, group_offsets.first(size_ + 1), dim, row_of, sums, pool);
+  }
 }
 
 }  // namespace shoal

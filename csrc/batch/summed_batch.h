@@ -9,7 +9,7 @@
 // Invariants
 //   I1  hashes(), offsets() are those of a KeyBatch of the same keys.
 //   I2  counts() equal its counts() if they were requested; otherwise they are empty.
-//   I3  sums() equal its sum() bit for bit: in order of occurrence, in float64, rounded once.
+//   I3  sums() equal its sum() bit for bit: in order of occurrence, in float64, rounded once; integers modulo 2^64.
 //
 // Threads: see KeyBatch.
 
@@ -20,6 +20,7 @@
 #include <span>
 
 #include "base/buffer.h"
+#include "base/int64_pairs.h"
 #include "base/mix.h"
 #include "base/threads.h"
 #include "batch/hash_order.h"
@@ -30,7 +31,8 @@ class SummedBatch {
  public:
   // `rows` is keys x dim. `counting`: whether counts() are computed.
   SummedBatch(std::span<const std::uint64_t> keys, std::span<const float> rows, std::size_t dim, Slots slots,
-              ThreadPool& pool, KeyBatchScratch& scratch, bool counting = false);
+              ThreadPool& pool, KeyBatchScratch& scratch, bool counting = false,
+              Elements elements = Elements::kFloat32);
 
   std::size_t size() const noexcept { return size_; }  // unique keys
   std::size_t dim() const noexcept { return dim_; }

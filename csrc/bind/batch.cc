@@ -17,6 +17,9 @@ namespace shoal::bind {
 
 namespace {
 
+// Whether rows are int64, in pairs of floats.
+Elements elements_of(bool integers) noexcept { return integers ? Elements::kInt64Pairs : Elements::kFloat32; }
+
 std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size_t slots,
                                      PoolWithScratch& pool, std::optional<std::uint64_t> last) {
   const auto input = in(keys);
@@ -28,21 +31,22 @@ std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size
 
 std::unique_ptr<SummedBatch> make_summed(const Array<std::uint64_t>& keys, const Array<float>& rows,
                                          std::size_t dim, std::size_t slots, PoolWithScratch& pool,
-                                         bool counting) {
+                                         bool counting, bool integers) {
   const auto input = in(keys);
   const auto from = in(rows);
   const py::gil_scoped_release nogil;
   return pool.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
-    return std::make_unique<SummedBatch>(input, from, dim, Slots(slots), pool.threads, scratch, counting);
+    return std::make_unique<SummedBatch>(input, from, dim, Slots(slots), pool.threads, scratch, counting,
+                                         elements_of(integers));
   });
 }
 
 void sum(const KeyBatch& batch, const Array<float>& grads, std::size_t dim, Array<float>& sums,
-         PoolWithScratch& pool) {
+         PoolWithScratch& pool, bool integers) {
   const auto from = in(grads);
   const auto to = out(sums);
   const py::gil_scoped_release nogil;
-  batch.sum(from, dim, to, pool.threads);
+  batch.sum(from, dim, to, pool.threads, elements_of(integers));
 }
 
 // Copies the rows of unique keys to every key of the batch, in its order.
@@ -112,14 +116,14 @@ void add_batch(py::module_& module) {
           [](const py::object& self) { return view(self.cast<const KeyBatch&>().offsets(), self); })
       .def("counts", &counts)
       .def("sum", &sum, py::arg("grads").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
-           py::arg("pool"))
+           py::arg("pool"), py::arg("integers") = false)
       .def("expand", &expand, py::arg("rows").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
            py::arg("pool"))
       .def("is_of", &is_of, py::arg("keys").noconvert(), py::arg("pool"))
       .def("verify", &KeyBatch::verify);
   py::class_<SummedBatch>(module, "SummedBatch")
       .def(py::init(&make_summed), py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("dim"),
-           py::arg("slots"), py::arg("pool"), py::arg("counting") = false)
+           py::arg("slots"), py::arg("pool"), py::arg("counting") = false, py::arg("integers") = false)
       .def("__len__", &SummedBatch::size)
       .def("counts",
            [](const py::object& self) {

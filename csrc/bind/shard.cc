@@ -24,10 +24,13 @@ SlotSlices slices(const Batch& batch) {
   return {batch.hashes(), batch.offsets()};
 }
 
+constexpr const char* kInt64 = "int64";  // its numbers are pairs of floats (base/int64_pairs.h)
+
 Dtype dtype_of(const std::string& name) {
-  SHOAL_CHECK(name == "float32" || name == "float16" || name == "bfloat16",
-              "no dtype " + name + ": float32, float16 or bfloat16");
-  return name == "float32" ? Dtype::kFloat32 : (name == "float16" ? Dtype::kFloat16 : Dtype::kBfloat16);
+  SHOAL_CHECK(name == "float32" || name == "float16" || name == "bfloat16" || name == kInt64,
+              "no dtype " + name + ": float32, float16, bfloat16 or int64");
+  return name == "float32" || name == kInt64 ? Dtype::kFloat32
+                                             : (name == "float16" ? Dtype::kFloat16 : Dtype::kBfloat16);
 }
 
 std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, const std::string& optimizer,
@@ -318,9 +321,13 @@ TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string
   for (const auto& [name, values] : expire) {
     rules.push_back({name, values});
   }
-  return {.dim = dim,
+  Optimizer rule(optimizer, std::move(params));
+  SHOAL_CHECK((rule.elements() == Elements::kInt64Pairs) == (dtype == kInt64),
+              dtype == kInt64 ? "a table of int64 adds what is pushed: its optimizer is Add, got " + optimizer
+                              : "Add is for tables of int64, got " + dtype);
+  return {.dim = dtype == kInt64 ? dim * kInt64Floats : dim,
           .dtype = dtype_of(dtype),
-          .optimizer = Optimizer(optimizer, std::move(params)),
+          .optimizer = std::move(rule),
           .init = Init(init, init_parameter, init_seed),
           .seed = seed,
           .lifecycle =

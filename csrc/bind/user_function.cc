@@ -27,6 +27,11 @@ bool call(const RowsCall& rows, std::vector<double>& words) {
   const auto array = [&](float* data, std::size_t dim) {
     return Array<float>({rows.block.rows, dim}, data, owner);
   };
+  const py::object weights =
+      rows.elements == Elements::kInt64Pairs
+          ? py::object(Array<std::int64_t>({rows.block.rows, rows.block.dim / kInt64Floats},
+                                           reinterpret_cast<std::int64_t*>(rows.weights), owner))
+          : py::object(array(rows.weights, rows.block.dim));
   py::dict state;
   for (std::size_t k = rows.derives_weights ? 0 : 1; k < rows.columns.size(); ++k) {
     state[py::str(rows.columns[k])] = array(rows.block.columns[k], rows.block.dim);
@@ -38,8 +43,7 @@ bool call(const RowsCall& rows, std::vector<double>& words) {
                               rows.description.size());
   const py::tuple result = py::reinterpret_borrow<py::object>(function)(
       description, rows.writes,
-      Array<std::uint64_t>(static_cast<py::ssize_t>(rows.hashes.size()), rows.hashes.data()),
-      array(rows.weights, rows.block.dim), state);
+      Array<std::uint64_t>(static_cast<py::ssize_t>(rows.hashes.size()), rows.hashes.data()), weights, state);
   const auto answer = result[1].cast<Array<double>>();
   const auto from = in(answer);
   words.assign(from.begin(), from.end());

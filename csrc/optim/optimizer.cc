@@ -54,9 +54,12 @@ Rule make_rule(std::string_view name, std::map<std::string, double> values) {
   if (name == UserRule::kName) {
     return made<UserRule>(std::move(params));
   }
+  if (name == Add::kName) {
+    return made<Add>(std::move(params));
+  }
   SHOAL_CHECK(name == Adam::kName || name == Adam::kDecoupledName,
               "no optimizer " + std::string(name) +
-                  ": SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam, AdamW or Proximal");
+                  ": SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam, AdamW, Proximal or Add");
   return made<Adam>(std::move(params));
 }
 
@@ -84,13 +87,16 @@ Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params
   SHOAL_CHECK(
       !schedule_.active() || std::visit([]<class One>(const One&) { return Scheduled<One>; }, rule_),
       std::string(name) + " takes no schedule: it has no learning rate that may change between two steps");
-  SHOAL_CHECK(
-      !pairs() || !clip_.active(),
-      std::string(name) + " takes no clip_value or clip_norm: what is pushed is more than a gradient");
+  SHOAL_CHECK((!pairs() && elements() == Elements::kFloat32) || !clip_.active(),
+              std::string(name) + " takes no clip_value or clip_norm: what is pushed is not a gradient");
 }
 
 bool Optimizer::pairs() const noexcept {
   return std::visit([](const auto& rule) { return requires { rule.kPairs; }; }, rule_);
+}
+
+Elements Optimizer::elements() const noexcept {
+  return std::holds_alternative<Add>(rule_) ? Elements::kInt64Pairs : Elements::kFloat32;
 }
 
 bool Optimizer::derives_weights() const noexcept {

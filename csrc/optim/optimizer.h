@@ -20,8 +20,10 @@
 #include <variant>
 #include <vector>
 
+#include "base/int64_pairs.h"
 #include "optim/adagrad.h"
 #include "optim/adam.h"
+#include "optim/add.h"
 #include "optim/clip.h"
 #include "optim/ftrl.h"
 #include "optim/group_ftrl.h"
@@ -34,7 +36,8 @@
 
 namespace shoal {
 
-using Rule = std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam, Proximal, UserRule>;
+using Rule =
+    std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam, Proximal, UserRule, Add>;
 
 // Rules whose learning rate can follow a schedule. The weights of FTRL are derived from alpha, so another alpha would change
 // all of them at once.
@@ -69,6 +72,8 @@ class Optimizer {
   std::string_view row_state() const noexcept;
   // Whether a row is a weight and one more number: dim is 2, and only a step may change it.
   bool pairs() const noexcept;
+  // Whether a row is floats, or whole numbers in pairs of floats: of Add.
+  Elements elements() const noexcept;
 
  private:
   std::string name_;

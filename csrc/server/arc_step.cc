@@ -83,7 +83,10 @@ void Arc::step() {
 void Arc::step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& step) {
   Shard& shard = *table.shard;
   const std::size_t dim = shard.rows().dim();
-  const std::size_t divisor = mean_ ? std::max<std::size_t>(step.ticked, 1) : 1;
+  const Elements elements = shard.spec().optimizer.elements();
+  // Counts are added up, also where gradients are averaged.
+  const std::size_t divisor =
+      mean_ && elements == Elements::kFloat32 ? std::max<std::size_t>(step.ticked, 1) : 1;
   std::vector<SortedList> lists;
   std::size_t total = 0;
   std::size_t longest = 0;
@@ -114,7 +117,7 @@ void Arc::step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& s
     grads = workspace_->buffers.acquire(total * dim * sizeof(float));
     counts = workspace_->buffers.acquire(counted ? total * sizeof(std::uint32_t) : 0);
     const MergeOutput room{hashes.as<std::uint64_t>(), grads.as<float>(), counts.as<std::uint32_t>()};
-    const std::size_t size = merge(lists, dim, workspace_->pool, workspace_->merge, room, divisor);
+    const std::size_t size = merge(lists, dim, workspace_->pool, workspace_->merge, room, divisor, elements);
     all = {room.hashes.first(size), room.grads.first(size * dim), room.counts.first(counted ? size : 0)};
   }
   const std::uint64_t number = shard.step();

@@ -17,6 +17,7 @@ namespace {
 struct Call {
   Function function;
   double parameter = 0;
+  Elements elements = Elements::kFloat32;
 };
 
 Call checked(const Shard& shard, Function function, std::span<const double> parameters) {
@@ -26,8 +27,9 @@ Call checked(const Shard& shard, Function function, std::span<const double> para
   SHOAL_CHECK(parameters.size() == takes, "function " + std::to_string(static_cast<std::uint32_t>(function)) +
                                               " takes " + std::to_string(takes) + " parameters, got " +
                                               std::to_string(parameters.size()));
+  const Elements elements = shard.spec().optimizer.elements();
   if (takes == 0) {
-    return {.function = function};
+    return {.function = function, .elements = elements};
   }
   const double p = parameters[0];
   const std::string got = ", got " + std::to_string(p);
@@ -51,14 +53,29 @@ Call checked(const Shard& shard, Function function, std::span<const double> para
   }
   SHOAL_CHECK(!changes(function) || !shard.spec().optimizer.pairs(),
               "rows of this table are a weight and its gradient: only a step may change them");
-  return {.function = function, .parameter = p};
+  SHOAL_CHECK(function < Function::kDecay || function == Function::kDigest || elements == Elements::kFloat32,
+              "decay and shrink multiply and subtract floats, and this table has int64: use apply() with a "
+              "function");
+  return {.function = function, .parameter = p, .elements = elements};
 }
 
-double norm_of(std::span<const float> row) noexcept {
-  double squares = 0;
-  for (const float w : row) {
-    squares += static_cast<double>(w) * static_cast<double>(w);
+// Calls use(weight) for each number of a row, as float64.
+template <class Use>
+void each_weight(std::span<const float> row, Elements elements, const Use& use) noexcept {
+  if (elements == Elements::kInt64Pairs) {
+    for (std::size_t e = 0; e < row.size(); e += kInt64Floats) {
+      use(int64_as_double(row.data() + e));
+    }
+  } else {
+    for (const float w : row) {
+      use(static_cast<double>(w));
+    }
   }
+}
+
+double norm_of(std::span<const float> row, Elements elements) noexcept {
+  double squares = 0;
+  each_weight(row, elements, [&](double w) { squares += w * w; });
   return std::sqrt(squares);
 }
 
@@ -94,18 +111,22 @@ std::vector<double> sorted(std::vector<Candidate>& all) {
 
 // Adds a row's result to its slot's: a number per weight for sum, one number otherwise.
 void answer(const Call& call, std::span<const float> row, double* to) noexcept {
-  if (call.function == Function::kSum) {
+  if (call.function == Function::kSum && call.elements == Elements::kInt64Pairs) {
+    for (std::size_t e = 0; e < row.size(); e += kInt64Floats, ++to) {
+      *to = std::bit_cast<double>(std::bit_cast<std::uint64_t>(*to) + load_int64(row.data() + e));
+    }
+  } else if (call.function == Function::kSum) {
     for (std::size_t e = 0; e < row.size(); ++e) {
       to[e] += static_cast<double>(row[e]);
     }
   } else if (call.function == Function::kCount) {
-    *to += norm_of(row) > call.parameter ? 1 : 0;
+    *to += norm_of(row, call.elements) > call.parameter ? 1 : 0;
   } else {
-    for (const float weight : row) {
-      const double size = std::abs(static_cast<double>(weight));
+    each_weight(row, call.elements, [&](double weight) {
+      const double size = std::abs(weight);
       *to =
           call.parameter == 1 ? *to + size : (call.parameter == 2 ? *to + size * size : std::max(*to, size));
-    }
+    });
   }
 }
 
@@ -134,7 +155,7 @@ std::vector<double> top(const Shard& shard, std::size_t k, std::size_t first, st
   std::vector<std::vector<Candidate>> best(parts);
   each_row(shard, first, end, parts,
            [&](std::size_t part, std::size_t /*slot*/, std::uint64_t hash, std::span<const float> weights) {
-             best[part].push_back({norm_of(weights), hash});
+             best[part].push_back({norm_of(weights, shard.spec().optimizer.elements()), hash});
              if (best[part].size() >= 2 * k + kMinCounted) {
                keep_best(best[part], k);
              }
@@ -225,8 +246,9 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
   if (function == Function::kDigest) {
     return digests(shard, first, end, parts);
   }
-  const std::size_t width =
-      function == Function::kSum && !shard.spec().optimizer.pairs() ? shard.rows().dim() : 1;
+  const std::size_t numbers =
+      shard.rows().dim() / (call.elements == Elements::kInt64Pairs ? kInt64Floats : 1);
+  const std::size_t width = function == Function::kSum && !shard.spec().optimizer.pairs() ? numbers : 1;
   std::vector<double> answers((end - first) * width);
   each_row(
       shard, first, end, parts,

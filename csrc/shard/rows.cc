@@ -33,6 +33,9 @@ Rows::Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer, const RowMe
   SHOAL_CHECK(
       dim == 2 || !optimizer.pairs(),
       "a row of this optimizer is a weight and its gradient: dim must be 2, got " + std::to_string(dim));
+  SHOAL_CHECK(
+      optimizer.elements() == Elements::kFloat32 || (dtype == Dtype::kFloat32 && dim % kInt64Floats == 0),
+      "Add is for tables of int64, whose numbers take two floats: dim " + std::to_string(dim));
   SHOAL_CHECK(dtype == Dtype::kFloat32 || !optimizer.derives_weights(),
               "this optimizer keeps z and n, not weights, and both need float32: choose dtype float32, or an "
               "optimizer "

@@ -257,7 +257,8 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
   const std::uint64_t shared = step_noise(spec_.seed, step);
   how.now.step = step;
   const bool in_place =
-      rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kMinDim && !spec_.optimizer.clip().active();
+      spec_.optimizer.elements() == Elements::kInt64Pairs ||
+      (rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kMinDim && !spec_.optimizer.clip().active());
   std::atomic<std::uint64_t> dropped{0};
   const float part = spec_.optimizer.schedule().at(how.now.clock);
   std::visit(
@@ -356,7 +357,8 @@ std::uint64_t Shard::push_per_key(const KeyBatch& batch, std::span<const float> 
   return step_rows(
       slices,
       [&](std::size_t first, std::size_t count, float* room) -> const float* {
-        batch.sum_some(first, grads.data(), rows_.dim(), {room, count * rows_.dim()});
+        batch.sum_some(first, grads.data(), rows_.dim(), {room, count * rows_.dim()},
+                       spec_.optimizer.elements());
         return room;
       },
       occurrences, nullptr, locations, nullptr);
@@ -366,7 +368,8 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
   check_batch(batch);
   const std::size_t dim = rows_.dim();
   SHOAL_CHECK(weights.size() == batch.hashes.size() * dim, "rows must be len(keys) x dim");
-  for (std::size_t i = 0; i < weights.size(); ++i) {
+  const bool floats = spec_.optimizer.elements() == Elements::kFloat32;
+  for (std::size_t i = 0; floats && i < weights.size(); ++i) {
     SHOAL_CHECK(is_finite(weights[i]) != 0,
                 "weights must be finite: one of them is " + std::to_string(weights[i]));
   }

@@ -195,6 +195,7 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
                             .block = block,
                             .weights = all.weights(),
                             .columns = spec_.optimizer.columns(),
+                            .elements = spec_.optimizer.elements(),
                             .derives_weights = derives,
                             .row_state = spec_.optimizer.row_state(),
                             .storage = storage},
@@ -210,9 +211,11 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
           spec_.optimizer.rule());
       all.mark_changed(rows_.has_row_state());
       std::fill_n(all.finite(), n, 1U);
-      mark_finite(all.weights(), n, all.dim, all.finite());
-      for (std::size_t k = 0; k < all.columns; ++k) {
-        mark_finite(block.columns[k], n, all.dim, all.finite());
+      if (spec_.optimizer.elements() == Elements::kFloat32) {
+        mark_finite(all.weights(), n, all.dim, all.finite());
+        for (std::size_t k = 0; k < all.columns; ++k) {
+          mark_finite(block.columns[k], n, all.dim, all.finite());
+        }
       }
       if (rows_.has_row_state()) {
         mark_finite(block.row_state, n, 1, all.finite());

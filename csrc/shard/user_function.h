@@ -29,6 +29,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/int64_pairs.h"
 #include "optim/block.h"
 
 namespace shoal {
@@ -40,6 +41,7 @@ struct RowsCall {
   const Block& block;  // without gradients
   float* weights;      // of the rows; columns[0] of the block, unless they are derived
   std::span<const std::string> columns;
+  Elements elements;  // of weights
   bool derives_weights;
   std::string_view row_state;                  // its name, or none
   const std::shared_ptr<const void>& storage;  // of the arrays: shared by views that outlive the call

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         Adagrad,
         Adam,
         AdamW,
+        Add,
         Constant,
         GroupFTRL,
         Momentum,
@@ -114,6 +115,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Add",
     "AfterBloom",
     "AfterCount",
     "Batch",
@@ -208,7 +210,7 @@ _NAMES_OF = {
     "shoal.lifecycle": "AfterBloom AfterCount DecayedScore MaxRows MinNorm TimeToLive WithProbability",
     "shoal.metrics": "Metrics",
     "shoal.models": "DBPG FactorizationMachine LogisticRegression LogisticRegressionGrid",
-    "shoal.optim": "FTRL SGD Adagrad Adam AdamW Constant GroupFTRL Momentum Normal Proximal RowWiseAdagrad Uniform "
+    "shoal.optim": "FTRL SGD Adagrad Adam AdamW Add Constant GroupFTRL Momentum Normal Proximal RowWiseAdagrad Uniform "
     "Zeros",
     "shoal.store.base": "Store",
     "shoal.store.local": "LocalStore local",

@@ -16,6 +16,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Add",
     "Constant",
     "GroupFTRL",
     "Init",
@@ -276,6 +277,25 @@ class Proximal(Optimizer):
 
     lr: float = field(default=1.0, kw_only=False)
     l1: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Add(Optimizer):
+    """Counters: a push adds to the row. For tables of ``dtype="int64"``, and their only rule.
+
+    ``n += amount``, modulo 2^64 in two's complement: sums that leave the range of int64 wrap around, so that neither
+    the order nor the grouping of additions matters. It takes no clipping and no schedule.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import shoal
+    >>> with shoal.local() as store:
+    ...     clicks = store.table("clicks", dtype="int64")
+    ...     clicks.push(np.array([7, 9, 7]), np.array([1, 1, 2])).wait()
+    ...     clicks.optimizer, clicks.pull(np.array([7, 8, 9])).ravel().tolist()
+    (Add(), [3, 0, 1])
+    """
 
 
 @dataclass(frozen=True, slots=True)

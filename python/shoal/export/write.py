@@ -245,6 +245,12 @@ def _check_request(
     base: Layers | None,
 ) -> None:
     names = [spec.name for spec in specs]
+    for spec in specs:
+        if spec.is_integer:
+            raise ValueError(
+                f"table {spec.name!r} has int64, and exports have weights: name the tables to export with tables=, and "
+                "save() this one"
+            )
     if isinstance(dtype, Mapping):
         for name in dtype:
             if name not in names:

@@ -23,7 +23,7 @@ from shoal.base.machine import cores
 from shoal.consistency import Consistency
 from shoal.errors import ClosedError
 from shoal.lifecycle import Admission, Expiry, SweepReport
-from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
+from shoal.optim import FTRL, SGD, Add, Init, Optimizer, Zeros
 from shoal.store.activity import Activity
 from shoal.store.description import check_same
 from shoal.store.files import StoreFiles
@@ -39,6 +39,7 @@ from shoal.table.table import Table
 __all__ = ["Data", "Data_co", "Splittable", "Store"]
 
 _ZEROS = Zeros()
+_ADD = Add()
 _FTRL = FTRL()
 _SGD = SGD()
 Data = TypeVar("Data")
@@ -294,7 +295,7 @@ class Store(StoreFiles):
         name: str,
         *,
         dim: int = 1,
-        optimizer: Optimizer = _FTRL,
+        optimizer: Optimizer | None = None,
         init: Init = _ZEROS,
         dtype: str = "float32",
         seed: int = 0,
@@ -308,13 +309,14 @@ class Store(StoreFiles):
         name : str
             Unique in the store.
         dim : int
-            Weights per row, 1 to 4096.
-        optimizer : Optimizer
-            The rule that pushes apply.
+            Numbers per row, 1 to 4096; of int64 up to 2048.
+        optimizer : Optimizer, optional
+            The rule that pushes apply. Default: `FTRL`; of int64 `Add`, the only one.
         init : Init
             Initializer of new rows.
-        dtype : {"float32", "float16", "bfloat16"}
+        dtype : {"float32", "float16", "bfloat16", "int64"}
             How weights are stored; 16 bits from dim 2, for optimizers that store weights, stochastically rounded.
+            int64: rows are integers, to which pushes add (`docs/counters.md`).
         seed : int
             Of the rounding of accumulators and 16-bit weights.
         admit : AfterCount, AfterBloom or WithProbability, optional
@@ -331,6 +333,8 @@ class Store(StoreFiles):
         ValueError
             A table of that name has another description.
         """
+        if optimizer is None:
+            optimizer = _ADD if dtype == "int64" else _FTRL
         rules = () if expire is None else (expire,) if isinstance(expire, Expiry) else tuple(expire)
         spec = TableSpec(
             name=name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed, admit=admit, expire=rules
@@ -352,7 +356,7 @@ class Store(StoreFiles):
         self,
         name: str,
         shape: int | Sequence[int],
-        optimizer: Optimizer = _SGD,
+        optimizer: Optimizer | None = None,
         *,
         init: Init = _ZEROS,
         block: int = BLOCK,
@@ -366,12 +370,13 @@ class Store(StoreFiles):
         name : str
             Unique among the store's tables.
         shape : int or sequence of int
-        optimizer : Optimizer
-            The rule that pushes apply.
+        optimizer : Optimizer, optional
+            The rule that pushes apply. Default: `SGD`; of int64 `Add`, the only one.
         init : Init
             Initializer of the numbers; `DenseTable.assign` sets them one by one.
         block : int
-            Numbers in a block, 1 to 4096. Blocks are spread over the servers. A smaller array is one block.
+            Numbers in a block, 1 to 4096; of int64 up to 2048. Blocks are spread over the servers. A smaller array is
+            one block.
         dtype, seed
             As for `table`.
 
@@ -392,6 +397,8 @@ class Store(StoreFiles):
         """
         sizes = shape_of(name, shape)
         dim = min(block, math.prod(sizes))
+        if optimizer is None:
+            optimizer = _ADD if dtype == "int64" else _SGD
         return DenseTable(self.table(name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed), sizes)
 
     def sweep(self, *, dry_run: bool = False) -> SweepReport:

@@ -3,17 +3,30 @@
 Threads: no state.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
 
-__all__ = ["Counts", "Keys", "Rows", "as_counts", "as_keys", "as_out", "as_rows", "mix", "unmix"]
+__all__ = [
+    "AnyRows",
+    "Counts",
+    "Keys",
+    "Rows",
+    "as_counts",
+    "as_floats",
+    "as_keys",
+    "as_out",
+    "as_rows",
+    "mix",
+    "unmix",
+]
 
 Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
 Rows: TypeAlias = npt.NDArray[np.float32]
+AnyRows: TypeAlias = npt.NDArray[Any]  # float32, or int64 of a table of integers
 Counts: TypeAlias = npt.NDArray[np.uint32]
 
 
@@ -34,15 +47,23 @@ def as_keys(keys: npt.ArrayLike, what: str = "keys") -> npt.NDArray[np.uint64]:
     return np.ascontiguousarray(array).view(np.uint64)
 
 
-def as_rows(values: npt.ArrayLike, shape: tuple[int, int], table: str, what: str) -> Rows:
-    """View ``values`` as contiguous float32[n, dim]; at dim 1 also float32[n]."""
+def as_floats(rows: AnyRows) -> Rows:
+    """View rows as the engine has them: an int64 is two float32, whose bits are copied only."""
+    return rows if rows.dtype == np.float32 else rows.view(np.float32)
+
+
+def as_rows(
+    values: npt.ArrayLike, shape: tuple[int, int], table: str, what: str, dtype: npt.DTypeLike = np.float32
+) -> AnyRows:
+    """View ``values`` as contiguous ``dtype``[n, dim]; at dim 1 also [n]."""
     array = np.asarray(values)
     n, dim = shape
-    if array.dtype != np.float32:
-        raise TypeError(f"table {table!r} takes {what} as float32, got {array.dtype}: pass {what}.astype(np.float32)")
+    wanted = np.dtype(dtype)
+    if array.dtype != wanted:
+        raise TypeError(f"table {table!r} takes {what} as {wanted}, got {array.dtype}: pass {what}.astype(np.{wanted})")
     if array.shape != shape and not (dim == 1 and array.shape == (n,)):
         raise ValueError(
-            f"table {table!r} has dim {dim}, got {what} {array.shape} for {n} keys: pass float32[{n}, {dim}]"
+            f"table {table!r} has dim {dim}, got {what} {array.shape} for {n} keys: pass {wanted}[{n}, {dim}]"
         )
     return np.ascontiguousarray(array).reshape(shape)
 
@@ -57,15 +78,16 @@ def as_counts(counts: npt.ArrayLike, n: int) -> Counts:
     return np.ascontiguousarray(array, np.uint32)
 
 
-def as_out(out: Rows | None, shape: tuple[int, int], table: str) -> Rows:
+def as_out(out: AnyRows | None, shape: tuple[int, int], table: str, dtype: npt.DTypeLike = np.float32) -> AnyRows:
     """Return ``out``, or a new array if it is None."""
     if out is None:
-        return np.empty(shape, np.float32)
-    if not isinstance(out, np.ndarray) or out.dtype != np.float32:
-        raise TypeError(f"out must be a float32 array, got {getattr(out, 'dtype', type(out).__name__)}")
+        return np.empty(shape, dtype)
+    wanted = np.dtype(dtype)
+    if not isinstance(out, np.ndarray) or out.dtype != wanted:
+        raise TypeError(f"out must be a {wanted} array, got {getattr(out, 'dtype', type(out).__name__)}")
     if out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(
-            f"out must be a writeable, C-contiguous float32[{shape[0]}, {shape[1]}] for table {table!r}, "
+            f"out must be a writeable, C-contiguous {wanted}[{shape[0]}, {shape[1]}] for table {table!r}, "
             f"got {out.shape}"
             f"{'' if out.flags.c_contiguous else ', not contiguous'}{'' if out.flags.writeable else ', read-only'}"
         )

@@ -23,7 +23,7 @@ from shoal.table.table import Table
 
 __all__ = ["BLOCK", "DenseTable", "shape_of"]
 
-Values: TypeAlias = npt.NDArray[np.float32]
+Values: TypeAlias = npt.NDArray[Any]  # float32, or int64
 
 # 4 KB: a hash adds 0.2 % on the wire, and a million numbers make a thousand blocks, which spread evenly over servers.
 BLOCK = 1024
@@ -93,9 +93,9 @@ class DenseTable:
         return len(self._shape)
 
     @property
-    def dtype(self) -> np.dtype[np.float32]:
-        """Type of the array's numbers: float32."""
-        return np.dtype(np.float32)
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the array's numbers: float32, or int64."""
+        return np.dtype(np.int64 if self._table.spec.is_integer else np.float32)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -260,13 +260,15 @@ class DenseTable:
 
     def _blocks(self, array: npt.ArrayLike, what: str) -> Values:
         values: npt.NDArray[Any] = np.asarray(array)
-        if values.dtype != np.float32:
+        wanted = self.dtype
+        if values.dtype != wanted:
             raise TypeError(
-                f"dense table {self.name!r} takes {what} as float32, got {values.dtype}: pass {what}.astype(np.float32)"
+                f"dense table {self.name!r} takes {what} as {wanted}, got {values.dtype}: "
+                f"pass {what}.astype(np.{wanted})"
             )
         if values.shape != self._shape:
             raise ValueError(f"dense table {self.name!r} has shape {self._shape}, got {what} {values.shape}")
-        blocks = np.zeros((len(self._keys), self._table.dim), np.float32)
+        blocks = np.zeros((len(self._keys), self._table.dim), wanted)
         blocks.reshape(-1)[: self._size] = values.reshape(-1)
         return blocks
 

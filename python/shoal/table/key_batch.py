@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.table.arrays import Keys, Rows, as_keys, as_out
+from shoal.table.arrays import AnyRows, Keys, as_floats, as_keys, as_out
 
 __all__ = ["KeyBatch"]
 
@@ -91,40 +91,42 @@ class KeyBatch:
         """
         return self._native.is_of(as_keys(keys), self._workers)
 
-    def sum(self, grads: Rows) -> Rows:
-        """Add up the rows of each unique key, in order of occurrence, in float64, rounded once.
+    def sum(self, grads: AnyRows) -> AnyRows:
+        """Add up the rows of each unique key: floats in order of occurrence, in float64, rounded once.
 
         Parameters
         ----------
-        grads : float32[n, dim]
-            One row for every input key.
+        grads : float32[n, dim] or int64[n, dim]
+            One row for every input key. Sums of integers are modulo 2^64.
 
         Returns
         -------
-        float32[m, dim]
+        float32[m, dim] or int64[m, dim]
         """
         array = np.asarray(grads)
-        if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.input_size:
+        if array.dtype not in (np.float32, np.int64) or array.ndim != 2 or len(array) != self.input_size:
             raise ValueError(f"sum takes float32[{self.input_size}, dim], got {array.dtype}{list(array.shape)}")
-        sums = np.empty((len(self), array.shape[1]), np.float32)
-        self._native.sum(np.ascontiguousarray(array), array.shape[1], sums, self._workers)
+        sums = np.empty((len(self), array.shape[1]), array.dtype)
+        floats = as_floats(np.ascontiguousarray(array))
+        self._native.sum(floats, floats.shape[1], as_floats(sums), self._workers, array.dtype == np.int64)
         return sums
 
-    def expand(self, rows: Rows, *, out: Rows | None = None) -> Rows:
+    def expand(self, rows: AnyRows, *, out: AnyRows | None = None) -> AnyRows:
         """Copy the row of each unique key to every input key.
 
         Parameters
         ----------
-        rows : float32[m, dim]
-        out : float32[n, dim], optional
+        rows : float32[m, dim] or int64[m, dim]
+        out : array of that type [n, dim], optional
 
         Returns
         -------
-        float32[n, dim]
+        float32[n, dim] or int64[n, dim]
         """
         array = np.asarray(rows)
-        if array.dtype != np.float32 or array.ndim != 2 or len(array) != len(self):
+        if array.dtype not in (np.float32, np.int64) or array.ndim != 2 or len(array) != len(self):
             raise ValueError(f"expand takes float32[{len(self)}, dim], got {array.dtype}{list(array.shape)}")
-        expanded = as_out(out, (self.input_size, array.shape[1]), "expand")
-        self._native.expand(np.ascontiguousarray(array), array.shape[1], expanded, self._workers)
+        expanded = as_out(out, (self.input_size, array.shape[1]), "expand", array.dtype)
+        floats = as_floats(np.ascontiguousarray(array))
+        self._native.expand(floats, floats.shape[1], as_floats(expanded), self._workers)
         return expanded

@@ -9,7 +9,7 @@ Threads: no state.
 """
 
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +68,11 @@ def _in_order(answers: Answers) -> Answers:
     return np.asarray(added[-1])
 
 
-def total(rows: Reducible, slots: int) -> Answers:
-    """Add up each weight of a row over the rows: float64[dim]."""
+def total(rows: Reducible, slots: int, *, integers: bool = False) -> npt.NDArray[Any]:
+    """Add up each weight of a row over the rows: float64[dim], or int64[dim]."""
+    if integers:
+        sums: npt.NDArray[np.int64] = _ask(rows, Function.SUM).reshape(slots, -1).view(np.int64)
+        return np.asarray(sums.sum(axis=0, dtype=np.int64))
     return _in_order(_ask(rows, Function.SUM).reshape(slots, -1))
 
 

@@ -18,16 +18,17 @@ import msgspec
 from shoal.lifecycle import (
     Admission,
     Expiry,
+    MinNorm,
     RuleRecord,
     make_admission,
     make_expiry,
 )
-from shoal.optim import SGD, Init, Optimizer, make_init, make_optimizer
+from shoal.optim import SGD, Add, Init, Optimizer, Zeros, make_init, make_optimizer
 from shoal.user_optimizer import UserOptimizer, make_user_optimizer
 
 __all__ = ["DTYPES", "RowRecord", "TableRecord", "TableSpec"]
 
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16", "int64")
 _WIDEST = 4096
 
 
@@ -40,11 +41,12 @@ class TableSpec:
     name : str
         Unique in its store.
     dim : int
-        Weights per row, 1 to 4096.
+        Numbers per row, 1 to 4096; of int64 up to 2048.
     optimizer : Optimizer
     init : Init
     dtype : str
-        How weights are stored: ``float32``; from dim 2 also ``float16`` or ``bfloat16``, stochastically rounded.
+        How weights are stored: ``float32``; from dim 2 also ``float16`` or ``bfloat16``, stochastically rounded;
+        or ``int64``: rows are integers, and the optimizer is `Add`.
     seed : int
         Of the rounding.
     admit : Admission, optional
@@ -73,6 +75,7 @@ class TableSpec:
             raise TypeError(f"table {self.name!r} needs an initializer such as shoal.Zeros(), got {self.init!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"table {self.name!r} needs a dtype out of {', '.join(DTYPES)}, got {self.dtype!r}")
+        self._check_integers()
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
             raise ValueError(f"table {self.name!r} needs a seed from 0 to 2**64 - 1, got {self.seed!r}")
         if not isinstance(self.admit, Admission | None):
@@ -84,6 +87,35 @@ class TableSpec:
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise ValueError(f"table {self.name!r} takes one {kind}, got {kinds.count(kind)}: choose one of them")
+
+    def _check_integers(self) -> None:
+        name = self.name
+        if not self.is_integer:
+            if isinstance(self.optimizer, Add):
+                raise ValueError(f"table {name!r} has dtype {self.dtype!r}, and Add is for dtype='int64': choose SGD()")
+            return
+        if not isinstance(self.optimizer, Add):
+            raise ValueError(
+                f"table {name!r} of int64 adds what is pushed: its optimizer is Add(), not {self.optimizer}"
+            )
+        if self.optimizer != Add():
+            raise ValueError(f"table {name!r} of int64 takes Add() without clip_value, clip_norm or schedule")
+        if self.dim > _WIDEST // 2:
+            raise ValueError(f"table {name!r} of int64 needs a dim from 1 to {_WIDEST // 2}, got {self.dim}")
+        if not isinstance(self.init, Zeros):
+            raise ValueError(f"table {name!r} of int64 starts with shoal.Zeros(), got {self.init!r}: use assign()")
+        if any(isinstance(rule, MinNorm) for rule in self.expire):
+            raise ValueError(f"table {name!r} of int64 has no MinNorm: use TimeToLive, DecayedScore or MaxRows")
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether rows are int64, not floats."""
+        return self.dtype == "int64"
+
+    @property
+    def floats(self) -> int:
+        """Floats per row in the engine and in messages: an int64 is two, which are copied only."""
+        return 2 * self.dim if self.is_integer else self.dim
 
     @property
     def has_rules(self) -> bool:

@@ -21,7 +21,7 @@ from shoal.lifecycle import (
 )
 from shoal.optim import Init, Optimizer
 from shoal.table import reductions
-from shoal.table.arrays import Counts, Keys, Rows, as_counts, as_keys, as_out, as_rows
+from shoal.table.arrays import AnyRows, Counts, Keys, Rows, as_counts, as_floats, as_keys, as_out, as_rows
 from shoal.table.future import After, Future, Waitable, no_op, requests_of
 from shoal.table.key_batch import KeyBatch
 from shoal.table.rwlock import RwLock
@@ -44,6 +44,9 @@ AnyReader = TypeVar("AnyReader", bound=ShardReader)
 
 class Table:
     """Rows of ``dim`` weights by 64-bit key, with the optimizer that updates them. Made by ``store.table(...)``.
+
+    A table of ``dtype="int64"`` has rows of integers: wherever float32 is written below, its rows are int64, and what
+    is pushed is added (`Add`).
 
     All keys are valid, including 0 and 2**64 - 1; a call may have duplicates. Every method may be called from any
     thread: a row is never seen half written. Calls block until they are done and release the GIL while they work.
@@ -74,6 +77,7 @@ class Table:
         self._slots = slots
         self._workers = workers
         self._rwlock = rwlock
+        self._number: np.dtype[Any] = np.dtype(np.int64 if spec.is_integer else np.float32)
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.dtype!r})"
@@ -177,10 +181,20 @@ class Table:
         """Replace the rows: done by a load, under the exclusive lock, and by `close`."""
         self._reader = shard
 
+    def _what(self, grads: str) -> str:
+        """Return how an argument is called in messages: what is pushed to a table of integers is no gradient."""
+        return "amounts" if self._spec.is_integer and grads == "grads" else grads
+
+    def _rows(self, values: npt.ArrayLike, n: int, what: str) -> Rows:
+        return as_floats(as_rows(values, (n, self.dim), self.name, self._what(what), self._number))
+
+    def _out(self, out: AnyRows | None, n: int) -> AnyRows:
+        return as_out(out, (n, self.dim), self.name, self._number)
+
     def _batch(self, keys: Keys) -> KeyBatch:
         return KeyBatch(keys, self._slots, self._workers)
 
-    def pull(self, keys: Keys, *, out: Rows | None = None) -> Rows:
+    def pull(self, keys: Keys, *, out: AnyRows | None = None) -> AnyRows:
         """Read the rows of ``keys``.
 
         Parameters
@@ -203,7 +217,7 @@ class Table:
         """
         return self.pull_async(keys, out=out).wait()
 
-    def pull_async(self, keys: Keys, *, out: Rows | None = None, after: After = ()) -> Future[Rows]:
+    def pull_async(self, keys: Keys, *, out: AnyRows | None = None, after: After = ()) -> Future[AnyRows]:
         """Start reading the rows of ``keys``; on a cluster, the caller can compute while the servers answer.
 
         Parameters
@@ -222,16 +236,16 @@ class Table:
         """
         reader = _after(self.reader, after)
         batch = self._batch(keys)
-        rows = as_out(out, (batch.input_size, self.dim), self.name)
-        return Future(self._pull_into(reader, batch, rows), lambda: rows)
+        rows = self._out(out, batch.input_size)
+        return Future(self._pull_into(reader, batch, as_floats(rows)), lambda: rows)
 
-    def _pull_into(self, reader: ShardReader, batch: KeyBatch, rows: Rows) -> Waitable | None:
+    def _pull_into(self, reader: ShardReader, batch: KeyBatch, rows: AnyRows) -> Waitable | None:
         # One pass needs no buffer of unique rows, but its writes are scattered.
-        if self.dim >= _ONE_PASS_DIM and len(batch) >= _ONE_PASS_UNIQUE * batch.input_size:
+        if self._spec.floats >= _ONE_PASS_DIM and len(batch) >= _ONE_PASS_UNIQUE * batch.input_size:
             return reader.pull_per_key(batch.native, rows)
         return pull_and_expand(reader.pull, batch.native, rows, self._workers)
 
-    def push(self, keys: Keys, grads: Rows, *, after: After = ()) -> Future[None]:
+    def push(self, keys: Keys, grads: AnyRows, *, after: After = ()) -> Future[None]:
         """Apply one optimizer step to the rows of ``keys``, creating missing rows.
 
         Parameters
@@ -262,9 +276,11 @@ class Table:
         """
         self._check_usable()
         checked = as_keys(keys)
-        rows = as_rows(grads, (len(checked), self.dim), self.name, "grads")
+        rows = self._rows(grads, len(checked), "grads")
         counting = self._spec.needs_counts
-        batch = _core.SummedBatch(checked, rows, self.dim, self._slots, self._workers, counting)
+        batch = _core.SummedBatch(
+            checked, rows, self._spec.floats, self._slots, self._workers, counting, self._spec.is_integer
+        )
         return self._push(batch, batch.sums, batch.counts() if counting else None, after=after)
 
     def _push(
@@ -280,7 +296,9 @@ class Table:
         )
         return Future(None if isinstance(push, int) else push, no_op)
 
-    def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None, after: After = ()) -> Future[Rows]:
+    def push_pull(
+        self, keys: Keys, grads: AnyRows, *, out: AnyRows | None = None, after: After = ()
+    ) -> Future[AnyRows]:
         """Push, and read the rows of the same keys after that push.
 
         Parameters
@@ -309,20 +327,21 @@ class Table:
         """
         self._check_usable()
         batch = self._batch(keys)
-        rows = as_out(out, (batch.input_size, self.dim), self.name)
-        summed = batch.sum(as_rows(grads, (batch.input_size, self.dim), self.name, "grads"))
+        rows = self._out(out, batch.input_size)
+        floats = as_floats(rows)
+        summed = as_floats(batch.sum(as_rows(grads, rows.shape, self.name, self._what("grads"), self._number)))
         counts = batch.counts() if self._spec.needs_counts else None
 
         def both() -> Waitable | None:
             shard = _after(self.shard, after)
             pushed = shard.push(batch.native, summed, counts, self._clock())
             if isinstance(pushed, int):
-                return self._pull_into(shard, batch, rows)
-            return pushed.pull_per_key(batch.native, rows)
+                return self._pull_into(shard, batch, floats)
+            return pushed.pull_per_key(batch.native, floats)
 
         return Future(self._rwlock.shared(both), lambda: rows)
 
-    def pull_unique(self, batch: KeyBatch, *, out: Rows | None = None) -> Rows:
+    def pull_unique(self, batch: KeyBatch, *, out: AnyRows | None = None) -> AnyRows:
         """Read the rows of a batch's unique keys, in hash order.
 
         Parameters
@@ -335,13 +354,13 @@ class Table:
         -------
         float32[m, dim]
         """
-        rows = as_out(out, (len(batch), self.dim), self.name)
-        return Future(self.reader.pull(batch.native, rows), lambda: rows).wait()
+        rows = self._out(out, len(batch))
+        return Future(self.reader.pull(batch.native, as_floats(rows)), lambda: rows).wait()
 
     def push_unique(
         self,
         batch: KeyBatch,
-        grads: Rows,
+        grads: AnyRows,
         *,
         counts: Counts | None = None,
         copy: bool = True,
@@ -368,7 +387,7 @@ class Table:
         -------
         Future
         """
-        rows = as_rows(grads, (len(batch), self.dim), self.name, "grads")
+        rows = self._rows(grads, len(batch), "grads")
         if copy and self.shard.retains_arrays:
             rows = rows.copy()
         if self._spec.needs_counts:
@@ -378,7 +397,7 @@ class Table:
         return self._push(batch.native, rows, counts, locations)
 
     def push_per_key(
-        self, batch: KeyBatch, grads: Rows, *, locations: _core.RowLocations | None = None
+        self, batch: KeyBatch, grads: AnyRows, *, locations: _core.RowLocations | None = None
     ) -> Future[None]:
         """Apply one optimizer step to a batch's keys, from a gradient for each input key.
 
@@ -397,14 +416,14 @@ class Table:
         -------
         Future
         """
-        rows = as_rows(grads, (batch.input_size, self.dim), self.name, "grads")
+        rows = self._rows(grads, batch.input_size, "grads")
         counts = batch.counts() if self._spec.needs_counts else None
         push = self._rwlock.shared(
             lambda: self.shard.push_per_key(batch.native, rows, counts, self._clock(), locations)
         )
         return Future(None if isinstance(push, int) else push, no_op)
 
-    def assign(self, keys: Keys, rows: Rows) -> None:
+    def assign(self, keys: Keys, rows: AnyRows) -> None:
         """Set the weights of ``keys``, creating missing rows.
 
         Existing rows keep their optimizer state; new rows get an initial one. FTRL and GroupFTRL, which store z,
@@ -425,7 +444,7 @@ class Table:
                 f"assign to table {self.name!r} takes each key once, {batch.input_size - len(batch)} of "
                 f"{batch.input_size} are repeated, first {twice}: drop the duplicates"
             )
-        checked = as_rows(rows, (batch.input_size, self.dim), self.name, "rows")
+        checked = self._rows(rows, batch.input_size, "rows")
         in_order = np.empty_like(checked)
         in_order[batch.inverse] = checked
         self._rwlock.shared(lambda: self.shard.assign(batch.native, in_order, self._clock()))
@@ -462,7 +481,7 @@ class Table:
         batch = self._batch(keys)
         return reader.contains(batch.native).view(np.bool_)[batch.inverse]
 
-    def state(self, keys: Keys) -> dict[str, Rows]:
+    def state(self, keys: Keys) -> dict[str, AnyRows]:
         """Read weights and optimizer state as they are stored.
 
         Parameters
@@ -478,9 +497,12 @@ class Table:
         """
         shard = self.shard
         batch = self._batch(keys)
-        return {name: batch.expand(shard.state(batch.native, k)) for k, name in enumerate(shard.columns())}
+        return {
+            name: batch.expand(shard.state(batch.native, k).view(self._number))
+            for k, name in enumerate(shard.columns())
+        }
 
-    def items(self, batch_size: int = 65536) -> Iterator[tuple[npt.NDArray[np.uint64], Rows]]:
+    def items(self, batch_size: int = 65536) -> Iterator[tuple[npt.NDArray[np.uint64], AnyRows]]:
         """Iterate over all rows, in hash order.
 
         Parameters
@@ -496,10 +518,11 @@ class Table:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         reader = self.reader
-        waiting: list[tuple[npt.NDArray[np.uint64], Rows]] = []
+        waiting: list[tuple[npt.NDArray[np.uint64], AnyRows]] = []
         count = 0
         for slot in range(self._slots):
-            hashes, rows = reader.read_slot(slot)
+            hashes, floats = reader.read_slot(slot)
+            rows = floats.view(self._number)
             for start in range(0, len(hashes), batch_size):
                 piece = (_core.unmix(hashes[start : start + batch_size]), rows[start : start + batch_size])
                 if count + len(piece[0]) > batch_size:
@@ -515,9 +538,9 @@ class Table:
 
         Returns
         -------
-        float64[dim]
+        float64[dim], of a table of integers int64[dim]
             One sum for each weight of a row (one in total for `Proximal`), in float64, in hash order, slot by slot:
-            the bits do not depend on threads or servers.
+            the bits do not depend on threads or servers. Integers are added modulo 2^64.
 
         Examples
         --------
@@ -528,7 +551,7 @@ class Table:
         ...     table.sum().tolist()
         [4.0, 6.0]
         """
-        return reductions.total(self.shard, self._slots)
+        return reductions.total(self.shard, self._slots, integers=self._spec.is_integer)
 
     def norm(self, order: float = 2) -> float:
         """Compute the norm of all weights of the table, as one vector, in the process that holds them.
@@ -867,5 +890,5 @@ def _after(reader: AnyReader, after: After) -> AnyReader:
     return reader.after(requests) if requests else reader
 
 
-def _joined(pieces: list[tuple[npt.NDArray[np.uint64], Rows]]) -> tuple[npt.NDArray[np.uint64], Rows]:
+def _joined(pieces: list[tuple[npt.NDArray[np.uint64], AnyRows]]) -> tuple[npt.NDArray[np.uint64], AnyRows]:
     return np.concatenate([keys for keys, _ in pieces]), np.concatenate([rows for _, rows in pieces])

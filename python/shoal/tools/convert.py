@@ -81,6 +81,10 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     local store with rules also has ``count`` and ``clock`` (uint32) and ``score`` (float32), as far as its rows store
     them (docs/checkpoint-format.md). Rows are in hash order.
     """
+    if table.spec.is_integer:
+        raise ValueError(
+            f"table {table.name!r} has int64, and these files have float32: read items(), or save() the store"
+        )
     arrow = pyarrow()
     target = local_path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

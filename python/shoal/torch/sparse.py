@@ -144,6 +144,10 @@ class SparseModule(nn.Module):
         super().__init__()
         if not isinstance(table, Table):
             raise TypeError(f"an embedding needs a table, made by store.table(name, dim=...), got {table!r}")
+        if table.spec.is_integer:
+            raise ValueError(
+                f"an embedding needs weights, and table {table.name!r} has int64: make it with dtype='float32'"
+            )
         self._table = table
         # There is no weight that outputs could depend on: this tensor stands for the rows, so that backward is called.
         self.anchor = torch.zeros(0, requires_grad=True)

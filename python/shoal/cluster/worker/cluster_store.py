@@ -379,6 +379,8 @@ class ClusterStore(ConnectedStore):
     def _make_shard(self, spec: TableSpec) -> RemoteShard:
         number = self._find(spec)
         filters = choose(self._filters, spec.name)
+        if filters is not None and spec.is_integer:
+            filters = filters.exact_part()
         if filters is not None and spec.name not in self._filtered:
             joined = self._joined
             self._filtered[spec.name] = Filter(filters, joined.rank, joined.incarnation, joined.job)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,10 @@ class Filters:
     def exact(self) -> bool:
         """Whether results have the same bits as without filters."""
         return self.gradients == self.weights == "float32" and self.threshold == 0
+
+    def exact_part(self) -> Filters:
+        """Return those that are exact: the filters of a table of integers."""
+        return replace(self, gradients="float32", weights="float32", threshold=0.0)
 
 
 def choose(filters: Filters | Mapping[str, Filters] | None, table: str) -> Filters | None:

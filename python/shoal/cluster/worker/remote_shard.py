@@ -164,6 +164,7 @@ class RemoteShard:
         self._is_bulk = is_bulk
         self.number = table  # the number of the table on the servers
         self._filter = filter
+        self._is_integer = spec.is_integer
         self._after: Sequence[Call] = ()  # what pulls and pushes come after
         # An empty shard of the engine has the names and widths of the columns.
         self._pattern = pattern = LocalShard.of(spec, 2, workers)
@@ -217,7 +218,7 @@ class RemoteShard:
     ) -> PushCallFuture:
         """Apply one step with a gradient for each key as given, summed here."""
         sums = np.empty((len(batch), grads.shape[1]), np.float32)
-        batch.sum(grads, grads.shape[1], sums, self._workers)
+        batch.sum(grads, grads.shape[1], sums, self._workers, self._is_integer)
         return self.push(batch, sums, counts)
 
     def push(
@@ -251,7 +252,7 @@ class RemoteShard:
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
         """Set weights."""
-        if not np.isfinite(rows).all():  # before any server applies a part of it
+        if not self._is_integer and not np.isfinite(rows).all():  # before any server applies a part of it
             raise ValueError(f"weights must be finite: one of them is {rows[~np.isfinite(rows)][0]}")
         self._write(Op.ASSIGN, batch, rows).wait()
 
