@@ -1,13 +1,13 @@
 // SIMD by run-time dispatch instead of compiler flags: one wheel runs on any x86-64 machine.
 //
 // SHOAL_CLONES before a function compiles it once per instruction set; the loader chooses one. The bodies are plain loops of
-// IEEE operations without contraction: every clone gives the same bits. Elsewhere, and for sanitizers, there is one body.
+// IEEE operations compiled without contraction, so every clone gives the same bits. Where the loader cannot choose (other
+// architectures, other C libraries, sanitizers, which must start first) there is one body.
 
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(SHOAL_SANITIZED) &&                                        \
-    !(defined(__clang__) && __clang_major__ < 22)
+    !defined(__SANITIZE_THREAD__) && !defined(SHOAL_SANITIZED) && !defined(__clang__)
 #define SHOAL_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define SHOAL_CLONES
