@@ -61,7 +61,7 @@ def bodies() -> dict[str, Any]:
         "hello": of["hello"]("worker", "process 7 on host"),
         "welcome": of["welcome"]("0123456789abcdef", "10.0.0.9", 64, 2.0, 10.0, 3, 600.0, 1),
         "join": of["join"](2, ("tcp://:5571", "tcp://h:1"), 4, JobConsistency("ssp", 3, False), "node7", True),
-        "joined": of["joined"](1, slots, tables, 2, 9, 4, 5),
+        "joined": of["joined"](1, slots, tables, 2, 9, 4, 5, 60.0, True, 3, {"barrier": 7}),
         "ask-map": of["ask-map"](),
         "map": of["map"](slots),
         "ask-table": of["ask-table"](forms[1]),
@@ -140,7 +140,7 @@ def control_frames() -> dict[str, list[str]]:
         else:
             whole[tag] = envelope["news"](1, (body,), 7)
     refused = made["refused"]
-    whole["done"] = envelope["done"](b"0123456789abcdef", 2, 9, "why", ({"pulls": 3},), refused, (1, 2))
+    whole["done"] = envelope["done"](b"0123456789abcdef", 2, 9, "why", ({"pulls": 3},), refused, (1, 2), 7)
     progress = messages.StreamProgress(77, 3, 4096, 1 << 20, 1 << 21)
     whole["heartbeat"] = envelope["heartbeat"](
         b"0123456789abcdef", 4, 17, (progress,), (messages.ArcLoad(32, 1000, 1 << 16, 77),)

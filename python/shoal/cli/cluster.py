@@ -4,6 +4,8 @@ Scheduler and server run until SIGTERM, Ctrl-C or the end of the cluster, and th
 scheduler together with its cluster, and a server at once. SIGTERM, which service managers send before they start a
 process again elsewhere, ends a scheduler with a journal alone, and a server with ``--drain-on-sigterm`` after its slots
 have moved away.
+
+Over 600 lines: the options of the three commands are one table.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from shoal.cluster.server.server import Server
 
 _PARENT_CHECK_SECONDS = 0.2
+_REPLACEMENT_SECONDS = 60.0  # for a worker that starts again to join
 _ORPHAN_SECONDS = 1.0  # for an orderly end after the parent has ended
 
 SCHEDULER_EXAMPLES = """\
@@ -55,6 +58,7 @@ examples:
   $ shoal launch --servers 2 --workers 4 train.py --epochs 3    # all on this machine
   $ shoal launch --servers 3 --replicas 1 train.py              # a server that dies is replaced
   $ shoal launch --workers 4 --restarts 3 shoal train lr --cluster --checkpoint-every 1000 --resume ...
+  $ shoal launch --workers 4 --worker-restarts 3 shoal train lr --cluster --resume ...    # a killed worker is replaced
   $ mpirun -np 7 shoal launch --servers 2 train.py              # scheduler, 2 servers, 4 workers
   $ srun -n 7 shoal launch --servers 2 train.py
   $ shoal launch --engine ray --servers 4 --replicas 1 --workers 8 train.py    # on the nodes of a cluster of Ray
@@ -91,6 +95,14 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds that servers and workers continue while the scheduler does not answer (default: 600 with "
         "--journal, else 60)",
+    )
+    scheduler.add_argument(
+        "--replacement-seconds",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="how long the workers of a job wait for another one in the place of a worker that died (default: 0, they "
+        "continue without it)",
     )
     _replica_arguments(scheduler)
     _health_arguments(scheduler)
@@ -195,6 +207,14 @@ def add(commands: Any) -> None:
         metavar="N",
         help="how often all processes are started again, with empty servers, after one has failed: the program must "
         "resume from a checkpoint (default: %(default)s)",
+    )
+    launch.add_argument(
+        "--worker-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often a worker that was killed by a signal is started again, in all: the others wait for it, and a "
+        "fit continues at its last counted batch (default: %(default)s)",
     )
     launch.add_argument(
         "--journal",
@@ -328,6 +348,7 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
             grace=arguments.grace,
             replicas=arguments.replicas,
             copy_rate=COPY_RATE if arguments.copy_rate is None else arguments.copy_rate,
+            replacement_seconds=arguments.replacement_seconds,
             keys=_keys(arguments.curve, "scheduler"),
             insecure=arguments.insecure,
         ) as scheduler,
@@ -395,6 +416,8 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
     program = [arguments.program, *arguments.arguments]
     if arguments.restarts < 0:
         raise ValueError(f"--restarts {arguments.restarts}: pass 0 or more")
+    if arguments.worker_restarts < 0:
+        raise ValueError(f"--worker-restarts {arguments.worker_restarts}: pass 0 or more")
     if arguments.engine == "ray":
         return _launch_on_ray(arguments, program)
     group = find_group(os.environ)
@@ -409,8 +432,9 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
                 f"--journal {arguments.journal}: {group.launcher} starts no process again. Leave it out, or start the "
                 "processes one by one"
             )
-        if arguments.restarts:
-            raise ValueError(f"--restarts {arguments.restarts}: {group.launcher} starts no process again. Leave it out")
+        for option, restarts in (("restarts", arguments.restarts), ("worker-restarts", arguments.worker_restarts)):
+            if restarts:
+                raise ValueError(f"--{option} {restarts}: {group.launcher} starts no process again. Leave it out")
         if arguments.replicas:
             raise ValueError(
                 f"--replicas {arguments.replicas}: {group.launcher} ends all processes when one of them dies. Leave it "
@@ -466,13 +490,22 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
             timeout=arguments.timeout,
             replicas=arguments.replicas,
             copy_rate=arguments.copy_rate,
+            replacement_seconds=_REPLACEMENT_SECONDS if arguments.worker_restarts else 0.0,
             curve=arguments.curve or find_keys(os.environ),
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
             allow_code=arguments.allow_code,
             journal=arguments.journal,
         ) as cluster:
-            first = run_workers(cluster, program, workers, log_line, grace=arguments.grace, warn=warn)
+            first = run_workers(
+                cluster,
+                program,
+                workers,
+                log_line,
+                restarts=arguments.worker_restarts,
+                grace=arguments.grace,
+                warn=warn,
+            )
     except ProcessFailedError as failed_role:
         return failed_role.status or FAILED, str(failed_role)
     if first is None:
@@ -489,8 +522,9 @@ def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
     workers = 1 if arguments.workers is None else arguments.workers
     if workers < 1 or arguments.servers < 1:
         raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
-    if arguments.restarts:
-        raise ValueError(f"--restarts {arguments.restarts}: Ray starts no worker again. Leave it out")
+    for option, restarts in (("restarts", arguments.restarts), ("worker-restarts", arguments.worker_restarts)):
+        if restarts:
+            raise ValueError(f"--{option} {restarts}: Ray starts no worker again. Leave it out")
     if arguments.connect is not None:
         raise ValueError(f"--connect {arguments.connect}: Ray places the scheduler. Leave it out")
     if arguments.allow_code:

@@ -106,6 +106,7 @@ class FitCheckpointer:
         self._every = checkpoint_every
         self._clocks = 0  # of the pass: batches, of this worker or of others
         self._coordinator: PassCoordinator | None = None
+        self._is_behind: Callable[[], bool] = lambda: False  # whether this worker repeats clocks that have counted
 
     @property
     def is_within_passes(self) -> bool:
@@ -120,6 +121,8 @@ class FitCheckpointer:
                 "reader.split(store.rank, store.num_workers)"
             )
         self._coordinator = None if coordinator.is_alone else coordinator
+        self._clocks = coordinator.clocks_of_pass
+        self._is_behind = lambda: coordinator.is_behind
         coordinator.needs_all = True
 
     def fit_began(self) -> None:
@@ -138,7 +141,8 @@ class FitCheckpointer:
         if self._every is None or self._clocks % self._every:
             return
         if self._coordinator is None:
-            self._model.save(self.directory, fit_state=fit_state())
+            if not self._is_behind():
+                self._model.save(self.directory, fit_state=fit_state())
         else:
             self._save_together(self._coordinator, fit_state(), has_ended=False)
 
@@ -154,11 +158,13 @@ class FitCheckpointer:
         found = coordinator.exchange(msgspec.msgpack.encode(mine), flag=_ENDED if has_ended else 0, to=0)
         if all(flag == _ENDED for flag in found.flags):
             return True
-        if coordinator.rank == 0:
+        if coordinator.rank == 0 and not found.is_past:
             states = [msgspec.msgpack.decode(one, type=WorkerState) for one in found.messages if one is not None]
             record = self._model.record
             mine_only = record.examples
-            record.examples = fit_state.known + sum(Accumulator.from_dict(one.seen).examples for one in states)
+            record.examples = fit_state.known + sum(
+                Accumulator.from_dict(one.seen).examples + one.unmeasured for one in states
+            )
             try:
                 self._model.save(self.directory, fit_state=replace(fit_state, workers=tuple(states)))
             finally:
@@ -170,7 +176,8 @@ class FitCheckpointer:
     def pass_done(self, fit_state: FitState) -> None:
         """Write a checkpoint."""
         self._clocks = 0
-        self.save(fit_state)
+        if self._coordinator is None or not self._coordinator.is_past:
+            self.save(fit_state)
         if self._coordinator is not None:
             self._coordinator.wait_for_all()
 
@@ -262,7 +269,9 @@ def _described(
     """Read the fit to resume, after all checks that change nothing; None: there is none, and one may begin."""
     if not (resume and files.is_model(checkpointer.directory)):
         if is_first:
-            files.check_target(checkpointer.directory, overwrite=checkpointer.overwrite)
+            # The predecessor of a worker that replaces it may have written a model.
+            overwrite = checkpointer.overwrite or model.store.is_replacement
+            files.check_target(checkpointer.directory, overwrite=overwrite)
             files.make_target(checkpointer.directory)
             model.store.check_storage(checkpointer.directory)
         return None
@@ -296,7 +305,7 @@ def _described(
 def _agree(coordinator: PassCoordinator, failed: Exception | None, *, has_model: bool) -> None:
     """Raise the error of this worker or of another one: either all of them go on, or none does."""
     message = b"" if failed is None else str(failed).encode()
-    flags, messages = coordinator.exchange(message, flag=2 if failed is not None else int(has_model))
+    flags, messages, _ = coordinator.exchange(message, flag=2 if failed is not None else int(has_model))
     if failed is not None:
         raise failed
     for rank, (flag, its) in enumerate(zip(flags, messages, strict=True)):

@@ -12,7 +12,7 @@ Threads: a ``Curve`` belongs to the thread that fits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,10 @@ class Pass:
         Total number of features of the pass's examples; 0 of models that were saved before this was counted.
     grouped : GroupedAUC or None
         AUC within groups of the validation data, if it has groups.
+    unmeasured : int
+        Examples that the model has learned from and that are not in ``metrics``: a worker that died had predicted them.
+    repeated : int
+        Examples that the model may have learned from twice, under SSP and ASP: a worker that died had pushed them.
     """
 
     number: int
@@ -93,6 +97,8 @@ class Pass:
     curves: Curves | None = None
     features: int = 0
     grouped: GroupedAUC | None = None
+    unmeasured: int = 0
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +285,20 @@ class Record:
         self.schema = dict(schema or {})
         self.classes = classes  # the labels of y that are 0 and 1
         self.columns = columns  # of the array that the model has learned from
+
+    def restore(
+        self,
+        *,
+        points: tuple[Point, ...],
+        passes: Sequence[Pass],
+        fits: Sequence[Fit],
+        best_pass: int | None,
+        examples: int,
+    ) -> None:
+        """Restore what another process has learned from."""
+        self.curve = Curve(points)
+        self.passes, self.fits = list(passes), list(fits)
+        self.best_pass, self.examples = best_pass, examples
 
     @property
     def history(self) -> History:

@@ -127,13 +127,15 @@ class FitState:
         That the pass has taken so far.
     windows : Windows
         Of the learning curve.
+    unmeasured, repeated : int
+        As those of `shoal.models.history.Pass`.
     best_gain : float or None
         The best value for early stopping so far; None before the first pass.
     best_pass, best_examples : int
         Its pass and number of examples; 0 before the first pass.
     workers : tuple of WorkerState
         Within a pass of several workers: the state of each, which takes the place of ``batches``, ``read``,
-        ``position``, ``seen``, ``features`` and ``windows``.
+        ``position``, ``seen``, ``features``, ``windows``, ``unmeasured`` and ``repeated``.
     """
 
     epoch: int = 0
@@ -145,6 +147,8 @@ class FitState:
     features: int = 0
     seconds: float = 0.0
     windows: Windows = field(default_factory=Windows)
+    unmeasured: int = 0
+    repeated: int = 0
     best_gain: float | None = None
     best_pass: int = 0
     best_examples: int = 0

@@ -37,6 +37,8 @@ class _WorkerPass(msgspec.Struct, frozen=True):
     features: list[int]
     skipped: int
     has_valid: bool
+    unmeasured: int = 0
+    repeated: int = 0
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -63,6 +65,8 @@ def merge_pass(coordinator: PassCoordinator, trainers: Sequence[ModelTrainer], *
         [trainer.model.record.passes[-1].features for trainer in trainers],
         trainers[0].model.record.passes[-1].skipped,
         has_valid,
+        trainers[0].unmeasured,
+        trainers[0].repeated,
     )
     messages = coordinator.exchange(msgspec.msgpack.encode(mine)).messages
     passes = [msgspec.msgpack.decode(one, type=_WorkerPass) for one in messages if one is not None]
@@ -70,8 +74,13 @@ def merge_pass(coordinator: PassCoordinator, trainers: Sequence[ModelTrainer], *
         seen = Accumulator()
         for one in passes:
             seen.merge(Accumulator.from_dict(one.seen[number]))
-        features, skipped = sum(one.features[number] for one in passes), sum(one.skipped for one in passes)
-        trainer.merge(seen, features=features, skipped=skipped)
+        trainer.merge(
+            seen,
+            features=sum(one.features[number] for one in passes),
+            skipped=sum(one.skipped for one in passes),
+            unmeasured=sum(one.unmeasured for one in passes),
+            repeated=sum(one.repeated for one in passes),
+        )
     return MergedPass(any(one.has_valid for one in passes))
 
 
@@ -91,6 +100,26 @@ def measure_together(
         assert data is not None
         return measure(models, data)
     batches = [] if data is None else data
+    mine = b"" if coordinator.is_past else _predicted(models, data, batches)
+    messages = coordinator.exchange(mine, to=0).messages
+    answer, failed = b"", None
+    if coordinator.rank == 0 and not coordinator.is_past:
+        try:
+            whole = _joined([msgspec.msgpack.decode(one, type=_Part) for one in messages if one is not None])
+            answer = msgspec.msgpack.encode(evaluate(models, whole, batches))
+        except ValueError as error:
+            failed, answer = error, str(error).encode()
+    flags, answers, _ = coordinator.exchange(answer, flag=_FAILED if failed is not None else 0)
+    if failed is not None:
+        raise failed
+    if answers[0] is None:
+        raise ShoalError("worker 0, which measures the validation data of all workers, was lost")
+    if flags[0] == _FAILED:
+        raise ShoalError(f"worker 0 could not measure the validation data: {answers[0].decode()}")
+    return msgspec.msgpack.decode(answers[0], type=list[Evaluation])
+
+
+def _predicted(models: Sequence[Learner], data: Iterable[Batch] | None, batches: Iterable[Batch]) -> bytes:
     if data is not None:
         check_data(models, data)
     found = predictions(models, batches)
@@ -100,22 +129,7 @@ def measure_together(
         None if found.groups is None else found.groups.tobytes(),
         [margins.tobytes() for margins in found.margins],
     )
-    messages = coordinator.exchange(msgspec.msgpack.encode(mine), to=0).messages
-    answer, failed = b"", None
-    if coordinator.rank == 0:
-        try:
-            whole = _joined([msgspec.msgpack.decode(one, type=_Part) for one in messages if one is not None])
-            answer = msgspec.msgpack.encode(evaluate(models, whole, batches))
-        except ValueError as error:
-            failed, answer = error, str(error).encode()
-    flags, answers = coordinator.exchange(answer, flag=_FAILED if failed is not None else 0)
-    if failed is not None:
-        raise failed
-    if answers[0] is None:
-        raise ShoalError("worker 0, which measures the validation data of all workers, was lost")
-    if flags[0] == _FAILED:
-        raise ShoalError(f"worker 0 could not measure the validation data: {answers[0].decode()}")
-    return msgspec.msgpack.decode(answers[0], type=list[Evaluation])
+    return msgspec.msgpack.encode(mine)
 
 
 def _joined(parts: Sequence[_Part]) -> Predictions:

@@ -43,6 +43,7 @@ from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Metric, Plan
 from shoal.models.saved_model import SavedModel
 from shoal.models.scales import Sums, make_table
+from shoal.models.takeover import Publisher, taken_over
 from shoal.optim import Optimizer
 from shoal.storage.base import StorageDir, StoragePath, remove_if_failed
 from shoal.storage.open import open_dir
@@ -424,8 +425,17 @@ class Model(LinearWeights, SavedModel):
         resume: Resume,
     ) -> None:
         """Learn from batches by a plan: the part of `fit` after its arguments are resolved."""
-        with PassCoordinator(self._store, self.name).fitting() as coordinator:
-            fit_state = begin_or_resume(self, data, valid, plan, checkpointer, resume=resume, coordinator=coordinator)
+        with PassCoordinator(self._store, self.name, can_replace=True).fitting() as coordinator:
+            has_begun, fit_state = taken_over(self, coordinator)
+            if not has_begun:
+                fit_state = begin_or_resume(
+                    self, data, valid, plan, checkpointer, resume=resume, coordinator=coordinator
+                )
+            elif fit_state is None:
+                return
+            elif checkpointer is not None:
+                checkpointer.begin(coordinator)
+            publisher = Publisher(self, coordinator)
             observers: list[FitObserver] = [observer for observer in (checkpointer, callbacks) if observer is not None]
             training.train(
                 [self],
@@ -436,9 +446,11 @@ class Model(LinearWeights, SavedModel):
                 observers=observers,
                 fit_state=fit_state,
                 coordinator=coordinator,
+                publisher=publisher,
             )
             if checkpointer is not None:
                 checkpointer.save()
+            publisher.publish(None)
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
         """Predict, count into ``seen``, push; the caller ends the store's clock.

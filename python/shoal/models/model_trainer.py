@@ -57,6 +57,8 @@ class ModelTrainer:
         self._stack = stack
         self._number = len(model.record.passes)
         self._features = 0
+        self.unmeasured = 0
+        self.repeated = 0
         self._largest = (1.0, 0)  # size of a value, and the key of its feature
         self._warned = False
         self._begin = 0.0
@@ -74,11 +76,14 @@ class ModelTrainer:
     def begin(self, at: FitState = BEGINNING) -> None:
         """Begin a pass, or resume one."""
         seen, self._features = at.seen, at.features
+        self.unmeasured, self.repeated = at.unmeasured, at.repeated
         if at.workers:
-            seen, self._features = at.workers[0].seen, at.workers[0].features
+            (own,) = at.workers
+            seen, self._features = own.seen, own.features
+            self.unmeasured, self.repeated = own.unmeasured, own.repeated
         self.seen = Accumulator() if seen is None else Accumulator.from_dict(seen)
         if at.workers:
-            self.model.record.examples = at.known + self.seen.examples
+            self.model.record.examples = at.known + self.seen.examples + self.unmeasured
             self.model.set_random_state(at.workers[0].random)
         self._number = len(self.model.record.passes) + 1
         self._largest = (1.0, 0)
@@ -97,7 +102,20 @@ class ModelTrainer:
         if between:
             return best
         seconds = time.perf_counter() - self._begin
-        return replace(best, seen=self.seen.to_dict(), features=self._features, seconds=seconds)
+        return replace(
+            best,
+            seen=self.seen.to_dict(),
+            features=self._features,
+            seconds=seconds,
+            unmeasured=self.unmeasured,
+            repeated=self.repeated,
+        )
+
+    def skip(self, batch: Batch) -> None:
+        """Record a batch that the predecessor of this worker has learned from."""
+        self._features += batch.nnz
+        self.unmeasured += len(batch)
+        self.model.record.examples += len(batch)
 
     def measure(self) -> tuple[float, float | None]:
         """Return loss and AUC of the pass so far; None for an AUC that is not defined yet."""
@@ -177,19 +195,35 @@ class ModelTrainer:
                 complete=complete,
                 valid=None,
                 features=self._features,
+                unmeasured=self.unmeasured,
+                repeated=self.repeated,
             )
         )
         if dropped := self.model.nonfinite_rows() - self._dropped:
             log.warning("%d gradients were not finite and changed nothing: check the data for huge values", dropped)
 
-    def merge(self, seen: Accumulator, *, features: int, skipped: int) -> None:
+    def merge(self, seen: Accumulator, *, features: int, skipped: int, unmeasured: int, repeated: int) -> None:
         """Make the pass that has ended that of all workers, with their metrics and sums."""
         record = self.model.record
-        record.examples += seen.examples - self.seen.examples
+        record.examples += seen.examples - self.seen.examples + unmeasured - self.unmeasured
         self.seen = seen
         record.passes[-1] = replace(
-            record.passes[-1], metrics=seen.result(), auc_error=seen.auc_error, features=features, skipped=skipped
+            record.passes[-1],
+            metrics=seen.result(),
+            auc_error=seen.auc_error,
+            features=features,
+            skipped=skipped,
+            unmeasured=unmeasured,
+            repeated=repeated,
         )
+        if unmeasured or repeated:
+            log.warning(
+                "pass %d: workers that died were replaced; %d examples that they had learned from are not in the "
+                "metrics of the pass, and %d may have been learned from twice",
+                self._number,
+                unmeasured,
+                repeated,
+            )
 
     def record_validation(self, found: Evaluation, *, last: bool) -> None:
         """Record the metrics of validation; stop the model if it has not improved for ``patience`` passes."""
@@ -224,7 +258,8 @@ class ModelTrainer:
         folder = self._best_folder(self._best_pass)
         if folder is not None:
             self._folder = folder
-            if self.model.store.rank == 0:
+            # A replacement of worker 0 keeps what its predecessor has written: the weights may have changed since.
+            if self.model.store.rank == 0 and not self.model.store.barrier_is_past:
                 folder.clear()  # of a fit that was killed
                 self.model.save_weights(folder)
             return

@@ -14,8 +14,10 @@ Rows, in a table of the model's name and "-team"
     2^32 + rank       passes that this worker has ended in this fit, and the clock of the last one's end
 
 The others do not wait for a worker that leaves a fit early, which it announces, nor for one that died; a fit that needs
-all of them (`needs_all`) raises WorkerLostError. A worker that replaces a dead one in the middle of a job has not seen
-the agreements of the others: its fit is refused.
+all of them (`needs_all`) raises WorkerLostError. If the job waits for a replacement of a worker that died, that one
+continues from the state that its predecessor has published (takeover.py): it is *behind* while it repeats clocks that
+have counted. Otherwise a worker that joins in the middle of a job has not seen the agreements of the others: its fit is
+refused.
 
 Without other workers there is no table and no message. The same holds in a loop over `Store.splits`, where workers do
 not wait for each other.
@@ -27,9 +29,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
+from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -40,11 +45,40 @@ from shoal.optim import SGD
 from shoal.store.base import Store
 from shoal.table.table import Table
 
-__all__ = ["PassCoordinator"]
+__all__ = ["PassCoordinator", "Position"]
 
 _ENDED = np.uint64(1 << 32)
 _NEVER = 1e9  # number of passes that a worker writes when it makes no more
 _LONGEST_SECONDS = 86400.0  # to wait while others measure; a worker that dies meanwhile is not waited for
+
+
+_fits: WeakKeyDictionary[Store, Counter[str]] = WeakKeyDictionary()  # begun in each store, by name of the model
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far a worker is in a program that all workers run: see `PassCoordinator.continue_from`.
+
+    Attributes
+    ----------
+    fit : int
+        Number of the model's fit, from 1.
+    clock, pass_clock : int
+        Of the worker, and that at which its pass began, or was resumed.
+    exchanges : int
+        Made so far.
+    barriers : dict
+        `shoal.Store.barriers`.
+    passes, last_clock : int
+        That this worker has ended in the fit, and the clock of the last one's end.
+    """
+
+    fit: int
+    clock: int
+    pass_clock: int
+    exchanges: int
+    barriers: dict[str, int]
+    passes: int
+    last_clock: int
 
 
 class PassCoordinator:
@@ -55,21 +89,38 @@ class PassCoordinator:
     store : Store
     name : str
         Of the model's table.
+    can_replace : bool
+        Whether the fit publishes states, from which the replacement of a worker continues, if the job waits for one.
 
     Attributes
     ----------
     needs_all : bool
         Whether the fit ends with an error when one of the workers is lost or leaves.
+    can_replace : bool
+        Whether a replacement continues this fit.
+    fit : int
+        Number of this fit among those of the model in this store, from 1.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, *, can_replace: bool = False) -> None:
         self._store = store
         self.needs_all = False
         self._is_alone = store.num_workers == 1 or store.taking_splits
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
         self._passes = 0
         self._last_clock = 0  # the clock of the last pass's end
-        if not self._is_alone and store.joined_at > 0:
+        self._pass_clock = store.clock
+        self._behind = 0  # clocks to repeat that have counted
+        self.can_replace = can_replace and store.replacement_seconds > 0 and not store.taking_splits
+        counts = _fits.setdefault(store, Counter())
+        counts[name] += 1
+        self.fit = counts[name]
+        if store.is_replacement and not store.taking_splits and not self.can_replace:
+            raise ShoalError(
+                f"worker {store.rank} has replaced a worker that died, at clock {store.joined_at}, and fits of this "
+                "kind cannot be continued by another worker: end all workers, and resume from the last checkpoint"
+            )
+        if not self._is_alone and store.joined_at > 0 and not store.is_replacement:
             raise ShoalError(
                 f"worker {store.rank} replaced a worker that had died, at clock {store.joined_at}: the others may have "
                 "begun this fit before, and would wait for it forever; end this process, and they continue without it. "
@@ -77,6 +128,7 @@ class PassCoordinator:
             )
         if not self._is_alone:
             self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))
+        if not self._is_alone or self.can_replace:
             self._messages = WorkerMessages(store, name, self.wait_for_all)
 
     @property
@@ -98,8 +150,68 @@ class PassCoordinator:
         """Begin a fit, all workers together."""
         if not self._is_alone:
             self._last_clock = 0
-            self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
+            if not self.is_past:
+                self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
             self._store.barrier()
+
+    # ---- the replacement of a worker ---------------------------------------------------------------------------------
+
+    @property
+    def is_past(self) -> bool:
+        """Whether all others, and the predecessor of this worker, have passed the barrier that comes next."""
+        return self._store.barrier_is_past
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this worker repeats clocks of its predecessor that have counted."""
+        return self._behind > 0
+
+    @property
+    def clocks_of_pass(self) -> int:
+        """Clocks of this pass so far, since the fit was resumed."""
+        return self._clock - self._pass_clock
+
+    @property
+    def _clock(self) -> int:
+        return self._store.clock - self._behind
+
+    def begin_pass(self) -> None:
+        """Begin a pass, or resume one."""
+        self._pass_clock = self._clock
+
+    def repeat_clock(self) -> None:
+        """Repeat a clock that has counted."""
+        self._behind -= 1
+
+    def _tick(self) -> None:
+        if self._behind:
+            self.repeat_clock()
+        else:
+            self._store.tick()
+
+    def position(self) -> Position:
+        """Return how far this worker is."""
+        exchanges = self._messages.number
+        return Position(
+            self.fit, self._clock, self._pass_clock, exchanges, self._store.barriers, self._passes, self._last_clock
+        )
+
+    def publish(self, state: bytes) -> None:
+        """Publish the state of this worker for its replacement."""
+        self._messages.publish(state)
+
+    def published(self) -> bytes | None:
+        """Return the last state that the predecessor of this worker has published."""
+        return self._messages.published() if self.can_replace and self._store.is_replacement else None
+
+    def continue_from(self, position: Position) -> None:
+        """Continue where the predecessor of this worker was, and repeat what it has done since."""
+        self._passes, self._last_clock, self._pass_clock = position.passes, position.last_clock, position.pass_clock
+        self._messages.number = position.exchanges
+        self._store.barriers = position.barriers
+        self._behind = max(0, self._store.joined_at - position.clock)
+
+    # ---- passes ------------------------------------------------------------------------------------------------------
 
     def end_pass(self, empty_clock: Callable[[], None] = lambda: None, meet: Callable[[], bool] = lambda: True) -> None:
         """Mark the end of this worker's pass, and return when all workers have ended theirs.
@@ -120,27 +232,46 @@ class PassCoordinator:
                 pass
             self.wait_for_all()  # ends no clock
             return
-        mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
-        later, self._last_clock = self._store.clock - self._last_clock, self._store.clock
-        ended = np.array([[-1, -later]], np.float32) * np.float32(len(self._ranks) if mean else 1)
-        self._table.push(self._mine + _ENDED, ended)
-        self._store.tick()
+        self._mark_end()
+        self._tick()
         empty_clock()
+        staleness = self._store.consistency.staleness if isinstance(self._store.consistency, SSP) else 0
+        if self._behind:
+            # The predecessor had left the pass, or seen that others had not ended.
+            rows = self._table.pull(self._ranks + _ENDED)
+            all_ended = not np.any(rows[:, 0] < self._passes)
+            last = int(rows[:, 1].max()) + staleness + 1 if all_ended else self._store.clock
+            while self._behind and self._clock < last:
+                self._tick()
+                empty_clock()
         while True:
             rows = self._table.pull(self._ranks + _ENDED)
             self._check(self._ranks[rows[:, 0] >= _NEVER].tolist())
             behind = self._ranks[rows[:, 0] < self._passes]
             if set(behind.tolist()) <= self._store.lost_workers:
                 break
-            self._store.tick()
+            self._tick()
             empty_clock()
         if isinstance(self._store.consistency, SSP):
             # A worker that was ahead may wait in its pull for this one's clock. All continue to a clock that none has
             # passed: while a worker had not ended, no pull was answered more than `staleness` clocks ahead of it.
-            last = int(rows[:, 1].max()) + self._store.consistency.staleness + 1
-            while self._store.clock < last:
-                self._store.tick()
+            last = int(rows[:, 1].max()) + staleness + 1
+            while self._clock < last:
+                self._tick()
                 empty_clock()
+
+    def _mark_end(self) -> None:
+        """Count the end of a pass of this worker, within the clock that ends."""
+        later, self._last_clock = self._clock - self._last_clock, self._clock
+        if self._behind:
+            return
+        if isinstance(self._store.consistency, SSP):  # a push might take effect a second time, for a replacement
+            ended = np.array([[self._passes, self._last_clock]], np.float32)
+            self._table.assign(self._mine + _ENDED, ended)
+            return
+        mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
+        ended = np.array([[-1, -later]], np.float32) * np.float32(len(self._ranks) if mean else 1)
+        self._table.push(self._mine + _ENDED, ended)
 
     def wait_for_all(self) -> None:
         """Wait for workers that do more between two passes, such as measuring: longer than for any other call."""
@@ -182,7 +313,7 @@ class PassCoordinator:
         if self._is_alone:
             return Exchanged([flag], [message])
         found = self._messages.exchange(message, flag=flag, to=to)
-        if any(flag is None for flag in found.flags):
+        if not found.is_past and any(flag is None for flag in found.flags):
             self._check(rank for rank, flag in enumerate(found.flags) if flag is None)
         return found
 

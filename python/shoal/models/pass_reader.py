@@ -55,6 +55,8 @@ class PassReader:
         Of this worker; of data without splits.
     follow : bool
         Whether to record the position of a reader.
+    in_parts : bool
+        Whether states are those of one of several workers, also of a single one.
 
     Attributes
     ----------
@@ -70,7 +72,15 @@ class PassReader:
     """
 
     def __init__(
-        self, reader: Iterable[Batch], plan: Plan, at: FitState, *, rank: int, workers: int, follow: bool
+        self,
+        reader: Iterable[Batch],
+        plan: Plan,
+        at: FitState,
+        *,
+        rank: int,
+        workers: int,
+        follow: bool,
+        in_parts: bool = False,
     ) -> None:
         self.begin = at
         self._plan = plan
@@ -80,7 +90,7 @@ class PassReader:
         if isinstance(self._whole, Reader):
             rank, workers = self._own = cast("tuple[int, int]", tuple(self._whole.position()["shard"]))
         self._follow = follow
-        self._in_parts = workers > 1 or bool(at.workers)
+        self._in_parts = in_parts or workers > 1 or bool(at.workers)
         if at.workers:
             self._shares = at.workers[0].shares
         else:
@@ -113,7 +123,7 @@ class PassReader:
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch]:
         """Return the batches that were not learned from yet."""
         for number in range(len(self._shares)):
             self.last = self._sources[number]
@@ -176,10 +186,25 @@ class PassReader:
             return replace(state, batches=share.batches, read=share.read, position=share.position)
         assert state.seen is not None
         worker = WorkerState(
-            shares=left, seen=state.seen, features=state.features, windows=state.windows, random=random()
+            shares=left,
+            seen=state.seen,
+            features=state.features,
+            windows=state.windows,
+            random=random(),
+            unmeasured=state.unmeasured,
+            repeated=state.repeated,
         )
         return replace(
-            state, batches=0, read=0, position=None, seen=None, features=0, windows=Windows(), workers=(worker,)
+            state,
+            batches=0,
+            read=0,
+            position=None,
+            seen=None,
+            features=0,
+            windows=Windows(),
+            unmeasured=0,
+            repeated=0,
+            workers=(worker,),
         )
 
 

@@ -73,6 +73,8 @@ class WorkerState:
         Of the learning curve.
     random : bytes
         Of a learner that draws random numbers: their state.
+    unmeasured, repeated : int
+        As those of `shoal.models.history.Pass`.
     """
 
     shares: tuple[Share, ...]
@@ -80,6 +82,8 @@ class WorkerState:
     features: int = 0
     windows: Windows = field(default_factory=Windows)
     random: bytes = b""
+    unmeasured: int = 0
+    repeated: int = 0
 
 
 def divided(states: Sequence[WorkerState], workers: int) -> list[WorkerState]:
@@ -108,6 +112,8 @@ def divided(states: Sequence[WorkerState], workers: int) -> list[WorkerState]:
             seen=empty if rank else seen.to_dict(),
             features=0 if rank else sum(state.features for state in states),
             windows=Windows() if rank else states[0].windows,
+            unmeasured=0 if rank else sum(state.unmeasured for state in states),
+            repeated=0 if rank else sum(state.repeated for state in states),
         )
         for rank in range(workers)
     ]

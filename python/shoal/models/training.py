@@ -30,7 +30,7 @@ Threads: the caller's; a helper prepares ahead (preprocessing.py). The models' s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 from shoal.base.interrupts import at_boundaries
@@ -46,7 +46,9 @@ from shoal.models.plan import Plan
 from shoal.models.progress import show_progress
 from shoal.models.shares import share_of
 from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
+from shoal.models.takeover import Publisher
 from shoal.storage.base import StorageDir
+from shoal.store.base import Store
 
 
 def train(
@@ -59,10 +61,12 @@ def train(
     coordinator: PassCoordinator,
     observers: Sequence[FitObserver] = (),
     fit_state: FitState | None = None,
+    publisher: Publisher | None = None,
 ) -> None:
     """Train all models; see `shoal.models.Model.fit`. They share their prepared batches, and on a cluster a store.
 
-    With ``fit_state`` the one model continues the last fit of its record. The ``coordinator`` has begun the fit.
+    With ``fit_state`` the one model continues the last fit of its record. The ``coordinator`` has begun the fit. A
+    ``publisher`` publishes the state of the one model.
     """
     first = models[0]
     check_iterable(reader, "reader", passes=plan.epochs)
@@ -77,7 +81,7 @@ def train(
         )
     if fit_state is None:
         begin_fit(models, reader, valid, plan, fingerprints=bool(observers))
-    run = _TrainingRun(models, reader, valid, plan, coordinator, progress, observers)
+    run = _TrainingRun(models, reader, valid, plan, coordinator, progress, observers, publisher)
     try:
         for observer in observers:
             observer.fit_began()
@@ -102,6 +106,7 @@ class _TrainingRun:
         coordinator: PassCoordinator,
         progress: bool | float,
         observers: Sequence[FitObserver],
+        publisher: Publisher | None,
     ) -> None:
         self._models = models
         self._stores = list(dict.fromkeys(model.store for model in models))
@@ -111,6 +116,7 @@ class _TrainingRun:
         self._coordinator = coordinator
         self._progress = progress
         self._observers = observers
+        self._publisher = publisher
         self._stack = ExitStack()
 
     def passes(self, begin: FitState) -> None:
@@ -124,7 +130,12 @@ class _TrainingRun:
                 title = f"pass {epoch + 1}/{plan.epochs}" if plan.epochs > 1 else "train"
                 known = min(trainer.model.examples for trainer in learning)
                 is_within = epoch == begin.epoch and (begin.batches or begin.workers)
-                self._one_pass(learning, begin if is_within else FitState(epoch=epoch, known=known), title)
+                at = begin if is_within else FitState(epoch=epoch, known=known)
+                if self._publisher is not None and not self._coordinator.is_behind:
+                    if not is_within:
+                        self._coordinator.begin_pass()
+                    self._publisher.publish(at if is_within else learning[0].fit_state(at, between=True))
+                self._one_pass(learning, at, title)
                 merged = merge_pass(self._coordinator, learning, has_valid=self._valid is not None)
                 is_whole = not self._coordinator.is_alone or learning[0].model.store.num_workers == 1
                 if learning[0].model.examples == 0 and is_whole:
@@ -156,9 +167,15 @@ class _TrainingRun:
         """Drop the rows that the tables' expiry rules select: all workers are at one clock, and end it."""
         for store in self._stores:
             if any(table.spec.has_rules for table in store.tables.values()):
-                if store.rank == 0:
+                if store.rank == 0 and not self._coordinator.is_behind:
                     store.sweep()
-                store.tick()
+                self._tick_one(store)
+
+    def _tick_one(self, store: Store) -> None:
+        if self._coordinator.is_behind:
+            self._coordinator.repeat_clock()
+        else:
+            store.tick()
 
     def _best_folder(self, number: int) -> StorageDir | None:
         found = [folder for observer in self._observers if (folder := observer.best_folder(number)) is not None]
@@ -168,9 +185,10 @@ class _TrainingRun:
         first = trainers[0].model
         for trainer in trainers:
             trainer.begin(at)
-        follow = bool(self._observers) and self._plan.keeps_batches
+        publishes = self._publisher is not None and self._coordinator.can_replace
+        follow = (bool(self._observers) or publishes) and self._plan.keeps_batches
         rank, workers = first.store.rank, first.store.num_workers
-        data = PassReader(self._reader, self._plan, at, rank=rank, workers=workers, follow=follow)
+        data = PassReader(self._reader, self._plan, at, rank=rank, workers=workers, follow=follow, in_parts=publishes)
         fit_state = functools.partial(_fit_state, trainers[0], data)
         progress = self._progress if self._coordinator.is_alone or self._coordinator.rank == 0 else False
         complete = False
@@ -178,8 +196,12 @@ class _TrainingRun:
             with (
                 show_progress(title, data, [trainer.seen for trainer in trainers], progress) as bar,
                 at_boundaries() as interrupted,
-                closing(first.prepared(data)) as ready,
+                closing(iter(data)) as batches,
+                ExitStack() as stack,
             ):
+                self._skip(batches, trainers, data, fit_state)
+                repeats = first.store.repeats if first.store.clock == first.store.joined_at else 0
+                ready = stack.enter_context(closing(first.prepared(batches)))
                 try:
                     for batch, prepared in ready:
                         for trainer in trainers:
@@ -188,8 +210,13 @@ class _TrainingRun:
                             store.tick()
                             store.activity.learned(len(batch), trainers[0].measure)
                         data.learned()
+                        if repeats:
+                            repeats -= 1
+                            trainers[0].repeated += len(batch)
                         for observer in self._observers:
                             observer.batch_done([trainer.seen for trainer in trainers], fit_state)
+                        if self._publisher is not None and self._publisher.is_due():
+                            self._publisher.publish(fit_state())
                         bar.update()
                         if (interrupt := interrupted()) is not None:
                             for observer in self._observers:
@@ -204,6 +231,22 @@ class _TrainingRun:
         finally:
             for trainer in trainers:
                 trainer.end(skipped=data.skipped, complete=complete, reader=data.last)
+
+    def _skip(
+        self,
+        batches: Iterator[Batch],
+        trainers: Sequence[ModelTrainer],
+        data: PassReader,
+        fit_state: Callable[[], FitState],
+    ) -> None:
+        """Skip the batches that the predecessor of this worker has learned from."""
+        while self._coordinator.is_behind and (batch := next(batches, None)) is not None:
+            for trainer in trainers:
+                trainer.skip(batch)
+            self._coordinator.repeat_clock()
+            data.learned()
+            for observer in self._observers:
+                observer.clock_done(fit_state)
 
     def _end_pass(self, first: Learner, fit_state: Callable[[], FitState]) -> None:
         """Take part in the clocks of workers that have not ended their pass."""

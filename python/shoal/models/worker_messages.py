@@ -3,13 +3,18 @@
     each worker    assign its rows    barrier    pull the rows of the others    barrier
 
 Rows, in a table of the model's name and "-messages"
-    rank 2^32 + i    the i-th block of the worker's message; a message begins with its number, its flag and its length
+    rank 2^32 + slot 2^24 + i    the i-th block of what is in a slot of the worker: a number, a flag, a length, bytes
 
 A number of a row is one byte, 0 to 255, which every filter of values transfers exactly.
+
+If workers are replaced, message k stays in slot k mod 4 until message k + 4: a replacement repeats the calls since the
+last state that its predecessor has published, and receives the messages that it has missed. Slots 4 and 5 hold such
+states in turns, so that one of them is complete at any moment.
 
 Invariants
     M1  A call is one of all workers, at the same clock. The k-th call of a worker exchanges the k-th messages.
     M2  The message of a worker that was lost or has left is None: its rows have another number.
+    M3  A call that the predecessor of this worker has begun with all others changes no message.
 
 Threads: the one that fits.
 """
@@ -31,13 +36,20 @@ __all__ = ["Exchanged", "WorkerMessages"]
 _BLOCK = 1024  # bytes
 _HEAD = struct.Struct("<QQQ")  # number of the call, flag, length
 _RANK_BITS = 32
+_SLOT_BITS = 24
+_SLOTS = 4  # for messages: one more than the calls between two passes
+_STATES = 2  # slots for states
 
 
 class Exchanged(NamedTuple):
-    """The messages of all workers by rank, None of one that sent none; ``flags`` likewise."""
+    """The messages of all workers by rank, None of one that sent none; ``flags`` likewise.
+
+    ``is_past``: the predecessor of this worker has completed the call. A message that was replaced since is None too.
+    """
 
     flags: list[int | None]
     messages: list[bytes | None]
+    is_past: bool = False
 
 
 class WorkerMessages:
@@ -50,13 +62,21 @@ class WorkerMessages:
         Of the model; the same on all workers.
     barrier : callable
         Waits for all workers.
+
+    Attributes
+    ----------
+    number : int
+        Of the last message.
     """
 
     def __init__(self, store: Store, name: str, barrier: Callable[[], None]) -> None:
         self._store = store
         self._barrier = barrier
         self._table = store.table(f"{name}-messages", dim=_BLOCK, optimizer=SGD(lr=1.0))
-        self._number = 0
+        self._slots = _SLOTS if store.replacement_seconds else 1
+        self._blocks: dict[int, int] = {}  # that this worker has in each slot
+        self._published = 0
+        self.number = 0
 
     def exchange(self, message: bytes = b"", *, flag: int = 0, to: int | None = None) -> Exchanged:
         """Send a message to all workers, or to the worker ``to``; return those of all.
@@ -78,46 +98,78 @@ class WorkerMessages:
         ShoalError
             As of any call.
         """
-        self._number += 1
-        self._assign(message, flag)
+        self.number += 1
+        slot = self.number % self._slots
+        if not self._store.barrier_is_past:
+            self._put(slot, self.number, flag, message)
         self._barrier()
+        is_past = self._store.barrier_is_past
         flags: list[int | None] = []
         messages: list[bytes | None] = []
         for rank in range(self._store.num_workers):
-            first = self._pull(rank, 0, 1)
+            first = self._pull(rank, slot, 0, 1)
             number, its_flag, length = _HEAD.unpack_from(first)
-            if number != self._number or rank in self._store.lost_workers:
+            if number != self.number or rank in self._store.lost_workers:
                 flags.append(None)
                 messages.append(None)
                 continue
             flags.append(its_flag)
-            if to not in (None, self._store.rank):
-                messages.append(b"")
-                continue
-            blocks = -(-(_HEAD.size + length) // _BLOCK)
-            content = first + (self._pull(rank, 1, blocks) if blocks > 1 else b"")
-            messages.append(content[_HEAD.size : _HEAD.size + length])
+            is_mine = to in (None, self._store.rank)
+            messages.append(self._content(rank, slot, first, length) if is_mine else b"")
         self._barrier()
-        self._erase(message)
-        return Exchanged(flags, messages)
+        if self._slots == 1:
+            self._drop_tail(slot)
+        return Exchanged(flags, messages, is_past)
 
-    def _assign(self, message: bytes, flag: int) -> None:
-        content = _HEAD.pack(self._number, flag, len(message)) + message
+    def publish(self, state: bytes) -> None:
+        """Publish a state of this worker for its replacement; the calls before have taken effect everywhere."""
+        self._published += 1
+        self._store.flush()
+        self._put(_SLOTS + self._published % _STATES, self._published, 0, state)
+
+    def published(self) -> bytes | None:
+        """Return the last state that this worker's predecessor has published; None: there is none."""
+        found: list[tuple[int, int, int, bytes]] = []
+        for slot in range(_SLOTS, _SLOTS + _STATES):
+            first = self._pull(self._store.rank, slot, 0, 1)
+            number, _, length = _HEAD.unpack_from(first)
+            found.append((number, slot, length, first))
+        number, slot, length, first = max(found)
+        self._published = number
+        for slot_of, blocks in [(one[1], -(-(_HEAD.size + one[2]) // _BLOCK)) for one in found]:
+            self._blocks[slot_of] = blocks
+        return self._content(self._store.rank, slot, first, length) if number else None
+
+    def _put(self, slot: int, number: int, flag: int, content: bytes) -> None:
+        """Replace what this worker has in a slot, its first block last."""
+        content = _HEAD.pack(number, flag, len(content)) + content
         blocks = -(-len(content) // _BLOCK)
         rows = np.zeros((blocks, _BLOCK), np.float32)
         rows.reshape(-1)[: len(content)] = np.frombuffer(content, np.uint8)
-        self._table.assign(self._keys(self._store.rank, 0, blocks), rows)
+        if blocks > 1:
+            self._table.assign(self._keys(self._store.rank, slot, 1, blocks), rows[1:])
+        self._table.assign(self._keys(self._store.rank, slot, 0, 1), rows[:1])
+        before = self._blocks.get(slot, 0)
+        if before > blocks:
+            self._table.erase(self._keys(self._store.rank, slot, blocks, before))
+        self._blocks[slot] = blocks
 
-    def _pull(self, rank: int, begin: int, end: int) -> bytes:
-        rows = self._table.pull(self._keys(rank, begin, end))
+    def _drop_tail(self, slot: int) -> None:
+        """Drop all blocks of this worker's slot but the first."""
+        if self._blocks.get(slot, 0) > 1:
+            self._table.erase(self._keys(self._store.rank, slot, 1, self._blocks[slot]))
+            self._blocks[slot] = 1
+
+    def _content(self, rank: int, slot: int, first: bytes, length: int) -> bytes:
+        blocks = -(-(_HEAD.size + length) // _BLOCK)
+        content = first + (self._pull(rank, slot, 1, blocks) if blocks > 1 else b"")
+        return content[_HEAD.size : _HEAD.size + length]
+
+    def _pull(self, rank: int, slot: int, begin: int, end: int) -> bytes:
+        rows = self._table.pull(self._keys(rank, slot, begin, end))
         return rows.astype(np.uint8).tobytes()
 
-    def _erase(self, message: bytes) -> None:
-        """Drop all rows of this worker's message but the first."""
-        blocks = -(-(_HEAD.size + len(message)) // _BLOCK)
-        if blocks > 1:
-            self._table.erase(self._keys(self._store.rank, 1, blocks))
-
     @staticmethod
-    def _keys(rank: int, begin: int, end: int) -> npt.NDArray[np.uint64]:
-        return np.arange(begin, end, dtype=np.uint64) + np.uint64(rank << _RANK_BITS)
+    def _keys(rank: int, slot: int, begin: int, end: int) -> npt.NDArray[np.uint64]:
+        first = np.uint64((rank << _RANK_BITS) + (slot << _SLOT_BITS))
+        return np.arange(begin, end, dtype=np.uint64) + first

@@ -114,6 +114,39 @@ class Store(StoreFiles):
         return 0
 
     @property
+    def replacement_seconds(self) -> float:
+        """How long the other workers wait for the replacement of one that died; 0: not at all."""
+        return 0.0
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether this worker has the place of one that died, from its last counted clock on, `joined_at`.
+
+        Its first barriers are past: the ones that its predecessor has passed do not wait. So a program that begins
+        anew meets the others where its predecessor would have.
+        """
+        return False
+
+    @property
+    def repeats(self) -> int:
+        """Clocks, from `joined_at` on, whose pushes of the predecessor may have taken effect; 0 under BSP."""
+        return 0
+
+    @property
+    def barriers(self) -> dict[str, int]:
+        """How many barriers of each name this worker has passed; set by a replacement that begins at a later one."""
+        return {}
+
+    @barriers.setter
+    def barriers(self, passed: dict[str, int]) -> None:
+        pass
+
+    @property
+    def barrier_is_past(self) -> bool:
+        """Whether the predecessor of this worker, and so all others, have passed the barrier that comes next."""
+        return False
+
+    @property
     def host(self) -> str:
         """Address of this machine, by which the other workers of the job can reach it."""
         return "127.0.0.1"

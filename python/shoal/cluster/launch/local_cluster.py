@@ -101,6 +101,7 @@ class LocalCluster:
         timeout: float = 60.0,
         replicas: int = 0,
         copy_rate: int | None = None,
+        replacement_seconds: float = 0.0,
         curve: str | None = None,
         storage_roots: Sequence[str | os.PathLike[str]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -129,6 +130,7 @@ class LocalCluster:
             grace=GRACE_SECONDS,
             replicas=replicas,
             copy_rate=COPY_RATE if copy_rate is None else copy_rate,
+            replacement_seconds=replacement_seconds,
         )
         share = slot_memory(memory, slots)
         bound = [] if share is None else ["--slot-memory", str(share)]
@@ -139,6 +141,8 @@ class LocalCluster:
         options = [*counts, "--heartbeat", str(heartbeat), "--replicas", str(replicas)]
         if copy_rate is not None:
             options += ["--copy-rate", str(copy_rate)]
+        if replacement_seconds:
+            options += ["--replacement-seconds", str(replacement_seconds)]
         if restart:
             if journal is None:
                 journal = self._scratch = tempfile.mkdtemp(prefix="shoal-journal-")
@@ -330,6 +334,7 @@ def running(
     timeout: float = 60.0,
     replicas: int = 0,
     copy_rate: int | None = None,
+    replacement_seconds: float = 0.0,
     curve: str | None = None,
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -358,6 +363,8 @@ def running(
         of one that dies.
     copy_rate : int, optional
         Bytes per second that each endpoint sends at most to make a new copy; default: that of the scheduler.
+    replacement_seconds : float
+        How long a job waits for another worker in the place of one that died.
     curve : str, optional
         Directory of the keys of the cluster.
     storage_roots, storage_options, allow_code
@@ -384,6 +391,7 @@ def running(
             timeout=timeout,
             replicas=replicas,
             copy_rate=copy_rate,
+            replacement_seconds=replacement_seconds,
             curve=curve,
             storage_roots=storage_roots,
             storage_options=storage_options,

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import Terminated, at_boundaries, held_back
+from shoal.base.plural import counted
 from shoal.cluster.launch.child import ChildProcess, end_all, exit_status
 from shoal.cluster.launch.local_cluster import PATIENCE_SECONDS, LocalCluster, slot_memory
 from shoal.cluster.protocol.address import is_loopback, join_address, split
@@ -74,6 +75,7 @@ def run_workers(
     workers: int,
     emit: Callable[[str], None],
     *,
+    restarts: int = 0,
     grace: float = GRACE_SECONDS,
     warn: Callable[[str], None] = no_op,
 ) -> ChildProcess | None:
@@ -87,6 +89,8 @@ def run_workers(
     workers : int
     emit : callable
         Called with every line of a worker's output, from threads.
+    restarts : int
+        How often a worker that was killed by a signal is started again, of all workers together.
     grace : float
         Seconds that workers have to end after Ctrl-C or SIGTERM.
     warn : callable
@@ -114,6 +118,20 @@ def run_workers(
         going = set(children)
         while going:
             child = cluster.ended.get()
+            if child in going and child.process.returncode < 0 and restarts > 0:
+                restarts -= 1
+                rank = children.index(child)
+                warn(
+                    f"{child.name} was killed by signal {-child.process.returncode} and starts again, "
+                    f"{counted(restarts, 'restart')} left (--worker-restarts)"
+                )
+                with held_back():
+                    children[rank] = _start_worker(
+                        command, cluster.address, rank, workers, cluster.ended, emit, cluster.curve
+                    )
+                going.remove(child)
+                going.add(children[rank])
+                continue
             if child not in going or child.process.returncode != 0:
                 return child
             going.remove(child)

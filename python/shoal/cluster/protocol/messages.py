@@ -209,7 +209,12 @@ class Join(_Message, frozen=True, tag="join"):
 
 
 class JoinReply(_Message, frozen=True, tag="joined"):
-    """A peer has joined. ``incarnation``, ``job`` and ``clock`` are for workers: their initial values."""
+    """A peer has joined. ``incarnation``, ``job`` and ``clock`` are for workers: their initial values.
+
+    ``replacement_seconds`` is how long the job waits for a replacement of a worker that died. A worker that is one has
+    ``replaces``; its predecessor has passed so many barriers of each name, and up to ``repeats`` clocks from ``clock``
+    on may be in part those of its predecessor.
+    """
 
     rank: _Small
     map: ClusterMap
@@ -218,6 +223,10 @@ class JoinReply(_Message, frozen=True, tag="joined"):
     job: _Word = 0
     clock: _Word = 0
     num_workers: _Small = 0
+    replacement_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    replaces: bool = False
+    repeats: _Word = 0
+    passed: dict[_Name, _Word] = {}
 
 
 class GetMap(_Message, frozen=True, tag="ask-map"):
@@ -526,8 +535,8 @@ class Order(_Message, frozen=True, tag="order"):
 class OrderReply(_Message, frozen=True, tag="done"):
     """The result of an order, or a fault, a text, after which the server cannot be used.
 
-    ``figures`` are those of each endpoint, ``tables`` those that the last tick of a fenced worker named. A server that
-    has ``refused`` an order is unchanged by it.
+    ``figures`` are those of each endpoint, ``tables`` those that the last tick of a fenced worker named, ``least`` is
+    the least of its clocks at endpoints. A server that has ``refused`` an order is unchanged by it.
     """
 
     sender: _Sender
@@ -537,6 +546,7 @@ class OrderReply(_Message, frozen=True, tag="done"):
     figures: Annotated[tuple[dict[str, Any], ...], Meta(max_length=1 << 14)] = ()
     refused: ErrorReply | None = None
     tables: _Tables = ()
+    least: _Word | None = None
 
 
 class Assign(_Message, frozen=True, tag="assign"):

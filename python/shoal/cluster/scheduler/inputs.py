@@ -48,10 +48,12 @@ __all__ = [
     "Planned",
     "Probed",
     "RebalanceRequested",
+    "ReplacementOverdue",
     "Restarted",
     "Settings",
     "SplitState",
     "Stamped",
+    "VacancyState",
 ]
 
 
@@ -141,6 +143,13 @@ class MembersSilent(_Record, frozen=True, tag="silent"):
     silent: bool
 
 
+class ReplacementOverdue(_Record, frozen=True, tag="overdue"):
+    """No worker has come in time to replace the dead worker of this rank."""
+
+    now: float
+    rank: int
+
+
 class EventsSeen(_Record, frozen=True, tag="seen"):
     """All peers have received this many events."""
 
@@ -179,6 +188,7 @@ Input: TypeAlias = (
     | Probed
     | Died
     | MembersSilent
+    | ReplacementOverdue
     | EventsSeen
     | Bound
     | Restarted
@@ -209,6 +219,7 @@ class Settings(_State, frozen=True):
     grace: Annotated[float, msgspec.Meta(gt=0)]
     replicas: Annotated[int, msgspec.Meta(ge=0)]
     copy_rate: Annotated[int, msgspec.Meta(ge=1)]  # bytes per second
+    replacement_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
         if self.servers < 1 or self.workers < 1:
@@ -228,6 +239,10 @@ class Settings(_State, frozen=True):
             )
         if self.copy_rate < 1:
             raise ValueError(f"copy_rate must be a number of bytes per second above 0, got {self.copy_rate}")
+        if not 0 <= self.replacement_seconds < 1e9:
+            raise ValueError(
+                f"replacement_seconds must be a number of seconds, 0 or more, got {self.replacement_seconds}"
+            )
 
 
 class PeerState(_State, frozen=True):
@@ -275,6 +290,17 @@ class PassState(_State, frozen=True):
     end: int | None
 
 
+class VacancyState(_State, frozen=True):
+    """The place of a dead worker that another one may take: see `.members.Vacancy`."""
+
+    incarnation: int
+    about: str
+    until: float
+    clock: int
+    least: int
+    tables: tuple[int, ...]
+
+
 class JobState(_State, frozen=True):
     """A job. Its members are named by their senders."""
 
@@ -289,6 +315,8 @@ class JobState(_State, frozen=True):
     passes_end: int
     reached: dict[int, int]
     clock: int
+    vacant: dict[int, VacancyState] = {}
+    passed: dict[str, int] = {}
 
 
 class FailoverState(_State, frozen=True):

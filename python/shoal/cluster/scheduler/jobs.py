@@ -4,6 +4,8 @@
                then all workers receive JoinReply; it ends when the last worker has left or died, and the next join
                begins another
     queue      workers that wait for the end of the job, or for a rank
+    vacancy    the place of a worker that died, for as long as the others wait for its replacement: it is fenced, and no
+               clock ends without it. A replacement begins at its last counted clock; without one it is dismissed
 
 Invariants: I1, I2 and I5 of membership.py. Threads: one.
 """
@@ -32,7 +34,7 @@ from shoal.cluster.protocol.messages import (
     WorkerGone,
 )
 from shoal.cluster.scheduler.inputs import MembershipState, Settings
-from shoal.cluster.scheduler.members import DataPass, FormingJob, Job, WorkerPeer, restore_job
+from shoal.cluster.scheduler.members import DataPass, FormingJob, Job, Vacancy, WorkerPeer, restore_job
 from shoal.cluster.scheduler.numbers import NumberSource
 from shoal.cluster.scheduler.orders import Operation, Orders
 from shoal.cluster.scheduler.peers import Peers
@@ -156,6 +158,12 @@ class Jobs:
         """Admit a worker: returns an empty string, the reason for a refusal, or None if it has to wait."""
         job = self.job
         assert job is not None
+        if self._admitting is None and (found := self._vacancy_for(worker)) is not None:
+            fault = self._disagrees(worker, job.size, job.consistency)
+            if not fault:
+                self._admitting = worker
+                self._orders.begin(self._take_over(job, found, worker))
+            return fault
         # If members are silent, perhaps all have died, and the waiting workers begin a new job.
         if self._admitting is not None or not job.dead or not job.members or self.members_silent:
             return None
@@ -168,6 +176,12 @@ class Jobs:
             job.dead.discard(rank)
             self._orders.begin(self._admit(job, rank, worker))
         return fault
+
+    def _vacancy_for(self, worker: WorkerPeer) -> int | None:
+        """Return the rank of a place that a worker may take now."""
+        assert self.job is not None
+        free = [rank for rank, one in self.job.vacant.items() if one.clock >= 0 and worker.wants.rank in (None, rank)]
+        return min(free, default=None)
 
     def _place_in_forming(self, worker: WorkerPeer) -> str | None:
         """As `_place_in_job`."""
@@ -261,20 +275,93 @@ class Jobs:
             self._reply_joined(job, worker, clock)
         else:  # it has died meanwhile
             job.dead.add(rank)
-            yield from self._dismiss(worker, rank)
+            yield from self._dismiss(rank, worker.incarnation)
         self._seat()
 
-    def _reply_joined(self, job: Job, worker: WorkerPeer, clock: int) -> None:
+    def _take_over(self, job: Job, rank: int, worker: WorkerPeer) -> Operation:
+        """Put a worker in the place of a dead one, at the clock from which on nothing of the dead one counts.
+
+        No clock ends meanwhile: a rank that no worker has stands at it.
+        """
+        gone = job.vacant[rank]  # until it is taken: no barrier is passed without its rank
+        clock = gone.clock if job.consistency.mode == "bsp" else gone.least
+        aside = job.size
+        its_incarnation = self._raise_incarnation(aside)
+        yield Admit(aside, its_incarnation, clock)
+        yield Dismiss(rank, gone.incarnation, clock, gone.tables)
+        worker.incarnation = self._raise_incarnation(rank)
+        yield Admit(rank, worker.incarnation, clock)
+        yield Dismiss(aside, its_incarnation, clock, ())
+        self._admitting = None
+        if worker.sender in self._peers.known:
+            worker.rank = rank
+            del job.vacant[rank]
+            job.members[rank] = worker
+            self._peers.notes.append(f"{worker} replaces {gone.about}, from clock {clock} on")
+            repeats = 0 if job.consistency.mode == "bsp" else gone.clock - clock + 1
+            self._reply_joined(job, worker, clock, replaces=True, repeats=repeats)
+        else:  # it has died meanwhile
+            gone.incarnation, gone.clock = worker.incarnation, -1
+            yield from self._vacate(job, rank, gone)
+        self._seat()
+
+    def _vacate(self, job: Job, rank: int, gone: Vacancy) -> Operation:
+        """Fence a dead worker, for which the others wait."""
+        results = yield Fence(rank, gone.incarnation)
+        last = max(results, key=lambda done: done.result)
+        gone.clock, gone.tables = last.result, last.tables
+        gone.least = min((done.least for done in results if done.least is not None), default=gone.clock)
+        self._seat()
+
+    def replacement_overdue(self) -> int | None:
+        """Return the rank of a dead worker whose replacement has not come in time."""
+        vacant = self.job.vacant if self.job is not None and self._admitting is None else {}
+        late = [rank for rank, one in vacant.items() if one.clock >= 0 and one.until <= self._peers.now]
+        return min(late, default=None)
+
+    def give_up(self, rank: int) -> None:
+        """Wait no longer for the replacement of a dead worker."""
+        assert self.job is not None
+        gone = self.job.vacant.pop(rank)
+        text = f"{gone.about}, and was not replaced in {self._settings.replacement_seconds:g} s"
+        self._peers.notes.append(text)
+        self._peers.publish(WorkerGone(rank, gone.incarnation, text))
+        self.job.dead.add(rank)
+        self._check_barriers()
+        if not self._servers.broken:
+            self._orders.begin(self._dismiss(rank, gone.incarnation))
+        self._vacant = True
+
+    def restarted(self) -> None:
+        """Give replacements their whole time: the scheduler was not there."""
+        for one in self.job.vacant.values() if self.job is not None else ():
+            one.until = self._peers.now + self._settings.replacement_seconds
+
+    def _reply_joined(
+        self, job: Job, worker: WorkerPeer, clock: int, *, replaces: bool = False, repeats: int = 0
+    ) -> None:
         if worker.sender not in self._peers.known or worker.join not in worker.waiting:
             return
         assert self._servers.map is not None
         worker.inside = True
         tables = self._tables.all
-        joined = JoinReply(worker.rank, self._servers.map, tables, worker.incarnation, job.number, clock, job.size)
+        joined = JoinReply(
+            worker.rank,
+            self._servers.map,
+            tables,
+            worker.incarnation,
+            job.number,
+            clock,
+            job.size,
+            self._settings.replacement_seconds,
+            replaces,
+            repeats,
+            dict(job.passed) if replaces else {},
+        )
         self._peers.reply(worker, worker.join, joined)
 
     def _end_if_over(self) -> None:
-        if self.job is not None and not self.job.members and self._admitting is None:
+        if self.job is not None and not (self.job.members or self.job.vacant) and self._admitting is None:
             self._peers.notes.append("the job has ended")
             self._clocks_before = self.job.clock
             self.job = None
@@ -311,12 +398,20 @@ class Jobs:
         elif self.is_member(worker):
             assert self.job is not None
             text = f"{worker} is dead, {why}"
+            seconds = self._settings.replacement_seconds
+            if seconds and not self._servers.broken and self.job.size < MAX_WORKERS:
+                self._peers.notes.append(f"{text}: the job waits {seconds:g} s for its replacement")
+                gone = Vacancy(worker.incarnation, text, self._peers.now + seconds)
+                self.job.vacant[worker.rank] = gone
+                self._take_out(worker)
+                self._orders.begin(self._vacate(self.job, worker.rank, gone))
+                return
             self._peers.notes.append(text)
             self._peers.publish(WorkerGone(worker.rank, worker.incarnation, text))
             self.job.dead.add(worker.rank)
             self._take_out(worker)
             if not self._servers.broken:
-                self._orders.begin(self._dismiss(worker, worker.rank))
+                self._orders.begin(self._dismiss(worker.rank, worker.incarnation))
             self._vacant = True
 
     def cancel(self) -> None:
@@ -326,16 +421,16 @@ class Jobs:
         self._admitting = None
 
     def _dismiss_leaving(self, worker: WorkerPeer, number: int) -> Operation:
-        yield from self._dismiss(worker, worker.rank)
+        yield from self._dismiss(worker.rank, worker.incarnation)
         if worker.sender in self._peers.known:
             self._peers.reply(worker, number, LeaveReply())
             self._peers.forget(worker, LeaveReply())
 
-    def _dismiss(self, worker: WorkerPeer, rank: int) -> Operation:
+    def _dismiss(self, rank: int, incarnation: int) -> Operation:
         # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
-        results = yield Fence(rank, worker.incarnation)
+        results = yield Fence(rank, incarnation)
         last = max(results, key=lambda done: done.result)
-        reached = [done.result for done in (yield Dismiss(rank, worker.incarnation, last.result, last.tables))]
+        reached = [done.result for done in (yield Dismiss(rank, incarnation, last.result, last.tables))]
         if self.job is not None:
             self.job.clock = max(self.job.clock, *reached)
         self._end_if_over()
@@ -358,8 +453,9 @@ class Jobs:
     def _check_barriers(self) -> None:
         assert self.job is not None
         for name, came in list(self.job.barriers.items()):
-            if self.job.members.keys() <= came.keys():
+            if self.job.members.keys() | self.job.vacant.keys() <= came.keys():
                 del self.job.barriers[name]
+                self.job.passed[name] = self.job.passed.get(name, 0) + 1
                 for rank, number in came.items():
                     worker = self.job.members.get(rank)
                     if worker is not None and number in worker.waiting:

@@ -23,7 +23,7 @@ from shoal.cluster.protocol.messages import (
     Request,
     StreamProgress,
 )
-from shoal.cluster.scheduler.inputs import JobState, PassState, PeerState
+from shoal.cluster.scheduler.inputs import JobState, PassState, PeerState, VacancyState
 from shoal.cluster.scheduler.splits import SplitTracker
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Peer",
     "ReaderPeer",
     "ServerPeer",
+    "Vacancy",
     "WorkerPeer",
     "restore_job",
     "restore_peer",
@@ -215,6 +216,33 @@ class DataPass:
 
 
 @dataclass(slots=True, eq=False)
+class Vacancy:
+    """The place of a dead worker that another one may take, while the others wait.
+
+    ``clock`` is the greatest that it reached at any endpoint, -1 until all servers have fenced it; ``least`` is the
+    least one, ``tables`` are those of its last tick.
+    """
+
+    incarnation: int
+    about: str
+    until: float
+    clock: int = -1
+    least: int = 0
+    tables: tuple[int, ...] = ()
+
+    def save(self) -> VacancyState:
+        """Return the state."""
+        return VacancyState(
+            incarnation=self.incarnation,
+            about=self.about,
+            until=self.until,
+            clock=self.clock,
+            least=self.least,
+            tables=self.tables,
+        )
+
+
+@dataclass(slots=True, eq=False)
 class Job:
     """The workers of a job, and what they have agreed on."""
 
@@ -229,6 +257,8 @@ class Job:
     passes_end: int = 0  # the greatest clock at which one of them ended
     reached: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: -1))  # the latest pass of each rank
     clock: int = 0  # the greatest that servers reported
+    vacant: dict[int, Vacancy] = field(default_factory=dict)  # by rank
+    passed: dict[str, int] = field(default_factory=dict)  # barriers that all have passed, by name
 
     def forget_passes(self) -> None:
         """Remove the passes that all workers have finished."""
@@ -252,6 +282,8 @@ class Job:
             passes_end=self.passes_end,
             reached=dict(self.reached),
             clock=self.clock,
+            vacant={rank: one.save() for rank, one in self.vacant.items()},
+            passed=dict(self.passed),
         )
 
 
@@ -271,6 +303,8 @@ def restore_job(state: JobState, workers: Mapping[bytes, WorkerPeer]) -> Job:
     for number, one in state.passes.items():
         job.passes[number] = DataPass(SplitTracker.restore(one.splits), one.digest, dict(one.clocks), one.end)
     job.reached.update(state.reached)
+    job.vacant = {rank: Vacancy(**structs.asdict(one)) for rank, one in state.vacant.items()}
+    job.passed = dict(state.passed)
     return job
 
 

@@ -121,6 +121,7 @@ from shoal.cluster.scheduler.inputs import (
     Planned,
     Probed,
     RebalanceRequested,
+    ReplacementOverdue,
     Restarted,
     Settings,
     Stamped,
@@ -176,6 +177,8 @@ class Membership:
         Copies of each slot on other servers than the one that serves it. With 0 the loss of a server ends the job.
     copy_rate : int
         Bytes per second that each endpoint sends at most to make a new copy.
+    replacement_seconds : float
+        How long a job waits for another worker in the place of one that died.
     rng : random.Random
         Makes the seed of the numbers of the cluster and of jobs.
     now : float
@@ -196,6 +199,7 @@ class Membership:
         grace: float = GRACE_SECONDS,
         replicas: int = 0,
         copy_rate: int = COPY_RATE,
+        replacement_seconds: float = 0.0,
         rng: random.Random,
         now: float,
         counts: Callable[[], dict[str, int]] = dict,
@@ -209,6 +213,7 @@ class Membership:
             grace=grace,
             replicas=replicas,
             copy_rate=copy_rate,
+            replacement_seconds=replacement_seconds,
         )
         self.settings = settings
         self._record = record
@@ -314,6 +319,8 @@ class Membership:
         silent = self._jobs.members_may_be_dead()
         if silent != self._jobs.members_silent:
             self._accept(MembersSilent(peers.now, silent))
+        while (late := self._jobs.replacement_overdue()) is not None and not self.broken:
+            self._accept(ReplacementOverdue(peers.now, late))
         plan_at = self._replicas.plan_at
         if plan_at is not None and plan_at <= peers.now and not self.broken:
             self._accept(Planned(peers.now))
@@ -413,6 +420,8 @@ class Membership:
             self._remove(peer, entry.why)
         elif isinstance(entry, MembersSilent):
             self._jobs.set_members_silent(entry.silent)
+        elif isinstance(entry, ReplacementOverdue):
+            self._jobs.give_up(entry.rank)
         elif isinstance(entry, EventsSeen):
             self._peers.drop_events(entry.events)
         elif isinstance(entry, Bound):
@@ -420,6 +429,7 @@ class Membership:
         elif isinstance(entry, Restarted):
             self.generation = entry.generation
             self._peers.forget_connections()
+            self._jobs.restarted()
         else:
             self.ended = True
             self._peers.publish(SchedulerStopped())

@@ -77,7 +77,7 @@ class Scheduler:
     ----------
     bind : str
         Where to listen: ``tcp://host:port``; port 0 or ``*`` is any that is free.
-    servers, workers, slots, heartbeat, replicas, copy_rate
+    servers, workers, slots, heartbeat, replicas, copy_rate, replacement_seconds
         See :class:`shoal.cluster.scheduler.membership.Membership`.
     journal : path, optional
         Directory of the journal, from which a scheduler that is started again continues; default: none.
@@ -105,6 +105,7 @@ class Scheduler:
         heartbeat: float = 2.0,
         replicas: int = 0,
         copy_rate: int = COPY_RATE,
+        replacement_seconds: float = 0.0,
         journal: str | os.PathLike[str] | None = None,
         grace: float | None = None,
         keys: Keys | None = None,
@@ -123,6 +124,7 @@ class Scheduler:
             heartbeat=heartbeat,
             replicas=replicas,
             copy_rate=copy_rate,
+            replacement_seconds=replacement_seconds,
             grace=(GRACE_SECONDS if journal is None else _JOURNAL_GRACE_SECONDS) if grace is None else grace,
             rng=random.SystemRandom(),
             now=0.0,

@@ -74,12 +74,13 @@ class Outcome(NamedTuple):
     """The result of an order: the maximum over all endpoints.
 
     ``refused`` is the refusal, if no endpoint has changed anything; ``tables`` are those that the last tick of a fenced
-    worker named.
+    worker named, and ``least`` is the least clock that it reached at an endpoint that has arcs.
     """
 
     result: int = 0
     refused: ErrorReply | None = None
     tables: tuple[int, ...] = ()
+    least: int | None = None
 
 
 def obey(services: Sequence[Controlled], order: OrderBody, code: AllowedCode = _NO_CODE) -> Outcome:
@@ -87,14 +88,22 @@ def obey(services: Sequence[Controlled], order: OrderBody, code: AllowedCode = _
     if isinstance(order, AddTable):
         return Outcome(refused=_add_table(services, order, code))
     if isinstance(order, Fence):
-        clock, tables = max(service.fence(order.rank, order.incarnation) for service in services)
-        return Outcome(clock, tables=tuple(tables))
+        fenced = [(service.fence(order.rank, order.incarnation), _serves(service, order.rank)) for service in services]
+        clock, tables = max(last for last, _ in fenced)
+        return Outcome(
+            clock, tables=tuple(tables), least=min((last[0] for last, serves in fenced if serves), default=None)
+        )
     if isinstance(order, StartJob):
         try:
             return Outcome(max(_obey(service, order) for service in services))
         except _WRONG as error:  # harmless: the next job starts from its own settings
             return Outcome(refused=ErrorReply("input", str(error)))
     return Outcome(max(_obey(service, order) for service in services))
+
+
+def _serves(service: Controlled, rank: int) -> bool:
+    """Whether an endpoint has arcs, and has admitted a worker."""
+    return isinstance(service, _core.Replica) or rank in service.metrics()["clocks"]
 
 
 def _obey(service: Controlled, order: OrderBody) -> int:
@@ -274,6 +283,7 @@ class ServerControl:
             figures=figures,
             refused=outcome.refused,
             tables=outcome.tables,
+            least=outcome.least,
         )
 
     # --- assignments --------------------------------------------------------------------------------------------
@@ -356,7 +366,8 @@ class ServerControl:
             return None
         result, tables = max((outcome.result, outcome.tables) for outcome in outcomes)
         refused = next((outcome.refused for outcome in outcomes if outcome.refused is not None), None)
-        self._pending = {order.number: Outcome(result, refused, tables)}
+        least = min((outcome.least for outcome in outcomes if outcome.least is not None), default=None)
+        self._pending = {order.number: Outcome(result, refused, tables, least)}
         return self._reply(order, self._pending[order.number])
 
     # --- what follows -------------------------------------------------------------------------------------------

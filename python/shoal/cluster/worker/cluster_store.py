@@ -66,6 +66,7 @@ __all__ = ["ClusterStore"]
 
 _log = logging.getLogger("shoal.cluster")
 
+_BARRIER = "barrier"  # the name of those of `barrier`
 _SPLIT_POLL_SECONDS = 0.1  # until the scheduler is asked for a split again
 _MIN_LOAD_ROWS_PER_SECOND = 1e5  # a slower load has failed
 
@@ -102,6 +103,7 @@ class ClusterStore(ConnectedStore):
         self._lost_workers: frozenset[int] = frozenset()
         self._passes = 0  # calls of `splits`
         self._open_barriers: dict[str, PendingRequest] = {}  # barriers that this worker has reached and not passed
+        self._barriers: dict[str, int] = {}  # passed, by name
         super().__init__(
             address,
             "worker",
@@ -177,6 +179,38 @@ class ClusterStore(ConnectedStore):
     def joined_at(self) -> int:
         """Clock at which this worker joined its job: above 0 if it replaced a dead worker."""
         return self._joined.clock
+
+    @property
+    def replacement_seconds(self) -> float:
+        """How long the job waits for the replacement of a worker that died; 0: not at all."""
+        return self._joined.replacement_seconds
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether this worker has the place of one that died: see :attr:`shoal.Store.is_replacement`."""
+        return self._joined.replaces
+
+    @property
+    def repeats(self) -> int:
+        """Clocks whose pushes may take effect twice: see :attr:`shoal.Store.repeats`."""
+        return self._joined.repeats
+
+    @property
+    def barriers(self) -> dict[str, int]:
+        """How many barriers of each name this worker has passed."""
+        return dict(self._barriers)
+
+    @barriers.setter
+    def barriers(self, passed: dict[str, int]) -> None:
+        self._barriers = dict(passed)
+
+    @property
+    def barrier_is_past(self) -> bool:
+        """Whether all others have passed the barrier that comes next: see :attr:`shoal.Store.barrier_is_past`."""
+        return self._is_past(_BARRIER)
+
+    def _is_past(self, name: str) -> bool:
+        return self._barriers.get(name, 0) < self._joined.passed.get(name, 0)
 
     def filter_metrics(self) -> dict[str, dict[str, float]]:
         """Return, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
@@ -307,10 +341,13 @@ class ClusterStore(ConnectedStore):
         self._check_usable()
         seconds = self._timeout if timeout is None else timeout
         self.flush(seconds)
-        self._wait_at_barrier("barrier", seconds)
+        self._wait_at_barrier(_BARRIER, seconds)
 
     def _wait_at_barrier(self, name: str, timeout: float) -> None:
         """Wait for all workers. After a timeout this worker stays at the barrier: the next call continues to wait."""
+        if self._is_past(name):
+            self._barriers[name] = self._barriers.get(name, 0) + 1
+            return
         asked = self._open_barriers.pop(name, None) or self._scheduler.ask(Barrier(name))
         try:
             self._scheduler.answer(asked, BarrierReply, timeout=timeout, doing=f"waiting for all workers at the {name}")
@@ -321,6 +358,7 @@ class ClusterStore(ConnectedStore):
             self._scheduler.forget(asked)
             raise
         self._scheduler.forget(asked)
+        self._barriers[name] = self._barriers.get(name, 0) + 1
 
     # ---- splits of the data ------------------------------------------------------------------------------------------
 
