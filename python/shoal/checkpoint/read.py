@@ -56,6 +56,9 @@ __all__ = [
     "verify",
 ]
 
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_manifest = msgspec.json.Decoder(Manifest)
+
 
 def read_manifest(where: StoragePath) -> Manifest:
     """Read and check the manifest of a checkpoint.
@@ -118,7 +121,7 @@ def _read(storage_dir: StorageDir, missing: str, what: str | None = None) -> Cha
             raise CorruptionError(
                 f"{path} is not a checkpoint of version {VERSIONS[0]} to {VERSIONS[-1]}: load it with a newer shoal"
             )
-        manifest = msgspec.json.decode(body, type=Manifest, strict=True)
+        manifest = _manifest.decode(body)
         if manifest.slots not in {1 << bits for bits in range(1, 15)}:
             raise ValueError(f"{manifest.slots} slots: the number is not a power of two from 2 to 16384")
         if len({table.name for table in manifest.tables}) != len(manifest.tables):

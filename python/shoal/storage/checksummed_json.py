@@ -32,6 +32,10 @@ class _Checksummed(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_decoder = msgspec.json.Decoder(_Checksummed)
+
+
 def sync_directory(directory: Path) -> None:
     """Return once the names in ``directory`` are on disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -87,7 +91,7 @@ def decode_checksummed(raw: bytes, address: object) -> bytes:
         It was changed.
     """
     try:
-        decoded = msgspec.json.decode(raw, type=_Checksummed)
+        decoded = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptionError(f"{address} is damaged: {error}") from None
     body = bytes(decoded.body)

@@ -36,6 +36,9 @@ _log = logging.getLogger("shoal.tasks")
 _MAX_PATIENCE_SECONDS = 86400.0  # whatever a worker asks for
 _JOIN_SECONDS = 2.0
 
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_task: msgspec.msgpack.Decoder[WriteTask | ReadTask] = msgspec.msgpack.Decoder(WriteTask | ReadTask)
+
 
 class TaskRunner:
     """Executes the tasks that workers send to an endpoint, until it is stopped.
@@ -98,7 +101,7 @@ class _TaskMailbox:
         if received > self._received:
             self._received, self._received_at = received, now
             try:
-                self.task = msgspec.msgpack.decode(encoded, type=WriteTask | ReadTask)
+                self.task = _task.decode(encoded)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 _log.warning("a save or load is cancelled: the task that its worker sent cannot be read (%s)", error)
                 self._session.cancel()

@@ -46,6 +46,9 @@ _NUMBERS_PER_TABLE = 4  # in the answer
 _BUSY, _NO_BASE = 1, 2  # first number of an answer that refuses
 _DIGEST_WORDS = 4
 
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_saved = msgspec.msgpack.Decoder(list[SavedTable])
+
 
 class _BusyError(Exception):
     """A server holds the tables for another worker's save."""
@@ -200,6 +203,6 @@ class ServerSnapshotSet(TaskCoordinator):
 
 def _decode_saved(endpoint: Endpoint, report: Report) -> list[SavedTable]:
     try:
-        return msgspec.msgpack.decode(report.saved, type=list[SavedTable])
+        return _saved.decode(report.saved)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"{endpoint.label} sent a report of the save that cannot be read ({error})") from None

@@ -37,6 +37,9 @@ Op = _core.Op
 _MIN_POLL_SECONDS = 0.001
 _RELEASE_SECONDS = 2.0  # for a server to receive that the task is cancelled
 
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_report = msgspec.msgpack.Decoder(Report)
+
 
 class TaskCoordinator:
     """A task that all endpoints execute. A context manager that cancels an unfinished task.
@@ -146,7 +149,7 @@ class TaskCoordinator:
         if not words:
             return None
         try:
-            report = msgspec.msgpack.decode(words, type=Report)
+            report = _report.decode(words)
         except msgspec.MsgspecError as error:
             raise ProtocolError(
                 f"{endpoint.label} sent a report of the {self._what} that cannot be read ({error})"
