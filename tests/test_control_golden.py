@@ -1,4 +1,4 @@
-"""Control messages and the tasks of saves and loads have the bytes that ``golden/control-v7.json`` holds.
+"""Control messages and the tasks of saves and loads have the bytes that ``golden/control-v8.json`` holds.
 
     python tests/test_control_golden.py        prints the file's content
 
@@ -32,7 +32,7 @@ from shoal.cluster.protocol.status import (
 from shoal.cluster.protocol.tasks import ReadTask, Report, WriteTask
 from shoal.table.spec import TableRecord
 
-GOLDEN = Path(__file__).parent / "golden" / "control-v7.json"
+GOLDEN = Path(__file__).parent / "golden" / "control-v8.json"
 
 
 def kinds(*unions: Any) -> dict[str, Any]:
@@ -75,6 +75,8 @@ def bodies() -> dict[str, Any]:
         "ask-figures": of["ask-figures"](),
         "figures": of["figures"]((EndpointMetrics(0, "tcp://h:1", {"pulls": 3, "lag": {"0": 1}}),), {"garbage": 2}),
         "ask-status": of["ask-status"](),
+        "ask-view": of["ask-view"](),
+        "view": of["view"]({"cluster": "8c1d6f0e21b7a945", "total": {"rows": 5, "loss": 0.25}, "servers": []}),
         "status": of["status"](
             "0123456789abcdef",
             7,
@@ -143,7 +145,12 @@ def control_frames() -> dict[str, list[str]]:
     whole["done"] = envelope["done"](b"0123456789abcdef", 2, 9, "why", ({"pulls": 3},), refused, (1, 2), 7)
     progress = messages.StreamProgress(77, 3, 4096, 1 << 20, 1 << 21)
     whole["heartbeat"] = envelope["heartbeat"](
-        b"0123456789abcdef", 4, 17, (progress,), (messages.ArcLoad(32, 1000, 1 << 16, 77),)
+        b"0123456789abcdef",
+        4,
+        17,
+        (progress,),
+        (messages.ArcLoad(32, 1000, 1 << 16, 77),),
+        messages.Figures({"rows": 5.0, "loss": 0.25}, {"pull": {1024: 3, 1280: 1}}),
     )
     whole["assign"] = envelope["assign"](made["map"].map, envelope["order"](9, made["hold"], 0), 1 << 28, 7)
     whole["assigned"] = envelope["assigned"](b"0123456789abcdef", 3, whole["done"], "why")

@@ -49,6 +49,7 @@ from shoal.cli import (
     predict,
     report,
     serve,
+    top,
     train,
 )
 from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, one_line, warn
@@ -145,6 +146,7 @@ def parser() -> argparse.ArgumentParser:
         demo,
         cluster,
         cluster_status,
+        top,
         keygen,
         estimate,
         doctor,

@@ -359,7 +359,7 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
         if health is None:
             scheduler.run()
         else:
-            health.watch(scheduler.unready, "scheduler", metrics.SCHEDULER, scheduler.counters)
+            health.watch(scheduler.unready, "scheduler", metrics.SCHEDULER, scheduler.counters, view=scheduler.view)
             scheduler.run(health.turn)
     return Answer("", {})
 

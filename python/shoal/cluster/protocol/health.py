@@ -3,6 +3,7 @@
     GET /healthz    200, or 503 if the main loop of the role has not turned for `_STUCK_SECONDS`: start it again
     GET /readyz     200, or 503 while the role does not do all of its work: a line for each reason
     GET /metrics    its metrics (metrics.py) and those of its process, for Prometheus
+    GET /           of the scheduler: a page that displays the cluster (top.html), from /top.json
 
 The body is text. While a role starts, for which it has deadlines of its own, it counts as running. It calls
 :meth:`HealthServer.turn` in its main loop; everything else happens in threads of this module, so a probe costs the role
@@ -20,8 +21,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -43,6 +46,9 @@ __all__ = ["HealthServer", "parse_listen"]
 
 _STUCK_SECONDS = 60.0
 _MAX_REQUESTS = 16
+_PAGE = Path(__file__).with_name("top.html")
+_TYPES = {"/metrics": CONTENT_TYPE_LATEST, "/": "text/html; charset=utf-8", "/top.json": "application/json"}
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 _REQUEST_SECONDS = 5.0  # for a client to send its request and to receive the reply
 
 
@@ -92,6 +98,7 @@ class HealthServer:
         self._clock = clock
         self._turned_at: float | None = None  # the main loop has not begun
         self._unready: Callable[[], Sequence[str]] = _not_joined
+        self._view: Callable[[], Mapping[str, Any]] | None = None
         self._metrics = CollectorRegistry()
         ProcessCollector(registry=self._metrics)
         host, port = split(listen, wildcard=True)
@@ -124,6 +131,7 @@ class HealthServer:
         metrics: RoleMetrics,
         read: Callable[[], Values],
         rank: int | None = None,
+        view: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """Take the functions of a role that has joined; they are called in other threads.
 
@@ -138,13 +146,20 @@ class HealthServer:
             Returns the values of the metrics; one that is missing is 0.
         rank : int, optional
             The label ``rank`` of its metrics.
+        view : callable, optional
+            Returns what the page displays; default: there is no page.
         """
+        self._view = view
         self._unready = unready
         self._metrics.register(_RoleCollector(unready, role, metrics, read, rank))
         self.turn()
 
     def answer(self, path: str) -> tuple[int, str]:
         """Return the status and the body of a reply."""
+        if self._view is not None and path == "/":
+            return 200, _PAGE.read_text()
+        if self._view is not None and path == "/top.json":
+            return 200, msgspec.json.encode(self._view()).decode()
         if path == "/metrics":
             return 200, generate_latest(self._metrics).decode()
         if path == "/healthz":
@@ -269,7 +284,10 @@ class _Handler(BaseHTTPRequestHandler):
         status, text = self.server.health.answer(path)
         body = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", CONTENT_TYPE_LATEST if path == "/metrics" else "text/plain; charset=utf-8")
+        kind = _TYPES.get(path, "text/plain; charset=utf-8") if status == 200 else "text/plain; charset=utf-8"
+        self.send_header("Content-Type", kind)
+        if path == "/":
+            self.send_header("Content-Security-Policy", _POLICY)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

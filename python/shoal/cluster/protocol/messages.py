@@ -71,9 +71,11 @@ __all__ = [
     "Event",
     "Events",
     "Fence",
+    "Figures",
     "GetMap",
     "GetMapReply",
     "GetMetrics",
+    "GetView",
     "Heartbeat",
     "Hello",
     "HelloReply",
@@ -111,6 +113,7 @@ __all__ = [
     "TableRecord",
     "TableReply",
     "TakeSplit",
+    "ViewReply",
     "WorkerGone",
     "checked",
     "decode",
@@ -120,7 +123,7 @@ __all__ = [
     "refusal",
 ]
 
-VERSION = 7
+VERSION = 8
 GRACE_SECONDS = 60.0  # that a process continues while the scheduler is silent, unless it is started otherwise
 MAX_WORKERS = 1 << 14  # of a job; one thread receives the heartbeats of all
 MAX_OPEN_REQUESTS = 1024  # unanswered requests of a process
@@ -312,6 +315,16 @@ class MetricsReply(_Message, frozen=True, tag="figures"):
     scheduler: dict[str, _Count] = {}
 
 
+class GetView(_Message, frozen=True, tag="ask-view"):
+    """Request for what ``shoal top`` displays; from any process, as that for the status."""
+
+
+class ViewReply(_Message, frozen=True, tag="view"):
+    """The view of :class:`shoal.cluster.scheduler.monitor.Monitor`, at most a second old."""
+
+    view: dict[str, Any]
+
+
 class Leave(_Message, frozen=True, tag="leave"):
     """A peer leaves. ``status`` is the exit status of a launcher's program."""
 
@@ -474,6 +487,7 @@ RequestBody: TypeAlias = (
     | TakeSplit
     | GetMetrics
     | GetStatus
+    | GetView
     | Leave
     | ReportStream
     | Drain
@@ -490,6 +504,7 @@ ReplyBody: TypeAlias = (
     | SplitReply
     | MetricsReply
     | StatusReply
+    | ViewReply
     | LeaveReply
     | AcceptedReply
     | PendingReply
@@ -619,10 +634,19 @@ class ArcLoad(_Message, frozen=True):
     load: _Count
 
 
+class Figures(_Message, frozen=True):
+    """What a server or a worker reports of itself for displays: numbers, and counts by the least of each bucket."""
+
+    numbers: Annotated[dict[_Name, float], Meta(max_length=1 << 14)] = {}
+    histograms: Annotated[
+        dict[_Name, Annotated[dict[_Count, _Count], Meta(max_length=1 << 10)]], Meta(max_length=1 << 8)
+    ] = {}
+
+
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     """The sender is alive and has received this many events.
 
-    ``clock`` is that of a worker; ``streams`` and ``arcs`` are a server's.
+    ``clock`` is that of a worker; ``streams`` and ``arcs`` are a server's; both report ``figures``.
     """
 
     sender: _Sender
@@ -630,6 +654,7 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     clock: _Word = 0
     streams: Annotated[tuple[StreamProgress, ...], Meta(max_length=1 << 14)] = ()
     arcs: Annotated[tuple[ArcLoad, ...], Meta(max_length=1 << 16)] = ()
+    figures: Figures | None = None
 
 
 class Events(_Message, frozen=True, tag="news"):

@@ -35,7 +35,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import zmq
 
@@ -55,6 +55,8 @@ from shoal.cluster.protocol.messages import (
     ErrorReply,
     Event,
     Events,
+    Figures,
+    GetView,
     Heartbeat,
     Hello,
     HelloReply,
@@ -79,6 +81,7 @@ from shoal.cluster.protocol.messages import (
     StopCluster,
     StreamProgress,
     StreamsClosed,
+    ViewReply,
     checked,
     decode,
     encode,
@@ -150,6 +153,8 @@ class SchedulerClient:
         Returns the progress of a server's streams, which heartbeats report.
     loads : callable, optional
         Returns the loads of a server's arcs, which heartbeats report; called once for each.
+    figures : callable, optional
+        Returns what heartbeats report for displays.
     """
 
     def __init__(
@@ -166,6 +171,7 @@ class SchedulerClient:
         clock: Callable[[], int] = lambda: 0,
         progress: Callable[[], tuple[StreamProgress, ...]] = tuple,
         loads: Callable[[], tuple[ArcLoad, ...]] = tuple,
+        figures: Callable[[], Figures | None] = lambda: None,
     ) -> None:
         split(address)
         self._secure = None if keys is None else keys.client_of("scheduler")
@@ -177,6 +183,7 @@ class SchedulerClient:
         self._clock = clock
         self._progress = progress
         self._loads = loads
+        self._figures = figures
         self._grace = grace
         self._pid = os.getpid()
         self._sender = secrets.token_bytes(16)
@@ -455,6 +462,10 @@ class SchedulerClient:
         """Return the status of the cluster; without :meth:`hello` as well."""
         return self.call(GetStatus(), StatusReply, timeout=timeout, doing="asking for the status of the cluster")
 
+    def view(self, *, timeout: float) -> dict[str, Any]:
+        """Return what ``shoal top`` displays; without :meth:`hello` as well."""
+        return self.call(GetView(), ViewReply, timeout=timeout, doing="asking for the view of the cluster").view
+
     def drain(self, server: int, *, timeout: float) -> str:
         """Request that a server is emptied and ends; without :meth:`hello` as well.
 
@@ -701,7 +712,8 @@ class SchedulerClient:
                     outgoing.append(Request(self._sender, number, call.body, self._number, open))
         if self._welcome is not None and self._heartbeat_at <= now:
             self._heartbeat_at = now + interval
-            outgoing.append(Heartbeat(self._sender, self._seen, self._clock(), self._progress(), self._loads()))
+            beat = (self._clock(), self._progress(), self._loads(), self._figures())
+            outgoing.append(Heartbeat(self._sender, self._seen, *beat))
         for message in outgoing:
             if connection.socket is not None:
                 try:

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from shoal.cluster.protocol.messages import (
     ArcLoad,
+    Figures,
     JobConsistency,
     Join,
     Message,
@@ -83,6 +84,8 @@ class Peer:
     waiting: dict[int, str] = field(default_factory=dict)  # requests without a reply, and what they wait for
     old_routes: deque[bytes] = field(default_factory=lambda: deque(maxlen=_MAX_OLD_ROUTES), kw_only=True)
     disconnected_at: float | None = field(default=None, kw_only=True)  # None: it is connected
+    figures: Figures | None = field(default=None, kw_only=True)  # of its last heartbeat
+    figures_at: float = field(default=0.0, kw_only=True)
     # Before its connection ended, which then does not show that its process has.
     was_silent: bool = field(default=False, kw_only=True)
     # Seconds from its last sign of life to its being declared dead.

@@ -60,7 +60,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 from msgspec import structs
 
@@ -79,6 +79,7 @@ from shoal.cluster.protocol.messages import (
     GetMap,
     GetMapReply,
     GetMetrics,
+    GetView,
     Heartbeat,
     Hello,
     Join,
@@ -101,6 +102,7 @@ from shoal.cluster.protocol.messages import (
     StopCluster,
     StreamsClosed,
     TakeSplit,
+    ViewReply,
 )
 from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.slot_map import ClusterMap
@@ -138,6 +140,7 @@ from shoal.cluster.scheduler.members import (
     ServerPeer,
     WorkerPeer,
 )
+from shoal.cluster.scheduler.monitor import Monitor
 from shoal.cluster.scheduler.numbers import NumberSource
 from shoal.cluster.scheduler.orders import Orders
 from shoal.cluster.scheduler.peers import ROLES, Peers
@@ -226,6 +229,7 @@ class Membership:
         self.cluster = f"{self._numbers.draw(64):016x}"
         self.launchers = Launchers()
         self._peers = Peers(settings, now)
+        self._monitor = Monitor()
         self._orders = Orders(self._peers)
         self._assignments = Assignments(settings, self._peers, self._orders)
         self._replicas = Replicas(settings, self._peers, self._orders, self._assignments, self._numbers)
@@ -589,6 +593,8 @@ class Membership:
         peer = self._hear(ask.sender, route)
         if isinstance(body, GetStatus):  # it changes nothing, so it is no input
             peers.out.append((route, Reply(ask.number, self._cluster_status())))
+        elif isinstance(body, GetView):
+            peers.out.append((route, Reply(ask.number, ViewReply(self.view()))))
         elif isinstance(body, Drain | Rebalance | StopCluster):  # from any process; to repeat it changes nothing
             peers.out.append((route, Reply(ask.number, self._command(ask.sender, ask.number, body))))
         elif peer is not None:
@@ -625,6 +631,7 @@ class Membership:
     def metrics(self) -> Values:
         """Return the values of most metrics ``shoal.cluster.protocol.metrics.SCHEDULER``."""
         status = self._cluster_status()
+        self._monitor.observe(status, self._peers.figures(), self.now)
         slots = {arc.first_slot: arc.end_slot - arc.first_slot for arc in status.arcs}
         lacking = (slots[arc.first_slot] for arc in status.arcs if len(arc.copies) < status.replicas)
         workers = [one for one in status.workers if one.rank is not None]
@@ -637,6 +644,12 @@ class Membership:
             "worker_silent_seconds": {str(one.rank): one.heard_seconds for one in workers},
             "server_silent_seconds": {str(one.rank): one.heard_seconds for one in status.servers},
         }
+
+    def view(self) -> dict[str, Any]:
+        """Return what ``shoal top`` displays, as of the last call of :meth:`metrics`."""
+        if not self._monitor.view:
+            self._monitor.observe(self._cluster_status(), self._peers.figures(), self.now)
+        return self._monitor.view
 
     def _cluster_status(self) -> StatusReply:
         return status_of(

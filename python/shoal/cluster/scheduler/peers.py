@@ -42,6 +42,7 @@ from shoal.cluster.scheduler.members import (
     WorkerPeer,
     restore_peer,
 )
+from shoal.cluster.scheduler.monitor import MemberFigures
 
 __all__ = ["DEAD_AFTER", "ROLES", "Peers"]
 
@@ -299,6 +300,8 @@ class Peers:
 
     def beat(self, peer: Peer, message: Heartbeat) -> Message:
         """Process a heartbeat; returns the events that the peer has not seen."""
+        if message.figures is not None:
+            peer.figures, peer.figures_at = message.figures, self.now
         seen = min(max(message.seen, peer.seen), self.num_events)
         peer.seen = seen
         if isinstance(peer, WorkerPeer):
@@ -306,6 +309,14 @@ class Peers:
         elif isinstance(peer, ServerPeer):
             peer.streams, peer.arcs = message.streams, message.arcs
         return Events(seen, tuple(self._events[seen - self._events_dropped :]))
+
+    def figures(self) -> list[MemberFigures]:
+        """Return what servers and workers have reported of themselves."""
+        return [
+            MemberFigures(sender, peer.role, peer.rank, peer.figures_at, peer.figures)
+            for sender, peer in self.known.items()
+            if isinstance(peer, ServerPeer | WorkerPeer) and peer.rank >= 0 and peer.figures is not None
+        ]
 
     def seen_by_all(self) -> int:
         """Return how many events all peers have seen; 0 if these are dropped already."""

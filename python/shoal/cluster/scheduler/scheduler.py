@@ -12,7 +12,7 @@ process ends without another message; so it does if it is asked to leave the clu
 No message ends the process: one that is not a control message is counted and dropped, and so is one whose processing
 raises an unexpected exception. The log has a line for the first of each kind, then at most one every ten seconds.
 
-Threads: `run` in one; `unready` and `counters` from any; `stop` and `leave` from any, or from a signal handler.
+Threads: `run` in one; `unready`, `counters` and `view` from any; `stop` and `leave` from any, or from a signal handler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from typing import Any, Self
 
 import zmq
 
@@ -135,6 +135,7 @@ class Scheduler:
         self._stopping = False
         self._reasons: tuple[str, ...] = ("it has not begun to serve",)  # for `unready`
         self._metrics: Values = {}
+        self._view: dict[str, Any] = {}
         self._measured_at = -math.inf
         self._leaving = False  # the cluster continues, with the next scheduler of the journal
         self._found: deque[Callable[[float], Outgoing]] = deque()  # results of probes, for the membership
@@ -244,6 +245,10 @@ class Scheduler:
             "refused": sum(self.refused().values()),
         }
 
+    def view(self) -> dict[str, Any]:
+        """Return what the page of the metrics port displays; empty before :meth:`run`."""
+        return self._view
+
     def stop(self) -> None:
         """Make :meth:`run` end the cluster and return."""
         self._stopping = True
@@ -327,6 +332,7 @@ class Scheduler:
                 self._measured_at = time.monotonic()
                 with self._guarded("metrics"):
                     self._metrics = self._membership.metrics()
+                    self._view = self._membership.view()
             while self._membership.probes:
                 self._probers.submit(self._probe, self._membership.probes.popleft())
         if self._leaving and not self._membership.ended:

@@ -11,14 +11,17 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from shoal import _core
+from shoal.cluster.protocol.messages import Figures
 from shoal.cluster.protocol.metrics import Durations, Values
 
-__all__ = ["ReplicationLag", "ServerCounters"]
+__all__ = ["ReplicationLag", "ServerCounters", "figures_of"]
 
 _BUSY_SECONDS = 0.01  # that a reader of metrics waits for an endpoint that is executing a request
 _MAX_SAMPLES = 1024
+_REPORTED = ("rows", "row_bytes", "budget_bytes", "replication_lag", "deferred_reads", "messages")
 _RISING = ("rows_pulled", "rows_pushed", "rows_created", "rows_erased", "rows_expired", "nonfinite_rows", "refused")
 
 
@@ -172,6 +175,17 @@ class ServerCounters:
             "table_waiting": named(waiting),
             **{f"table_{name}": named(counts) for name, counts in self._risen.items()},
         }
+
+
+def figures_of(values: Values) -> Figures:
+    """Return what heartbeats report of the metrics of a server."""
+    found: Any = values
+    numbers = {name: float(found[name]) for name in _REPORTED if name in found}
+    numbers["keys"] = float(sum(sum(found[f"table_rows_{kind}"].values()) for kind in ("pulled", "pushed")))
+    numbers |= {f"rows:{table}": float(rows) for table, rows in found["table_rows"].items()}
+    numbers |= {f"bytes:{table}": float(size) for table, size in found["table_memory"].items()}
+    histograms = {op: dict(one.counts) for op, one in found["request_duration"].items() if op in ("pull", "push")}
+    return Figures(numbers, {**histograms, "staleness": dict(found["push_staleness"])})
 
 
 def _durations(loops: Iterable[_core.DataLoop]) -> dict[str, Durations]:

@@ -34,6 +34,7 @@ from shoal.cluster.protocol.messages import (
     CloseStreams,
     Drain,
     ErrorReply,
+    Figures,
     Order,
     ReportStream,
     StreamProgress,
@@ -44,6 +45,7 @@ from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerCli
 from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.server.assignment import ServerControl
 from shoal.cluster.server.code import AllowedCode
+from shoal.cluster.server.counters import figures_of
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import ShoalError
@@ -61,6 +63,7 @@ _COPYING_POLL_SECONDS = 0.005  # the same while an arc is copied: the next copy 
 _PENDING_POLL_SECONDS = 0.002  # while a reply waits for acknowledgements
 _DESCRIPTOR_CHECK_SECONDS = 1.0  # between two checks whether it can still open files
 _LEAVE_SECONDS = 2.0
+_FIGURES_SECONDS = 1.0  # between two readings of the metrics for displays
 
 
 class Server:
@@ -153,6 +156,8 @@ class Server:
         self._reports: list[PendingRequest] = []
         services: list[_core.Service] = []
         self._loops: list[_core.DataLoop] = []
+        self._figures: Figures | None = None  # for heartbeats, which must not wait for an endpoint
+        self._figures_at = -math.inf
         with contextlib.ExitStack() as undo:
             context: zmq.Context[Any] = zmq.Context()
             undo.callback(context.term)
@@ -166,6 +171,7 @@ class Server:
                     keys=keys,
                     progress=self._progress,
                     loads=self._loads,
+                    figures=lambda: self._figures,
                 )
             )
             welcome = self._scheduler.hello(timeout=timeout)
@@ -287,6 +293,9 @@ class Server:
                     refusals.add("descriptors", SPENT, level=logging.ERROR)
                 if self._guard is not None:
                     self._guard.check()
+            if time.monotonic() - self._figures_at > _FIGURES_SECONDS:
+                self._figures_at = time.monotonic()
+                self._figures = figures_of(self.counters())
             if not self._step(control):
                 return
             if control.is_drained:

@@ -21,7 +21,7 @@ import zmq
 
 from shoal.cluster.protocol.address import own_host
 from shoal.cluster.protocol.errors import copy_error
-from shoal.cluster.protocol.messages import Event, GetMap, GetMapReply, HelloReply, MapChanged, ServerGone
+from shoal.cluster.protocol.messages import Event, Figures, GetMap, GetMapReply, HelloReply, MapChanged, ServerGone
 from shoal.cluster.protocol.metrics import WORKER, Values
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
@@ -39,6 +39,7 @@ __all__ = ["ConnectedStore", "ask_map", "bounded"]
 _log = logging.getLogger("shoal.cluster")
 
 _LEAVE_SECONDS = 2.0
+_REPORTED = ("clock", "examples", "loss", "auc", "under_way", "resent")  # by heartbeats, for displays
 _MAP_SECONDS = 2.0  # to wait for a map
 _MAX_SOCKETS = 1 << 14  # three for each endpoint: its connection, and both ends of its monitor
 
@@ -124,6 +125,7 @@ class ConnectedStore(Store):
                 on_event=_weakly(self._on_event),
                 on_fault=_weakly(self._on_fault),
                 clock=_clock_of(weakref.ref(self), turn),
+                figures=_figures_of(weakref.ref(self)),
                 context=context,
                 **secure_scheduler,
             )
@@ -296,6 +298,19 @@ def _clock_of(ref: weakref.ref[ConnectedStore], turn: Callable[[], bool]) -> Cal
         return 0 if store is None or store._channel is None else store._channel.clock
 
     return clock
+
+
+def _figures_of(ref: weakref.ref[ConnectedStore]) -> Callable[[], Figures | None]:
+    def figures() -> Figures | None:
+        store = ref()
+        if store is None or store._channel is None:
+            return None
+        found: Any = _counters(store)
+        numbers = {name: float(found[name]) for name in _REPORTED if name in found}
+        calls = found.get("call_duration_seconds", {})
+        return Figures(numbers, {op: dict(one.counts) for op, one in calls.items() if op in ("pull", "push")})
+
+    return figures
 
 
 def _answer_probes(port: str) -> HealthServer:

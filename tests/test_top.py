@@ -1,0 +1,162 @@
+"""``shoal top`` and the page of the scheduler's metrics port: what a cluster does."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import urllib.request
+
+import numpy as np
+import pytest
+
+import shoal
+from cluster_fakes import TIMEOUT
+from shoal.cli import main
+from shoal.cli.top import describe, sparkline
+from shoal.cluster.protocol import health, metrics
+from shoal.cluster.protocol.messages import Figures
+from shoal.cluster.protocol.status import ArcStatus, JobStatus, ServerStatus, StatusReply, StreamStatus, WorkerStatus
+from shoal.cluster.scheduler.monitor import MemberFigures, Monitor, quantile
+from test_health import get, until
+
+STATUS = StatusReply(
+    "8c1d6f0e21b7a945", 0, 100.0, 2.0, 10.0, 3, 16, 2, "", ("w",), JobStatus(1, "ASP()", 1, ()),
+    (
+        ServerStatus(0, "process 1 on a", "10.0.0.1", (), True, 0.5),
+        ServerStatus(1, "process 2 on b", "10.0.0.2", (), False, 4.0),
+    ),
+    (WorkerStatus(0, "process 3 on a", "10.0.0.1", 1, 70, True, 0.1), WorkerStatus(None, "x", "h", 0, 0, True, 0.1)),
+    (), 1, (),
+    (ArcStatus(0, 8, 0, "tcp://a:1", 3, (1,), 50, 500, 70), ArcStatus(8, 16, 1, "tcp://b:1", 3, (), 1, 10, 0)),
+    (StreamStatus("tcp://b:1", "tcp://a:1", 0, 0, 0, ((8, 16),), 5, 10),),
+)  # fmt: skip
+
+
+def figures(keys, pulls, rows=50.0):
+    numbers = {"keys": keys, "messages": keys / 10, "rows": rows, "row_bytes": 500.0, "rows:w": rows, "bytes:w": 500.0}
+    return Figures(numbers, {"pull": pulls, "staleness": {0: 1, 3: 9}})
+
+
+def observed(*times):
+    monitor = Monitor()
+    for k, now in enumerate(times):
+        server = MemberFigures(b"s", "server", 0, now, figures(1000.0 * k, {1000: 10, 4000: 90 * k}))
+        worker = MemberFigures(
+            b"w", "worker", 0, now, Figures({"clock": k, "examples": 50.0 * k, "loss": 0.5, "auc": 0.75})
+        )
+        monitor.observe(STATUS, [server, worker], now)
+    return monitor
+
+
+def test_rates_and_quantiles_are_those_of_the_last_seconds():
+    view = observed(10.0, 12.0, 14.0).view
+    first, second = view["servers"]
+    assert first["keys_per_second"] == 500
+    assert first["pull"]["p50"] == pytest.approx(4.5e-6, rel=0.2)  # the ten pulls of before count no more
+    assert (first["arcs"], first["slots"], first["copies"], first["rows"]) == (1, 8, 0, 50)
+    assert (second["copies"], second["keys_per_second"], second["pull"]["p99"]) == (1, 0, None)
+    (worker,) = view["workers"]
+    assert (worker["examples_per_second"], worker["loss"], worker["auc"]) == (25, 0.5, 0.75)
+    assert view["tables"] == [{"name": "w", "rows": 50, "memory_bytes": 500}]
+    assert [one["first_slot"] for one in view["hottest"]] == [0]
+    assert view["history"]["seconds"] == [-4, -2, 0]
+    assert view["history"]["loss"] == [0.5, 0.5, 0.5]
+    json.dumps(view, allow_nan=False)
+
+
+def test_the_memory_of_a_monitor_is_bounded_and_forgets_members():
+    monitor = observed(*np.arange(0.0, 3000.0, 1.0))
+    assert len(monitor.view["history"]["seconds"]) <= 450
+    assert max(map(len, monitor._samples.values())) < 20
+    monitor.observe(STATUS, [], 3001.0)
+    assert not monitor._samples
+    assert monitor.view["servers"][0]["keys_per_second"] == 0
+    again = MemberFigures(b"t", "server", 0, 3002.0, figures(1.0, {}))  # its counters begin again
+    monitor.observe(STATUS, [again], 3002.0)
+    assert monitor.view["servers"][0]["keys_per_second"] == 0
+
+
+def test_a_quantile_is_within_its_bucket():
+    rng = np.random.default_rng(5)
+    values = rng.lognormal(12, 1, 5000)
+    counts = {}
+    for value in values:
+        shift = int(math.log2(value)) - 2
+        least = int(value) >> shift << shift
+        counts[least] = counts.get(least, 0) + 1
+    for share in (0.01, 0.5, 0.9, 0.99):
+        assert quantile(counts, share) == pytest.approx(np.quantile(values, share), rel=0.3)
+    assert quantile({}, 0.5) is None
+
+
+def test_the_text_names_what_a_person_looks_for():
+    text = describe(observed(10.0, 12.0).view)
+    for part in ("2 of 2 servers", "cut off", "HOTTEST SLOTS", "slots 8-15 are copied from tcp://b:1", "loss 0.5000"):
+        assert part in text
+    assert sparkline([None, None]) == ""
+    assert sparkline([2.0, 2.0]) == "▁▁"
+
+
+def test_the_page_is_complete_in_itself_and_its_numbers_are_json():
+    with health.HealthServer("tcp://127.0.0.1:*") as server:
+        assert get(f"{server.address}/")[0] == 404
+        view = observed(1.0, 2.0).view | {"lost": "<script>"}
+        view["total"]["loss"] = math.nan
+        server.watch(list, "scheduler", metrics.SCHEDULER, dict, view=lambda: view)
+        status, page = get(f"{server.address}/")
+        assert status == 200
+        assert not re.search(r'(src|href)=|url\(|@import|https?://(?!www\.w3\.org/2000/svg")', page)
+        assert "innerHTML" not in page
+        with urllib.request.urlopen(f"{server.address}/top.json", timeout=TIMEOUT) as reply:
+            assert reply.headers["Content-Type"] == "application/json"
+            assert json.load(reply)["total"]["loss"] is None
+        with urllib.request.urlopen(f"{server.address}/", timeout=TIMEOUT) as reply:
+            assert reply.headers["Content-Type"] == "text/html; charset=utf-8"
+            assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
+
+
+def chromium(url, *options):
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", *options, url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed (Debian: apt install chromium)")
+def test_a_browser_displays_the_view():
+    with health.HealthServer("tcp://127.0.0.1:*") as server:
+        server.watch(list, "scheduler", metrics.SCHEDULER, dict, view=lambda: observed(10.0, 12.0).view)
+        shown = chromium(f"{server.address}/", "--dump-dom").stdout
+    for part in ("cluster 8c1d6f0e21b7a945", "process 1 on a", "Hottest slots", "disconnected", "<path"):
+        assert part in shown
+
+
+@pytest.mark.slow
+def test_a_cluster_that_trains_is_displayed(capsys):
+    from test_cluster_signals import processes
+
+    with processes("--metrics-port", "*", "--heartbeat", "0.3", servers=1) as cluster:
+        cluster.server()
+        cluster.wait_for(cluster.scheduler, "(probes are answered at)")
+        url = cluster.scheduler.find(r"probes are answered at (\S+)")
+        with shoal.connect(cluster.address, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
+            table = store.table("w", dim=2, optimizer=shoal.SGD(lr=0.1))
+            keys = np.arange(100, dtype=np.uint64)
+
+            def is_shown():
+                table.push(keys, np.ones((100, 2), np.float32)).wait()
+                table.pull(keys)
+                store.tick()
+                store.activity.learned(100, lambda: (0.25, 0.75))
+                view = json.loads(get(f"{url}/top.json")[1])
+                return view if view["total"]["keys_per_second"] and view["total"]["loss"] else None
+
+            view = until(is_shown)
+            assert view["total"]["rows"] == 100
+            assert view["tables"][0]["name"] == "w"
+            assert view["servers"][0]["pull"]["p50"] > 0
+            assert view["workers"][0]["examples"] >= 100
+            assert main(["top", cluster.address, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["cluster"] == view["cluster"]
+            assert main(["top", cluster.address]) == 0  # no terminal: once
+            assert "loss 0.2500, AUC 0.7500" in capsys.readouterr().out
