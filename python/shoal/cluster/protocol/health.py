@@ -238,7 +238,7 @@ def _cumulative(counts: Mapping[int, int], bounds: Bounds) -> list[tuple[str, fl
     Examples
     --------
     >>> _cumulative({0: 5, 2: 1, 16: 3}, COUNTS)[:4]
-    [('0', 5), ('1', 5), ('3', 6), ('7', 6)]
+    [('0', 5.0), ('1', 5.0), ('3', 6.0), ('7', 6.0)]
     """
     found, total, rest = [], 0, sorted(counts.items(), reverse=True)
     for end, text in bounds:
