@@ -46,6 +46,10 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     names: dict[int, str]
 
 
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_file = msgspec.json.Decoder(_File)
+
+
 class FeatureNames(Mapping[int, str]):
     """Names of features by their keys, in the order in which they were added.
 
@@ -252,7 +256,7 @@ class FeatureNames(Mapping[int, str]):
             It is none.
         """
         try:
-            read = msgspec.json.decode(body, type=_File)
+            read = _file.decode(body)
         except msgspec.MsgspecError as error:
             raise CorruptionError(f"{os.fspath(address)} cannot be read: {error}") from None
         if (read.format_name, read.version) != (FORMAT, VERSION):

@@ -111,6 +111,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     extras: list[Extra] = []
 
 
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_manifest = msgspec.json.Decoder(Manifest)
+
+
 def is_export(where: StoragePath) -> bool:
     """Return whether a directory has the manifest of an export."""
     try:
@@ -206,7 +210,7 @@ def read(storage_dir: StorageDir, *, what: str | None = None) -> tuple[Manifest,
             )
         if head.get("version") != VERSION:
             raise CorruptionError(f"{path} is of version {head.get('version')}: read it with a newer shoal")
-        manifest = msgspec.json.decode(body, type=Manifest, strict=True)
+        manifest = _manifest.decode(body)
         _check(manifest)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None

@@ -42,6 +42,8 @@ from shoal.store.base import Store
 __all__ = ["FitCheckpointer", "Resume", "begin_or_resume"]
 
 _ENDED = 1  # flag of a worker that has no batch left
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_worker_state = msgspec.msgpack.Decoder(WorkerState)
 
 
 class Checkpointed(Protocol):
@@ -159,7 +161,7 @@ class FitCheckpointer:
         if all(flag == _ENDED for flag in found.flags):
             return True
         if coordinator.rank == 0 and not found.is_past:
-            states = [msgspec.msgpack.decode(one, type=WorkerState) for one in found.messages if one is not None]
+            states = [_worker_state.decode(one) for one in found.messages if one is not None]
             record = self._model.record
             mine_only = record.examples
             record.examples = fit_state.known + sum(

@@ -50,6 +50,12 @@ class _Part(msgspec.Struct, frozen=True):
     margins: list[bytes]
 
 
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_pass = msgspec.msgpack.Decoder(_WorkerPass)
+_part = msgspec.msgpack.Decoder(_Part)
+_evaluations = msgspec.msgpack.Decoder(list[Evaluation])
+
+
 class MergedPass(NamedTuple):
     """``any_valid``: whether any worker has validation data."""
 
@@ -69,7 +75,7 @@ def merge_pass(coordinator: PassCoordinator, trainers: Sequence[ModelTrainer], *
         trainers[0].repeated,
     )
     messages = coordinator.exchange(msgspec.msgpack.encode(mine)).messages
-    passes = [msgspec.msgpack.decode(one, type=_WorkerPass) for one in messages if one is not None]
+    passes = [_pass.decode(one) for one in messages if one is not None]
     for number, trainer in enumerate(trainers):
         seen = Accumulator()
         for one in passes:
@@ -105,7 +111,7 @@ def measure_together(
     answer, failed = b"", None
     if coordinator.rank == 0 and not coordinator.is_past:
         try:
-            whole = _joined([msgspec.msgpack.decode(one, type=_Part) for one in messages if one is not None])
+            whole = _joined([_part.decode(one) for one in messages if one is not None])
             answer = msgspec.msgpack.encode(evaluate(models, whole, batches))
         except ValueError as error:
             failed, answer = error, str(error).encode()
@@ -116,7 +122,7 @@ def measure_together(
         raise ShoalError("worker 0, which measures the validation data of all workers, was lost")
     if flags[0] == _FAILED:
         raise ShoalError(f"worker 0 could not measure the validation data: {answers[0].decode()}")
-    return msgspec.msgpack.decode(answers[0], type=list[Evaluation])
+    return _evaluations.decode(answers[0])
 
 
 def _predicted(models: Sequence[Learner], data: Iterable[Batch] | None, batches: Iterable[Batch]) -> bytes:

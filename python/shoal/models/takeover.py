@@ -55,6 +55,10 @@ class _Published(msgspec.Struct, frozen=True):
     columns: int | None
 
 
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_published = msgspec.msgpack.Decoder(_Published)
+
+
 class Publisher:
     """Publishes the state of a fit, if workers of the job are replaced.
 
@@ -103,7 +107,7 @@ def taken_over(model: _Recorded, coordinator: PassCoordinator) -> tuple[bool, Fi
     content = coordinator.published()
     if content is None:
         return False, None
-    state = msgspec.msgpack.decode(content, type=_Published)
+    state = _published.decode(content)
     if state.position.fit < coordinator.fit:
         return False, None
     record = model.record

@@ -317,7 +317,7 @@ def settings_of(body: bytes, before: Settings) -> Settings:
     ValueError
         The body is no JSON of settings.
     """
-    given = msgspec.json.decode(body, type=_Given)
+    given = _given.decode(body)
     latest = before.latest if given.latest is None else given.latest
     versions = None if given.latest is not None else before.versions
     if given.versions is not None:
@@ -337,3 +337,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
     versions: list[int] | Literal["all"] | None = None
     labels: dict[str, int] | None = None
     split: dict[str, float] | None = None
+
+
+# Made here: msgspec crashes where several threads are the first to decode a type.
+_given = msgspec.json.Decoder(_Given)
