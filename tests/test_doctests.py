@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import pkgutil
+import warnings
 
 import numpy as np
 import pytest
@@ -19,7 +20,10 @@ def test_the_examples_of_a_module_run(name, tmp_path, monkeypatch):
     if name.startswith("shoal.ray"):
         pytest.importorskip("ray", reason="ray is an extra")
     monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(name)
+    with warnings.catch_warnings():
+        if name.startswith("shoal.ray"):
+            warnings.simplefilter("ignore")  # of pydantic, about Ray
+        module = importlib.import_module(name)
     output: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     for test in doctest.DocTestFinder().find(module, extraglobs={"np": np, "shoal": shoal}):
