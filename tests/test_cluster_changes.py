@@ -39,8 +39,8 @@ pytestmark = [
 KEYS = 3000
 
 
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + TIMEOUT
+def until(what: Callable[[], Any], seconds: float = TIMEOUT) -> Any:
+    deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
@@ -181,8 +181,8 @@ class Run:
         return next(child for child in self.cluster.servers if self.processes().get(child.process.pid) == rank)
 
     def wait_for_slots(self, child: ChildProcess) -> None:
-        """Wait until a server that has joined serves slots."""
-        until(lambda: self.processes().get(child.process.pid) in self.serving())
+        """Wait until a server that has joined serves slots, which move between saves only."""
+        until(lambda: self.processes().get(child.process.pid) in self.serving(), seconds=3 * TIMEOUT)
 
     def wait_for_end(self, child: ChildProcess) -> None:
         """Wait until a server is no member any more."""
@@ -346,6 +346,7 @@ def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[]
                 check(stands)
             if not disturbing.is_alive():
                 disturbing.join()
+                assert results, "the disturbance failed, as its thread reports"
                 (is_over,) = results
     save()
     check(steps)

@@ -71,7 +71,8 @@ def run(arguments: argparse.Namespace) -> Answer:
 def describe(view: dict[str, Any]) -> str:
     """Return the view as text."""
     total, job = view["total"], view["job"]
-    workers = f"{len(view['workers'])} workers" + (f", {job['consistency']}" if job else "")
+    count = len(view["workers"])
+    workers = f"{count} worker{'' if count == 1 else 's'}" + (f", {job['consistency']}" if job else "")
     pull, push = (f"{_time(total[f'{op}_p50'])} / {_time(total[f'{op}_p99'])}" for op in ("pull", "push"))
     lines = [
         f"cluster {view['cluster']}: epoch {view['epoch']}, {len(view['servers'])} of {view['num_servers']} servers, "
@@ -85,12 +86,12 @@ def describe(view: dict[str, Any]) -> str:
     lines += [f"{name:<16} {curve}" for name, curve in curves.items() if curve]
     lines += _table(
         [
-            "SERVER", "HEARD", "SLOTS", "ARCS", "COPIES", "ROWS", "MEMORY", "KEYS/S", "PULL P50", "P99", "PUSH P99",
+            "SERVER", "LAST SEEN", "SLOTS", "ARCS", "COPIES", "ROWS", "MEMORY", "KEYS/S", "PULL P50", "P99", "PUSH P99",
             "STALE P99", "LAG",
         ],
         [
             [
-                str(one["rank"]), _heard(one), str(one["slots"]), str(one["arcs"]), str(one["copies"]),
+                str(one["rank"]), _last_seen(one), str(one["slots"]), str(one["arcs"]), str(one["copies"]),
                 _short(one["rows"]), _bytes(one["memory_bytes"]), _short(one["keys_per_second"]),
                 _time(one["pull"]["p50"]), _time(one["pull"]["p99"]), _time(one["push"]["p99"]),
                 _short(one["staleness"]["p99"]), _time(one["lag_seconds"]),
@@ -99,10 +100,13 @@ def describe(view: dict[str, Any]) -> str:
         ],
     )  # fmt: skip
     lines += _table(
-        ["WORKER", "HEARD", "CLOCK", "CLOCKS/S", "EXAMPLES", "EXAMPLES/S", "LOSS", "AUC", "CALLS", "PULL P50", "P99"],
+        [
+            "WORKER", "LAST SEEN", "CLOCK", "CLOCKS/S", "EXAMPLES", "EXAMPLES/S", "LOSS", "AUC", "CALLS", "PULL P50",
+            "P99",
+        ],
         [
             [
-                str(one["rank"]), _heard(one), str(one["clock"]), _short(one["clocks_per_second"]),
+                str(one["rank"]), _last_seen(one), str(one["clock"]), _short(one["clocks_per_second"]),
                 _short(one["examples"]), _short(one["examples_per_second"]), _loss(one["loss"]), _loss(one["auc"]),
                 str(one["under_way"]), _time(one["pull"]["p50"]), _time(one["pull"]["p99"]),
             ]
@@ -154,7 +158,7 @@ def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
     return ["", *lines]
 
 
-def _heard(one: dict[str, Any]) -> str:
+def _last_seen(one: dict[str, Any]) -> str:
     return f"{one['heard_seconds']:.1f} s" if one["is_connected"] else "cut off"
 
 
