@@ -175,7 +175,7 @@ def _optimizer(text: str) -> Optimizer:
     rules = {
         name.lower(): rule
         for name, rule in vars(optim).items()
-        if isinstance(rule, type) and issubclass(rule, optim.Optimizer) and rule is not optim.Optimizer
+        if isinstance(rule, type) and issubclass(rule, optim.Optimizer) and rule not in (optim.Optimizer, optim.Add)
     }
     rule = rules.get(text.lower().replace("-", "").replace("_", ""))
     if rule is None:
