@@ -15,8 +15,6 @@ namespace shoal {
 
 using hash_order::Position;
 
-constexpr std::size_t kInverseAhead = 24;  // inverse_ is written in random order: prefetch its lines
-
 KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, ThreadPool& pool,
                    KeyBatchScratch& scratch, std::optional<std::uint64_t> last)
     : KeyBatch(keys, last, false, slots, pool, scratch) {}
@@ -49,7 +47,6 @@ KeyBatch::KeyBatch(std::span<const std::uint64_t> given, std::optional<std::uint
   group_offsets_[0] = 0;
   size_ = hash_order::sort(source, slots, pool, scratch, hashes_, offsets_, order_, [this] {
     return [this](std::size_t j, std::size_t u, bool /*fresh*/) {
-      __builtin_prefetch(inverse_ + order_[std::min(j + kInverseAhead, input_size_ - 1)], 1);
       group_offsets_[u + 1] = static_cast<Position>(j + 1);
       inverse_[order_[j]] = static_cast<Position>(u);
     };
