@@ -140,6 +140,7 @@ PLANS = {
 
 
 def programs(name: str, log: Path, folder: Path) -> Callable[[shoal.Store], Found]:
+    folder.mkdir()  # a worker that dies here is a thread: a fit that fails removes an empty directory that it has made
     how = PLANS[name] | ({"directory": folder} if name in ("checkpoints", "early stopping") else {})
     return lambda store: learn(store, log, **how)
 
