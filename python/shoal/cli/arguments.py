@@ -168,6 +168,18 @@ def cached(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def scheduler_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that asks a scheduler."""
+    parser.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds to wait for the scheduler (default: %(default)s)",
+    )
+
+
 def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
     """Add the options of every command."""
     if threads:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import FAILED, Answer
-from shoal.cli.arguments import command, machine, seconds
+from shoal.cli.arguments import command, machine, scheduler_options
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.status import EndpointStatus, StatusReply
@@ -49,14 +49,7 @@ def add(commands: Any) -> None:
         help="what rebalance evens out: slots, rows, bytes of rows, or load, the rows that were read or changed in the "
         "last 20 heartbeats (default: slots)",
     )
-    parser.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=10.0,
-        metavar="S",
-        help="seconds to wait for the scheduler (default: %(default)s)",
-    )
+    scheduler_options(parser)
     machine(parser, threads=False)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.cli.answers import FAILED, Answer, log_line
-from shoal.cli.arguments import command, machine, seconds
+from shoal.cli.arguments import command, machine, scheduler_options, seconds
 
 EXAMPLES = """\
 examples:
@@ -39,14 +39,7 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds between two refreshes (default: %(default)s)",
     )
-    parser.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=10.0,
-        metavar="S",
-        help="seconds to wait for the scheduler (default: %(default)s)",
-    )
+    scheduler_options(parser)
     machine(parser, threads=False)
 
 
