@@ -47,6 +47,7 @@ PYTHON = {
     "checkpoint": "_core errors optim base table storage",
     "export": "_core errors optim base table storage",
     "store": "_core errors consistency optim lifecycle base table storage checkpoint export",
+    "sketches": "_core base table store",
     "data": "_core _reader errors base storage",
     "metrics": "_core errors base",
     "models": "_core errors consistency optim lifecycle base table storage checkpoint store data metrics",
@@ -78,7 +79,7 @@ PYTHON = {
     "ray tools.reports tools.sizing tools.doctor tools.convert tools.demo tools.compact tracking",
     "__main__": "cli",
     "__init__": "errors consistency schedules optim user_optimizer user_functions lifecycle table export store data "
-    "metrics models torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports "
+    "metrics models sketches torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports "
     "tools.sizing tools.convert tools.load tools.compact tracking",
 }
 

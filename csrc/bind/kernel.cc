@@ -7,6 +7,7 @@
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "kernel/count_min.h"
 #include "kernel/fm.h"
 #include "kernel/interactions.h"
 #include "kernel/logistic.h"
@@ -204,6 +205,27 @@ Array<float> pool_values_gradient(const Array<std::int64_t>& indptr, const KeyBa
   return result;
 }
 
+void count_min_add(const Array<std::uint64_t>& keys, const std::optional<Array<std::int64_t>>& counts,
+                   std::uint64_t seed, std::size_t depth, std::size_t width, Array<std::int64_t>& counters,
+                   PoolWithScratch& pool) {
+  SHOAL_CHECK(!counts || counts->size() == keys.size(), "counts must have one number for each key");
+  const auto from = in(keys);
+  const auto amounts = counts ? in(*counts) : std::span<const std::int64_t>{};
+  const auto to = out(counters);
+  const py::gil_scoped_release nogil;
+  shoal::count_min_add({seed, depth, width}, from, amounts, to, pool.threads);
+}
+
+Array<std::int64_t> count_min_positions(const Array<std::uint64_t>& keys, std::uint64_t seed,
+                                        std::size_t depth, std::size_t width, PoolWithScratch& pool) {
+  Array<std::int64_t> result = fresh<std::int64_t>(depth, static_cast<std::size_t>(keys.size()));
+  const auto from = in(keys);
+  const auto to = out(result);
+  const py::gil_scoped_release nogil;
+  shoal::count_min_positions({seed, depth, width}, from, to, pool.threads);
+  return result;
+}
+
 }  // namespace
 
 void add_kernel(py::module_& module) {
@@ -231,6 +253,11 @@ void add_kernel(py::module_& module) {
              py::arg("winners").noconvert(), py::arg("out").noconvert(), py::arg("pool"));
   module.def("pool_values_gradient", &pool_values_gradient, py::arg("indptr").noconvert(), py::arg("batch"),
              py::arg("rows").noconvert(), py::arg("grads").noconvert(), py::arg("pool"));
+  module.def("count_min_add", &count_min_add, py::arg("keys").noconvert(), py::arg("counts").noconvert(),
+             py::arg("seed"), py::arg("depth"), py::arg("width"), py::arg("counters").noconvert(),
+             py::arg("pool"));
+  module.def("count_min_positions", &count_min_positions, py::arg("keys").noconvert(), py::arg("seed"),
+             py::arg("depth"), py::arg("width"), py::arg("pool"));
   module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(),
              py::arg("pool"));
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shoal import ray as ray
     from shoal import schedules as schedules
     from shoal import serve as serve
+    from shoal import sketches as sketches
     from shoal import sklearn as sklearn
     from shoal import torch as torch
     from shoal.cluster.launch.local_cluster import launch
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
         Uniform,
         Zeros,
     )
+    from shoal.sketches import CountMin
     from shoal.store.base import Store
     from shoal.store.local import LocalStore, local
     from shoal.table.arrays import mix, unmix
@@ -123,6 +125,7 @@ __all__ = [
     "ClusterChangedError",
     "Constant",
     "CorruptionError",
+    "CountMin",
     "DeadlineExceededError",
     "DecayedScore",
     "DenseTable",
@@ -212,6 +215,7 @@ _NAMES_OF = {
     "shoal.models": "DBPG FactorizationMachine LogisticRegression LogisticRegressionGrid",
     "shoal.optim": "FTRL SGD Adagrad Adam AdamW Add Constant GroupFTRL Momentum Normal Proximal RowWiseAdagrad Uniform "
     "Zeros",
+    "shoal.sketches": "CountMin",
     "shoal.store.base": "Store",
     "shoal.store.local": "LocalStore local",
     "shoal.table.arrays": "mix unmix",
@@ -243,6 +247,7 @@ _MODULES = {
     "ray": "shoal.ray",
     "schedules": "shoal.schedules",
     "serve": "shoal.serve",
+    "sketches": "shoal.sketches",
     "sklearn": "shoal.sklearn",
     "torch": "shoal.torch",
 }

@@ -439,6 +439,22 @@ def pool_values_gradient(
     grads: npt.NDArray[np.float32],
     pool: ThreadPool,
 ) -> npt.NDArray[np.float32]: ...
+def count_min_add(
+    keys: npt.NDArray[np.uint64],
+    counts: npt.NDArray[np.int64] | None,
+    seed: int,
+    depth: int,
+    width: int,
+    counters: npt.NDArray[np.int64],
+    pool: ThreadPool,
+) -> None: ...
+def count_min_positions(
+    keys: npt.NDArray[np.uint64],
+    seed: int,
+    depth: int,
+    width: int,
+    pool: ThreadPool,
+) -> npt.NDArray[np.int64]: ...
 
 class Op(enum.IntEnum):
     PULL = 1
