@@ -10,7 +10,7 @@ import pytest
 import shoal
 from service_peer import SGD, Reply, Worker, deliver, part_named, released
 from shoal import _core
-from shoal._core import Op, Status
+from shoal._core import Op, Status, WireDtype
 
 SLOTS = 16
 WIDTH = 1 << 60  # hashes of a slot
@@ -638,6 +638,32 @@ def test_a_bad_request_is_told_what_is_wrong_and_changes_nothing(message: list[A
     assert len(service.shard(0)) == 0
     assert one(deliver(service, Worker().push([5], [1], sequence=1))).status == Status.OK
     assert weights(service, [5]) == [-1]
+
+
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
+@pytest.mark.parametrize("dtype", [WireDtype.FLOAT16, WireDtype.BFLOAT16])
+def test_rows_of_integers_in_16_bits_are_refused_and_change_nothing(dtype: WireDtype, mode: str) -> None:
+    service = _core.Service(SLOTS, [(0, SLOTS)])
+    add = {"optimizer": "Add", "params": {}, "init": "Zeros", "init_parameter": 0.0, "init_seed": 0, "seed": 0}
+    service.add_table(0, dim=1, dtype="int64", **add)
+    service.add_table(1, dim=2, **SGD)
+    service.start_job(1, mode, 0, False)
+    service.admit(0, 1, 0)
+    hashes, halves, a = np.array([5], np.uint64), np.ones((1, 2), np.uint16), Worker()
+
+    def push(op: Op, table: int) -> Reply:
+        frames = a._message(op, [hashes, halves], dtype=dtype, dim=2, count=1, table=table, sequence=1)
+        return one(deliver(service, frames))
+
+    def pull(table: int) -> Reply:
+        return one(deliver(service, a._message(Op.PULL, [hashes], dtype=dtype, count=1, table=table, sequence=1 << 63)))
+
+    name = dtype.name.lower()
+    for reply in (push(Op.PUSH, 0), push(Op.ASSIGN, 0), pull(0)):
+        assert reply.status == Status.BAD_REQUEST
+        assert f"table 0 has int64, got {name} as the type of its rows: an integer is" in reply.text
+    assert len(service.shard(0)) == 0
+    assert pull(1).status == push(Op.PUSH, 1).status == Status.OK
 
 
 def test_a_table_that_is_not_there_is_told_also_to_those_who_wait() -> None:

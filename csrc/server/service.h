@@ -361,6 +361,8 @@ class Service {
   void load_filter(const Call& call);
   void load_end(const Call& call, std::span<const std::uint64_t> step);
   bool check_dim(const Call& call, const Table& table);
+  // Integers are carried as the bits of float32: 16 bits would change them.
+  bool check_dtype(const Call& call, const Table& table);
   // Why a BSP step of the table was not made in an arc of the slices; "" if none failed.
   std::string_view full(const Call& call) const noexcept;
   static wire::Status status_of_full(std::string_view why) noexcept {

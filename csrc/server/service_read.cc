@@ -60,6 +60,9 @@ void Service::read(const Call& call, Table& table) {
   if (const std::string_view why = full(call); header.op == Op::kPull && !why.empty()) {
     return send_text(call, status_of_full(why), why);
   }
+  if (header.op == Op::kPull && !check_dtype(call, table)) {
+    return;
+  }
   const std::size_t bytes = reply_bytes(call, table);
   if (bytes > limits_.reply_bytes) {
     return send_text(call, Status::kBadRequest,

@@ -53,11 +53,23 @@ Service::View& Service::view(Table& table, std::uint32_t rank) {
 bool Service::check_dim(const Call& call, const Table& table) {
   const std::size_t dim = table.rows.dim();
   if (call.header.dim == dim && call.floats.size() == call.hashes.size() * dim) {
-    return true;
+    return check_dtype(call, table);
   }
   send_text(call, Status::kBadRequest,
             "table " + std::to_string(call.header.table) + " has dim " + std::to_string(dim) + ", got " +
                 std::string(wire::name(call.header.dtype)) + " rows of " + std::to_string(call.header.dim));
+  return false;
+}
+
+bool Service::check_dtype(const Call& call, const Table& table) {
+  if (call.header.dtype == wire::Dtype::kFloat32 || table.spec.optimizer.elements() == Elements::kFloat32) {
+    return true;
+  }
+  send_text(
+      call, Status::kBadRequest,
+      "table " + std::to_string(call.header.table) + " has int64, got " +
+          std::string(wire::name(call.header.dtype)) +
+          " as the type of its rows: an integer is the bits of two float32, so send and request float32");
   return false;
 }
 
