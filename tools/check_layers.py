@@ -78,8 +78,8 @@ PYTHON = {
     "torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
     "ray tools.reports tools.sizing tools.doctor tools.convert tools.demo tools.compact tracking",
     "__main__": "cli",
-    "__init__": "errors consistency schedules optim user_optimizer user_functions lifecycle table export store data "
-    "metrics models sketches torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports "
+    "__init__": "errors consistency schedules optim user_optimizer user_functions lifecycle base table export store "
+    "data metrics models sketches torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports "
     "tools.sizing tools.convert tools.load tools.compact tracking",
 }
 

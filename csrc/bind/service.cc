@@ -557,6 +557,11 @@ void add_service(py::module_& module) {
       .def_property_readonly("slots", &CheckpointSession::slots)
       .def_property_readonly("summaries", &summaries)
       .def_property_readonly("ended", &CheckpointSession::ended)
+      .def_property_readonly("call",  // (worker, incarnation, sequence)
+                             [](const CheckpointSession& save) {
+                               const auto& name = save.name();
+                               return py::make_tuple(name.rank, name.incarnation, name.sequence);
+                             })
       .def("wait_request", &wait_request, py::arg("times") = 0, py::arg("seconds") = 0.0)
       .def("set_status", &CheckpointSession::set_status, py::arg("text"), Nogil())
       .def(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shoal import sketches as sketches
     from shoal import sklearn as sklearn
     from shoal import torch as torch
+    from shoal.base.logs import configure_logging
     from shoal.cluster.launch.local_cluster import launch
     from shoal.cluster.worker.connect import connect
     from shoal.cluster.worker.filters import Filters
@@ -176,6 +177,7 @@ __all__ = [
     "Zeros",
     "by_source",
     "compact",
+    "configure_logging",
     "connect",
     "estimate",
     "hash_strings",
@@ -200,6 +202,7 @@ __all__ = [
 
 # Where each name is. Its module is imported when the name is first used: `import shoal` loads none of them.
 _NAMES_OF = {
+    "shoal.base.logs": "configure_logging",
     "shoal.cluster.launch.local_cluster": "launch",
     "shoal.cluster.worker.connect": "connect",
     "shoal.cluster.worker.filters": "Filters",

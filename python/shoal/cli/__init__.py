@@ -27,9 +27,11 @@ from __future__ import annotations
 import argparse
 import errno
 import gc
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from shoal.base.interrupts import status_of, terminable
 from shoal.cli import (
@@ -53,7 +55,7 @@ from shoal.cli import (
     train,
 )
 from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, one_line, warn
-from shoal.cli.arguments import command
+from shoal.cli.arguments import command, log_events
 from shoal.cli.version import Version
 
 __all__ = ["main", "parser"]
@@ -80,8 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     arguments = parser().parse_args(argv)
+    with ExitStack() as logging_ended:
+        return _run(arguments, logging_ended)
+
+
+def _run(arguments: argparse.Namespace, logging_ended: ExitStack) -> int:
+    """Run a command; return the exit status."""
     options = vars(arguments).keys()
     try:
+        logging_ended.enter_context(log_events(arguments))
         with terminable():
             answer: Answer = arguments.run(arguments)
             emit(answer, arguments)
@@ -100,14 +109,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         NotADirectoryError,
         PermissionError,
     ) as error:
-        warn(one_line(error, options))  # an ImportError: the message names the extra to install
+        warn(one_line(error, options), logging.ERROR)  # an ImportError: the message names the extra to install
         return WRONG_INPUT
     except Exception as error:
         from shoal.errors import ShoalError
 
         if not isinstance(error, ShoalError | OSError | MemoryError):
             raise
-        warn(one_line(error, options))
+        warn(one_line(error, options), logging.ERROR)
         return WRONG_INPUT if getattr(error, "errno", None) in _NO_SUCH_PLACE else FAILED
     return answer.status
 

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import re
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from shoal.base import logs
+
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
+
+_log = logging.getLogger("shoal.cli")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,15 @@ def emit(answer: Answer, arguments: argparse.Namespace) -> None:
 
 
 def log_line(line: str) -> None:
-    """Print a line during the work. Thread-safe."""
+    """Print a line during the work, or log it if the log is JSON. Thread-safe."""
+    if logs.is_json():
+        _log.info("%s", line)
+    else:
+        _write(line, sys.stdout)
+
+
+def print_output(line: str) -> None:
+    """Print a line of the output of a worker. Thread-safe."""
     _write(line, sys.stdout)
 
 
@@ -50,9 +63,12 @@ def no_op(line: str) -> None:
     """Ignore a line."""
 
 
-def warn(what: str) -> None:
-    """Print a warning or an error. Thread-safe."""
-    _write(f"shoal: {what}", sys.stderr)
+def warn(what: str, level: int = logging.WARNING) -> None:
+    """Print a warning or an error, or log it if the log is JSON. Thread-safe."""
+    if logs.is_json():
+        _log.log(level, "%s", what)
+    else:
+        _write(f"shoal: {what}", sys.stderr)
 
 
 def one_line(error: BaseException, options: Collection[str] = ()) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import logging
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from shoal.base import logs
 from shoal.base.defaults import BATCH_SIZE
 from shoal.cli.answers import Answer, warn
 
@@ -178,6 +182,27 @@ def scheduler_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds to wait for the scheduler (default: %(default)s)",
     )
+
+
+def log_options(parser: argparse.ArgumentParser, role: str) -> None:
+    """Add the option of the log of a role of a cluster; `log_events` applies it."""
+    parser.add_argument(
+        "--log-format",
+        choices=logs.FORMATS,
+        help="format of log events on standard error, one a line; with json all messages are events (default: "
+        "SHOAL_LOG_FORMAT, or text)",
+    )
+    parser.set_defaults(log_role=role)
+
+
+def log_events(arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    """Log to standard error, as the arguments of a role ask for, for the length of a ``with`` block."""
+    if "log_role" not in arguments:
+        return nullcontext()
+    form = arguments.log_format or logs.find_log_format(os.environ) or "text"
+    # Of a command that prints its results, only warnings are of interest to people.
+    level = logging.INFO if form == "json" or arguments.log_role != "worker" else logging.WARNING
+    return logs.logging_to_stderr(form, level=logging.ERROR if arguments.quiet else level, role=arguments.log_role)
 
 
 def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:

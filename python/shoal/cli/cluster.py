@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import signal
 import threading
@@ -20,8 +19,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, warn
-from shoal.cli.arguments import command, seconds, size
+from shoal.base.logs import identify, log_format_of_children
+from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, print_output, warn
+from shoal.cli.arguments import command, log_options, seconds, size
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
@@ -107,6 +107,7 @@ def add(commands: Any) -> None:
     _replica_arguments(scheduler)
     _health_arguments(scheduler)
     _common(scheduler)
+    log_options(scheduler, "scheduler")
 
     server = command(commands, "server", "Run a server of a cluster.", SERVER_EXAMPLES, run_server)
     server.add_argument("--connect", metavar="ADDRESS", help="tcp://HOST:PORT of the scheduler")
@@ -163,6 +164,7 @@ def add(commands: Any) -> None:
     _server_files_arguments(server)
     _health_arguments(server)
     _common(server)
+    log_options(server, "server")
 
     launch = command(commands, "launch", "Run a program on a new cluster.", LAUNCH_EXAMPLES, run_launch)
     launch.add_argument(
@@ -225,6 +227,7 @@ def add(commands: Any) -> None:
     _replica_arguments(launch)
     _server_files_arguments(launch)
     _keys_arguments(launch)
+    log_options(launch, "launch")
     launch.add_argument("program", metavar="PROGRAM", help="Python file or executable")
     launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program")
     launch.set_defaults(json=False, quiet=False)
@@ -335,7 +338,6 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
     bind = arguments.bind or (f"tcp://*:{PORT}" if job.scheduler else None)
     if bind is None:
         raise ValueError(f"the scheduler requires an address: pass --bind tcp://HOST:{PORT}")
-    _log_to_stderr(arguments)
     with (
         _health(arguments) as health,
         Scheduler(
@@ -355,6 +357,7 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
         _on_signals(terminated=scheduler.leave, interrupted=scheduler.stop),
         _ended_with_parent(arguments),
     ):
+        identify(cluster=scheduler.membership.cluster)
         log_line(f"scheduler at {scheduler.address}, for {servers} {'server' if servers == 1 else 'servers'}")
         if health is None:
             scheduler.run()
@@ -373,7 +376,6 @@ def run_server(arguments: argparse.Namespace) -> Answer:
     address = arguments.connect or find_scheduler(os.environ)
     if address is None:
         raise ValueError("a server requires the address of the scheduler: pass --connect tcp://HOST:PORT")
-    _log_to_stderr(arguments)
     with (
         _ended_with_parent(arguments),
         _health(arguments) as health,
@@ -397,6 +399,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
         ) as server,
         _on_signals(terminated=_drain_once(server, arguments.drain_on_sigterm), interrupted=server.stop),
     ):
+        identify(rank=server.rank, cluster=server.cluster)
         for endpoint in server.endpoints:
             slots = ", ".join(f"{first} to {end - 1}" for first, end in server.slots(endpoint)) or "none yet"
             log_line(f"server {server.rank} serves slots {slots} at {endpoint.address}")
@@ -410,6 +413,11 @@ def run_server(arguments: argparse.Namespace) -> Answer:
 
 def run_launch(arguments: argparse.Namespace) -> Answer:
     """Run a program on a new cluster."""
+    with log_format_of_children(arguments.log_format):
+        return _launch(arguments)
+
+
+def _launch(arguments: argparse.Namespace) -> Answer:
     from shoal.cluster.launch.workers import run_member
     from shoal.cluster.protocol.environment import find_group
 
@@ -444,7 +452,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             group,
             arguments.servers,
             program,
-            log_line,
+            print_output,
             address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
             threads=arguments.threads,
             memory=arguments.memory,
@@ -501,7 +509,7 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
                 cluster,
                 program,
                 workers,
-                log_line,
+                print_output,
                 restarts=arguments.worker_restarts,
                 grace=arguments.grace,
                 warn=warn,
@@ -546,7 +554,7 @@ def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
         journal=arguments.journal,
     )
     with connected(config, workers), start(config, workers=workers) as cluster:
-        failed = run_workers(cluster, program, workers, log_line, grace=arguments.grace, warn=warn)
+        failed = run_workers(cluster, program, workers, print_output, grace=arguments.grace, warn=warn)
     if failed is None:
         return Answer("", {})
     warn(f"{failed.name} {failed.text}")
@@ -559,11 +567,6 @@ def _keys(directory: str | None, role: str) -> Keys | None:
 
     directory = directory or find_keys(os.environ)
     return None if directory is None else Keys.load(directory, role)
-
-
-def _log_to_stderr(arguments: argparse.Namespace) -> None:
-    level = logging.ERROR if arguments.quiet else logging.INFO
-    logging.basicConfig(format="shoal: %(message)s", level=level)
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import status_of
+from shoal.base.logs import is_json
 from shoal.cli.answers import DONE, Answer, warn
-from shoal.cli.arguments import command, machine, open_reader
+from shoal.cli.arguments import command, log_options, machine, open_reader
 from shoal.cli.tracking import make_trackers, tracking_options
 from shoal.cli.train import exit_status, open_store, resuming, saving
 from shoal.cli.train_options import (
@@ -120,6 +121,7 @@ def add(kinds: Any) -> None:
     add_progress_option(ctr)
     add_tracking_options(ctr)
     machine(ctr)
+    log_options(ctr, "worker")
     add_cluster_options(ctr)
 
 
@@ -211,7 +213,7 @@ def _trained(
                 train,
                 valid,
                 plan,
-                progress=arguments.progress if arguments.progress is not None else not arguments.quiet,
+                progress=arguments.progress if arguments.progress is not None else not (arguments.quiet or is_json()),
                 checkpointer=checkpointer,
                 resume=resuming(arguments),
                 callbacks=[runs.enter_context(tracker) for tracker in trackers],
@@ -249,7 +251,7 @@ def _trained_grid(arguments: argparse.Namespace, config: Config, train: Reader, 
         raise ValueError("--grid names a setting twice: give all its values at once, as in dim=4,8")
     assert config.output.dir is not None
     target = open_dir(config.output.dir)
-    progress = arguments.progress if arguments.progress is not None else not arguments.quiet
+    progress = arguments.progress if arguments.progress is not None else not (arguments.quiet or is_json())
     interrupted: KeyboardInterrupt | None = None
     with ClickModelGrid(config, values, threads=arguments.threads, slots=arguments.slots) as grid:
         places = [target.child(settings_name(one)) if arguments.save_all else target for one in grid.settings]

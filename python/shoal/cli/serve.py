@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from shoal.cli.answers import Answer, naming, warn
-from shoal.cli.arguments import cached, command, machine, port, seconds, size
+from shoal.cli.arguments import cached, command, log_options, machine, port, seconds, size
 
 EXAMPLES = """\
 examples:
@@ -119,6 +119,7 @@ def add(commands: Any) -> None:
     run.add_argument("--no-verify", action="store_true", help="start without verifying checksums")
     cached(run)
     machine(run)
+    log_options(run, "serve")
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -222,7 +223,6 @@ def serve(arguments: argparse.Namespace) -> Answer:
         connections=arguments.max_connections,
         request_seconds=arguments.request_timeout,
     )
-    logging.basicConfig(format="shoal: %(message)s", level=logging.ERROR if arguments.quiet else logging.INFO)
     models = _models(arguments)
     if arguments.like is not None and not (arguments.path or "").startswith(_TCP):
         raise ValueError("--like describes a table of a running cluster: serve tcp://HOST:PORT/TABLE, or leave it out")
@@ -252,14 +252,15 @@ def serve(arguments: argparse.Namespace) -> Answer:
         def ready(host: str, port: int) -> None:
             if arguments.quiet:
                 return
+            at = f"http://{host}:{port}"
             if isinstance(served, LiveModel):
-                warn(f"{served.now.kind}, rows of {arguments.path}, at http://{host}:{port}")
+                warn(f"{served.now.kind}, rows of {arguments.path}, at {at}", logging.INFO)
             elif isinstance(served, ServedModel):
-                warn(f"version {served.now.version}, {served.now.kind}, at http://{host}:{port}")
+                warn(f"version {served.now.version}, {served.now.kind}, at {at}", logging.INFO)
             else:
                 for name, some in served.items():
                     which = ", ".join(str(model.version) for model in some.models)
-                    warn(f"{name}: version {which}, {some.now.kind}, at http://{host}:{port}/models/{name}")
+                    warn(f"{name}: version {which}, {some.now.kind}, at {at}/models/{name}", logging.INFO)
 
         with naming(f"{arguments.host}:{arguments.port}"):
             run(

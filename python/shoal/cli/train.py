@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import at_boundaries, status_of
+from shoal.base.logs import is_json
 from shoal.base.plural import counted
 from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import (
     columns,
     command,
     format_of,
+    log_options,
     machine,
     open_reader,
     reading,
@@ -164,6 +166,7 @@ def add(commands: Any) -> Any:
     columns(lr)
     reading(lr)
     machine(lr)
+    log_options(lr, "worker")
     add_cluster_options(lr)
     fm = command(kinds, "train fm", "Train a factorization machine.", FM_EXAMPLES, _tidy(train_fm))
     add_fit_options(fm)
@@ -175,6 +178,7 @@ def add(commands: Any) -> Any:
     columns(fm)
     reading(fm)
     machine(fm)
+    log_options(fm, "worker")
     add_cluster_options(fm)
     return kinds
 
@@ -425,7 +429,7 @@ def _data(arguments: argparse.Namespace, targets: Sequence[StoragePath]) -> tupl
         "patience": arguments.patience,
         "min_delta": arguments.min_delta,
         "metric": arguments.metric,
-        "progress": arguments.progress if arguments.progress is not None else not arguments.quiet,
+        "progress": arguments.progress if arguments.progress is not None else not (arguments.quiet or is_json()),
     }
 
 

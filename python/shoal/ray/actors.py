@@ -12,15 +12,15 @@ Threads: methods run in threads of the actor, `run` in one for as long as the ro
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
+from shoal.base.logs import configure_logging, identify
 from shoal.cluster.protocol.address import join_address
 from shoal.errors import DeadlineExceededError
 from shoal.ray.connection import key_directory
@@ -75,14 +75,14 @@ class JoinedRole:
 class _Role:
     """What both actors do. ``name`` is shown in the log and in Ray's dashboard."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, log_format: Literal["text", "json"] | None) -> None:
         self.name = name
         self._ready = threading.Event()
         self._stopped = threading.Event()
         self._joined: JoinedRole | None = None
         self._fault: BaseException | None = None
-        logging.getLogger("shoal").setLevel(logging.INFO)
-        logging.basicConfig(format="shoal: %(message)s")
+        configure_logging(log_format or "text")
+        identify(role=name.partition(" ")[0])
 
     def __repr__(self) -> str:
         return f"shoal {self.name}"
@@ -121,8 +121,8 @@ class _Role:
 class SchedulerActor(_Role):
     """The scheduler of a cluster."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, log_format: Literal["text", "json"] | None) -> None:
+        super().__init__(name, log_format)
         self._scheduler: Scheduler | None = None
 
     def run(self, settings: SchedulerSettings) -> str:
@@ -145,6 +145,7 @@ class SchedulerActor(_Role):
             ) as scheduler:
                 self._scheduler = scheduler
                 self._set_joined(scheduler.address, -1)
+                identify(cluster=scheduler.membership.cluster)
                 scheduler.run(lambda: not self._stopped.is_set())
             return "it was stopped"
 
@@ -158,8 +159,8 @@ class SchedulerActor(_Role):
 class ServerActor(_Role):
     """A server of a cluster."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, log_format: Literal["text", "json"] | None) -> None:
+        super().__init__(name, log_format)
         self._server: Server | None = None
 
     def run(self, settings: ServerSettings, rank: int | None, spare: bool) -> str:
@@ -192,6 +193,7 @@ class ServerActor(_Role):
                     return not self._stopped.is_set()
 
                 self._set_joined(settings.scheduler, server.rank)
+                identify(rank=server.rank, cluster=server.cluster)
                 server.run(going)
             return "it was stopped or drained"
 

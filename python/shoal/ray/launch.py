@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import RayError
 
 from shoal.base.interrupts import Terminated
+from shoal.base.logs import LOG_FORMAT, find_log_format, worker_line
 from shoal.base.plural import counted
 from shoal.cluster.launch.child import ChildProcess, exit_status
 from shoal.cluster.launch.local_cluster import PATIENCE_SECONDS
@@ -55,7 +56,8 @@ class ProgramEnd:
 class ProgramActor:
     """Runs a program as one worker."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, log_format: str | None) -> None:
+        self._log_format = log_format
         self._name = f"worker {rank}"
         self._rank = rank
         self._child: ChildProcess | None = None
@@ -80,6 +82,8 @@ class ProgramActor:
             lines.put(None)
 
         with connection.environment(self._rank, workers) as environment:
+            if self._log_format is not None:
+                environment = {**environment, LOG_FORMAT: self._log_format}
             self._child = child = ChildProcess(self._name, supervised(command), environment, ended, lines.put)
             threading.Thread(target=finish, daemon=True).start()
             going = True
@@ -170,8 +174,9 @@ def run_workers(
         Ctrl-C or SIGTERM: the workers received it too, and have ended. A second one kills them at once.
     """
     options = {"num_cpus": _WORKER["CPU"], "max_concurrency": 2, "scheduling_strategy": "SPREAD"}
+    log_format = find_log_format(os.environ)
     actors = [
-        ray.remote(ProgramActor).options(name=f"{cluster.name}-worker-{rank}", **options).remote(rank)
+        ray.remote(ProgramActor).options(name=f"{cluster.name}-worker-{rank}", **options).remote(rank, log_format)
         for rank in range(workers)
     ]
     try:
@@ -186,11 +191,10 @@ def run_workers(
             )
         ends: queue.SimpleQueue[ProgramEnd] = queue.SimpleQueue()
         for rank, actor in enumerate(actors):
-            prefix = f"[{rank}] " if workers > 1 else ""
             lines = actor.run.options(num_returns="streaming").remote(
                 list(command), cluster.connection, workers, str(Path.cwd())
             )
-            threading.Thread(target=_receive, args=(rank, lines, prefix, emit, ends), daemon=True).start()
+            threading.Thread(target=_receive, args=(rank, lines, workers, emit, ends), daemon=True).start()
         running = _Running(workers, ends)
         try:
             failed = running.wait(cluster)
@@ -210,7 +214,7 @@ def run_workers(
 
 
 def _receive(
-    rank: int, lines: Any, prefix: str, emit: Callable[[str], None], ends: queue.SimpleQueue[ProgramEnd]
+    rank: int, lines: Any, workers: int, emit: Callable[[str], None], ends: queue.SimpleQueue[ProgramEnd]
 ) -> None:
     """Emit the output of a worker, and put its end into the queue."""
     end = None
@@ -221,7 +225,7 @@ def _receive(
                 end = got
                 break
             for line in got:
-                emit(prefix + line)
+                emit(worker_line(line, rank, workers))
     except RayError as error:
         first_line = str(unwrap(error)).strip().partition("\n")[0]
         end = ProgramEnd(f"worker {rank}", _KILLED, f"has died: {first_line}")

@@ -35,6 +35,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from shoal.base.logs import find_log_format
 from shoal.base.plural import counted
 from shoal.cluster.launch.local_cluster import slot_memory
 from shoal.cluster.protocol.address import is_loopback
@@ -276,7 +277,7 @@ class RayCluster:
             "max_concurrency": METHODS,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(self._node, soft=False),
         }
-        actor = ray.remote(SchedulerActor).options(**options).remote("scheduler")
+        actor = ray.remote(SchedulerActor).options(**options).remote("scheduler", find_log_format(os.environ))
         ended = actor.run.remote(self._scheduler_settings)
         return Role("scheduler", actor, ended, -1, actor.joined.remote(self.config.timeout))
 
@@ -291,7 +292,7 @@ class RayCluster:
             if spare
             else PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         }
-        actor = ray.remote(ServerActor).options(**options).remote(f"server {number}")
+        actor = ray.remote(ServerActor).options(**options).remote(f"server {number}", find_log_format(os.environ))
         ended = actor.run.remote(self._server_settings, rank, spare)
         return Role(f"server {number}", actor, ended, bundle, actor.joined.remote(self.config.timeout))
 

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal.base.interrupts import held_back
+from shoal.base.logs import forward
 from shoal.cluster.launch.child import ChildProcess, ProcessFailedError, end_all
 from shoal.cluster.protocol.environment import find_keys
 from shoal.cluster.protocol.messages import GRACE_SECONDS
@@ -170,6 +171,7 @@ class LocalCluster:
 
     def _read_log(self, line: str) -> None:
         """Kill the process of a server that the scheduler has declared dead: it may be stopped."""
+        forward(line)
         lost = _LOST.search(line)
         found = lost or _DECLARED_DEAD.search(line)
         if found is None:
@@ -256,7 +258,7 @@ class LocalCluster:
     def _role(self, name: str, arguments: Sequence[str], emit: Callable[[str], None] | None = None) -> ChildProcess:
         keys = [] if self.curve is None else ["--curve", self.curve]
         command = [sys.executable, "-m", "shoal", *arguments, *keys, "--parent", str(os.getpid())]
-        return ChildProcess(name, command, {}, self._watched, emit, self._changed)
+        return ChildProcess(name, command, {}, self._watched, emit or forward, self._changed)
 
     def _wait_for_lines(
         self, children: Sequence[ChildProcess], pattern: str, deadline: float, timeout: float

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import Terminated, at_boundaries, held_back
+from shoal.base.logs import worker_line
 from shoal.base.plural import counted
 from shoal.cluster.launch.child import ChildProcess, end_all, exit_status
 from shoal.cluster.launch.local_cluster import PATIENCE_SECONDS, LocalCluster, slot_memory
@@ -65,8 +66,13 @@ def _start_worker(
     identity = {"SHOAL_SCHEDULER": address, "SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
     if curve is not None:
         identity["SHOAL_CURVE"] = os.path.abspath(curve)
-    prefix = f"[{rank}] " if workers > 1 else ""
-    return ChildProcess(f"worker {rank}", supervised(command), identity, ended, lambda line: emit(prefix + line))
+    return ChildProcess(
+        f"worker {rank}",
+        supervised(command),
+        identity,
+        ended,
+        lambda line: emit(worker_line(line, rank, workers)),
+    )
 
 
 def run_workers(

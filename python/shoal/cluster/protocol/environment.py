@@ -4,6 +4,7 @@
     SHOAL_NODE                                     the machine that a server runs on
     SHOAL_CURVE                                    the directory of the cluster's keys, of every role
     SHOAL_METRICS_PORT                             where a worker answers probes and reports its metrics
+    SHOAL_LOG_FORMAT                               text or json: the log of every role (shoal.base.logs)
     torchrun      RANK, WORLD_SIZE
     Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
     Slurm         SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST     under srun, not in the batch script itself

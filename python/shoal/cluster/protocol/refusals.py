@@ -12,7 +12,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 __all__ = ["INTERVAL", "Refusals"]
 
@@ -44,7 +45,15 @@ class Refusals:
         self._counts: Counter[str] = Counter()
         self._logged: dict[str, tuple[float, int]] = {}  # by reason: when, and how many there were then
 
-    def add(self, reason: str, text: str, *, level: int = logging.WARNING, trace: bool = False) -> None:
+    def add(
+        self,
+        reason: str,
+        text: str,
+        *,
+        level: int = logging.WARNING,
+        trace: bool = False,
+        ids: Mapping[str, Any] | None = None,
+    ) -> None:
         """Count a refusal, and log ``text`` unless the reason was logged within `INTERVAL`.
 
         Parameters
@@ -57,6 +66,8 @@ class Refusals:
             Of the line.
         trace : bool
             Whether the exception that is being handled belongs to the line.
+        ids : mapping, optional
+            Numbers of the call that the line concerns (:mod:`shoal.base.logs`).
         """
         with self._lock:
             self._counts[reason] += 1
@@ -67,7 +78,7 @@ class Refusals:
             self._logged[reason] = (now, count)
         more = f" (and {count - before - 1} more of this kind since the last such line)" if count - before > 1 else ""
         line = "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_LINE_LENGTH])
-        self._log.log(level, "%s%s", line, more, exc_info=trace)
+        self._log.log(level, "%s%s", line, more, exc_info=trace, extra=ids)
 
     def counts(self) -> dict[str, int]:
         """Return how often each reason occurred."""

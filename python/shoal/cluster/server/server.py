@@ -177,6 +177,7 @@ class Server:
             welcome = self._scheduler.hello(timeout=timeout)
             self._silent_seconds = welcome.dead_after
             self._replicas = welcome.replicas
+            self.cluster = welcome.cluster
             if slot_memory is not None:
                 make_budget(slot_memory * welcome.slots, welcome.slots)
             elif memory is not None:

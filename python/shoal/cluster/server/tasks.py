@@ -84,6 +84,7 @@ class _TaskMailbox:
 
     def __init__(self, session: _core.CheckpointSession) -> None:
         self._session = session
+        self.ids = dict(zip(("worker", "incarnation", "sequence"), session.call, strict=True))  # of its call, in events
         self._received = 0
         self._received_at = time.monotonic()
         self._patience = MIN_PATIENCE_SECONDS
@@ -103,13 +104,21 @@ class _TaskMailbox:
             try:
                 self.task = _task.decode(encoded)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                _log.warning("a save or load is cancelled: the task that its worker sent cannot be read (%s)", error)
+                _log.warning(
+                    "a save or load is cancelled: the task that its worker sent cannot be read (%s)",
+                    error,
+                    extra=self.ids,
+                )
                 self._session.cancel()
                 raise _SessionEndedError from None
             patience = min(self.task.patience, _MAX_PATIENCE_SECONDS)
             self._patience = patience if patience > 0 else MIN_PATIENCE_SECONDS
         elif now - self._received_at > self._patience:
-            _log.warning("a save or load is cancelled: its worker has sent nothing for %.0f s", now - self._received_at)
+            _log.warning(
+                "a save or load is cancelled: its worker has sent nothing for %.0f s",
+                now - self._received_at,
+                extra=self.ids,
+            )
             self._session.cancel()
             raise _SessionEndedError
 
@@ -134,7 +143,7 @@ def _work(session: _core.CheckpointSession, mailbox: _TaskMailbox, roots: Storag
                 return
             kind = error_kind(error)
             if not kind:
-                _log.exception("a save or load failed")
+                _log.exception("a save or load failed", extra=mailbox.ids)
             report = Report("failed", kind=kind, text=str(error) if kind else f"{type(error).__name__}: {error}")
         mailbox.report(report)
         mailbox.wait_for_end()

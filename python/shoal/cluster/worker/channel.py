@@ -29,6 +29,7 @@ Threads: any number. Fork: a child's copy raises WrongProcessError before it use
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import socket
@@ -46,6 +47,7 @@ from shoal.cluster.protocol.connection import Connection, Context, Socket
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.libzmq import backend
 from shoal.cluster.protocol.metrics import Durations
+from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.worker.call_metrics import CallMetrics
 from shoal.cluster.worker.calls import Call
@@ -53,6 +55,8 @@ from shoal.cluster.worker.requests import Requests
 from shoal.errors import ClosedError, DeadlineExceededError, ShoalError, TransportError, WrongProcessError
 
 __all__ = ["CallFuture", "Channel"]
+
+_log = logging.getLogger("shoal.worker")
 
 _POLL_SECONDS = 0.02
 _TICK_SECONDS = 0.001  # that a tick may take for the round trip of the pushes before it
@@ -144,6 +148,7 @@ class Channel:
         self._pending_calls: dict[int, None] = {}  # numbers of the calls that are not settled, ascending
         self._pending_bytes = 0  # of their arrays
         self._pushed: set[int] = set()  # tables pushed to in this clock
+        self._failures = Refusals(_log)
         self._unobserved: dict[Call, ShoalError] = {}  # of calls that no thread waited for
         self._is_open = True
         self._sender = _core.ZeroCopySender(backend())
@@ -255,8 +260,8 @@ class Channel:
                 self.call_metrics.settled(call.op, time.monotonic() - begun_at)
                 del self._pending_calls[number]
                 self._pending_bytes -= size
-                if call.error is not None and call.op in _UNAWAITED_OPS:
-                    self._unobserved[call] = call.error
+                if call.error is not None:
+                    self._failed(call, call.error)
                 if self._waiting:
                     self._changed.notify_all()
 
@@ -268,6 +273,13 @@ class Channel:
                 raise
             self._hurry()
         return CallFuture(self, call)
+
+    def _failed(self, call: Call, error: ShoalError) -> None:
+        """Log a failed call, and keep its error if no thread may wait for it."""
+        if call.op in _UNAWAITED_OPS:
+            self._unobserved[call] = error
+        if self._is_open:
+            self._failures.add(type(error).__name__, str(error), ids=self._requests.ids_of(call))
 
     def _hurry(self) -> None:
         """Send what is due: through the leader if there is one, else in this thread."""

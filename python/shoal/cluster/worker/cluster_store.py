@@ -28,6 +28,7 @@ from typing import Any, cast
 import numpy as np
 
 from shoal import checkpoint
+from shoal.base.logs import identify_store
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
     Barrier,
@@ -133,6 +134,7 @@ class ClusterStore(ConnectedStore):
         self._joined: JoinReply = self._scheduler.join(
             timeout=self._timeout, rank=rank, workers=workers, consistency=self._consistency
         )
+        identify_store("worker", rank=self._joined.rank, job=self._joined.job)
         worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
         return Requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk), self._joined.clock
 

@@ -5,10 +5,12 @@ Threads: any.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Literal, overload
 
+from shoal.base.logs import configure_logging, find_log_format
 from shoal.cluster.protocol.environment import find_keys, find_metrics_port, find_scheduler, find_worker
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.cluster.worker.filters import Filters
@@ -118,13 +120,17 @@ def connect(
 
     Notes
     -----
-    Blocks. The store is safe from any thread; a forked child makes its own connection.
+    Blocks. The store is safe from any thread; a forked child makes its own connection. If SHOAL_LOG_FORMAT is set and
+    the program has not set up `logging`, it is set up as by :func:`shoal.configure_logging`.
     """
     address = address or find_scheduler(os.environ)
     if address is None:
         raise ValueError(
             "the scheduler's address is unknown: pass it, tcp://HOST:PORT, or start this program with shoal launch"
         )
+    form = find_log_format(os.environ)
+    if form is not None and not logging.getLogger().handlers:
+        configure_logging(form)
     port = find_metrics_port(os.environ) if metrics_port is None else str(metrics_port)
     if mode == "read":
         given = {"consistency": consistency is not _BSP, "workers": workers is not None, "rank": rank is not None}

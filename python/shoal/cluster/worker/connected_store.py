@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import zmq
 
+from shoal.base.logs import identify_store
 from shoal.cluster.protocol.address import own_host
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.messages import Event, Figures, GetMap, GetMapReply, HelloReply, MapChanged, ServerGone
@@ -131,6 +132,7 @@ class ConnectedStore(Store):
             )
         )
         welcome: HelloReply = self._scheduler.hello(timeout=self._timeout)
+        identify_store(role, cluster=welcome.cluster)
         super().__init__(threads=threads, slots=welcome.slots)
         requests, clock = self._join()
         refresh = self._scheduler

@@ -267,6 +267,19 @@ class Requests:
             if part.address == tick.address
         ]
 
+    def ids_of(self, call: Call) -> dict[str, Any]:
+        """Return the numbers of a call in log events (:mod:`shoal.base.logs`)."""
+        return {
+            "worker": self.worker.rank,
+            "incarnation": self.worker.incarnation,
+            "job": self.worker.job,
+            "call": call.serial,
+            "sequence": call.sequence or None,
+            "op": Op(call.op).name.lower(),
+            "table": call.table,
+            "clock": call.clock,
+        }
+
     # --- sending ------------------------------------------------------------------------------------------------
 
     def _queue(self, part: RequestPart, now: float) -> None:
