@@ -12,13 +12,16 @@ import urllib.request
 import numpy as np
 import prometheus_client.parser
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
 
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, free_port, scheduler
+from shoal.base.exposition import accepts_openmetrics
 from shoal.cli import main
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.protocol import metrics as metrics_of
 from shoal.cluster.protocol.health import HealthServer, parse_listen
+from shoal.cluster.protocol.metrics import Durations
 from shoal.cluster.protocol.slot_map import Arc, ClusterMap, Endpoint, Stream
 from shoal.cluster.server.assignment import ServerControl
 
@@ -101,6 +104,35 @@ def test_metrics_are_read_when_they_are_asked_for(health):
     with urllib.request.urlopen(f"{health.address}/metrics", timeout=TIMEOUT) as reply:
         assert reply.headers["Content-Type"].startswith("text/plain; version=")
         assert "# TYPE shoal_server_messages_total counter" in reply.read().decode()
+
+
+PROMETHEUS_ACCEPTS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+
+
+def test_a_scraper_that_accepts_openmetrics_gets_it(health):
+    durations = {"pull": Durations(0.5, {1 << 20: 3})}
+    values = {"messages": 3, "request_duration": durations, "push_staleness": {0: 2}, "table_rows": {'a "b"': 7}}
+    health.watch(list, "server", metrics_of.SERVER, lambda: values, rank=2)
+    request = urllib.request.Request(f"{health.address}/metrics", headers={"Accept": PROMETHEUS_ACCEPTS})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
+        assert reply.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        text = reply.read().decode()
+    assert text.endswith("# EOF\n")
+    families = {family.name: family for family in openmetrics.text_string_to_metric_families(text)}
+    assert families["shoal_server_messages"].samples[0].value == 3
+    assert families["shoal_server_request_duration_seconds"].type == "histogram"
+    assert "shoal_push_staleness_steps" in families
+    plain = {name.partition("|")[0] for name in metrics(health.address)}
+    assert plain == {sample.name for family in families.values() for sample in family.samples}
+
+
+@pytest.mark.parametrize(
+    "accept",
+    ["", "*/*", "text/plain", "application/openmetrics-text;version=99.0.0", "application/openmetrics-text;q=0",
+     "application/openmetrics-text;q=x", ";;,=,", "text/plain;version=zz,application/openmetrics-text;q=0.5"],
+)  # fmt: skip
+def test_others_get_the_text_format(accept):
+    assert not accepts_openmetrics(accept)
 
 
 def test_clients_that_send_nothing_leave_room_for_others_once_they_are_disconnected(health, monkeypatch):

@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 import threading
+import urllib.request
 
 import numpy as np
 import pytest
@@ -180,6 +181,11 @@ def test_no_request_fails_while_versions_come(tmp_path):
         metrics = ask(port, "GET", "/metrics")[1].decode()
         assert 'shoal_serve_requests_total{code="200"}' in metrics
         assert "shoal_serve_version 4.0" in metrics
+        headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            assert reply.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+            assert reply.read().endswith(b"# EOF\n")
         assert "shoal_serve_reloads 5.0" in metrics
 
 

@@ -23,14 +23,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from shoal.base.exposition import render
 from shoal.base.machine import cores
 from shoal.errors import ShoalError
 from shoal.serve.bodies import ARROW, JSON, encode, examples
@@ -255,7 +255,8 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
         return _json(what)
 
     async def metrics(request: Request) -> Response:
-        return Response(generate_latest(figures.registry), media_type=CONTENT_TYPE_LATEST)
+        body, kind = render(figures.registry, ",".join(request.headers.getlist("accept")))
+        return Response(body, media_type=kind)
 
     app = Starlette(
         routes=[

@@ -2,7 +2,7 @@
 
     GET /healthz    200, or 503 if the main loop of the role has not turned for `_STUCK_SECONDS`: start it again
     GET /readyz     200, or 503 while the role does not do all of its work: a line for each reason
-    GET /metrics    its metrics (metrics.py) and those of its process, for Prometheus
+    GET /metrics    its metrics (metrics.py) and those of its process, for Prometheus: as OpenMetrics if it accepts that
     GET /           of the scheduler: a page that displays the cluster (top.html), from /top.json
 
 The body is text. While a role starts, for which it has deadlines of its own, it counts as running. It calls
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -35,10 +35,10 @@ from prometheus_client.core import (
 from prometheus_client.core import (
     Metric as Family,
 )
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from shoal import _core
+from shoal.base.exposition import render
 from shoal.cluster.protocol.address import bindable, join_address, split
 from shoal.cluster.protocol.metrics import COUNTS, NANOSECONDS, Bounds, Metric, RoleMetrics, Values
 
@@ -47,7 +47,7 @@ __all__ = ["HealthServer", "parse_listen"]
 _STUCK_SECONDS = 60.0
 _MAX_REQUESTS = 16
 _PAGE = Path(__file__).with_name("top.html")
-_TYPES = {"/metrics": CONTENT_TYPE_LATEST, "/": "text/html; charset=utf-8", "/top.json": "application/json"}
+_TEXT = "text/plain; charset=utf-8"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 _REQUEST_SECONDS = 5.0  # for a client to send its request and to receive the reply
 
@@ -154,14 +154,19 @@ class HealthServer:
         self._metrics.register(_RoleCollector(unready, role, metrics, read, rank))
         self.turn()
 
-    def answer(self, path: str) -> tuple[int, str]:
-        """Return the status and the body of a reply."""
+    def reply(self, path: str, accept: str) -> tuple[int, bytes, str]:
+        """Return status, body and content type of the reply to a request with this header Accept."""
         if self._view is not None and path == "/":
-            return 200, _PAGE.read_text()
+            return 200, _PAGE.read_bytes(), "text/html; charset=utf-8"
         if self._view is not None and path == "/top.json":
-            return 200, msgspec.json.encode(self._view()).decode()
+            return 200, msgspec.json.encode(self._view()), "application/json"
         if path == "/metrics":
-            return 200, generate_latest(self._metrics).decode()
+            return 200, *render(self._metrics, accept)
+        status, text = self.answer(path)
+        return status, text.encode(), _TEXT
+
+    def answer(self, path: str) -> tuple[int, str]:
+        """Return the status and the text of the reply to a probe."""
         if path == "/healthz":
             still = 0.0 if self._turned_at is None else self._clock() - self._turned_at
             if still > _STUCK_SECONDS:
@@ -281,10 +286,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        status, text = self.server.health.answer(path)
-        body = text.encode()
+        status, body, kind = self.server.health.reply(path, ",".join(self.headers.get_all("Accept", [])))
         self.send_response(status)
-        kind = _TYPES.get(path, "text/plain; charset=utf-8") if status == 200 else "text/plain; charset=utf-8"
         self.send_header("Content-Type", kind)
         if path == "/":
             self.send_header("Content-Security-Policy", _POLICY)
