@@ -26,7 +26,7 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install lint format types cpp py py-most py-ray fast ray-versions sim asan tsan fuzz fuzz-corpus docs bench clean
+.PHONY: help demo test install wheel check-wheels lint format types cpp py py-most py-ray fast ray-versions sim asan tsan fuzz fuzz-corpus docs bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
@@ -38,6 +38,8 @@ help:
 	@echo 'make sim     failures of a simulated cluster with replicas: SEEDS=10 of each scenario (tests/sim/sweep.py)'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
 	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire fuzz-service: what peers send (tests/fuzz/README.md)'
+	@echo 'make wheel   wheels for this architecture, in dist: PYTHONS=python3.12, ARCH=aarch64 to cross-compile'
+	@echo 'make check-wheels               the tests of those wheels: WHEELS=dist/..., FAST=1, CPP=aarch64'
 	@echo 'make docs    the documentation site, in build/docs'
 	@echo 'make bench   the benchmarks of bench/'
 	@echo 'make format  rewrite the sources as the formatters want them'
@@ -92,6 +94,21 @@ $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/dev-tools
 	@touch $@
 
 install: $(STAMPS)/install
+
+# ---- wheels for x86-64 and ARM: tools/build_wheels.py, tools/check_wheels.py ----
+
+$(STAMPS)/wheel-tools: requirements/wheels.txt $(STAMPS)/build-tools
+	$(say) '.venv: tools for wheels'
+	@$(PIP) install -r requirements/wheels.txt
+	@touch $@
+
+wheel: $(STAMPS)/wheel-tools
+	$(say) 'wheels: dist'
+	@$(BIN)/python tools/build_wheels.py --jobs $(JOBS) $(if $(ARCH),--arch $(ARCH)) $(if $(PYTHONS),--python $(PYTHONS))
+
+check-wheels: $(STAMPS)/wheel-tools
+	$(say) 'tests of the wheels'
+	@$(BIN)/python tools/check_wheels.py $(WHEELS) --jobs $(JOBS) $(if $(FAST),--fast) $(if $(CPP),--cpp $(CPP))
 
 # ---- what users see first ----
 
