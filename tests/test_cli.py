@@ -1,5 +1,6 @@
 """The command ``shoal`` as a user meets it: real processes for signals and pipes, ``main`` in this one for the rest."""
 
+import argparse
 import gzip
 import importlib.util
 import io
@@ -121,6 +122,25 @@ def test_help_does_not_wait_for_heavy_imports():
     heavy = ("matplotlib", "numpy", "sklearn", "torch", "tqdm", "zmq", "importlib.metadata", "shoal.tools.demo")
     code = f"import sys, shoal.cli; shoal.cli.parser(); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_command_is_added_alone_as_it_is_among_all(monkeypatch):
+    def helps(parser: argparse.ArgumentParser) -> dict[str, str]:
+        (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        return {name: command.format_help() for name, command in commands.choices.items()}
+
+    everything = helps(shoal.cli.parser())
+    for name in everything.keys() - {"completion"}:
+        alone = helps(shoal.cli.parser(name))
+        assert alone == {other: everything[other] for other in alone}
+        assert name in alone
+
+
+def test_a_command_imports_no_other():
+    code = "import sys, shoal.cli; shoal.cli.parser('server'); print([m for m in sys.modules if 'shoal.cli.' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "shoal.cli.cluster" in done.stdout
+    assert not any(f"shoal.cli.{other}'" in done.stdout for other in ("train", "doctor", "predict", "top"))
 
 
 def test_the_version_names_the_build_and_the_processor():

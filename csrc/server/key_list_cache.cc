@@ -9,7 +9,7 @@ namespace shoal {
 
 namespace {
 
-// The bytes of a list besides its hashes: the nodes of the list and of the map, and the allocator's headers.
+// The bytes of a list in addition to its hashes: the nodes of the list and of the map, and the allocator's headers.
 constexpr std::size_t kOverhead = 160;
 
 constexpr std::uint64_t finish(std::uint64_t x) noexcept {

@@ -40,7 +40,7 @@ namespace shoal {
 
 class PendingPushes {
  public:
-  static constexpr std::size_t kOverhead = 256;  // of a step; of a push, besides its arrays
+  static constexpr std::size_t kOverhead = 256;  // of a step; of a push, in addition to its arrays
 
   // One push: the hashes, the gradients, and the rows' counts unless all are 1, in memory that `owner` keeps. The slices of one
   // message may share it.

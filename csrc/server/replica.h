@@ -87,8 +87,8 @@ class Replica {
   // Removes those arcs that are set aside for which wanted(range) is true.
   std::vector<std::unique_ptr<Arc>> take_aside(const std::function<bool(const SlotRange&)>& wanted);
   // Sets arcs aside that its primary will have, and makes the others of these slots, empty, before the first job. The primary says at
-  // which position they join: what it executed before was without them. `handovers` are of the replicas that gave the arcs. Returns arcs
-  // that nobody needs.
+  // which position they join: what it executed before was without them. `handovers` are of the replicas that gave the arcs. Returns the arcs
+  // that are not needed.
   std::vector<std::unique_ptr<Arc>> expect(std::vector<std::unique_ptr<Arc>> arcs,
                                            std::span<const SlotRange> in_sync, std::uint32_t epoch,
                                            std::span<const Handover> handovers);

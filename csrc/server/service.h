@@ -149,7 +149,7 @@ class Service {
   std::shared_ptr<ArcCopy> begin_copy(const SlotRange& range);
   // All of its pieces, for tests.
   std::vector<std::vector<std::byte>> save_arc(const SlotRange& range) const;
-  // Frees arcs that nobody needs any more, in a background thread.
+  // Frees arcs that are no longer needed, in a background thread.
   void discard(std::vector<std::unique_ptr<Arc>> arcs);
 
   // Starts a job without admitted workers; pending work of the last job is dropped, tables stay. Its clock starts at 0; the

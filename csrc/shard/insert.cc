@@ -38,7 +38,7 @@ void Shard::fill_initial_row(std::uint64_t hash, std::byte* row) const noexcept 
 
 void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
                       InsertContext& context) const {
-  const std::size_t rest = batch.offsets[place_of(batch.hashes[next - 1]) + 1] - next;
+  const std::size_t rest = batch.offsets[slot_position(batch.hashes[next - 1]) + 1] - next;
   if (context.counted != &table && rest > table.size() / 8 && !table.index_has_room(missing + rest)) {
     context.counted = &table;
     context.rows.resize(rest);
@@ -78,7 +78,7 @@ std::size_t Shard::admit(SlotState& slot, const SlotSlices& batch, std::span<std
   if (budget_ == nullptr) {
     slot.filter->make_room(missing);
   }
-  const std::size_t end = batch.offsets[place_of(hashes[0]) + 1];
+  const std::size_t end = batch.offsets[slot_position(hashes[0]) + 1];
   if (context.at != &slot) {  // slots are independent of each other
     context.at = &slot;
     context.asked = 0;
@@ -120,7 +120,7 @@ std::size_t Shard::create(Probe& run, const SlotSlices& batch, std::size_t first
     if (missing == 0) {
       continue;
     }
-    SlotState& slot = *tables_[place_of(batch.hashes[first + part.begin])];
+    SlotState& slot = *tables_[slot_position(batch.hashes[first + part.begin])];
     const auto hashes = batch.hashes.subspan(first + part.begin, size);
     if (context.asks) {
       created += admit(slot, batch, rows, first + part.begin, context);

@@ -130,10 +130,10 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
   const std::size_t begin = row_of(std::max(first_slot, first_));
   const std::size_t end = std::max(begin, row_of(std::min(end_slot, this->end_slot())));
   for (std::size_t first = begin; first < end;) {
-    const std::size_t slot = place_of(hashes[first]);
+    const std::size_t slot = slot_position(hashes[first]);
     const std::size_t last = static_cast<std::size_t>(
         std::partition_point(hashes.begin() + static_cast<std::ptrdiff_t>(first), hashes.end(),
-                             [&](std::uint64_t hash) { return place_of(hash) == slot; }) -
+                             [&](std::uint64_t hash) { return slot_position(hash) == slot; }) -
         hashes.begin());
     const std::unique_lock lock(tables_[slot]->lock);
     SlotTable& table = tables_[slot]->table;

@@ -309,7 +309,7 @@ class Shard {
   // The state of a slot, which must be here.
   SlotState& at(Slot slot) const;
   // Number of a hash's slot among those here; tables_, noted_ and the offsets of batches are indexed by it.
-  std::size_t place_of(std::uint64_t hash) const noexcept { return index_of(slots_.of(hash)) - first_; }
+  std::size_t slot_position(std::uint64_t hash) const noexcept { return index_of(slots_.of(hash)) - first_; }
   // Calls work(first, end) in the pool's threads for ranges of slots that together cover the batch.
   template <class Work>
   void split(const SlotSlices& batch, const Work& work) const;

@@ -26,8 +26,8 @@ namespace shoal {
 
 namespace {
 
-// Elements of each array in a chunk. A call takes a few microseconds beside the arithmetic; arrays of 128 KiB stay in the
-// second-level cache (bench/README.md, "Optimizers in Python").
+// Elements of each array in a chunk. A call takes a few microseconds in addition to the arithmetic; arrays of 128 KiB stay
+// in the second-level cache (bench/README.md, "Optimizers in Python").
 constexpr std::size_t kChunkElements = 32768;
 
 // The arrays of a batch, in one piece of memory:
@@ -95,7 +95,7 @@ std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, co
   }
   all.floats = reinterpret_cast<float*>(user_rows_->claim(all.bytes()).data());
 
-  // Nobody moves rows meanwhile, so they are read without the locks of their slots.
+  // No thread moves rows meanwhile, so they are read without the locks of their slots.
   RowLocations found =
       locations != nullptr && locations->is_for(number_) ? *locations : RowLocations(batch.hashes);
   locate(batch, found);

@@ -8,7 +8,8 @@ Every command is a function of parsed arguments that returns an answer: text for
                   2   bad input: arguments, a missing file, a malformed line
            130, 143   Ctrl-C, SIGTERM; ``train`` has then saved the model as trained so far
 
-Expected errors are one line, never a traceback. Heavy imports happen in the commands that need them.
+Expected errors are one line, never a traceback. Of the commands, only the one that runs is imported; heavy imports
+happen in the functions that need them.
 
     answers.py     the results of commands, and their output
     arguments.py   parsers, and options that several commands share
@@ -27,6 +28,7 @@ from __future__ import annotations
 import argparse
 import errno
 import gc
+import importlib
 import logging
 import os
 import sys
@@ -34,26 +36,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from shoal.base.interrupts import status_of, terminable
-from shoal.cli import (
-    audit,
-    cluster,
-    cluster_status,
-    compact,
-    completion,
-    convert,
-    ctr,
-    demo,
-    doctor,
-    estimate,
-    export,
-    inspect,
-    keygen,
-    predict,
-    report,
-    serve,
-    top,
-    train,
-)
 from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, one_line, warn
 from shoal.cli.arguments import command, log_events
 from shoal.cli.version import Version
@@ -81,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         The exit status.
     """
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    only = words[0] if words and words[0] in {*_MODULES, "--version"} else None
+    arguments = parser(only).parse_args(words)
     with ExitStack() as logging_ended:
         return _run(arguments, logging_ended)
 
@@ -137,29 +121,46 @@ def run() -> int:
 _NO_SUCH_PLACE = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Create the parser of all commands."""
+# The modules of each command, in the order of the help.
+_MODULES = {
+    "train": ("train", "ctr"),
+    "predict": ("predict",),
+    "evaluate": ("predict",),
+    "report": ("report",),
+    "inspect": ("inspect",),
+    "compact": ("compact",),
+    "export": ("export",),
+    "serve": ("serve",),
+    "convert": ("convert",),
+    "audit": ("audit",),
+    "demo": ("demo",),
+    "scheduler": ("cluster",),
+    "server": ("cluster",),
+    "launch": ("cluster",),
+    "cluster": ("cluster_status",),
+    "top": ("top",),
+    "keygen": ("keygen",),
+    "estimate": ("estimate",),
+    "doctor": ("doctor",),
+}
+
+
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Create the parser of all commands.
+
+    Parameters
+    ----------
+    only : str, optional
+        The command that runs: the others are neither imported nor added. ``--version`` needs none.
+    """
     whole = command(None, "shoal", "Train, evaluate and serve sparse models; run a parameter server.", EXAMPLES)
     whole.add_argument("--version", action=Version, help="print version, build and CPU features and exit")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    ctr.add(train.add(commands))
-    for module in (
-        predict,
-        report,
-        inspect,
-        compact,
-        export,
-        serve,
-        convert,
-        audit,
-        demo,
-        cluster,
-        cluster_status,
-        top,
-        keygen,
-        estimate,
-        doctor,
-    ):
-        module.add(commands)
-    completion.add(commands, whole)
+    wanted = _MODULES.values() if only is None else [_MODULES.get(only, ())]
+    for names in dict.fromkeys(wanted):
+        among = commands
+        for name in names:  # of two, the first returns what the second adds its command to
+            among = importlib.import_module(f"shoal.cli.{name}").add(among)
+    if only is None:
+        importlib.import_module("shoal.cli.completion").add(commands, whole)
     return whole
