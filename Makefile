@@ -118,14 +118,17 @@ demo: $(STAMPS)/install
 
 # ---- tests ----
 
-# TESTED_CPP=cpp-package leaves out the C++ tests of the preset dev. The types are checked, by one thread, beside the
-# tests on Ray, which mostly wait; a shell has what is in the background ignore Ctrl-C, so that ends it.
+# TESTED_CPP=cpp-package leaves out the C++ tests of the preset dev. The types are checked, by one thread, during the
+# tests on Ray, which mostly wait, and so are the targets in MEANWHILE made, with the CPU time that is left over; a shell
+# has what is in the background ignore Ctrl-C, so that ends it.
 TESTED_CPP ?= cpp
+MEANWHILE ?=
 test: $(STAMPS)/install $(STAMPS)/torch $(if $(filter cpp,$(TESTED_CPP)),compile-dev)
 	@start=$$(date +%s); failed=; mkdir -p build; \
 	for part in lint $(TESTED_CPP) py-most; do $(MAKE) $$part || failed="$$failed $$part"; done; \
 	trap 'trap - INT TERM; kill 0' INT TERM; \
-	$(MAKE) types >build/types.log 2>&1 & types=$$!; \
+	{ $(MAKE) types; checked=$$?; $(if $(MEANWHILE),nice -n 19 $(MAKE) $(MEANWHILE);) exit $$checked; } \
+	    >build/types.log 2>&1 & types=$$!; \
 	$(MAKE) py-ray || failed="$$failed py-ray"; \
 	wait $$types || failed="$$failed types"; \
 	cat build/types.log; \
