@@ -273,3 +273,25 @@ def test_the_native_functions_check_their_arguments():
     counters.flags.writeable = False
     with pytest.raises(ValueError, match="writ"):
         _core.count_min_add(keys, None, 0, 2, 3, counters, pool)
+
+
+def test_a_sketch_that_does_not_fit_into_memory_leaves_no_table():
+    with shoal.local(threads=1) as store:
+        with pytest.raises(MemoryError):
+            shoal.CountMin(store, "huge", width=1 << 34, depth=63)
+        assert "huge" not in store.tables
+
+
+def test_a_query_of_few_keys_reads_few_blocks_and_estimates_the_same(rng, monkeypatch):
+    with shoal.local(threads=1) as store:
+        sketch = shoal.CountMin(store, "clicks", width=1 << 14, depth=3)
+        keys = rng.integers(0, 2**64, 100_000, dtype=np.uint64)
+        sketch.update(keys)
+        sketch.flush().wait()
+        estimates = sketch.query(keys)
+        assert estimates.mean() > 2, "most counters have more than one key"
+        asked = []
+        pull = sketch.table.pull
+        monkeypatch.setattr(type(sketch.table), "pull", lambda table, blocks: asked.append(len(blocks)) or pull(blocks))
+        assert sketch.query(keys[:20]).tolist() == estimates[:20].tolist()
+        assert 3 < asked[0] <= 60

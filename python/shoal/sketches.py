@@ -99,11 +99,11 @@ class CountMin:
         self._seed = _checked(name, "seed", seed, 0, 1 << _SEED_BITS)
         self._name = name
         self._blocks = -(-self._width * self._depth // _BLOCK)
-        self._table = self._find_table(store)
         self._lock = threading.Lock()  # guards the buffer
         # Before _lock: a reader finds each count in the buffer or in the table, not in both.
         self._flush_lock = threading.Lock()
-        self._buffer: Integers = np.zeros(self._blocks * _BLOCK, np.int64)
+        self._buffer: Integers = np.zeros(self._blocks * _BLOCK, np.int64)  # fails before there is a table
+        self._table = self._find_table(store)
         self._flushing: Future[None] | None = None
 
     def __repr__(self) -> str:
