@@ -204,3 +204,12 @@ def test_every_line_of_scheduler_and_server_is_an_event_also_when_they_end():
         for child in (cluster.scheduler, server):
             child._thread.join(TIMEOUT)
             assert {one["role"] for one in events("\n".join(child.last))} == {child.name.split()[0]}
+
+
+def test_a_store_in_a_process_with_another_role_is_not_its_identity():
+    with logs.logging_to_stderr("json", level=logging.INFO, role="server"):
+        logs.identify(rank=1)
+        logs.identify_store("worker", rank=7, job="a")
+        record = logging.LogRecord("shoal.server", logging.INFO, "", 0, "x", (), None)
+        event = json.loads(logs.JsonFormatter().format(record))
+    assert (event["role"], event["rank"], "job" in event) == ("server", 1, False)
