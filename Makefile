@@ -39,7 +39,7 @@ help:
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
 	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire fuzz-service: what peers send (tests/fuzz/README.md)'
 	@echo 'make wheel   wheels for this architecture, in dist: PYTHONS=python3.12, ARCH=aarch64 to cross-compile'
-	@echo 'make check-wheels               the tests of those wheels: WHEELS=dist/..., FAST=1, CPP=aarch64'
+	@echo 'make check-wheels               the tests of those wheels: WHEELS=dist/..., FAST=1, CPP_ARCH=aarch64'
 	@echo 'make docs    the documentation site, in build/docs'
 	@echo 'make bench   the benchmarks of bench/'
 	@echo 'make format  rewrite the sources as the formatters want them'
@@ -108,7 +108,7 @@ wheel: $(STAMPS)/wheel-tools
 
 check-wheels: $(STAMPS)/wheel-tools
 	$(say) 'tests of the wheels'
-	@$(BIN)/python tools/check_wheels.py $(WHEELS) --jobs $(JOBS) $(if $(FAST),--fast) $(if $(CPP),--cpp $(CPP))
+	@$(BIN)/python tools/check_wheels.py $(WHEELS) --jobs $(JOBS) $(if $(FAST),--fast) $(if $(CPP_ARCH),--cpp $(CPP_ARCH))
 
 # ---- what users see first ----
 

@@ -163,3 +163,16 @@ def test_the_smoke_test_trains_the_same_weights_twice():
         return dict(json.loads(done.stdout)["weights"])
 
     assert weights() == weights()
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [([], ""), (["WHEELS=a.whl", "FAST=1", "CPP_ARCH=aarch64"], "a.whl --fast --cpp aarch64")],
+)
+def test_make_passes_the_options_of_check_wheels_and_no_others(variables, options):
+    """In a dry run, without the tools that the target needs."""
+    done = subprocess.run(
+        ["make", "--dry-run", "check-wheels", *variables], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    command = re.sub(r" --jobs \d+", "", done.stdout.splitlines()[-1])
+    assert command.split()[1:] == ["tools/check_wheels.py", *options.split()]
