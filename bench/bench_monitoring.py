@@ -1,0 +1,195 @@
+"""What watching a cluster costs, and how soon an alert fires after a server is killed.
+
+    python bench/bench_monitoring.py                 three minutes, 200 MB; the alert needs prometheus on the PATH
+
+Cost. A scheduler and a server run as processes, and this one pulls and pushes 10,000 keys of dim 16 for some seconds at
+a time, in turns: unobserved, with all roles scraped once a second (Prometheus usually does so every 5 to 15 s), and
+with the view of `shoal top` requested once a second in addition. What counts is the CPU time of the scheduler and of
+the server: per step, compared with the turn before that was unobserved, and per second.
+
+Alert. A Prometheus with the project's rules scrapes and evaluates every 5 s, as in deploy/prometheus. A server with a
+replica is killed (SIGKILL) under pushes. The time is from the kill until Prometheus lists ShoalServerLost as firing.
+
+Checks: the scraped counters grow by exactly the pushes that were made, the view shows the server's rows, and no push
+is lost by the kill.
+"""
+
+import argparse
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shoal
+from figures import check, conditions, cpu_seconds, spread
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
+
+RULES = Path(__file__).parents[1] / "deploy" / "prometheus" / "shoal.rules.yml"
+KEYS, DIM = 10_000, 16
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+def get(port: int, path: str) -> str:
+    """Return an answer of a process on this machine."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+class Cluster:
+    """A scheduler and servers as processes, with ports for metrics."""
+
+    def __init__(self, stack: ExitStack, servers: int, replicas: int) -> None:
+        self.ports = [free_port() for _ in range(servers + 1)]
+        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self._stack = stack
+        form = ["--bind", self.address, "--servers", str(servers), "--replicas", str(replicas)]
+        self.scheduler = self.start("scheduler", *form, "--metrics-port", str(self.ports[0]))
+        self.servers = [
+            self.start("server", "--connect", self.address, "--metrics-port", str(port)) for port in self.ports[1:]
+        ]
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a role."""
+        return self.run(sys.executable, "-m", "shoal", *command)
+
+    def run(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a process that ends with this one."""
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._stack.callback(process.wait, 30)
+        self._stack.callback(process.kill)
+        return process
+
+
+def counted(port: int, name: str) -> float:
+    """Return the sum of a counter's series."""
+    lines = [line for line in get(port, "/metrics").splitlines() if line.startswith(name)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def watch(cluster: Cluster, client: SchedulerClient | None, stop: threading.Event) -> None:
+    """Scrape each process once a second, and request the view."""
+    while not stop.wait(1.0):
+        for port in cluster.ports:
+            get(port, "/metrics")
+        if client is not None:
+            view = client.view(timeout=10)
+            check(view["total"]["rows"] == KEYS, f"the view shows {view['total']['rows']} rows, not {KEYS}")
+
+
+def measure_cost(rounds: int, seconds: float) -> list[str]:
+    """Return the lines of the table."""
+    names = ("unobserved", "scraped", "scraped, and `shoal top`")
+    server: dict[str, list[float]] = {name: [] for name in names}
+    scheduler: dict[str, list[float]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        cluster = Cluster(stack, 1, 0)
+        store = stack.enter_context(shoal.connect(cluster.address, workers=1, consistency=shoal.ASP()))
+        client = stack.enter_context(SchedulerClient(cluster.address, "observer", keys=None))
+        table = store.table("w", dim=DIM, optimizer=shoal.SGD(lr=1e-3))
+        keys, grads = np.arange(KEYS), np.ones((KEYS, DIM), np.float32)
+        table.push(keys, grads).wait()
+        for number in range(rounds + 1):
+            for name in names:
+                stop = threading.Event()
+                arguments = (cluster, client if name == names[2] else None, stop)
+                watcher = threading.Thread(target=watch, args=arguments)
+                if name != names[0]:
+                    watcher.start()
+                before = counted(cluster.ports[1], 'shoal_server_requests_total{op="push"')
+                ran = [cpu_seconds(one.pid) for one in (cluster.servers[0], cluster.scheduler)]
+                begin, steps = time.monotonic(), 0
+                while time.monotonic() - begin < seconds:
+                    table.pull(keys)
+                    table.push(keys, grads).wait()
+                    steps += 1
+                wall = time.monotonic() - begin
+                now = [cpu_seconds(one.pid) for one in (cluster.servers[0], cluster.scheduler)]
+                stop.set()
+                if name != names[0]:
+                    watcher.join(30)
+                pushed = counted(cluster.ports[1], 'shoal_server_requests_total{op="push"') - before
+                check(pushed == steps, f"{pushed:.0f} pushes were counted, not {steps}")
+                if number:  # the first round warms up
+                    server[name].append((now[0] - ran[0]) / steps * 1e6)
+                    scheduler[name].append((now[1] - ran[1]) / wall * 1e3)
+    lines = [
+        "| | server, us of CPU time a step | difference, % | scheduler, thousandths of a core |",
+        "|---|---|---|---|",
+    ]
+    for name in names:
+        more = [100 * (one / base - 1) for one, base in zip(server[name], server[names[0]], strict=True)]
+        lines.append(f"| {name} | {spread(server[name], 1)} | {spread(more, 2)} | {spread(scheduler[name], 1)} |")
+    return lines
+
+
+def alert_seconds(interval: float) -> float:
+    """Kill a server; return the seconds until the alert fires."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = Cluster(stack, 2, 1)
+        config: dict[str, Any] = {
+            "global": {"scrape_interval": f"{interval:g}s", "evaluation_interval": f"{interval:g}s"},
+            "scrape_configs": [
+                {"job_name": "shoal", "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in cluster.ports]}]}
+            ],
+            "rule_files": [str(RULES)],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(config))
+        port = free_port()
+        cluster.run(
+            "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
+        )  # fmt: skip
+        with shoal.connect(cluster.address, workers=1, consistency=shoal.ASP()) as store:
+            table = store.table("w", dim=1, optimizer=shoal.SGD(lr=1.0))
+            keys, pushes = np.arange(100), 0
+            until, killed = time.monotonic() + 3 * interval + 5, None  # Prometheus has scraped two values
+            while True:
+                table.push(keys, -np.ones((100, 1), np.float32)).wait()
+                pushes += 1
+                if killed is None and time.monotonic() > until:
+                    cluster.servers[1].kill()
+                    killed = time.monotonic()
+                if killed is not None:
+                    alerts = json.loads(get(port, "/api/v1/alerts"))["data"]["alerts"]
+                    if ("ShoalServerLost", "firing") in {(a["labels"]["alertname"], a["state"]) for a in alerts}:
+                        break
+                    check(time.monotonic() - killed < 120, "no alert within 120 s")
+                time.sleep(0.1)
+            took = time.monotonic() - killed
+            check(bool((table.pull(keys) == pushes).all()), "a push is lost or was made twice")
+    return took
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a turn (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=5, help="default: %(default)s")
+    args = parser.parse_args()
+    print(conditions())
+    print("\n".join(measure_cost(args.rounds, args.seconds)))
+    if shutil.which("prometheus"):
+        print(f"seconds from a kill to the alert: {spread([alert_seconds(5.0) for _ in range(args.kills)], 1)}")
+    else:
+        print("no alert: prometheus is not on the PATH")
+
+
+if __name__ == "__main__":
+    main()
