@@ -81,14 +81,16 @@ def counted(port: int, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def watch(cluster: Cluster, client: SchedulerClient | None, stop: threading.Event) -> None:
-    """Scrape each process once a second, and request the view."""
-    while not stop.wait(1.0):
-        for port in cluster.ports:
-            get(port, "/metrics")
-        if client is not None:
-            view = client.view(timeout=10)
-            check(view["total"]["rows"] == KEYS, f"the view shows {view['total']['rows']} rows, not {KEYS}")
+def watch(cluster: Cluster, client: SchedulerClient | None, stop: threading.Event, failures: list[str]) -> None:
+    """Scrape each process once a second, and request the view; what is wrong goes to failures."""
+    try:
+        while not stop.wait(1.0):
+            for port in cluster.ports:
+                get(port, "/metrics")
+            if client is not None and (rows := client.view(timeout=10)["total"]["rows"]) != KEYS:
+                failures.append(f"the view shows {rows} rows, not {KEYS}")
+    except Exception as error:
+        failures.append(repr(error))
 
 
 def measure_cost(rounds: int, seconds: float) -> list[str]:
@@ -105,8 +107,8 @@ def measure_cost(rounds: int, seconds: float) -> list[str]:
         table.push(keys, grads).wait()
         for number in range(rounds + 1):
             for name in names:
-                stop = threading.Event()
-                arguments = (cluster, client if name == names[2] else None, stop)
+                stop, failures = threading.Event(), list[str]()
+                arguments = (cluster, client if name == names[2] else None, stop, failures)
                 watcher = threading.Thread(target=watch, args=arguments)
                 if name != names[0]:
                     watcher.start()
@@ -122,6 +124,7 @@ def measure_cost(rounds: int, seconds: float) -> list[str]:
                 stop.set()
                 if name != names[0]:
                     watcher.join(30)
+                    check(not failures, "; ".join(failures))
                 pushed = counted(cluster.ports[1], 'shoal_server_requests_total{op="push"') - before
                 check(pushed == steps, f"{pushed:.0f} pushes were counted, not {steps}")
                 if number:  # the first round warms up
