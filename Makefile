@@ -26,7 +26,7 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install wheel check-wheels lint format types cpp py py-most py-ray fast ray-versions sim asan tsan fuzz fuzz-corpus docs bench clean
+.PHONY: help demo test install wheel check-wheels lint format types cpp py py-most py-ray fast long ray-versions sim asan tsan fuzz fuzz-corpus docs bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
@@ -34,6 +34,7 @@ help:
 	@echo 'make test    lint, types, layers, C++ tests, Python tests'
 	@echo 'make lint | types | cpp | py    one part of it'
 	@echo 'make fast    the Python tests that need no object store, no examples and no processes: five minutes'
+	@echo 'make long    the tests that make test leaves out: other settings, seeds and sizes of what it tests'
 	@echo 'make ray-versions               the Python tests on Ray, with the earlier versions RAY_VERSIONS=...'
 	@echo 'make sim     failures of a simulated cluster with replicas: SEEDS=10 of each scenario (tests/sim/sweep.py)'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
@@ -195,16 +196,21 @@ py: py-most py-ray
 
 py-most: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus
 	$(say) 'Python tests'
-	@$(pytest) -m 'not ray'
+	@$(pytest) -m 'not ray and not long'
 
 # In one process, which starts clusters of Ray once; not beside the others, which would make both slower.
 py-ray: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests on Ray'
-	@$(pytest_alone) -m ray tests/test_ray*.py
+	@$(pytest_alone) -m 'ray and not long' tests/test_ray*.py
 
 fast: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests, but for the slow ones'
-	@$(pytest) -m 'not slow'
+	@$(pytest) -m 'not slow and not long'
+
+long: $(STAMPS)/install $(STAMPS)/torch
+	$(say) 'Python tests: the long ones'
+	@$(pytest) -m 'long and not ray'
+	@$(pytest_alone) -m 'long and ray' tests/test_ray*.py
 
 # Other versions of Ray than that of requirements/dev.txt, each in a copy of the environment that shares its files.
 RAY_VERSIONS ?= 2.58.1 2.59.0

@@ -16,6 +16,7 @@ from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.address import split
 from shoal.cluster.protocol.curve import Keys, make_keys
 from shoal.cluster.protocol.messages import TableRecord
+from tiers import long_after
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ def until(what, seconds=SETTLED):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("with_keys", [False, True])
+@pytest.mark.parametrize("with_keys", long_after(1, [True, False]))
 def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_before(tmp_path, with_keys):
     folder = tmp_path / "keys"
     if with_keys:

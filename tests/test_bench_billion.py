@@ -27,7 +27,7 @@ def bench(directory, *arguments):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_million_keys_are_created_within_their_memory(tmp_path):
     done = bench(tmp_path, "--keys", "1e7", "--steps", "create")
     assert done.returncode == 0, done.stderr
@@ -49,6 +49,7 @@ def test_a_million_keys_are_created_trained_on_saved_and_loaded(tmp_path):
     assert "digest as saved" in done.stdout
 
 
+@pytest.mark.long
 def test_rows_of_16_weights_in_16_bits_are_created_saved_and_loaded(tmp_path):
     done = bench(tmp_path, "--keys", "3e5", "--kind", "rowwise")
     assert done.returncode == 0, done.stderr

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tiers import long_after
+
 SCRIPT = Path(__file__).parent.parent / "bench" / "bench_nodes.py"
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("model", ["lr", "deepfm"])
+@pytest.mark.parametrize("model", long_after(1, ["lr", "deepfm"]))
 def test_a_model_has_the_bits_of_an_undisturbed_run_although_a_node_is_killed(model):
     if model == "deepfm":
         pytest.importorskip("torch", reason="torch is an extra")

@@ -90,7 +90,7 @@ with preloaded(["shoal.cli", "shoal.models", *sys.argv[1:]]):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_example_of_each_help_runs(logs, tmp_path, capsys):
     for path in logs.iterdir():
         (tmp_path / path.name).symlink_to(path)

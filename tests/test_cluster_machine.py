@@ -19,6 +19,7 @@ from oracle.hashing import keys_of
 from shoal.cluster.worker.remote_shard import RemoteShard
 from stores import joined
 from test_table_machine import MACHINES, TableMachine, batches
+from tiers import long_after
 
 
 class ClusterMachine(TableMachine):
@@ -81,7 +82,7 @@ def run(name, **how):
         )
 
 
-@pytest.mark.parametrize("name", ["ftrl of dim 1", "sgd of dim 3"])
+@pytest.mark.parametrize("name", long_after(1, ["ftrl of dim 1", "sgd of dim 3"]))
 def test_a_clusters_table_is_a_dict_of_rows(name):
     run(name)
 

@@ -23,6 +23,7 @@ from cluster_fakes import TIMEOUT
 from relay import FAR, NEAR, Fault, Relays, has_copies, wait_until
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.launch.local_cluster import LocalCluster
+from tiers import long_after
 
 pytestmark = [
     pytest.mark.slow,
@@ -146,7 +147,7 @@ def training(made: Cluster, consistency: shoal.Consistency, seed: int = 1) -> It
         yield worker
 
 
-@pytest.mark.parametrize("kind", ["cut", "hole", "delay"])
+@pytest.mark.parametrize("kind", long_after(2, ["cut", "hole", "delay"]))
 def test_training_goes_on_when_a_link_fails_for_a_while(kind: str) -> None:
     with cluster() as made, training(made, shoal.ASP()) as worker:
         for link in LINKS:
@@ -223,7 +224,7 @@ def test_a_worker_that_cannot_reach_the_scheduler_is_fenced_and_another_takes_it
             other.step()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", long_after(1, range(2)))
 def test_training_goes_on_over_links_that_fail_at_random(seed: int) -> None:
     rng = random.Random(seed)
     roles = ["scheduler", *(f"server {rank}" for rank in range(SERVERS))]

@@ -26,6 +26,7 @@ from shoal import _core
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.errors import DeadlineExceededError, FencedError, NotConnectedError, ServerLostError, ShoalError
+from tiers import long_after
 
 LONG = 120.0  # seconds for what happens at once on a quiet machine
 KEYS = np.arange(500, dtype=np.uint64)
@@ -340,7 +341,7 @@ LEARNING = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", long_after(1, [signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_to_launch_lets_workers_save_while_the_servers_live(tmp_path, number):
     (tmp_path / "learn.py").write_text(textwrap.dedent(LEARNING))
     with subprocess.Popen(

@@ -17,6 +17,7 @@ from shoal import CorruptionError, FeatureNames
 from shoal.data import names as module
 from shoal.data.readers import READERS
 from shoal.storage.checksummed_json import write_checksummed
+from tiers import long_but
 
 
 def decoded(text):
@@ -114,7 +115,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("form", ORACLES)
+@pytest.mark.parametrize("form", long_but(["criteo", "vw"], ORACLES.keys()))
 @given(st.data())
 def test_every_feature_of_a_file_has_the_name_that_a_slow_reader_gives_it(tmp_path_factory, form, data):
     text = b"\n".join(data.draw(st.lists(LINES[form], max_size=12)))
@@ -134,6 +135,7 @@ def test_every_feature_of_a_file_has_the_name_that_a_slow_reader_gives_it(tmp_pa
         assert dict(names) == expected
 
 
+@pytest.mark.long
 def test_names_are_kept_over_batches_growth_of_rows_blocks_files_and_passes(rng, tmp_path):
     paths = []
     for file in range(2):

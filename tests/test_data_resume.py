@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from oracle.text import bits, rows_of_batch
 from shoal.data import read_libsvm, read_vw
+from tiers import long_but
 
 PACKERS = {"plain": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
 LINES = st.lists(st.sampled_from([b"1 3:1 4:2\n", b"0\n", b"\n", b"# c\n", b"-1 5:0.5\n", b"bad\n"]), max_size=20)
@@ -56,7 +57,7 @@ def check_every_position(make, content=rows):
         assert content(resumed) == content(batches[i:])  # again
 
 
-@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("packer", long_but(["gzip"], PACKERS.keys()))
 @given(texts=TEXTS, size=st.integers(1, 5), threads=st.sampled_from([1, 2]))
 def test_every_position_of_every_list_of_files(tmp_path_factory, packer, texts, size, threads):
     paths = write(tmp_path_factory.mktemp("resume"), texts, packer)
@@ -155,6 +156,7 @@ def test_what_is_no_position_is_refused(tmp_path, change, complaint):
 # ---- files in another order ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(
     texts=TEXTS, size=st.integers(1, 5), threads=st.sampled_from([1, 2]), num_splits=st.integers(1, 3), data=st.data()
 )

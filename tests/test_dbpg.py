@@ -14,6 +14,7 @@ import pytest
 import shoal
 from oracle import proximal
 from shoal.models import BIAS_KEY
+from tiers import long_after
 
 FEATURES = 120
 
@@ -60,7 +61,7 @@ def cut(batch, parts=7):
         yield shoal.data.rebatch.rows_of(batch, begin, end)
 
 
-@pytest.mark.parametrize("delay", [0, 1, 3, 15])
+@pytest.mark.parametrize("delay", long_after(2, [0, 3, 1, 15]))
 @pytest.mark.parametrize(("valued", "weighted"), [(False, False), (True, True)])
 def test_it_goes_to_the_optimum_of_the_plain_proximal_gradient(valued, weighted, delay):
     l1 = 3.0

@@ -299,6 +299,7 @@ def test_misuse_is_explained():
 # ---- real data -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_pairs_of_ijcnn1_tell_what_its_features_alone_do_not(shoal_data):
     train = shoal_data / "libsvm" / "ijcnn1.trn.bz2"
     test = shoal_data / "libsvm" / "ijcnn1.tst.bz2"

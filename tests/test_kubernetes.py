@@ -23,6 +23,7 @@ from shoal.cluster.launch.child import ChildProcess, end_all
 from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.protocol.curve import Keys, make_keys
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from tiers import long_but
 
 WHOLE = ["job", "jobset", "volcano"]
 ALL = sorted(path.parent.name for path in KUBERNETES.glob("*/kustomization.yaml"))
@@ -232,7 +233,7 @@ def nodes(directory: str, folder: Path) -> Iterator[Nodes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("directory", WHOLE)
+@pytest.mark.parametrize("directory", long_but(["job"], WHOLE))
 def test_the_commands_of_the_pods_train_a_model_while_pods_are_evicted_and_killed(directory, tmp_path):
     with nodes(directory, tmp_path) as cluster:
         volcano = [] if cluster.pods["scheduler"].option("bind") else ["--bind=tcp://127.0.0.1:*"]

@@ -15,6 +15,7 @@ from oracle.optimizers import rule_of
 from shoal import Batch, LogisticRegression
 from shoal.metrics import measure
 from shoal.models import BIAS_KEY
+from tiers import long_after
 
 OPTIMIZERS = [
     shoal.FTRL(alpha=0.3, beta=1.0, l1=0.3, l2=0.2),
@@ -89,7 +90,7 @@ class Textbook:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("size", long_after(1, [7, 1, 64]))
 @pytest.mark.parametrize("values", [True, False])
 def test_every_optimizer_learns_what_the_float64_oracle_learns(rng, optimizer, size, values):
     batches = cut(make_batch(rng, 300, values=values), size)

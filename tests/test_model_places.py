@@ -32,6 +32,7 @@ from shoal.storage.local import LocalDir
 from shoal.storage.object_store import RemoteDir
 from shoal.storage.open import open_dir
 from stores import opened
+from tiers import long_after
 
 pytestmark = pytest.mark.slow
 
@@ -296,8 +297,8 @@ def learned(model: Model) -> list[Any]:
     return [rows, model.examples, [(p.number, p.metrics, p.valid, p.complete) for p in model.history.passes]]
 
 
-@pytest.mark.parametrize("patience", [None, 1])
-@pytest.mark.parametrize("stop", [4, 18])  # within the first pass, and behind it
+@pytest.mark.parametrize("patience", long_after(1, [1, None]))
+@pytest.mark.parametrize("stop", long_after(1, [18, 4]))  # within the first pass, and behind it
 def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
     log: Path, s3: str, tmp_path: Path, patience: int | None, stop: int
 ) -> None:
@@ -334,6 +335,7 @@ def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
         run(url, storage_options=how)
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_over_s3_goes_on_to_the_same_bits(log: Path, s3: str, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/{tmp_path.name}/killed"
     there = open_dir(url, options(s3))
@@ -392,6 +394,7 @@ def run(capsys: Any, *command: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_every_command_takes_a_model_on_s3(log: Path, bucket: str, capsys: Any) -> None:
     url, data = f"{bucket}/ctr", str(log)
     train = ["train", "lr", "--data", data, "--format", "libsvm", "--batch-size", "50"]

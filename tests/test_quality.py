@@ -23,6 +23,7 @@ def matrix(batches):
     return csr_matrix((whole.values, whole.keys.astype(np.int64), whole.indptr), shape=(len(whole), 124)), whole.labels
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("train", "test", "optimizer", "batch_size", "passes", "c"),
     [

@@ -24,6 +24,8 @@ pytest.importorskip("ray.train", reason="ray is an extra: pip install 'shoal[ray
 import ray
 from ray.autoscaler.v2.sdk import get_cluster_status
 
+from tiers import long_after
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings(r"ignore::Warning:ray\..*")]
 
 # The workers of Ray cannot import this file.
@@ -210,7 +212,7 @@ def natively_trained(tmp_path_factory):
     return folder / "train.tsv", state(folder / "tables")
 
 
-@pytest.mark.parametrize("shared_storage", [False, True])
+@pytest.mark.parametrize("shared_storage", long_after(1, [True, False]))
 def test_the_model_has_the_bits_of_a_native_launch(servers, natively_trained, tmp_path, shared_storage):
     path, tables = natively_trained
     mode = ray.train.CheckpointUploadMode.NO_UPLOAD if shared_storage else ray.train.CheckpointUploadMode.SYNC
@@ -336,6 +338,7 @@ def serving(cluster, role):
     return any(role.place.rank in {arc["server"], *arc["copies"]} for arc in cluster.status()["arcs"])
 
 
+@pytest.mark.long
 def test_workers_join_and_leave_a_run(servers, ray_cluster, tmp_path, monkeypatch):
     # Longer than a decision about the number of workers lasts: else the next one counts the seats of a dead node.
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1.5")
@@ -395,6 +398,7 @@ def test_workers_join_and_leave_a_run(servers, ray_cluster, tmp_path, monkeypatc
     assert ends[0]["rows"][2] < 0  # the tables still have what two workers have pushed
 
 
+@pytest.mark.long
 def test_the_command_of_the_ray_job_trains_a_model(ray_cluster, tmp_path, monkeypatch):
     (job,) = (one for one in documents("ray") if one["kind"] == "RayJob")
     python, program, *arguments = shlex.split(job["spec"]["entrypoint"])

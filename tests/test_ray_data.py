@@ -363,6 +363,7 @@ def test_an_error_in_a_block_reaches_the_driver(ordered):
         list(Hash(**ROLES).read(step))
 
 
+@pytest.mark.long
 @marked
 def test_the_example_is_that_of_the_documentation_and_runs(ray_cluster, tmp_path, monkeypatch, capsys):
     root = Path(__file__).parent.parent

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_models_have_the_bits_of_an_undisturbed_run_although_nodes_are_killed(ray_cluster, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "bench")
     bench = importlib.import_module("bench_ray_nodes")

@@ -12,6 +12,7 @@ from ray_nodes import PATIENCE, page_names, run_page_block  # noqa: E402
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings(r"ignore::Warning:ray\..*")]
 
 
+@pytest.mark.long
 def test_a_trial_reports_what_its_workers_report(ray_cluster, tmp_path):
     rng = np.random.default_rng(1)
     site, user = rng.integers(0, 20, (2, 6000))

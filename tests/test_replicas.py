@@ -885,6 +885,7 @@ def orders_go_on(monkeypatch):
     monkeypatch.setattr("shoal.cluster.scheduler.orders.Orders.pause", lambda self, is_paused: self._continue())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "plant", [all_at_once, keeps_other_copies, promotes_arriving_copies, forgets_the_order, orders_go_on]
 )

@@ -25,6 +25,7 @@ from shoal.models.pass_reader import PassReader
 from shoal.models.plan import Plan
 from shoal.models.shares import Share, WorkerState, divided
 from stores import one_by_one, together
+from tiers import long_after, long_but
 
 BATCH, EXAMPLES = 20, 800
 
@@ -173,7 +174,7 @@ FITS = {
 }
 
 
-@pytest.mark.parametrize("kind", FITS)
+@pytest.mark.parametrize("kind", long_but(["lr, patient"], FITS.keys()))
 def test_a_fit_of_two_workers_that_goes_on_has_the_bits_of_one_that_never_stopped(
     log: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -209,7 +210,7 @@ def test_checkpoints_of_workers_at_different_clocks_name_every_example_once(
     assert [(examples, passes[0][0].examples) for _, examples, passes in found] == [(2 * EXAMPLES, EXAMPLES)] * 2
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), long_after(2, [(2, 1), (2, 3), (3, 2), (1, 2)]))
 def test_a_fit_goes_on_with_another_number_of_workers(log: Path, tmp_path: Path, before: int, after: int) -> None:
     with cluster(2, 1) as servers:
         one_by_one(servers.address, before, fit_of(logistic, log, tmp_path / "m", until=8))
@@ -295,7 +296,7 @@ def worker_of(out: Path, rank: int) -> int | None:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("true_starts")  # Linux shows the environment that a process was started with
 @pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
 def test_a_worker_that_dies_costs_no_example_and_no_bit_under_restarts(log: Path, tmp_path: Path) -> None:

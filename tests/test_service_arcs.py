@@ -11,6 +11,7 @@ import pytest
 from service_peer import SGD, Worker, deliver, part_named, released
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
+from tiers import long_after
 
 SLOTS = 16
 WIDTH = 1 << 60
@@ -157,7 +158,7 @@ def contents(shard: _core.Shard) -> list[tuple[Any, ...]]:
     return [(rows, section.tobytes(), filter.tobytes()) for rows, section, filter in taken]
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize("mode", long_after(1, ["bsp", "ssp", "asp"]))
 @pytest.mark.parametrize("arcs", ARCS)
 def test_replies_and_rows_are_those_of_one_arc(arcs: str, mode: str) -> None:
     met = set()

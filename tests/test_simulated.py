@@ -98,6 +98,7 @@ def test_slots_that_move_keep_every_promise(plan, mode):
     assert moved > 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found(name):
     service, requests, plan, checkers = PLANTED[name]

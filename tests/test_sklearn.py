@@ -143,6 +143,7 @@ def test_a_pickle_predicts_and_learns_on_bit_for_bit(rng, copied):
         _ = copied(unfitted).coef_
 
 
+@pytest.mark.long
 def test_it_works_in_pipelines_and_searches():
     X, y = load_breast_cancer(return_X_y=True)
     pipeline = make_pipeline(StandardScaler(), FTRLClassifier(random_state=0))

@@ -19,6 +19,7 @@ import shoal
 from oracle.hashing import LAST_KEY, keys_of, mix, neighbours, one_slot
 from oracle.optimizers import rule_of
 from oracle.table import DictTable
+from tiers import long_but
 
 POOL = np.unique(
     np.concatenate(
@@ -171,7 +172,9 @@ MACHINES = {
 }
 
 
-@pytest.mark.parametrize("arguments", MACHINES.values(), ids=MACHINES.keys())
+@pytest.mark.parametrize(
+    "arguments", long_but(["group ftrl of dim 3", "adagrad of dim 5", "sgd of dim 2 in bfloat16"], MACHINES)
+)
 def test_a_table_is_a_dict_of_rows(arguments):
     run_state_machine_as_test(
         lambda: TableMachine(*arguments), settings=settings(max_examples=40, stateful_step_count=25)

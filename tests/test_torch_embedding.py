@@ -28,6 +28,8 @@ from forks import in_child
 torch = pytest.importorskip("torch", reason="shoal.torch needs it: requirements/torch.txt says how to get it")
 from torch.nn import functional as F  # noqa: E402
 
+from tiers import long_after  # noqa: E402
+
 UNIQUE = np.array([7, 3, 0, 2**64 - 1, 2**63, 11, 12, 13], np.uint64)
 DIM = 5
 MODES = ("sum", "mean", "max")
@@ -683,7 +685,7 @@ def batches(rng):
         )
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", long_after(1, ["eager", "aot_eager"]))
 def test_a_compiled_model_is_the_same_without_graph_breaks(store, name, backend):
     torch.compiler.reset()
     runs = []
@@ -729,7 +731,7 @@ def test_what_is_pulled_together_is_compiled_too(local, name):
         assert table.pull(np.array([7, 3], np.uint64)).tolist() == [[-6, -6], [-2, -2]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles with g++")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's own, of itself
 def test_inductor_compiles_a_model(local, name, monkeypatch, tmp_path):

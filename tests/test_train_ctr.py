@@ -31,6 +31,7 @@ from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, bui
 from shoal.torch.fields import Fields  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
 from shoal.torch.trainer import ClickModel, FitCheckpointer, fit, train  # noqa: E402
+from tiers import long_after  # noqa: E402
 
 COLUMNS = {"label": "click", "categorical": ["user", "ad", "site"], "numeric": ["price"], "lists": {"seen": "ad"}}
 FIELDS = Fields(names=["user", "ad", "site"], dense=["price"], group="user")
@@ -262,7 +263,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("kind", PLANS)
-@pytest.mark.parametrize("stop", [4, 11, 15])  # within the first pass, behind it, within the second
+@pytest.mark.parametrize("stop", long_after(1, [11, 4, 15]))  # within the first pass, behind it, within the second
 def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_path, kind, stop):
     how, sections = PLANS[kind]
     plan = Plan(**{"epochs": 2, "warm_up": False, "seed": 5, **how})
@@ -710,7 +711,7 @@ def until_it_stands(out: Path | StorageDir, process: subprocess.Popen, examples:
     pytest.fail("no checkpoint came")
 
 
-@pytest.mark.parametrize("where", ["local", "s3"])
+@pytest.mark.parametrize("where", long_after(1, ["s3", "local"]))
 def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, request, where):
     out, more = open_dir(tmp_path / "killed"), {}
     if where == "s3":

@@ -27,6 +27,7 @@ from shoal.models.plan import Plan  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
 from shoal.torch.trainer import ClickModel, fit  # noqa: E402
 from stores import one_by_one, together  # noqa: E402
+from tiers import long_after  # noqa: E402
 
 BATCH, COLUMNS = 60, {"label": "click", "categorical": ["user", "ad"], "numeric": ["price"]}
 
@@ -147,7 +148,7 @@ def test_workers_at_parts_of_a_batch_have_the_losses_of_one_at_the_whole(clicks:
 
 
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
-@pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.SSP(2), shoal.ASP()], ids=str)
+@pytest.mark.parametrize("consistency", long_after(2, [shoal.BSP(), shoal.ASP(), shoal.SSP(2)]), ids=str)
 def test_workers_with_unequal_shares_end_together(clicks: Path, dense: str, consistency: shoal.Consistency) -> None:
     whole = list(read(clicks).with_fields())
     shares = [whole, whole[:3], []]
@@ -246,7 +247,7 @@ def resumable(clicks: Path, directory: Path, dense: str, *, until: int = 10**6, 
 
 
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
-@pytest.mark.parametrize("until", [5, 14])
+@pytest.mark.parametrize("until", long_after(1, [14, 5]))
 def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
     clicks: Path, tmp_path: Path, dense: str, until: int
 ) -> None:
@@ -266,7 +267,7 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
 
 
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize(("before", "after"), long_after(1, [(2, 3), (1, 2), (2, 1)]))
 def test_a_fit_goes_on_with_another_number_of_workers(
     clicks: Path, tmp_path: Path, dense: str, before: int, after: int
 ) -> None:

@@ -1,0 +1,26 @@
+"""Which tests `make test` runs: all but the long ones, which `make long` runs.
+
+A long test repeats what a shorter one checks, with other settings, seeds, sizes or formats, or checks the checks.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+__all__ = ["long_after", "long_but"]
+
+
+def long_after(count: int, values: Iterable[Any]) -> list[Any]:
+    """Return parameters of which those after the first `count` are long; a tuple is of several arguments."""
+    sets = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*one, marks=[] if place < count else pytest.mark.long) for place, one in enumerate(sets)]
+
+
+def long_but(names: Collection[str], values: Mapping[str, Any] | Iterable[str]) -> list[Any]:
+    """Return parameters of which those without these names are long; of a mapping, its values."""
+    named = dict(values) if isinstance(values, Mapping) else {name: name for name in values}
+    assert named.keys() >= set(names), f"there is no {sorted(set(names) - named.keys())}"
+    return [
+        pytest.param(value, id=name, marks=[] if name in names else pytest.mark.long) for name, value in named.items()
+    ]
