@@ -893,6 +893,39 @@ def test_a_save_during_a_copy_begins_at_once_and_the_copy_is_made_after_it() -> 
     assert same_arcs(p, cluster.newcomer.replica(1))
 
 
+def test_copies_are_made_although_one_save_follows_another_and_saves_although_copies_are_due() -> None:
+    cluster = Copying()
+    cluster.copy_rate = 1 << 16  # it would take a minute to copy the arcs
+    p = cluster.primary
+    prepare(p, "asp", 0)
+    cluster.send(many(Worker(epoch=NEWEST), 1))
+    cluster.begin()
+    saves, since, sequence, refusals = 0, 0, 2, 0
+    while not cluster.watch():
+        (begun,) = cluster.send(save_message(Op.SAVE_BEGIN, [0, 0, 0, 0, 0, 1, 2], sequence)) or cluster.settle()
+        if begun.status == Status.OVERLOADED:
+            refusals += 1
+            since += 1
+            assert since < 50, "no save begins"
+            cluster.step()
+            continue
+        assert begun.status == Status.OK
+        saves, since = saves + 1, 0
+        assert saves < 4 * len(ARCS), "no arc is copied"
+        saved = p.next_session()
+        assert saved is not None
+        assert sum(saved.section(1, slot)[0] for slot in saved.slots) == 160_000
+        cluster.step()
+        # No time passes from the end of a save to the beginning of the next one.
+        (ended,) = cluster.send(save_message(Op.SAVE_END, [sequence], sequence + 1)) or cluster.settle()
+        assert ended.status == Status.OK
+        del saved
+        sequence += 2
+    assert refusals
+    cluster.settle()
+    assert same_arcs(p, cluster.newcomer.replica(1))
+
+
 NAME = [7, 8, 9, 10]  # of a written checkpoint
 BASE_SAVE, DELTA_SAVE = 1, 2
 

@@ -619,6 +619,16 @@ def test_the_deadline_names_the_peer_the_operation_and_the_silence():
         again.get()
 
 
+def test_the_deadline_of_a_save_that_may_not_begin_names_what_it_waits_for():
+    r = requests()
+    save = r.submit(Op.SAVE_BEGIN, 0, 0, 0.0, 9.0, payload=[np.zeros(5, np.uint64)], count=5)
+    for asked in taken(r):
+        r.receive(asked.address, asked.answer(Status.OVERLOADED), 1.0)
+    r.on_time(9.0)
+    with pytest.raises(DeadlineExceededError, match="copies slots to another server, or ends another save, first"):
+        save.get()
+
+
 def test_slots_without_an_owner_end_at_the_deadline_too():
     r = requests()
     call = push(r, deadline=5.0)

@@ -86,7 +86,9 @@ std::vector<SharedFrame> share(std::span<const wire::Frame> frames, MultipartMes
 
 ReplicatedService::ReplicatedService(Slots slots, const std::vector<SlotRange>& arcs,
                                      const ServiceLimits& limits)
-    : service_(slots, arcs, limits), limits_(limits) {}
+    : service_(slots, arcs, limits), limits_(limits) {
+  service_.set_save_filter([this] { return admit_save(); });
+}
 
 // --- orders -----------------------------------------------------------------------------------------------------
 

@@ -234,6 +234,8 @@ class ReplicatedService {
                        const Handover& handover);
   // What the backup has of the stream's copy is dropped; it begins again.
   void abort_copy(ReplicationLog::Stream& stream);
+  // Whether a save may begin, which cancels the copies in progress; not if another save has already delayed one of them.
+  bool admit_save() noexcept;
   // Begins and continues copies, as far as the rate and the acknowledgements allow. Takes pieces if it is time or `is_idle`; returns
   // their bytes.
   std::size_t copy_arcs(bool is_idle = false) noexcept;

@@ -280,7 +280,24 @@ void ReplicatedService::abort_copy(ReplicationLog::Stream& stream) {
   if (stream.copy->has_begun) {
     append_order(AbortCopy{}, stream.id);
   }
-  stream.copy = ReplicationLog::Copy{.range = stream.copy->range};
+  stream.copy = ReplicationLog::Copy{.range = stream.copy->range, .was_delayed = stream.copy->was_delayed};
+}
+
+// A save and a copy cannot have a snapshot of the same rows at the same time. Each copy is delayed by one save at most: otherwise
+// frequent saves would keep slots from getting their copies, or from moving, for ever.
+bool ReplicatedService::admit_save() noexcept {
+  bool admits = true;
+  for (auto& [id, stream] : log_.streams()) {
+    if (stream.copy && !stream.stopped() && !stream.copy->is_taken()) {
+      admits = admits && !stream.copy->was_delayed;
+    }
+  }
+  for (auto& [id, stream] : log_.streams()) {
+    if (stream.copy && !stream.copy->is_taken()) {
+      (admits ? stream.copy->was_delayed : stream.copy->is_awaited) = true;
+    }
+  }
+  return admits;
 }
 
 bool ReplicatedService::use_idle_time() noexcept {
@@ -322,12 +339,14 @@ std::size_t ReplicatedService::copy_arcs(bool is_idle) noexcept {
       if (takes && taken < kTakeBytes) {
         taken += ReplicationLog::take_pieces(copy, kTakeBytes - taken);
       }
-      const bool is_unlimited = copy_rate_ == 0 || copy.kept_bytes > ReplicationLog::kManyKeptBytes;
+      const bool is_unlimited =
+          copy_rate_ == 0 || copy.is_awaited || copy.kept_bytes > ReplicationLog::kManyKeptBytes;
       const auto allowed = is_unlimited ? std::numeric_limits<std::uint64_t>::max()
                                         : static_cast<std::uint64_t>(std::max(copy_allowed_, 0.0));
       copy_allowed_ -= static_cast<double>(log_.append_chunks(stream, allowed));
     } catch (const SnapshotLostError&) {
       copy.source->cancel();
+      copy.was_delayed = false;  // a save does not wait for another attempt, which may fail too
     } catch (const std::exception&) {
       // No memory, or a table is being saved or loaded: later.
     }

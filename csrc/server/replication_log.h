@@ -128,6 +128,8 @@ class ReplicationLog {
 
     SlotRange range{};
     bool has_begun = false;
+    bool was_delayed = false;           // by a save: the next one begins when all pieces are taken
+    bool is_awaited = false;            // by a save
     std::shared_ptr<ArcCopy> source{};  // null once all pieces are taken
     std::deque<Piece> pieces{};         // taken and not appended
     std::size_t offset = 0;             // of the next chunk in the first one
@@ -138,6 +140,7 @@ class ReplicationLog {
     std::uint64_t end_sequence = 0;     // of COPY_END; 0: not yet
 
     bool can_take() const noexcept { return source != nullptr && taken_bytes < kMaxTakenBytes; }
+    bool is_taken() const noexcept { return has_begun && source == nullptr; }
   };
   struct Stream {
     StreamId id = 0;

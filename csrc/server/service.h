@@ -182,6 +182,8 @@ class Service {
   std::shared_ptr<CheckpointSession> next_session();
   // Cancels all sessions, and refuses new ones.
   void close_sessions();
+  // Called before a save begins while there is no other, with the mutex held: if it returns false, the save is answered OVERLOADED.
+  void set_save_filter(std::function<bool()> filter);
 
   // Called, with the mutex held, by a control call that has queued replies for released(); must not wait or call the service.
   void set_waker(std::function<void()> waker);
@@ -455,6 +457,7 @@ class Service {
   std::vector<std::shared_ptr<CheckpointSession>> unclaimed_sessions_;  // not yet taken by next_session()
   std::condition_variable session_begun_;
   std::vector<std::weak_ptr<ArcCopy>> copies_;
+  std::function<bool()> save_filter_;
   bool sessions_closed_ = false;
   ReplyQueue released_{workspace_.buffers};
 

@@ -57,6 +57,11 @@ std::shared_ptr<CheckpointSession> Service::next_session() {
   return save;
 }
 
+void Service::set_save_filter(std::function<bool()> filter) {
+  const std::lock_guard lock(mutex_);
+  save_filter_ = std::move(filter);
+}
+
 void Service::close_sessions() {
   {
     const std::lock_guard lock(mutex_);
@@ -135,6 +140,10 @@ void Service::save_begin(const Call& call) {
   cancel_sessions(header.worker, loads);
   std::erase_if(sessions_, [](const auto& save) { return save->closed(); });
   if (!loads) {
+    const bool is_only = std::ranges::all_of(sessions_, [](const auto& one) { return one->ended(); });
+    if (is_only && save_filter_ && !save_filter_()) {
+      return send(call, Status::kOverloaded);
+    }
     cancel_copies();  // they are made again after the save
   }
   std::vector<CheckpointSession::TableRequest> wanted;

@@ -71,6 +71,8 @@ def deadline_error(call: Call, endpoints: Mapping[str, EndpointState], epoch: in
         Status.RETRY: ("misses pushes of this clock", "see the errors of these pushes"),
         Status.BAD_REQUEST: ("refused it as damaged", "something between here and there changes bytes"),
     }[part.last]
+    if part.last == Status.OVERLOADED and call.op == _core.Op.SAVE_BEGIN:
+        why, remedy = "copies slots to another server, or ends another save, first", "raise timeout"
     if part.message is None:
         why, remedy = f"has {peer.bytes} earlier bytes to receive", "raise timeout, or push less at once"
     return DeadlineExceededError(
