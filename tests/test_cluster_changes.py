@@ -14,9 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -39,10 +40,10 @@ pytestmark = [
 KEYS = 3000
 
 
-def until(what: Callable[[], Any], seconds: float = TIMEOUT) -> Any:
+def until(what: Callable[[], Any], seconds: float = TIMEOUT, about: Callable[[], Any] = str) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := what()):
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, f"it did not happen within {seconds:.0f} s {about()}"
         time.sleep(0.02)
     return found
 
@@ -171,7 +172,7 @@ class Run:
 
     def wait_for_copies(self, servers: int) -> None:
         """Wait until so many servers serve slots, and each slot has its copy."""
-        until(lambda: self.has_copies(servers))
+        until(lambda: self.has_copies(servers), about=self.status)
 
     def processes(self) -> dict[int, int]:
         """Return the ranks of the servers, by process."""
@@ -180,9 +181,17 @@ class Run:
     def child_of(self, rank: int) -> ChildProcess:
         return next(child for child in self.cluster.servers if self.processes().get(child.process.pid) == rank)
 
-    def wait_for_slots(self, child: ChildProcess) -> None:
-        """Wait until a server that has joined serves slots, which move between saves only."""
-        until(lambda: self.processes().get(child.process.pid) in self.serving(), seconds=3 * TIMEOUT)
+    def wait_for_slots(self, name: str) -> ChildProcess:
+        """Wait until a server that joins serves slots; returns it, or the one that was started in its place.
+
+        A process that gets no processor for a second is declared dead, and the launcher replaces it.
+        """
+
+        def serving() -> ChildProcess | None:
+            child = next(child for child in self.cluster.servers if child.name == name)
+            return child if self.processes().get(child.process.pid) in self.serving() else None
+
+        return cast(ChildProcess, until(serving, seconds=3 * TIMEOUT, about=self.status))
 
     def wait_for_end(self, child: ChildProcess) -> None:
         """Wait until a server is no member any more."""
@@ -195,10 +204,10 @@ class Run:
     def join(self) -> ChildProcess:
         """Start a further server, and wait until it serves slots."""
         roots = [f"--storage-root={root}" for root in self.storage_roots]
-        child = self.cluster._role("another server", ["server", "--connect", self.cluster.address, *roots])
+        name = f"another server, number {len(self.cluster.servers)}"
+        child = self.cluster._role(name, ["server", "--connect", self.cluster.address, *roots])
         self.cluster.servers.append(child)
-        self.wait_for_slots(child)
-        return child
+        return self.wait_for_slots(name)
 
 
 @contextlib.contextmanager
@@ -328,26 +337,23 @@ def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[]
     while not failures:
         assert steps < 60, "no save was interrupted"
         before = set(saved.iterdir())
-        results: list[Callable[[], bool]] = []
 
-        def wait_and_disturb(before: set[Path] = before, results: list[Callable[[], bool]] = results) -> None:
+        def wait_and_disturb(before: set[Path] = before) -> Callable[[], bool]:
             until(lambda: set(saved.iterdir()) - before)
-            results.append(disturb())
+            return disturb()
 
-        disturbing = threading.Thread(target=wait_and_disturb)
-        disturbing.start()
-        is_over: Callable[[], bool] | None = None
-        while is_over is None or not is_over():  # at least once
-            try:
-                save()
-                stands = steps
-            except shoal.ClusterChangedError as error:
-                failures.append(str(error))
-                check(stands)
-            if not disturbing.is_alive():
-                disturbing.join()
-                assert results, "the disturbance failed, as its thread reports"
-                (is_over,) = results
+        with ThreadPoolExecutor(1) as threads:
+            disturbing = threads.submit(wait_and_disturb)
+            is_over: Callable[[], bool] | None = None
+            while is_over is None or not is_over():  # at least once
+                try:
+                    save()
+                    stands = steps
+                except shoal.ClusterChangedError as error:
+                    failures.append(str(error))
+                    check(stands)
+                if disturbing.done():
+                    is_over = disturbing.result()  # raises what the thread has raised
     save()
     check(steps)
     print(f"{len(failures)} of {steps} saves failed")
