@@ -38,6 +38,9 @@ class Endpoint:
     def arc_loads(self, patience):
         return None if self.busy else [(first, first + 8, 0, 0, 0) for first in self.arcs]
 
+    def hot_keys(self, most, patience):
+        return None if self.busy else ([(1, 2**64 - 1, 30), (1, 7, 10), (9, 8, 9), (1, 9, 3)], 100)
+
     def replication(self, patience):
         return {"replicas": [], "streams": [], "held": 0}
 
@@ -69,6 +72,19 @@ def test_counts_of_an_arc_that_comes_or_goes_do_not_change_the_counter_of_a_proc
     assert pushed() == 8
     endpoint.arcs[8] = {1: {"rows_pushed": 1003}}
     assert pushed() == 8
+
+
+def test_the_shares_of_hot_keys_are_of_all_endpoints_and_omit_chance_and_erased_tables():
+    endpoints = {"a": Endpoint(), "b": Endpoint(), "c": Endpoint()}
+    counters = ServerCounters(endpoints, lambda: {1: "w:x"})
+    endpoints["c"].busy = True
+    assert counters.hot_keys() == {("w:x", 2**64 - 1): 0.3, ("w:x", 7): 0.1, ("w:x", 9): 0.03}
+    del endpoints["b"], endpoints["c"]
+    alone = ServerCounters(endpoints, lambda: {1: "w:x"})
+    assert alone.hot_keys() == {("w:x", 2**64 - 1): 0.3, ("w:x", 7): 0.1}  # three samples may be chance
+    loop = SimpleNamespace(durations=dict)
+    endpoints["a"].arcs[0] = {}
+    assert alone.figures([loop]).numbers["hot:18446744073709551615:w:x"] == 0.3
 
 
 def test_the_lag_is_the_age_of_the_oldest_change_that_is_not_acknowledged():

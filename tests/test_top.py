@@ -13,7 +13,7 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT
 from shoal.cli import main
-from shoal.cli.top import describe, sparkline
+from shoal.cli.top_view import describe, sparkline
 from shoal.cluster.protocol import health, metrics
 from shoal.cluster.protocol.messages import Figures
 from shoal.cluster.protocol.status import ArcStatus, JobStatus, ServerStatus, StatusReply, StreamStatus, WorkerStatus
@@ -35,6 +35,7 @@ STATUS = StatusReply(
 
 def figures(keys, pulls, rows=50.0):
     numbers = {"keys": keys, "messages": keys / 10, "rows": rows, "row_bytes": 500.0, "rows:w": rows, "bytes:w": 500.0}
+    numbers |= {"hot:18446744073709551615:w:x": 0.25, "hot:7:w:x": 0.1}
     return Figures(numbers, {"pull": pulls, "staleness": {0: 1, 3: 9}})
 
 
@@ -60,6 +61,10 @@ def test_rates_and_quantiles_are_those_of_the_last_seconds():
     assert (worker["examples_per_second"], worker["loss"], worker["auc"]) == (25, 0.5, 0.75)
     assert view["tables"] == [{"name": "w", "rows": 50, "memory_bytes": 500}]
     assert [one["first_slot"] for one in view["hottest"]] == [0]
+    assert view["hottest_keys"] == [
+        {"table": "w:x", "key": key, "server": 0, "share": share, "requests_per_second": 500 * share}
+        for key, share in (("18446744073709551615", 0.25), ("7", 0.1))
+    ]
     assert view["history"]["seconds"] == [-4, -2, 0]
     assert view["history"]["loss"] == [0.5, 0.5, 0.5]
     json.dumps(view, allow_nan=False)
@@ -92,7 +97,8 @@ def test_a_quantile_is_within_its_bucket():
 
 def test_the_text_names_what_a_person_looks_for():
     text = describe(observed(10.0, 12.0).view)
-    for part in ("2 of 2 servers", "cut off", "HOTTEST SLOTS", "slots 8-15 are copied from tcp://b:1", "loss 0.5000"):
+    parts = ("2 of 2 servers", "cut off", "HOTTEST SLOTS", "18446744073709551615", "25.00 %", "loss 0.5000")
+    for part in (*parts, "COPIED FROM", "8-15", "5 B of 10 B"):
         assert part in text
     assert sparkline([None, None]) == ""
     assert sparkline([2.0, 2.0]) == "▁▁"
@@ -127,8 +133,40 @@ def test_a_browser_displays_the_view():
     with health.HealthServer("tcp://127.0.0.1:*") as server:
         server.watch(list, "scheduler", metrics.SCHEDULER, dict, view=lambda: observed(10.0, 12.0).view)
         shown = chromium(f"{server.address}/", "--dump-dom").stdout
-    for part in ("cluster 8c1d6f0e21b7a945", "process 1 on a", "Hottest slots", "disconnected", "<path"):
+    for part in (
+        "cluster 8c1d6f0e21b7a945",
+        "process 1 on a",
+        "Hottest slots",
+        "18446744073709551615",
+        "disconnected",
+        "<path",
+    ):
         assert part in shown
+
+
+def luminances(image):
+    """Return the relative luminances of WCAG 2."""
+    linear = np.where(image <= 0.04045, image / 12.92, ((image + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed (Debian: apt install chromium)")
+def test_the_page_is_readable_in_dark_and_light(tmp_path):
+    image = pytest.importorskip("matplotlib.image", reason="the screenshots are read by matplotlib")
+    with health.HealthServer("tcp://127.0.0.1:*") as server:
+        server.watch(list, "scheduler", metrics.SCHEDULER, dict, view=lambda: observed(10.0, 12.0).view)
+        for scheme, is_dark in enumerate((True, False)):
+            file = tmp_path / f"{scheme}.png"
+            settings = f"--blink-settings=preferredColorScheme={scheme}"
+            chromium(f"{server.address}/", settings, "--window-size=1000,1100", f"--screenshot={file}")
+            found = luminances(image.imread(file)[..., :3].astype(float))
+            background = np.median(found)
+            assert background < 0.05 if is_dark else background > 0.9
+            lighter, darker = np.maximum(found, background), np.minimum(found, background)
+            contrast = (lighter + 0.05) / (darker + 0.05)
+            assert (contrast > 7).mean() > 0.005  # text
+            assert (contrast > 4.5).any(axis=1).sum() > 250  # rows of pixels: the whole page has text and curves
 
 
 @pytest.mark.slow
@@ -143,19 +181,24 @@ def test_a_cluster_that_trains_is_displayed(capsys):
             table = store.table("w", dim=2, optimizer=shoal.SGD(lr=0.1))
             keys = np.arange(100, dtype=np.uint64)
 
+            for _ in range(14_000):  # one key in 2,048 is counted
+                table.pull(keys[:1])
+
             def is_shown():
                 table.push(keys, np.ones((100, 2), np.float32)).wait()
                 table.pull(keys)
                 store.tick()
                 store.activity.learned(100, lambda: (0.25, 0.75))
                 view = json.loads(get(f"{url}/top.json")[1])
-                return view if view["total"]["keys_per_second"] and view["total"]["loss"] else None
+                is_complete = all(view["total"][name] for name in ("keys_per_second", "loss", "rows"))
+                return view if is_complete and view["hottest_keys"] else None
 
             view = until(is_shown)
             assert view["total"]["rows"] == 100
             assert view["tables"][0]["name"] == "w"
             assert view["servers"][0]["pull"]["p50"] > 0
             assert view["workers"][0]["examples"] >= 100
+            assert (view["hottest_keys"][0]["table"], view["hottest_keys"][0]["key"]) == ("w", "0")
             assert main(["top", cluster.address, "--json"]) == 0
             assert json.loads(capsys.readouterr().out)["cluster"] == view["cluster"]
             assert main(["top", cluster.address]) == 0  # no terminal: once

@@ -257,13 +257,17 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
 
+// The result of a function that other Python threads need not wait for.
+template <class Function>
+auto without_lock(Function&& function) {
+  const py::gil_scoped_release nogil;
+  return function();
+}
+
 // None: the endpoint has been executing a request for so many seconds.
 py::object replication(const ReplicatedService& service, std::optional<double> patience) {
-  std::optional<ReplicationStatus> found;
-  {
-    const py::gil_scoped_release nogil;
-    found = patience ? service.replication(milliseconds(*patience)) : service.replication();
-  }
+  const std::optional<ReplicationStatus> found = without_lock(
+      [&] { return patience ? service.replication(milliseconds(*patience)) : service.replication(); });
   if (!found) {
     return py::none();
   }
@@ -334,11 +338,7 @@ py::dict histogram(const Histogram& counts) {
 }
 
 py::object arc_loads(const ReplicatedService& service, double patience) {
-  std::optional<std::vector<Service::ArcLoad>> loads;
-  {
-    const py::gil_scoped_release nogil;
-    loads = service.arc_loads(milliseconds(patience));
-  }
+  const auto loads = without_lock([&] { return service.arc_loads(milliseconds(patience)); });
   if (!loads) {
     return py::none();
   }
@@ -351,11 +351,7 @@ py::object arc_loads(const ReplicatedService& service, double patience) {
 
 // [(first slot of an arc, table, {name: number})]
 py::object table_loads(const ReplicatedService& service, double patience) {
-  std::optional<std::vector<Service::TableLoad>> loads;
-  {
-    const py::gil_scoped_release nogil;
-    loads = service.table_loads(milliseconds(patience));
-  }
+  const auto loads = without_lock([&] { return service.table_loads(milliseconds(patience)); });
   if (!loads) {
     return py::none();
   }
@@ -377,12 +373,20 @@ py::object table_loads(const ReplicatedService& service, double patience) {
   return all;
 }
 
-py::dict metrics(const ReplicatedService& service) {
-  ServiceMetrics now;
-  {
-    const py::gil_scoped_release nogil;
-    now = service.metrics();
+py::object hot_keys(const ReplicatedService& service, std::size_t most, double patience) {
+  const auto found = without_lock([&] { return service.hot_keys(most, milliseconds(patience)); });
+  if (!found) {
+    return py::none();
   }
+  py::list keys;
+  for (const HotKey& one : found->first) {
+    keys.append(py::make_tuple(one.table, unmix(one.hash), one.count));
+  }
+  return py::make_tuple(keys, found->second);
+}
+
+py::dict metrics(const ReplicatedService& service) {
+  const ServiceMetrics now = without_lock([&] { return service.metrics(); });
   py::dict clocks;
   for (const auto& [rank, clock] : now.clocks) {
     clocks[py::int_(rank)] = clock;
@@ -548,7 +552,8 @@ void add_service(py::module_& module) {
       .def("use_idle_time", &ReplicatedService::use_idle_time, Nogil())
       .def("metrics", &metrics)
       .def("arc_loads", &arc_loads, py::arg("patience"))
-      .def("table_loads", &table_loads, py::arg("patience"));
+      .def("table_loads", &table_loads, py::arg("patience"))
+      .def("hot_keys", &hot_keys, py::arg("most"), py::arg("patience"));
   add_orders(service);
   py::class_<ReplicaOrders> replica(module, "Replica");
   replica.def("shard", &shard<ReplicaOrders>, py::arg("id"));

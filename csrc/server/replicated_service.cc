@@ -426,6 +426,12 @@ std::optional<std::vector<Service::TableLoad>> ReplicatedService::table_loads(
   return lock.owns_lock() ? std::optional(service_.table_loads()) : std::nullopt;
 }
 
+std::optional<std::pair<std::vector<HotKey>, std::uint64_t>> ReplicatedService::hot_keys(
+    std::size_t most, std::chrono::milliseconds patience) const {
+  const std::unique_lock lock = lock_within(mutex_, patience);
+  return lock.owns_lock() ? std::optional(service_.hot_keys(most)) : std::nullopt;
+}
+
 ReplicationStatus ReplicatedService::status() const {
   ReplicationStatus status{.position = log_.position(), .held = log_.held()};
   for (const auto& [id, stream] : log_.streams()) {

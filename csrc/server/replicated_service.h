@@ -138,6 +138,8 @@ class ReplicatedService {
   // As in Service. Nothing if the endpoint is executing a request for so long: heartbeats do not wait for a function of all rows.
   std::optional<std::vector<Service::ArcLoad>> arc_loads(std::chrono::milliseconds patience) const;
   std::optional<std::vector<Service::TableLoad>> table_loads(std::chrono::milliseconds patience) const;
+  std::optional<std::pair<std::vector<HotKey>, std::uint64_t>> hot_keys(
+      std::size_t most, std::chrono::milliseconds patience) const;
   std::size_t slots() const noexcept { return service_.slots(); }
 
   // Called, with the mutex held, when a control call has queued replies or messages, or has changed the targets; must not wait or call

@@ -186,6 +186,9 @@ void Service::serve(const Call& call) {
   if ((header.flags & (wire::kKeep | wire::kDigest)) != 0 && !replays() && !recall(known)) {
     return;
   }
+  if ((header.op == Op::kPull || header.op == Op::kPush) && !replays()) {
+    hot_keys_.add(header.table, known.hashes);
+  }
   if (is_read(header)) {
     return read(known, *table);
   }
@@ -420,6 +423,11 @@ std::vector<Service::TableLoad> Service::table_loads() const {
     }
   }
   return loads;
+}
+
+std::pair<std::vector<HotKey>, std::uint64_t> Service::hot_keys(std::size_t most) const {
+  const std::lock_guard lock(mutex_);
+  return {hot_keys_.hottest(most), hot_keys_.sampled()};
 }
 
 ServiceMetrics Service::metrics() const {

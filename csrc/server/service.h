@@ -64,6 +64,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/mix.h"
@@ -73,6 +74,7 @@
 #include "server/deferred_reads.h"
 #include "server/disposal.h"
 #include "server/histogram.h"
+#include "server/hot_keys.h"
 #include "server/key_list_cache.h"
 #include "server/postponed_calls.h"
 #include "server/reply_queue.h"
@@ -238,6 +240,8 @@ class Service {
     ShardStats stats{};
   };
   std::vector<TableLoad> table_loads() const;
+  // The keys that pulls and pushes have named most often, and the number of samples.
+  std::pair<std::vector<HotKey>, std::uint64_t> hot_keys(std::size_t most) const;
   ServiceMetrics metrics() const;
   std::size_t slots() const noexcept { return slots_.count(); }
 
@@ -452,6 +456,7 @@ class Service {
   std::vector<std::unique_ptr<FunctionAnswer>> functions_;  // by rank: the last one that was answered
   DeferredReads deferred_;
   KeyListCache key_lists_;
+  HotKeys hot_keys_;
   std::vector<std::shared_ptr<CheckpointSession>>
       sessions_;  // in progress, or ended but still in use by a thread
   std::vector<std::shared_ptr<CheckpointSession>> unclaimed_sessions_;  // not yet taken by next_session()

@@ -22,6 +22,7 @@ _WINDOW_SECONDS = 10.0
 _STEP_SECONDS = 2.0
 _MAX_POINTS = 450
 _MAX_HOT = 8
+_MAX_HOT_KEYS = 16
 _QUANTILES = (("p50", 0.5), ("p99", 0.99))
 _CURVES = ("keys_per_second", "examples_per_second", "pull_p50", "pull_p99", "push_p99", "loss", "auc")
 
@@ -106,6 +107,7 @@ class Monitor:
             "servers": servers,
             "workers": workers,
             "hottest": _hottest(status.arcs),
+            "hottest_keys": _hottest_keys(servers, found),
             "copies": [one for one in plain["streams"] if one["arriving"]],
             "failovers": plain["failovers"],
             "history": {
@@ -220,6 +222,30 @@ def _quantiles(counts: Mapping[int, int], unit: float) -> dict[str, float | None
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _hottest_keys(
+    servers: list[dict[str, Any]], found: Mapping[tuple[str, int], deque[MemberFigures]]
+) -> list[dict[str, Any]]:
+    """Return the keys that requests name most often per second, as text: JavaScript has no integers of 64 bits."""
+    hot = []
+    for server in servers:
+        samples = found.get(("server", server["rank"]))
+        for name, share in samples[-1].figures.numbers.items() if samples else ():
+            kind, _, rest = name.partition(":")
+            if kind == "hot":
+                key, _, table = rest.partition(":")
+                requests = share * server["keys_per_second"]
+                hot.append(
+                    {
+                        "table": table,
+                        "key": key,
+                        "server": server["rank"],
+                        "share": share,
+                        "requests_per_second": requests,
+                    }
+                )
+    return sorted(hot, key=lambda one: (one["requests_per_second"], one["share"]), reverse=True)[:_MAX_HOT_KEYS]
 
 
 def _hottest(arcs: Iterable[ArcStatus]) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ from shoal.cluster.protocol.messages import (
     DropTable,
     ErrorReply,
     Fence,
+    Figures,
     Hold,
     Order,
     OrderBody,
@@ -252,6 +253,10 @@ class ServerControl:
     def counters(self, loops: Iterable[_core.DataLoop] = ()) -> Values:
         """Return the metrics of all endpoints together, by name: see :class:`.ServerCounters`. From any thread."""
         return self._counters.read(loops)
+
+    def figures(self, loops: Iterable[_core.DataLoop]) -> Figures:
+        """Return what heartbeats report of all endpoints together. From any thread."""
+        return self._counters.figures(loops)
 
     # --- orders -------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,6 @@ from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerCli
 from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.server.assignment import ServerControl
 from shoal.cluster.server.code import AllowedCode
-from shoal.cluster.server.counters import figures_of
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import ShoalError
@@ -296,7 +295,7 @@ class Server:
                     self._guard.check()
             if time.monotonic() - self._figures_at > _FIGURES_SECONDS:
                 self._figures_at = time.monotonic()
-                self._figures = figures_of(self.counters())
+                self._figures = control.figures(self._loops)
             if not self._step(control):
                 return
             if control.is_drained:
