@@ -7,6 +7,7 @@ import functools
 import os
 import resource
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,24 @@ def object_store() -> Iterator[str]:
     """Run a server that speaks S3, with one bucket: its address.
 
     Meanwhile all sessions of botocore share a loader: each would parse the descriptions of the service, for 0.2 s. And
-    the server lists the folders of its library once: it would do it twice for each request, for 4 ms.
+    the server lists the folders of its library once: it would do it twice for each request, for 4 ms. An object is put
+    by one thread at a time: between the check of If-Match and the write the server would let another one through.
     """
     pytest.importorskip("s3fs")
     server_module = pytest.importorskip("moto.server")
     boto3 = pytest.importorskip("boto3")
     sessions = pytest.importorskip("botocore.session")
+    responses = pytest.importorskip("moto.s3.responses").S3Response
+    put, lock = responses.put_object, threading.Lock()
+
+    def put_object(self: Any) -> Any:
+        with lock:
+            return put(self)
+
     services = list(pytest.importorskip("moto.backends").list_of_moto_modules())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "create_loader", functools.cache(sessions.create_loader))
+        patch.setattr(responses, "put_object", put_object)
         patch.setattr("moto.backends.list_of_moto_modules", lambda: services)
         patch.setenv("AWS_ACCESS_KEY_ID", "a")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
