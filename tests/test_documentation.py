@@ -45,6 +45,7 @@ EXTRAS = {
     "serve": ["starlette", "uvicorn", "pyarrow"],
     "sklearn": ["sklearn", "scipy"],
     "tensorboard": ["tensorboard"],
+    "top": ["textual"],
     "torch": ["torch"],
     "zstd": ["backports.zstd"],
 }
