@@ -29,7 +29,7 @@ RUNNABLE = [
     name for name in NAMES if any(b.kind in documents.RUN and "not run" not in b.marks for b in blocks(ROOT / name))
 ]
 
-# Pages whose blocks train models for long; those of the README and the quick start train the same ones.
+# Pages whose blocks train models for long.
 TRAINING = {"docs/ctr.md", "docs/tracking.md", "docs/training.md"}
 
 # Pages that show everything a reader needs, from the installation of extras on.

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.cluster.protocol import metrics
+from shoal.cluster.protocol import messages, metrics
 from shoal.cluster.protocol.health import _cumulative
+from shoal.cluster.scheduler.tables import _MAX_NAME_LENGTH
 from shoal.cluster.server.counters import _RISING, ReplicationLag, ServerCounters
 from shoal.cluster.worker.call_metrics import CallMetrics
 from shoal.store.activity import Activity
@@ -85,6 +86,16 @@ def test_the_shares_of_hot_keys_are_of_all_endpoints_and_omit_chance_and_erased_
     loop = SimpleNamespace(durations=dict)
     endpoints["a"].arcs[0] = {}
     assert alone.figures([loop]).numbers["hot:18446744073709551615:w:x"] == 0.3
+
+
+def test_the_longest_name_of_a_table_fits_into_a_heartbeat():
+    name = "é" * _MAX_NAME_LENGTH
+    endpoint = Endpoint()
+    endpoint.arcs[0] = {1: {"rows": 4}}
+    figures = ServerCounters({"a": endpoint}, lambda: {1: name}).figures([SimpleNamespace(durations=dict)])
+    assert f"hot:18446744073709551615:{name}" in figures.numbers
+    heartbeat = messages.Heartbeat(b"0123456789abcdef", 4, figures=figures)
+    assert messages.decode(messages.encode(heartbeat)).figures == figures
 
 
 def test_the_lag_is_the_age_of_the_oldest_change_that_is_not_acknowledged():

@@ -7,8 +7,11 @@
 // hottest, and about one key in kGap was sampled.
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "measure.h"

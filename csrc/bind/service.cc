@@ -257,16 +257,16 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
 
-// The result of a function that other Python threads need not wait for.
+// The result of a function, during which other Python threads run.
 template <class Function>
-auto without_lock(Function&& function) {
+auto without_gil(Function&& function) {
   const py::gil_scoped_release nogil;
   return function();
 }
 
 // None: the endpoint has been executing a request for so many seconds.
 py::object replication(const ReplicatedService& service, std::optional<double> patience) {
-  const std::optional<ReplicationStatus> found = without_lock(
+  const std::optional<ReplicationStatus> found = without_gil(
       [&] { return patience ? service.replication(milliseconds(*patience)) : service.replication(); });
   if (!found) {
     return py::none();
@@ -338,7 +338,7 @@ py::dict histogram(const Histogram& counts) {
 }
 
 py::object arc_loads(const ReplicatedService& service, double patience) {
-  const auto loads = without_lock([&] { return service.arc_loads(milliseconds(patience)); });
+  const auto loads = without_gil([&] { return service.arc_loads(milliseconds(patience)); });
   if (!loads) {
     return py::none();
   }
@@ -351,7 +351,7 @@ py::object arc_loads(const ReplicatedService& service, double patience) {
 
 // [(first slot of an arc, table, {name: number})]
 py::object table_loads(const ReplicatedService& service, double patience) {
-  const auto loads = without_lock([&] { return service.table_loads(milliseconds(patience)); });
+  const auto loads = without_gil([&] { return service.table_loads(milliseconds(patience)); });
   if (!loads) {
     return py::none();
   }
@@ -374,7 +374,7 @@ py::object table_loads(const ReplicatedService& service, double patience) {
 }
 
 py::object hot_keys(const ReplicatedService& service, std::size_t most, double patience) {
-  const auto found = without_lock([&] { return service.hot_keys(most, milliseconds(patience)); });
+  const auto found = without_gil([&] { return service.hot_keys(most, milliseconds(patience)); });
   if (!found) {
     return py::none();
   }
@@ -386,7 +386,7 @@ py::object hot_keys(const ReplicatedService& service, std::size_t most, double p
 }
 
 py::dict metrics(const ReplicatedService& service) {
-  const ServiceMetrics now = without_lock([&] { return service.metrics(); });
+  const ServiceMetrics now = without_gil([&] { return service.metrics(); });
   py::dict clocks;
   for (const auto& [rank, clock] : now.clocks) {
     clocks[py::int_(rank)] = clock;

@@ -69,7 +69,7 @@ def _screen(ask: Callable[[], dict[str, Any]], view: dict[str, Any], interval: f
         from shoal.cli.top_screen import TopScreen
     except ImportError:
         while True:
-            log_line(f"{_CLEAR}{describe(view)}\n\nScreens to scroll and sort: pip install 'shoal[top]'")
+            log_line(f"{_CLEAR}{describe(view)}\n\nA screen with sorted tables: pip install 'shoal[top]'")
             time.sleep(interval)
             view = ask()
     screen = TopScreen(ask, view, interval)

@@ -126,7 +126,8 @@ class TopScreen(App[None]):
         except ShoalError as error:
             self.call_from_thread(self._complain, str(error))
         else:
-            self.call_from_thread(self.show, view)
+            if not self._is_paused:
+                self.call_from_thread(self.show, view)
         finally:
             self._is_asking = False
 

@@ -141,6 +141,7 @@ _Tables: TypeAlias = Annotated[tuple[_Word, ...], Meta(max_length=1 << 20)]
 _Status: TypeAlias = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 _Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
+_FigureName: TypeAlias = Annotated[str, Meta(max_length=1088)]  # a key and the name of a table, with a prefix
 _Text: TypeAlias = Annotated[str, Meta(max_length=1 << 20)]
 
 
@@ -637,7 +638,7 @@ class ArcLoad(_Message, frozen=True):
 class Figures(_Message, frozen=True):
     """What a server or a worker reports of itself for displays: numbers, and counts by the least of each bucket."""
 
-    numbers: Annotated[dict[_Name, float], Meta(max_length=1 << 14)] = {}
+    numbers: Annotated[dict[_FigureName, float], Meta(max_length=1 << 14)] = {}
     histograms: Annotated[
         dict[_Name, Annotated[dict[_Count, _Count], Meta(max_length=1 << 10)]], Meta(max_length=1 << 8)
     ] = {}
