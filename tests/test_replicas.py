@@ -696,7 +696,8 @@ def test_a_stream_that_is_of_no_use_is_closed_and_its_copies_are_made_again():
     world.server_of(stream.primary).report(ReportStream(stream.id, -1, "diverged", "a status differs"))
     world.go(1.0)
     assert stream.id not in {one.id for one in world.membership.map.streams}
-    assert any("are given up, diverged: a status differs" in note for note in world.membership.notes)
+    to = map.endpoint(stream.backup).label
+    assert any(note.endswith(f" at {to} are given up, diverged: a status differs") for note in world.membership.notes)
     world.settle()
     world.quiet()
     world.check_copies()

@@ -347,7 +347,7 @@ class ReportStream(_Message, frozen=True, tag="report-stream"):
 
     ``state`` is "arrived": the backup has a copy of this arc in sync; "diverged": the backup's copies differ and are of
     no use; "stalled": the backup acknowledges nothing; "load": rows are loaded that the stream does not carry. ``arc``
-    is -1 unless it has arrived.
+    is -1 unless it has arrived; ``text`` gives the reason of any other state.
     """
 
     stream: Annotated[int, Meta(ge=1, lt=1 << 53)]

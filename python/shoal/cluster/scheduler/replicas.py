@@ -296,9 +296,7 @@ class Replicas:
         self._avoid[stream.primary, stream.backup] = self._peers.now + _AVOID_SECONDS
         to = layout.endpoints[stream.backup].label
         slots = describe_slots(map, stream.arcs) or "none"
-        self._peers.notes.append(
-            f"the copies of slots {slots} at {to} are given up, {report.state}: {report.text or 'no reason is known'}"
-        )
+        self._peers.notes.append(f"the copies of slots {slots} at {to} are given up, {report.state}: {report.text}")
         self._change(layout.to_map(map.epoch + 1))
         return AcceptedReply("the stream is closed")
 

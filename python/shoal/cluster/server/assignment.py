@@ -181,7 +181,7 @@ class ServerControl:
         self._unconfirmed = False  # the newest map
         self._fault = ""
         self._outcome: OrderReply | None = None
-        self._reported: set[ReportStream] = set()
+        self._reported: set[tuple[int, int, str]] = set()  # stream, arc and state
         self._silent_since: dict[int, float] = {}  # by stream
         self._polled = 0.0
         # By address, as last reported; for the loads, by first slot, rows that were touched, and the load.
@@ -345,7 +345,7 @@ class ServerControl:
                 copy_rate,
             )
         arriving = {stream.id: {-1, *stream.arriving} for stream in map.streams}
-        self._reported = {report for report in self._reported if report.arc in arriving.get(report.stream, ())}
+        self._reported = {report for report in self._reported if report[1] in arriving.get(report[0], ())}
         self._silent_since = {id: since for id, since in self._silent_since.items() if id in arriving}
         self._counters.keep_streams({stream.id for one in mine.values() for stream in self._outgoing(one)})
 
@@ -395,8 +395,9 @@ class ServerControl:
             self._unconfirmed = False
         if self.has_streams:
             for report in self._reports(now):
-                if report not in self._reported:
-                    self._reported.add(report)
+                name = report.stream, report.arc, report.state
+                if name not in self._reported:
+                    self._reported.add(name)
                     out.append(report)
         self._polled = now
         return out
@@ -404,26 +405,28 @@ class ServerControl:
     def _reports(self, now: float) -> Iterable[ReportStream]:
         assert self._map is not None
         arcs = {(arc.first_slot, arc.end_slot): number for number, arc in enumerate(self._map.arcs)}
-        arriving = {stream.id: stream.arriving for stream in self._map.streams}
-        for service in self._services.values():
+        streams = {stream.id: stream for stream in self._map.streams}
+        for address, service in self._services.items():
             for state in service.replication()["streams"]:
                 id = state["stream"]
-                if id not in arriving:
+                if id not in streams:
                     continue
                 self._counters.note_stream(id, now, state["sent"], state["acknowledged"])
                 for arc in (arcs[range] for range in state["arrived"]):
-                    if arc in arriving[id]:
+                    if arc in streams[id].arriving:
                         yield ReportStream(id, arc, "arrived")
                 if state["fault"]:
                     kind = "load" if state["fault"] == _LOAD else "diverged"
                     yield ReportStream(id, -1, kind, state["fault"])
                 elif self._is_stalled(id, state, now):
-                    yield ReportStream(id, -1, "stalled")
+                    backup = self._map.endpoint(streams[id].backup).address
+                    text = f"{address} has received nothing from {backup} for {state['silent']:.1f} s"
+                    yield ReportStream(id, -1, "stalled", text)
 
     def _is_stalled(self, stream: int, state: Mapping[str, Any], now: float) -> bool:
         if state["silent"] < _STALL_SECONDS:
             self._silent_since.pop(stream, None)
-            self._reported.discard(ReportStream(stream, -1, "stalled"))
+            self._reported.discard((stream, -1, "stalled"))
             return False
         if now - self._polled > _STALL_CHECK_SECONDS:  # this process did not run
             self._silent_since.pop(stream, None)
