@@ -26,7 +26,7 @@ import zmq
 
 import shoal
 from background import computing
-from copies import get_status, wait_for_copies
+from chaos import get_status, wait_for_copies
 from figures import check, conditions, spread
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.scheduler.silence import Pinger

@@ -30,7 +30,7 @@ import numpy as np
 
 import shoal
 from background import Steps
-from copies import wait_for_copies
+from chaos import wait_for_copies
 from figures import check, conditions
 from shoal.cluster.launch import local_cluster
 from shoal.consistency import Consistency

@@ -30,7 +30,7 @@ import numpy as np
 
 import shoal
 from background import Steps
-from copies import get_status, wait_for_copies
+from chaos import get_status, wait_for_copies
 from figures import check, conditions, cpu_seconds, spread
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient

@@ -41,7 +41,7 @@ import psutil
 
 import shoal
 from bench_failover import JOIN_SECONDS, Pusher
-from copies import wait_for_copies
+from chaos import wait_for_copies
 from figures import check, conditions, cpu_seconds, spread
 from shoal.cluster.launch.local_cluster import running
 from shoal.tools import demo

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import shoal
-from copies import wait_for_copies
+from chaos import wait_for_copies
 from figures import check, conditions
 
 COLUMNS = ["site", "user", "hour"]

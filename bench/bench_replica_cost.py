@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import shoal
-from copies import wait_for_copies
+from chaos import wait_for_copies
 from figures import check, conditions, cpu_seconds, resident_bytes, spread, thread_seconds
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.launch.local_cluster import LocalCluster

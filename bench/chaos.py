@@ -37,10 +37,11 @@ import numpy as np
 import numpy.typing as npt
 
 import shoal
-from copies import get_status, wait_for_copies
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.protocol.curve import Keys
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import StatusReply
 from shoal.consistency import Consistency
 
 KEYS = 512  # of a worker
@@ -48,6 +49,31 @@ FAULTS = ("server", "stop", "scheduler", "worker")
 MODES: dict[str, Consistency] = {"bsp": shoal.BSP(), "ssp": shoal.SSP(2), "asp": shoal.ASP()}
 STEPS, CLOCK, SLOWEST, WRONG, STOP = range(5)  # the numbers of a ledger; STOP: the clock at which to end, or 0
 MORE_CLOCKS = 10  # from the request to end to the last clock, which is the same for all workers
+COPIES_SECONDS = 60.0  # until all copies are made, by default
+
+
+def get_status(address: str, keys: Keys | None = None) -> StatusReply:
+    """Return the status of the cluster whose scheduler is at an address."""
+    with SchedulerClient(address, "observer", keys=keys) as client:
+        return client.status(timeout=COPIES_SECONDS)
+
+
+def wait_for_copies(
+    address: str, servers: int, replicas: int, keys: Keys | None = None, limit: float = COPIES_SECONDS
+) -> float:
+    """Wait until so many servers are members and each arc has its copies; return the seconds."""
+    start = time.monotonic()
+    while True:
+        status = get_status(address, keys)
+        missing = [arc.first_slot for arc in status.arcs if len(arc.copies) < replicas]
+        if status.arcs and not missing and len(status.servers) == servers:
+            return time.monotonic() - start
+        if time.monotonic() - start > limit:
+            raise SystemExit(
+                f"after {limit:.0f} s {len(status.servers)} of {servers} servers are members, and "
+                f"{len(missing)} of {len(status.arcs)} arcs have fewer than {replicas} copies: {status}"
+            )
+        time.sleep(0.05)
 
 
 class Ledger:
