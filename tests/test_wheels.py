@@ -139,6 +139,44 @@ def test_wheels_are_tested_where_no_compiler_is(tmp_path):
         assert shutil.which(compiler, path=str(commands)) is None
 
 
+def test_a_wheel_whose_module_does_not_use_the_instruction_sets_of_this_machine_fails_the_check(
+    tmp_path, monkeypatch, capsys
+):
+    arch = platform.machine()
+    path = wheel(tmp_path / f"shoal-0.1.0-cp312-cp312-manylinux_2_28_{arch}.whl")
+    measured = {"cpu_features": ["sse4.2"], "python": "3.12.0", "machine": arch, "weights": {}}
+    monkeypatch.setattr(check_wheels, "_WORK", tmp_path)
+    monkeypatch.setattr(check_wheels, "install", lambda *_: Path(sys.executable))
+    monkeypatch.setattr(check_wheels, "run", lambda *_, **__: json.dumps(measured))
+    monkeypatch.setattr(Path, "read_text", lambda self, *_: "flags\t\t: fpu sse4_2 avx avx2 bmi1\n")
+    monkeypatch.setattr(check_wheels, "cibuildwheel", lambda: ([], []))
+    assert check_wheels.main([str(path)]) == 1
+    output = capsys.readouterr()
+    assert "its module does not use avx2, which this machine has" in output.out
+    assert f"failed or not tested: {path.name}" in output.err
+
+
+def test_instruction_sets_are_compared_by_the_names_of_the_kernel():
+    everything = ["sse4.2", "avx2", "avx512f", "avx512bw", "avx512vl"]
+    cpuinfo = "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 avx512f avx512bw avx512vl\nprocessor\t: 1\n"
+    assert check_wheels.unreported(everything, cpuinfo) == []
+    assert check_wheels.unreported([], cpuinfo) == ["avx2", "avx512f", "avx512bw", "avx512vl", "sse4.2"]
+    assert check_wheels.unreported(["sse4.2"], "flags\t: fpu sse4_2\n") == []
+    assert check_wheels.unreported([], "Features\t: fp asimd crc32\n") == []
+
+
+def test_each_instruction_set_that_the_engine_asks_for_is_detected_where_the_runtime_detects_none():
+    asked = {
+        name
+        for path in (ROOT / "csrc").rglob("*")
+        if path.suffix in (".h", ".cc")
+        for name in re.findall(r'__builtin_cpu_supports\("([^"]+)"\)', path.read_text())
+    }
+    detected = re.findall(r"^  k(\w+) = \d+,$", (ROOT / "csrc/base/cpu_model.cc").read_text(), re.MULTILINE)
+    assert "avx2" in asked
+    assert {name.replace(".", "") for name in asked} <= {name.lower() for name in detected}
+
+
 def test_what_cibuildwheel_tests_is_what_check_wheels_does():
     packages, files = check_wheels.cibuildwheel()
     assert "pytest" in packages

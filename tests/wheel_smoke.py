@@ -1,5 +1,7 @@
 """Imports shoal, trains, saves and loads, and prints digests of the weights: the same on each machine.
 
+Prints the instruction sets that shoal uses here, too.
+
     python tests/wheel_smoke.py
 
 tools/check_wheels.py runs it with the wheels for another architecture, under an emulator, and here.
@@ -66,6 +68,7 @@ def main() -> None:
         "libraries": sorted({os.path.basename(_core.__file__), os.path.basename(_reader.__file__)}),
         "import_cpu_seconds": {"numpy": round(numpy_cpu - cpu, 3), "shoal": round(imported_cpu - numpy_cpu, 3)},
         "import_seconds": {"numpy": round(with_numpy - started, 3), "shoal": round(imported - with_numpy, 3)},
+        "cpu_features": _core.build_info()["cpu_features"],
         "weights": weights,
     }
     print(json.dumps(result))

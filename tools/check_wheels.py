@@ -3,9 +3,10 @@
     python tools/check_wheels.py [WHEEL ...] [--fast] [--cpp ARCH ...]
 
 A wheel for this machine is installed into an environment of its own, whose PATH has no compiler and where pip may not
-build anything. The tests that cibuildwheel runs (pyproject.toml) must pass; with ``--fast`` those of ``make fast``,
-with the packages of requirements/dev.txt. A wheel for the other architecture runs tests/wheel_smoke.py under qemu-user,
-with a Python that tools/get_python has fetched; the weights that it trains must have the bits of those trained here.
+build anything. Its module must report the instruction sets that the kernel lists: else it would run slow code. The
+tests that cibuildwheel runs (pyproject.toml) must pass; with ``--fast`` those of ``make fast``, with the packages of
+requirements/dev.txt. A wheel for the other architecture runs tests/wheel_smoke.py under qemu-user, with a Python that
+tools/get_python has fetched; the weights that it trains must have the bits of those trained here.
 ``--cpp`` runs the C++ tests as tools/build_wheels.py compiles them, under qemu-user if they are for the other
 architecture.
 
@@ -34,9 +35,15 @@ from build_wheels import ROOT
 _WORK = ROOT / "build" / "wheels" / "tests"
 _SMOKE = ROOT / "tests" / "wheel_smoke.py"
 _TIMEOUT_SECONDS = 3600
+# By the name that a module reports: that of /proc/cpuinfo.
+_FLAGS = {name: name for name in ("avx2", "avx512f", "avx512bw", "avx512vl")} | {"sse4.2": "sse4_2"}
 _COMPILERS = re.compile(
     r"(.*-)?(cc|c\+\+|[gc]?cpp|gcc|g\+\+|clang|clang\+\+|c89|c99|ld|as|zig|cmake|ninja|make)(-[\d.]+)?|python.*|pip.*"
 )
+
+
+class FeaturesError(Exception):
+    """A module does not use this machine's instruction sets; names those that it does not report."""
 
 
 class UntestedError(Exception):
@@ -90,6 +97,13 @@ def commands_but_compilers(folder: Path) -> Path:
     return folder
 
 
+def unreported(features: Sequence[str], cpuinfo: str) -> list[str]:
+    """Name the instruction sets of x86-64 that ``/proc/cpuinfo`` lists and a module does not report."""
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    listed = flags[1].split() if flags else []
+    return [name for name, flag in _FLAGS.items() if flag in listed and name not in features]
+
+
 def run(*command: str | Path, **environment: str) -> str:
     """Run a command; return what it prints.
 
@@ -128,6 +142,9 @@ def check_here(wheel: Wheel, fast: bool) -> dict[str, Any]:
     python = install(wheel, venv, *(["-r", "requirements/dev.txt"] if fast else packages))
     path = f"{venv / 'bin'}:{commands_but_compilers(_WORK / 'commands')}"
     measured = dict(json.loads(run(python, _SMOKE, PATH=path).splitlines()[-1]))
+    missed = unreported(measured["cpu_features"], Path("/proc/cpuinfo").read_text())
+    if missed:
+        raise FeaturesError(f"its module does not use {', '.join(missed)}, which this machine has")
     # From a folder without a checkout's package, and with no compiler to be found.
     said = run(
         python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, PATH=path, CC="/bin/false", CXX="/bin/false"
@@ -203,12 +220,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{wheel.path.name} ({wheel.path.stat().st_size / 1e6:.2f} MB)", flush=True)
         try:
             measured = check_here(wheel, given.fast) if wheel.arch == platform.machine() else check_emulated(wheel)
-        except (UntestedError, subprocess.SubprocessError) as error:
+        except (FeaturesError, UntestedError, subprocess.SubprocessError) as error:
             print(f"    {error}", flush=True)
             failed.append(wheel.path.name)
             continue
         imports = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in measured["import_cpu_seconds"].items())
         print(f"    Python {measured['python']} on {measured['machine']}; CPU time of imports: {imports}", flush=True)
+        print(f"    instruction sets: {', '.join(measured['cpu_features']) or 'baseline'}", flush=True)
         weights.setdefault(json.dumps(measured["weights"], sort_keys=True), []).append(wheel.path.name)
     for arch in given.cpp:
         try:
