@@ -1,11 +1,13 @@
 """The screen of ``shoal top``, driven without a terminal."""
 
 import asyncio
+import socket
 import threading
 
 import pytest
 
-from shoal.errors import NotConnectedError
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.errors import ClosedError, NotConnectedError
 from test_top import observed
 
 textual = pytest.importorskip("textual", reason="Textual is an extra: pip install 'shoal[top]'")
@@ -25,9 +27,9 @@ def rows_of(screen, number):
     return [[str(cell) for cell in table.get_row_at(k)] for k in range(table.row_count)]
 
 
-def drive(check, ask=lambda: VIEW, interval=3600.0, size=(120, 40)):
+def drive(check, ask=lambda: VIEW, interval=3600.0, size=(120, 40), cancel=lambda: None):
     async def run():
-        screen = TopScreen(ask, VIEW, interval)
+        screen = TopScreen(ask, VIEW, interval, cancel)
         async with screen.run_test(size=size) as pilot:
             await pilot.pause()
             await check(screen, pilot)
@@ -111,6 +113,50 @@ def test_a_paused_screen_does_not_ask():
         raise AssertionError("asked")
 
     drive(check, ask)
+
+
+def test_a_call_that_is_pending_at_the_end_is_cancelled_and_delays_nothing():
+    asked, cancelled = threading.Event(), threading.Event()
+    ended = []
+
+    def ask():
+        asked.set()
+        ended.append(cancelled.wait(60.0))
+        raise NotConnectedError("the connection to the scheduler was closed")
+
+    async def check(screen, pilot):
+        screen.refresh_view()
+        await asyncio.to_thread(asked.wait, 60.0)
+        await pilot.press("q")
+
+    assert drive(check, ask, cancel=cancelled.set).view is VIEW  # the loop ends when its threads have
+    assert ended == [True]
+
+
+def test_the_screen_of_a_silent_scheduler_ends_with_its_client():
+    with socket.socket() as silent:  # accepts nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        client = SchedulerClient(f"tcp://127.0.0.1:{silent.getsockname()[1]}", "observer")
+        asked = threading.Event()
+        ended = []
+
+        def ask():
+            asked.set()
+            try:
+                return client.view(timeout=60.0)
+            except ClosedError as error:
+                ended.append(str(error))
+                raise
+
+        async def check(screen, pilot):
+            screen.refresh_view()
+            await asyncio.to_thread(asked.wait, 60.0)
+            await pilot.press("q")
+
+        drive(check, ask, cancel=client.close)
+        assert len(ended) == 1
+        assert "was closed" in ended[0]
 
 
 @pytest.mark.parametrize("size", [(40, 10), (200, 60)])

@@ -59,11 +59,13 @@ def run(arguments: argparse.Namespace) -> Answer:
 
         view = ask()
         if not is_once:
-            view = _screen(ask, view, arguments.interval)
+            view = _screen(ask, view, arguments.interval, client.close)
     return Answer(describe(view), view, FAILED if view["lost"] else 0)
 
 
-def _screen(ask: Callable[[], dict[str, Any]], view: dict[str, Any], interval: float) -> dict[str, Any]:
+def _screen(
+    ask: Callable[[], dict[str, Any]], view: dict[str, Any], interval: float, cancel: Callable[[], None]
+) -> dict[str, Any]:
     """Display views until the user ends it, and return the last one: by Textual, or as text without it."""
     try:
         from shoal.cli.top_screen import TopScreen
@@ -72,6 +74,6 @@ def _screen(ask: Callable[[], dict[str, Any]], view: dict[str, Any], interval: f
             log_line(f"{_CLEAR}{describe(view)}\n\nA screen with sorted tables: pip install 'shoal[top]'")
             time.sleep(interval)
             view = ask()
-    screen = TopScreen(ask, view, interval)
+    screen = TopScreen(ask, view, interval, cancel)
     screen.run()
     return screen.view

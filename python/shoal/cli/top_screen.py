@@ -55,6 +55,8 @@ class TopScreen(App[None]):
         The first view.
     interval : float
         Seconds between two calls.
+    cancel : callable, optional
+        Called when the screen ends: makes a pending call of ``ask`` raise its error at once.
 
     Attributes
     ----------
@@ -82,11 +84,19 @@ class TopScreen(App[None]):
     DataTable { height: 1fr; }
     """
 
-    def __init__(self, ask: Callable[[], dict[str, Any]], view: dict[str, Any], interval: float) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], dict[str, Any]],
+        view: dict[str, Any],
+        interval: float,
+        cancel: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
         self.view = view
         self._ask = ask
+        self._cancel = cancel
         self._interval = interval
+        self._is_ending = False
         self._is_asking = False
         self._is_paused = False
         self._sorted: dict[int, tuple[int, bool]] = {}  # by table: a column, and whether the greatest come first
@@ -115,7 +125,7 @@ class TopScreen(App[None]):
 
     def refresh_view(self) -> None:
         """Ask for a view, unless paused."""
-        if not self._is_paused and not self._is_asking:
+        if not self._is_paused and not self._is_asking and not self._is_ending:
             self._is_asking = True
             self._fetch()
 
@@ -124,12 +134,19 @@ class TopScreen(App[None]):
         try:
             view = self._ask()
         except ShoalError as error:
-            self.call_from_thread(self._complain, str(error))
+            if not self._is_ending:
+                self.call_from_thread(self._complain, str(error))
         else:
-            if not self._is_paused:
+            if not self._is_paused and not self._is_ending:
                 self.call_from_thread(self.show, view)
         finally:
             self._is_asking = False
+
+    def exit(self, *arguments: Any, **options: Any) -> None:
+        """End the screen, and what it waits for."""
+        self._is_ending = True
+        super().exit(*arguments, **options)
+        self._cancel()
 
     def _complain(self, text: str) -> None:
         trouble = self.query_one("#trouble", Static)
