@@ -204,6 +204,14 @@ Checksum choose([[maybe_unused]] std::size_t bytes) noexcept {
 
 }  // namespace
 
+bool crc32c_has_instruction() noexcept {
+#if defined(SHOAL_CRC)
+  return has_instruction();
+#else
+  return false;
+#endif
+}
+
 std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t before) noexcept {
   std::uint32_t crc = ~before;
   const std::byte* p = bytes.data();

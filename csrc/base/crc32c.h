@@ -25,6 +25,9 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0)
 std::uint32_t crc32c_copy(std::span<const std::byte> from, std::span<std::byte> to,
                           std::uint32_t before = 0) noexcept;
 
+// Whether this machine has an instruction for it.
+bool crc32c_has_instruction() noexcept;
+
 // The portable equivalent, with a table: the same results. For tests and other machines.
 std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 

@@ -2,7 +2,8 @@
 
 #include <string>
 
-#include "base/avx2.h"
+#include "base/crc32c.h"
+#include "base/intrinsics.h"
 #include "bind/array.h"
 #include "bind/bind.h"
 
@@ -20,20 +21,23 @@ std::string compiler() {
 #endif
 }
 
-// The instruction sets for which the engine has code; base/simd.h and base/avx2.h choose among them.
+// The instruction sets for which the engine has code; base/simd.h and base/intrinsics.h choose among them.
 py::list cpu_features() {
   py::list found;
-#if defined(__x86_64__)
-  const auto add = [&found](const char* name, bool supported) {
+  [[maybe_unused]] const auto add = [&found](const char* name, bool supported) {
     if (supported) {
       found.append(name);
     }
   };
+#if defined(__x86_64__)
   add("sse4.2", __builtin_cpu_supports("sse4.2") != 0);
-  add("avx2", has_avx2());
+  add("avx2", has_simd());
   add("avx512f", __builtin_cpu_supports("avx512f") != 0);
   add("avx512bw", __builtin_cpu_supports("avx512bw") != 0);
   add("avx512vl", __builtin_cpu_supports("avx512vl") != 0);
+#elif defined(__aarch64__)
+  add("neon", has_simd());
+  add("crc32", crc32c_has_instruction());
 #endif
   return found;
 }

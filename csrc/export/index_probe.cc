@@ -5,8 +5,8 @@
 #include <bit>
 #include <cstring>
 
-#include "base/avx2.h"
 #include "base/half.h"
+#include "base/intrinsics.h"
 
 namespace shoal {
 
@@ -43,16 +43,30 @@ struct PortableLines {
   }
 };
 
+#if defined(SHOAL_SIMD)
+struct SimdLines {
+  SHOAL_SIMD static inline unsigned same_low(const std::byte* line, std::uint32_t low) noexcept {
 #if defined(__x86_64__)
-struct Avx2Lines {
-  SHOAL_AVX2 static inline unsigned same_low(const std::byte* line, std::uint32_t low) noexcept {
     const auto* const at = reinterpret_cast<const __m256i*>(line);
     const __m256i wanted = _mm256_set1_epi32(static_cast<int>(low));
-    const auto mask = [](__m256i same) SHOAL_AVX2 {
+    const auto mask = [](__m256i same) SHOAL_SIMD {
       return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(same)));
     };
     return mask(_mm256_cmpeq_epi32(_mm256_load_si256(at), wanted)) |
            mask(_mm256_cmpeq_epi32(_mm256_load_si256(at + 1), wanted)) << 8U;
+#else
+    static constexpr std::array<std::uint8_t, 8> kBits{1, 2, 4, 8, 16, 32, 64, 128};
+    const uint8x8_t bits = vld1_u8(kBits.data());
+    const uint32x4_t wanted = vdupq_n_u32(low);
+    const auto same = [line, wanted](std::size_t at) {
+      const uint8x16_t four = vld1q_u8(reinterpret_cast<const std::uint8_t*>(line + at));
+      return vmovn_u32(vceqq_u32(vreinterpretq_u32_u8(four), wanted));
+    };
+    const auto mask = [bits](uint16x4_t low_half, uint16x4_t high_half) {
+      return unsigned{vaddv_u8(vand_u8(vmovn_u16(vcombine_u16(low_half, high_half)), bits))};
+    };
+    return mask(same(0), same(16)) | mask(same(32), same(48)) << 8U;
+#endif
   }
 };
 #endif
@@ -346,12 +360,12 @@ struct RowKernels {
   static void resolve(const IndexProbe& by, Run& run) noexcept {
     ProbeKernels::resolve<Form, PortableLines>(by, run);
   }
-#if defined(__x86_64__)
-  SHOAL_AVX2 static void probe_by_avx2(const IndexProbe& by, Run& run) noexcept {
-    ProbeKernels::probe<Form, Avx2Lines>(by, run);
+#if defined(SHOAL_SIMD)
+  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, Run& run) noexcept {
+    ProbeKernels::probe<Form, SimdLines>(by, run);
   }
-  SHOAL_AVX2 static void resolve_by_avx2(const IndexProbe& by, Run& run) noexcept {
-    ProbeKernels::resolve<Form, Avx2Lines>(by, run);
+  SHOAL_SIMD static void resolve_by_simd(const IndexProbe& by, Run& run) noexcept {
+    ProbeKernels::resolve<Form, SimdLines>(by, run);
   }
 #endif
 };
@@ -364,12 +378,12 @@ struct ScalarKernels {
   static void resolve(const IndexProbe& by, Run& run, float* weights) noexcept {
     ProbeKernels::resolve_scalars<Form, PortableLines, ScalarRow>(by, run, weights);
   }
-#if defined(__x86_64__)
-  SHOAL_AVX2 static void probe_by_avx2(const IndexProbe& by, Run& run, float* weights) noexcept {
-    ProbeKernels::probe_scalars<Form, Avx2Lines, ScalarRow>(by, run, weights);
+#if defined(SHOAL_SIMD)
+  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, Run& run, float* weights) noexcept {
+    ProbeKernels::probe_scalars<Form, SimdLines, ScalarRow>(by, run, weights);
   }
-  SHOAL_AVX2 static void resolve_by_avx2(const IndexProbe& by, Run& run, float* weights) noexcept {
-    ProbeKernels::resolve_scalars<Form, Avx2Lines, ScalarRow>(by, run, weights);
+  SHOAL_SIMD static void resolve_by_simd(const IndexProbe& by, Run& run, float* weights) noexcept {
+    ProbeKernels::resolve_scalars<Form, SimdLines, ScalarRow>(by, run, weights);
   }
 #endif
 };
@@ -379,16 +393,16 @@ template <class Form>
 struct ScalarKernels<Form, void> {
   static constexpr std::nullptr_t probe = nullptr;
   static constexpr std::nullptr_t resolve = nullptr;
-  static constexpr std::nullptr_t probe_by_avx2 = nullptr;
-  static constexpr std::nullptr_t resolve_by_avx2 = nullptr;
+  static constexpr std::nullptr_t probe_by_simd = nullptr;
+  static constexpr std::nullptr_t resolve_by_simd = nullptr;
 };
 
 template <class Form, class ScalarRow>
-IndexProbe::Kernels choose([[maybe_unused]] bool by_avx2) noexcept {
-#if defined(__x86_64__)
-  if (by_avx2) {
-    return {RowKernels<Form>::probe_by_avx2, RowKernels<Form>::resolve_by_avx2,
-            ScalarKernels<Form, ScalarRow>::probe_by_avx2, ScalarKernels<Form, ScalarRow>::resolve_by_avx2};
+IndexProbe::Kernels choose([[maybe_unused]] bool by_simd) noexcept {
+#if defined(SHOAL_SIMD)
+  if (by_simd) {
+    return {RowKernels<Form>::probe_by_simd, RowKernels<Form>::resolve_by_simd,
+            ScalarKernels<Form, ScalarRow>::probe_by_simd, ScalarKernels<Form, ScalarRow>::resolve_by_simd};
   }
 #endif
   return {RowKernels<Form>::probe, RowKernels<Form>::resolve, ScalarKernels<Form, ScalarRow>::probe,
@@ -397,27 +411,27 @@ IndexProbe::Kernels choose([[maybe_unused]] bool by_avx2) noexcept {
 
 // By width, from LineFormat::kMinRowBytes on; the last element is for mixed widths.
 template <std::size_t kRow, class ScalarRow = void>
-IndexProbe::KernelTable choose_each(bool by_avx2) noexcept {
-  return {choose<FixedWidth<5, kRow>, ScalarRow>(by_avx2), choose<FixedWidth<6, kRow>, ScalarRow>(by_avx2),
-          choose<FixedWidth<7, kRow>, ScalarRow>(by_avx2), choose<FixedWidth<8, kRow>, ScalarRow>(by_avx2),
-          choose<AnyWidth<kRow != 0>, ScalarRow>(by_avx2)};
+IndexProbe::KernelTable choose_each(bool by_simd) noexcept {
+  return {choose<FixedWidth<5, kRow>, ScalarRow>(by_simd), choose<FixedWidth<6, kRow>, ScalarRow>(by_simd),
+          choose<FixedWidth<7, kRow>, ScalarRow>(by_simd), choose<FixedWidth<8, kRow>, ScalarRow>(by_simd),
+          choose<AnyWidth<kRow != 0>, ScalarRow>(by_simd)};
 }
 
 IndexProbe::KernelTable choose_kernels(const RowFormat& form) noexcept {
-  const bool by_avx2 = form.by_avx2();
+  const bool by_simd = form.by_simd();
   if (form.dim() == 1) {
     switch (form.code()) {
       case RowFormat::Code::kFloat32:
-        return choose_each<4, ScalarRow<RowFormat::Code::kFloat32>>(by_avx2);
+        return choose_each<4, ScalarRow<RowFormat::Code::kFloat32>>(by_simd);
       case RowFormat::Code::kFloat16:
-        return choose_each<2, ScalarRow<RowFormat::Code::kFloat16>>(by_avx2);
+        return choose_each<2, ScalarRow<RowFormat::Code::kFloat16>>(by_simd);
       case RowFormat::Code::kBfloat16:
-        return choose_each<2, ScalarRow<RowFormat::Code::kBfloat16>>(by_avx2);
+        return choose_each<2, ScalarRow<RowFormat::Code::kBfloat16>>(by_simd);
       case RowFormat::Code::kInt8:
-        return choose_each<1, ScalarRow<RowFormat::Code::kInt8>>(by_avx2);
+        return choose_each<1, ScalarRow<RowFormat::Code::kInt8>>(by_simd);
     }
   }
-  return form.is_inline() ? choose_each<4>(by_avx2) : choose_each<0>(by_avx2);  // two weights, or wide
+  return form.is_inline() ? choose_each<4>(by_simd) : choose_each<0>(by_simd);  // two weights, or wide
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ class IndexProbe {
   };
   using KernelTable = std::array<Kernels, kWidths + 1>;
 
-  // Uses AVX2 or its portable equivalent, as the row format does.
+  // Uses intrinsics or their portable equivalent, as the row format does.
   IndexProbe(const RowFormat& form, Slots slots) noexcept;
 
   const LineFormat& form_of(const Section& section) const noexcept {

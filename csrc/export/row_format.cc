@@ -6,9 +6,9 @@
 #include <cstring>
 #include <string>
 
-#include "base/avx2.h"
 #include "base/check.h"
 #include "base/half.h"
+#include "base/intrinsics.h"
 #include "base/known_dim.h"
 #include "base/simd.h"
 
@@ -62,7 +62,29 @@ T load(const std::byte* from) noexcept {
   return value;
 }
 
-// Decoders: a number at a time, or eight with AVX2, with the same bits; and the first number of a removed row.
+#if defined(__x86_64__)
+using Eight = __m256;
+
+SHOAL_SIMD inline void store(float* to, Eight numbers) noexcept { _mm256_storeu_ps(to, numbers); }
+#elif defined(SHOAL_SIMD)
+using Eight = float32x4x2_t;
+
+inline void store(float* to, Eight numbers) noexcept {
+  vst1q_f32(to, numbers.val[0]);
+  vst1q_f32(to + 4, numbers.val[1]);
+}
+
+// Rows are aligned to bytes.
+inline uint8x16_t load_16(const std::byte* from) noexcept {
+  return vld1q_u8(reinterpret_cast<const std::uint8_t*>(from));
+}
+
+// The halves of eight numbers of 16 bits, each with 32.
+inline uint32x4_t low_half(uint16x8_t x) noexcept { return vmovl_u16(vget_low_u16(x)); }
+inline uint32x4_t high_half(uint16x8_t x) noexcept { return vmovl_u16(vget_high_u16(x)); }
+#endif
+
+// Decoders: a number at a time, or eight by intrinsics, with the same bits; and the first number of a removed row.
 struct Float32 {
   using Stored = float;
   static constexpr std::size_t kFirst = 0;  // bytes before the first
@@ -72,8 +94,12 @@ struct Float32 {
   SHOAL_INLINE explicit Float32(const std::byte*) noexcept {}
   SHOAL_INLINE float one(float x) const noexcept { return x; }
 #if defined(__x86_64__)
-  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {
+  SHOAL_SIMD inline Eight eight(const std::byte* from) const noexcept {
     return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
+  }
+#elif defined(SHOAL_SIMD)
+  Eight eight(const std::byte* from) const noexcept {
+    return {{vreinterpretq_f32_u8(load_16(from)), vreinterpretq_f32_u8(load_16(from + 16))}};
   }
 #endif
 };
@@ -87,7 +113,7 @@ struct Float16 {
   SHOAL_INLINE explicit Float16(const std::byte*) noexcept {}
   SHOAL_INLINE float one(std::uint16_t x) const noexcept { return from_float16(x); }
 #if defined(__x86_64__)
-  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {  // the same as base/half.h
+  SHOAL_SIMD inline Eight eight(const std::byte* from) const noexcept {  // the same as base/half.h
     const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     const __m256i size = _mm256_and_si256(x, _mm256_set1_epi32(0x7fff));
     const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(0x8000)), 16);
@@ -96,6 +122,19 @@ struct Float16 {
     const __m256 mended =
         _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(size, 13)), _mm256_set1_ps(0x1p112F));
     return _mm256_or_ps(mended, _mm256_castsi256_ps(_mm256_or_si256(sign, beyond)));
+  }
+#elif defined(SHOAL_SIMD)
+  // The same as base/half.h. The instruction for it changes some NaNs.
+  static float32x4_t four(uint32x4_t x) noexcept {
+    const uint32x4_t size = vandq_u32(x, vdupq_n_u32(0x7fff));
+    const uint32x4_t sign = vshlq_n_u32(vandq_u32(x, vdupq_n_u32(0x8000)), 16);
+    const uint32x4_t beyond = vandq_u32(vcgtq_u32(size, vdupq_n_u32(0x7bff)), vdupq_n_u32(0x7f800000));
+    const float32x4_t mended = vmulq_f32(vreinterpretq_f32_u32(vshlq_n_u32(size, 13)), vdupq_n_f32(0x1p112F));
+    return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(mended), vorrq_u32(sign, beyond)));
+  }
+  Eight eight(const std::byte* from) const noexcept {
+    const uint16x8_t x = vreinterpretq_u16_u8(load_16(from));
+    return {{four(low_half(x)), four(high_half(x))}};
   }
 #endif
 };
@@ -109,9 +148,15 @@ struct Bfloat16 {
   SHOAL_INLINE explicit Bfloat16(const std::byte*) noexcept {}
   SHOAL_INLINE float one(std::uint16_t x) const noexcept { return from_bfloat16(x); }
 #if defined(__x86_64__)
-  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {
+  SHOAL_SIMD inline Eight eight(const std::byte* from) const noexcept {
     const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+  }
+#elif defined(SHOAL_SIMD)
+  Eight eight(const std::byte* from) const noexcept {
+    const uint16x8_t x = vreinterpretq_u16_u8(load_16(from));
+    return {{vreinterpretq_f32_u32(vshlq_n_u32(low_half(x), 16)),
+             vreinterpretq_f32_u32(vshlq_n_u32(high_half(x), 16))}};
   }
 #endif
 };
@@ -126,9 +171,16 @@ struct Int8 {
       : scale(from_bfloat16(load<std::uint16_t>(row))) {}
   SHOAL_INLINE float one(std::int8_t x) const noexcept { return scale * static_cast<float>(x); }
 #if defined(__x86_64__)
-  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {
+  SHOAL_SIMD inline Eight eight(const std::byte* from) const noexcept {
     const __m256i x = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
     return _mm256_mul_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(x));
+  }
+#elif defined(SHOAL_SIMD)
+  Eight eight(const std::byte* from) const noexcept {
+    const int16x8_t x = vmovl_s8(vld1_s8(reinterpret_cast<const std::int8_t*>(from)));
+    const float32x4_t factor = vdupq_n_f32(scale);
+    return {{vmulq_f32(factor, vcvtq_f32_s32(vmovl_s16(vget_low_s16(x)))),
+             vmulq_f32(factor, vcvtq_f32_s32(vmovl_s16(vget_high_s16(x))))}};
   }
 #endif
   float scale;
@@ -164,19 +216,19 @@ std::size_t widen_portably(Pointers rows, std::size_t dim, float* weights, std::
   });
 }
 
-#if defined(__x86_64__)
+#if defined(SHOAL_SIMD)
 // kDim is dim, or 0 if dim is not one of the common ones.
 template <class Widen, std::size_t kDim>
-SHOAL_AVX2 std::size_t widen_by_avx2(Pointers rows, std::size_t dim, float* weights,
+SHOAL_SIMD std::size_t widen_by_simd(Pointers rows, std::size_t dim, float* weights,
                                      std::uint16_t* missing) noexcept {
   using Stored = typename Widen::Stored;
   const std::size_t width = kDim == 0 ? dim : kDim;
-  return each_row<Widen>(rows, width, weights, missing, [=](const std::byte* row, float* to) SHOAL_AVX2 {
+  return each_row<Widen>(rows, width, weights, missing, [=](const std::byte* row, float* to) SHOAL_SIMD {
     const Widen widen(row);
     const std::byte* const from = row + Widen::kFirst;
     std::size_t e = 0;
     for (; e + 8 <= width; e += 8) {
-      _mm256_storeu_ps(to + e, widen.eight(from + e * sizeof(Stored)));
+      store(to + e, widen.eight(from + e * sizeof(Stored)));
     }
     for (; e < width; ++e) {
       to[e] = widen.one(load<Stored>(from + e * sizeof(Stored)));
@@ -186,28 +238,28 @@ SHOAL_AVX2 std::size_t widen_by_avx2(Pointers rows, std::size_t dim, float* weig
 #endif
 
 template <class Widen>
-RowFormat::Decode choose([[maybe_unused]] std::size_t dim, [[maybe_unused]] bool by_avx2) noexcept {
-#if defined(__x86_64__)
-  if (by_avx2) {
+RowFormat::Decode choose([[maybe_unused]] std::size_t dim, [[maybe_unused]] bool by_simd) noexcept {
+#if defined(SHOAL_SIMD)
+  if (by_simd) {
     return with_dim<8, 16, 32, 64>(
-        dim, [](auto known) -> RowFormat::Decode { return &widen_by_avx2<Widen, known>; });
+        dim, [](auto known) -> RowFormat::Decode { return &widen_by_simd<Widen, known>; });
   }
 #endif
   return &widen_portably<Widen>;
 }
 
-RowFormat::Decode decode_of(RowFormat::Code code, std::size_t dim, bool by_avx2) noexcept {
+RowFormat::Decode decode_of(RowFormat::Code code, std::size_t dim, bool by_simd) noexcept {
   switch (code) {
     case RowFormat::Code::kFloat32:
       break;
     case RowFormat::Code::kFloat16:
-      return choose<Float16>(dim, by_avx2);
+      return choose<Float16>(dim, by_simd);
     case RowFormat::Code::kBfloat16:
-      return choose<Bfloat16>(dim, by_avx2);
+      return choose<Bfloat16>(dim, by_simd);
     case RowFormat::Code::kInt8:
-      return choose<Int8>(dim, by_avx2);
+      return choose<Int8>(dim, by_simd);
   }
-  return choose<Float32>(dim, by_avx2);
+  return choose<Float32>(dim, by_simd);
 }
 
 std::byte integer_of(float x, float scale) noexcept {
@@ -220,12 +272,12 @@ std::byte integer_of(float x, float scale) noexcept {
 
 }  // namespace
 
-RowFormat::RowFormat(std::string_view dtype, std::size_t dim, bool by_avx2)
+RowFormat::RowFormat(std::string_view dtype, std::size_t dim, bool by_simd)
     : code_(code_of(dtype)),
-      by_avx2_(by_avx2),
+      by_simd_(by_simd),
       dim_(dim),
       bytes_(row_bytes(code_, dim)),
-      decode_(decode_of(code_, dim, by_avx2)) {
+      decode_(decode_of(code_, dim, by_simd)) {
   SHOAL_CHECK(dim >= 1 && dim <= 4096, "dim must be from 1 to 4096, got " + std::to_string(dim));
 }
 

@@ -20,7 +20,7 @@
 #include <span>
 #include <string_view>
 
-#include "base/avx2.h"
+#include "base/intrinsics.h"
 
 namespace shoal {
 
@@ -29,15 +29,15 @@ class RowFormat {
   enum class Code : std::uint8_t { kFloat32, kFloat16, kBfloat16, kInt8 };
   static constexpr std::size_t kMaxInlineBytes = 4;
 
-  // std::invalid_argument: an unknown dtype, or a dim outside 1 to 4096. `by_avx2` selects the decoder, which changes no bit.
-  RowFormat(std::string_view dtype, std::size_t dim, bool by_avx2 = has_avx2());
+  // std::invalid_argument: an unknown dtype, or a dim outside 1 to 4096. `by_simd` selects the decoder, which changes no bit.
+  RowFormat(std::string_view dtype, std::size_t dim, bool by_simd = has_simd());
 
   using Decode = std::size_t (*)(std::span<const std::byte* const> rows, std::size_t dim, float* weights,
                                  std::uint16_t* missing) noexcept;
 
   Code code() const noexcept { return code_; }
   std::size_t dim() const noexcept { return dim_; }
-  bool by_avx2() const noexcept { return by_avx2_; }
+  bool by_simd() const noexcept { return by_simd_; }
   // Bytes of one row.
   std::size_t bytes() const noexcept { return bytes_; }
   // Rows of at most kMaxInlineBytes are stored in the lines of the index, next to their hashes.
@@ -63,7 +63,7 @@ class RowFormat {
 
  private:
   Code code_;
-  bool by_avx2_;
+  bool by_simd_;
   std::size_t dim_;
   std::size_t bytes_;
   Decode decode_;

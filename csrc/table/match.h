@@ -1,15 +1,16 @@
 // Compares all cells of a bucket with one hash: bit c of the result is set if cell c holds the hash.
 //
-// A bucket is one cache line that starts with its cells. The portable and the AVX2 version return the same bits; the
-// version is chosen once per batch (base/simd.h explains why not by compiler flags).
+// A bucket is one cache line that starts with its cells. The portable version and that by intrinsics return the same bits;
+// the version is chosen once per batch (base/simd.h explains why not by compiler flags).
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#include "base/avx2.h"
+#include "base/intrinsics.h"
 #include "base/simd.h"
 
 namespace shoal {
@@ -27,16 +28,27 @@ struct PortableMatch {
   }
 };
 
-#if defined(__x86_64__)
-struct Avx2Match {
+#if defined(SHOAL_SIMD)
+struct SimdMatch {
   template <std::size_t kCells>
-  SHOAL_AVX2 static inline unsigned in(const std::byte* line, std::uint64_t wanted) noexcept {
+  SHOAL_SIMD static inline unsigned in(const std::byte* line, std::uint64_t wanted) noexcept {
+#if defined(__x86_64__)
     const __m256i cells = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line));
     const __m256i same = _mm256_cmpeq_epi64(cells, _mm256_set1_epi64x(static_cast<long long>(wanted)));
     auto match = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(same)));
     if constexpr (kCells < 4) {
       match &= (1U << kCells) - 1;  // the other lanes are payload
-    } else if constexpr (kCells == 5) {
+    }
+#else
+    // The bit of each lane; those that are payload have none.
+    static constexpr std::array<std::uint32_t, 4> kBits{1, 2, kCells > 2 ? 4 : 0, kCells > 3 ? 8 : 0};
+    const auto* const at = reinterpret_cast<const std::uint8_t*>(line);
+    const uint64x2_t cell = vdupq_n_u64(wanted);
+    const uint32x2_t first = vmovn_u64(vceqq_u64(vreinterpretq_u64_u8(vld1q_u8(at)), cell));
+    const uint32x2_t second = vmovn_u64(vceqq_u64(vreinterpretq_u64_u8(vld1q_u8(at + 16)), cell));
+    unsigned match = vaddvq_u32(vandq_u32(vcombine_u32(first, second), vld1q_u32(kBits.data())));
+#endif
+    if constexpr (kCells == 5) {
       std::uint64_t fifth;
       std::memcpy(&fifth, line + 4 * sizeof fifth, sizeof fifth);
       match |= static_cast<unsigned>(fifth == wanted) << 4U;

@@ -88,15 +88,15 @@ void follow_portable(Probe& run) noexcept {
   ProbeSteps::follow<kCells, kPayload, PortableMatch>(run);
 }
 
-#if defined(__x86_64__)
+#if defined(SHOAL_SIMD)
 template <std::size_t kCells, std::size_t kPayload>
-SHOAL_AVX2 void probe_avx2(Probe& run, PrefetchCursor& ahead) noexcept {
-  ProbeSteps::probe<kCells, kPayload, Avx2Match>(run, ahead);
+SHOAL_SIMD void probe_simd(Probe& run, PrefetchCursor& ahead) noexcept {
+  ProbeSteps::probe<kCells, kPayload, SimdMatch>(run, ahead);
 }
 
 template <std::size_t kCells, std::size_t kPayload>
-SHOAL_AVX2 void follow_avx2(Probe& run) noexcept {
-  ProbeSteps::follow<kCells, kPayload, Avx2Match>(run);
+SHOAL_SIMD void follow_simd(Probe& run) noexcept {
+  ProbeSteps::follow<kCells, kPayload, SimdMatch>(run);
 }
 #endif
 
@@ -104,10 +104,10 @@ template <std::size_t kCells, std::size_t kPayload, class ProbeLines, class Foll
 void choose(ProbeLines& probe, Follow& follow) noexcept {
   probe = &probe_portable<kCells, kPayload>;
   follow = &follow_portable<kCells, kPayload>;
-#if defined(__x86_64__)
-  if (has_avx2()) {
-    probe = &probe_avx2<kCells, kPayload>;
-    follow = &follow_avx2<kCells, kPayload>;
+#if defined(SHOAL_SIMD)
+  if (has_simd()) {
+    probe = &probe_simd<kCells, kPayload>;
+    follow = &follow_simd<kCells, kPayload>;
   }
 #endif
 }

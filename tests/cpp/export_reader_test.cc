@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/avx2.h"
 #include "base/half.h"
+#include "base/intrinsics.h"
 #include "base/memory.h"
 #include "base/mix.h"
 #include "base/threads.h"
@@ -56,12 +56,12 @@ struct Table {
   }
 };
 
-Table make(const std::string& dtype, std::size_t dim, std::size_t slots, bool by_avx2 = has_avx2()) {
-  return {ExportReader(RowFormat(dtype, dim, by_avx2), Init("Zeros", 0.0, 0), Slots(slots))};
+Table make(const std::string& dtype, std::size_t dim, std::size_t slots, bool by_simd = has_simd()) {
+  return {ExportReader(RowFormat(dtype, dim, by_simd), Init("Zeros", 0.0, 0), Slots(slots))};
 }
 
-// The decoders of this machine: the portable one, and AVX2 if available.
-std::vector<bool> ways() { return has_avx2() ? std::vector{false, true} : std::vector{false}; }
+// The decoders of this machine: the portable one, and that by intrinsics if available.
+std::vector<bool> ways() { return has_simd() ? std::vector{false, true} : std::vector{false}; }
 
 Rows random_rows(std::size_t count, std::size_t dim, unsigned seed, bool close) {
   std::mt19937_64 random(seed);
@@ -115,8 +115,8 @@ TEST(every_hash_is_found_and_no_other_scattered_or_close_together) {
     for (const std::size_t dim : {1UL, 2UL, 7UL, 16UL}) {
       for (const std::size_t count : {1UL, 5UL, 700UL, 5000UL}) {
         for (const bool close : {false, true}) {
-          for (const bool by_avx2 : ways()) {
-            Table table = make(dtype, dim, 8, by_avx2);
+          for (const bool by_simd : ways()) {
+            Table table = make(dtype, dim, 8, by_simd);
             const Rows rows = random_rows(count, dim, static_cast<unsigned>(count + dim), close);
             table.add(rows);
             check_reads(table, rows, dim);
@@ -129,8 +129,8 @@ TEST(every_hash_is_found_and_no_other_scattered_or_close_together) {
 
 TEST(slots_of_one_layer_may_store_hashes_in_different_widths) {
   for (const std::size_t dim : {1UL, 16UL}) {
-    for (const bool by_avx2 : ways()) {
-      Table table = make("float16", dim, 8, by_avx2);
+    for (const bool by_simd : ways()) {
+      Table table = make("float16", dim, 8, by_simd);
       Rows rows;
       std::mt19937_64 random(4);
       for (std::uint64_t slot = 0; slot < 7; ++slot) {
@@ -146,8 +146,8 @@ TEST(slots_of_one_layer_may_store_hashes_in_different_widths) {
 
 // The low 32 bits of many hashes of a line are the same: the others tell them apart.
 TEST(hashes_that_agree_in_their_low_bits_are_told_apart) {
-  for (const bool by_avx2 : ways()) {
-    Table table = make("float32", 1, 2, by_avx2);
+  for (const bool by_simd : ways()) {
+    Table table = make("float32", 1, 2, by_simd);
     Rows rows;
     for (std::uint64_t k = 0; k < 2000; ++k) {
       rows[k << 32U] = {static_cast<float>(k + 1)};
@@ -178,8 +178,8 @@ TEST(narrow_hashes_are_found_in_every_lane) {
       for (float& weight : weights) {
         weight = static_cast<float>(1 + random() % 100) / 8.0F;
       }
-      for (const bool by_avx2 : ways()) {
-        Table table = make("float16", dim, 16384, by_avx2);
+      for (const bool by_simd : ways()) {
+        Table table = make("float16", dim, 16384, by_simd);
         const PackedSection packed = table.reader.pack(slot, hashes, weights);
         CHECK_EQ(packed.shape.width, width);
         const Region memory = [&] {
@@ -208,7 +208,7 @@ TEST(narrow_hashes_are_found_in_every_lane) {
 }
 
 TEST(both_ways_of_reading_give_the_same_bits_whatever_stands_in_a_section) {
-  if (!has_avx2()) {
+  if (!has_simd()) {
     return;
   }
   for (const std::string dtype : {"float32", "float16", "bfloat16", "int8"}) {
@@ -256,8 +256,8 @@ TEST(both_ways_of_reading_give_the_same_bits_whatever_stands_in_a_section) {
 
 TEST(every_number_of_16_bits_is_widened_as_half_h_does) {
   for (const std::string dtype : {"float16", "bfloat16"}) {
-    for (const bool by_avx2 : ways()) {
-      const RowFormat form(dtype, 19, by_avx2);
+    for (const bool by_simd : ways()) {
+      const RowFormat form(dtype, 19, by_simd);
       for (std::uint32_t first = 0; first < 65536; first += 19) {
         std::array<std::uint16_t, 19> row;
         for (std::uint32_t e = 0; e < 19; ++e) {
