@@ -47,6 +47,13 @@ print(json.dumps({
     "config": config if multiarch and os.path.exists(config) else None,
 }))
 """
+# auditwheel examines a wheel of any architecture, but accepts a --plat of the one that it runs on only.
+_AUDITWHEEL = """
+import platform, sys
+platform.machine = lambda: {!r}
+from auditwheel.main import main
+sys.exit(main())
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +284,8 @@ class Builder:
         )  # fmt: skip
         (built,) = raw.glob("*.whl")
         plat = platform_tag(self.arch)
-        self._run(sys.executable, "-m", "auditwheel", "repair", "--plat", plat, "--only-plat", "-w", output, built)
+        audit = _AUDITWHEEL.format(self.arch)
+        self._run(sys.executable, "-c", audit, "repair", "--plat", plat, "--only-plat", "-w", output, built)
         (wheel,) = output.glob(f"{built.name.split('-cp')[0]}-{python.tag}-{python.tag}-{plat}.whl")
         return wheel
 
