@@ -149,6 +149,32 @@ def test_words_go_to_and_fro_until_the_end() -> None:
         save.section(0, 0)
 
 
+def test_a_request_to_begin_that_arrives_after_the_end_of_its_save_begins_nothing() -> None:
+    service = served("asp")
+    asked(service, begin(PLAIN, sequence=1, rank=1))
+    assert asked(service, begin(PLAIN, sequence=2)) == (Status.OK, [1, 1])  # worker 1 saves
+    assert one(deliver(service, end(2, sequence=3))).status == Status.OK
+    assert one(deliver(service, end(1, sequence=2, rank=1))).status == Status.OK
+    service.next_session()
+    asked(service, begin(PLAIN, sequence=4))
+    save = service.next_session()
+    assert asked(service, begin(PLAIN, sequence=2)) == (Status.OK, [])  # late
+    assert not save.ended
+    assert one(deliver(service, end(4, *BASE, sequence=5))).status == Status.OK
+
+
+def test_a_deferred_request_to_begin_whose_save_has_ended_begins_nothing() -> None:
+    service = served()
+    status, _ = asked(service, begin(PLAIN, sequence=1, clock=1))
+    assert status == Status.DEFERRED
+    assert one(deliver(service, end(1, sequence=2))).status == Status.OK
+    deliver(service, Worker(0).tick(0, []))
+    replies = [_core.decode(frames) for _, frames in service.handle(b"two", Worker(1).tick(0, []))]
+    begun = next(reply for reply in replies if reply.op == Op.SAVE_BEGIN)
+    assert (begun.status, begun.numbers.tolist()) == (Status.OK, [])
+    assert len(asked(service, begin(PLAIN, sequence=1, rank=1, clock=1))[1]) == 4  # no other save holds the table
+
+
 def test_a_delta_is_of_the_save_before_and_of_no_other() -> None:
     service = served("asp")
     pushed(service, 1)

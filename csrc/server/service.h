@@ -394,7 +394,7 @@ class Service {
   void save_poll(const Call& call, std::span<const std::uint64_t> numbers);
   void save_end(const Call& call, std::span<const std::uint64_t> numbers);
   // The arcs have executed a call without effect on rows.
-  void mark_all(const Call& call);
+  void mark_all(const Call& call, std::uint64_t sequence);
   CheckpointSession* find_session(const CheckpointSession::Name& name) const noexcept;
   // Of one worker or of all; loads, saves, or both.
   void cancel_sessions(std::optional<std::uint32_t> rank, std::optional<bool> loads = {});

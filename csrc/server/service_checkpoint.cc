@@ -124,7 +124,7 @@ void Service::save_begin(const Call& call) {
         }
       }
     }
-    mark_all(call);
+    mark_all(call, header.sequence);
     return send(call, Status::kOk);
   }
   const bool loads = tables.front() >> kKindShift == kLoad;
@@ -193,16 +193,18 @@ void Service::save_begin(const Call& call) {
   unclaimed_sessions_.reserve(unclaimed_sessions_.size() + 1);
   sessions_.push_back(save);
   unclaimed_sessions_.push_back(std::move(save));
-  mark_all(call);
+  mark_all(call, header.sequence);
   send_words(call, sessions_.back()->summaries());
   session_begun_.notify_one();
 }
 
-void Service::mark_all(const Call& call) {
+void Service::mark_all(const Call& call, std::uint64_t sequence) {
+  Arc::Write write = write_of(call);
+  write.sequence = sequence;
   for (const auto& arc : arcs_) {
     if (!skips(*arc)) {
       touch(*arc);
-      arc->mark(write_of(call));
+      arc->mark(write);
     }
   }
 }
@@ -256,7 +258,11 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
     return send_text(call, Status::kBadRequest,
                      "there is no such save: it was given up before it was written");
   }
-  mark_all(call);
+  if (numbers[0] < call.header.sequence) {
+    // A late copy of its SAVE_BEGIN, which was refused or deferred, begins nothing.
+    mark_all(call, numbers[0]);
+  }
+  mark_all(call, call.header.sequence);
   send(call, Status::kOk);
 }
 
