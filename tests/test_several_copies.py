@@ -12,6 +12,7 @@ import pytest
 from replicated import ARCS, NEWEST, SLOTS, Cluster, Driver, Faults, Link, Range, equal, random_script
 from service_peer import SGD, Worker, deliver
 from shoal import _core
+from shoal._core import Op
 
 MODES = [("bsp", 0), ("ssp", 1), ("asp", 0)]
 TABLES = {0: 1, 1: 4}
@@ -141,6 +142,29 @@ def test_a_copy_gets_what_it_lacks_from_the_one_that_serves_next() -> None:
     assert same(n, b.replica(3))
     pulled = n.handle(b"w", Worker(epoch=NEWEST).pull([1]))
     assert len(pulled) == 1
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_save_ends_in_all_copies_when_its_primary_dies(is_behind: bool) -> None:
+    """The worker's request to end it may be refused, and then reaches no copy."""
+    cluster = Cluster(backups=2)
+    p, n, b = cluster.services
+    prepare(p, "asp")
+    pushed(cluster, 1)
+    cluster.settle()
+    cluster.links[1].is_down = is_behind  # b does not learn that the save has begun
+    base = 1 << 32  # of the saved table
+    cluster.send(Worker(epoch=NEWEST).numbers(Op.SAVE_BEGIN, [0, 0, 0, 0, base], sequence=2))
+    pushed(cluster, 3)
+    for _ in range(3):
+        cluster.step()
+    n.close_incoming([1])
+    b.close_incoming([2])
+    n.assign(2, ARCS, [(3, "b", "", ARCS, [])])
+    b.assign(2, [], [], [(3, ARCS)])
+    carry([Link(3, n, b)])
+    assert n.committed(n.position())
+    assert same(n, b.replica(3))
 
 
 def test_a_closed_stream_changes_nothing_more() -> None:

@@ -290,7 +290,11 @@ void Replica::join(std::span<const SlotRange> ranges, std::uint64_t stamp) {
       begin_interval(range.first, stamp);
     }
   }
-  adopt(take_aside(aside));
+  auto joining = take_aside(aside);
+  for (const auto& arc : joining) {
+    arc->end_saves();  // of the former primary, as in the arc that has become primary
+  }
+  adopt(std::move(joining));
   for (Inherited& one : inherited_) {
     if (one.until == kNever &&
         std::ranges::all_of(one.arcs, [&](const SlotRange& range) { return has(range); })) {
