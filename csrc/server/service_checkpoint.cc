@@ -140,6 +140,7 @@ void Service::save_begin(const Call& call) {
   cancel_sessions(header.worker, loads);
   std::erase_if(sessions_, [](const auto& save) { return save->closed(); });
   if (!loads) {
+    // A save does not wait for the end of another one, which may need ticks of the worker that would wait.
     const bool is_only = std::ranges::all_of(sessions_, [](const auto& one) { return one->ended(); });
     if (is_only && save_filter_ && !save_filter_()) {
       return send(call, Status::kOverloaded);
