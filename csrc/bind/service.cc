@@ -439,13 +439,14 @@ py::object shard(const py::object& self, std::uint32_t id) {
 
 // --- saves ------------------------------------------------------------------------------------------------------
 
-// Waits without the GIL for the next session; None after close_sessions(). Its memory belongs to the service.
-py::object next_session(const py::object& self) {
+// Waits without the GIL for the next session, for at most `seconds`; None if there is none, or after close_sessions(). Its memory
+// belongs to the service.
+py::object next_session(const py::object& self, std::optional<double> seconds) {
   auto& service = self.cast<ReplicatedService&>();
   std::shared_ptr<CheckpointSession> save;
   {
     const py::gil_scoped_release nogil;
-    save = service.next_session();
+    save = service.next_session(seconds ? std::optional(milliseconds(*seconds)) : std::nullopt);
   }
   if (save == nullptr) {
     return py::none();
@@ -470,7 +471,7 @@ py::tuple wait_request(const CheckpointSession& save, std::uint64_t times, doubl
   CheckpointSession::Request request;
   {
     const py::gil_scoped_release nogil;
-    request = save.wait_request(times, std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * seconds)));
+    request = save.wait_request(times, milliseconds(seconds));
   }
   return py::make_tuple(request.times, py::bytes(request.text));
 }
@@ -512,7 +513,7 @@ void add_service(py::module_& module) {
           },
           py::arg("epoch"), py::arg("arcs"), Nogil())
       .def("shard", &shard<ReplicatedService>, py::arg("id"))
-      .def("next_session", &next_session)
+      .def("next_session", &next_session, py::arg("seconds") = std::nullopt)
       .def("close_sessions", &ReplicatedService::close_sessions, Nogil())
       .def("assign", &assign, py::arg("epoch"), py::arg("primary"), py::arg("outgoing") = py::list(),
            py::arg("incoming") = py::list(), py::arg("copy_rate") = 0)

@@ -132,7 +132,9 @@ class ReplicatedService {
   std::vector<std::vector<std::byte>> save_arc(const SlotRange& range) const {
     return service_.save_arc(range);
   }
-  std::shared_ptr<CheckpointSession> next_session() { return service_.next_session(); }
+  std::shared_ptr<CheckpointSession> next_session(std::optional<std::chrono::milliseconds> most = {}) {
+    return service_.next_session(most);
+  }
   void close_sessions() { service_.close_sessions(); }
   ServiceMetrics metrics() const { return service_.metrics(); }
   // As in Service. Nothing if the endpoint is executing a request for so long: heartbeats do not wait for a function of all rows.

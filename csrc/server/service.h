@@ -52,6 +52,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -179,9 +180,9 @@ class Service {
   // A copy of a table's current state, for tests.
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const;
 
-  // Waits for the next session that begins; null once close_sessions() was called. A session must not outlive the service,
-  // which owns the shards' memory.
-  std::shared_ptr<CheckpointSession> next_session();
+  // Waits for the next session that begins, for at most `most`; null if there is none, or once close_sessions() was called. A
+  // session must not outlive the service, which owns the shards' memory.
+  std::shared_ptr<CheckpointSession> next_session(std::optional<std::chrono::milliseconds> most = {});
   // Cancels all sessions, and refuses new ones.
   void close_sessions();
   // Called before a save begins while there is no other, with the mutex held: if it returns false, the save is answered OVERLOADED.

@@ -46,10 +46,15 @@ void Service::cancel_sessions(std::optional<std::uint32_t> rank, std::optional<b
   }
 }
 
-std::shared_ptr<CheckpointSession> Service::next_session() {
+std::shared_ptr<CheckpointSession> Service::next_session(std::optional<std::chrono::milliseconds> most) {
   std::unique_lock lock(mutex_);
-  session_begun_.wait(lock, [&] { return sessions_closed_ || !unclaimed_sessions_.empty(); });
-  if (sessions_closed_) {
+  const auto has_some = [&] { return sessions_closed_ || !unclaimed_sessions_.empty(); };
+  if (most) {
+    session_begun_.wait_for(lock, *most, has_some);
+  } else {
+    session_begun_.wait(lock, has_some);
+  }
+  if (sessions_closed_ || unclaimed_sessions_.empty()) {
     return nullptr;
   }
   auto save = std::move(unclaimed_sessions_.front());

@@ -56,6 +56,8 @@ class Client:
         self.asked_for_map = False
         self.on_end = None
         self.filter = Filter(cluster.filters, rank, incarnation, cluster.job) if cluster.filters else None
+        self.saver = cluster.make_saver(self)
+        self.tasks = []  # its saves
 
     # --- what a program may do ---
 
@@ -191,6 +193,10 @@ class Client:
         if not self.alive:
             return
         self.resume()
+        for task in self.tasks:
+            task.go()
+        if self.tasks:
+            self.resume()
         if self.finished and self.on_end is not None:
             on_end, self.on_end = self.on_end, None
             on_end()
@@ -267,6 +273,9 @@ class Cluster:
         self.busy_until = Counter()  # control calls reach an endpoint in order
         self.changing = 0
         self.form(service, endpoints, mean)
+
+    def make_saver(self, client):
+        """Return what decides when a worker saves; None: it saves nothing."""
 
     def form(self, service, endpoints, mean):
         """Make the endpoints."""

@@ -146,6 +146,8 @@ class Monitor:
                             self._compare(service, backup, stream, replica)
 
     def _compare(self, service, backup, stream, replica):
+        if self.world.saves is not None and self.world.saves.are_saving(service, backup):
+            return  # it cannot be read, or it was primary, and its thread has not noticed the end of the save
         copy = backup.replica(stream["stream"])
         for first, end in stream["in_sync"]:
             if (first, end) in replica["in_sync"]:

@@ -7,13 +7,15 @@ import types
 from dataclasses import replace
 from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import Raw, msgpack, structs
 
 from shoal import _core
+from shoal.checkpoint.format import SavedTable
 from shoal.cluster.protocol import messages as m
 from shoal.cluster.scheduler.inputs import EventsSeen
 from sim.network import Weather
 from sim.replicated import Replicated, ReplicatedServer
+from sim.saves import ServerTask, Session, Snapshots
 from sim.scenarios import Scenario
 
 __all__ = ["BUGS", "Bug"]
@@ -224,6 +226,55 @@ class KeepsConfirmations(Replicated):
     server_kind = _KeepsConfirmations
 
 
+class _KeepsSnapshots(Snapshots):
+    def _end(self, digest, timeout=None):
+        if digest:
+            super()._end(digest, timeout)
+
+
+class KeepsSnapshots(Replicated):
+    """A worker whose save has failed does not tell the servers."""
+
+    snapshot_kind = _KeepsSnapshots
+
+
+class _PublishesEarly(Snapshots):
+    def _poll(self, words):
+        reports = super()._poll(words)
+        done = next((report for report in reports if report is not None and report.state == "done"), None)
+        if done is None:
+            return reports
+        nothing = {"rows": 0, "files": [], "sections": [], "filters": (), "ranges": (), "total": 0}
+        saved = [structs.replace(table, **nothing) for table in msgpack.decode(done.saved, type=list[SavedTable])]
+        empty = structs.replace(done, rows=0, saved=Raw(msgpack.encode(saved)))
+        return [report if report is not None and report.state == "done" else empty for report in reports]
+
+
+class PublishesEarly(Replicated):
+    """A worker publishes a checkpoint as soon as some of the servers have written their slots."""
+
+    snapshot_kind = _PublishesEarly
+
+
+class _PresentRows(Session):
+    def section(self, table, slot):
+        super().__getattr__("section")(table, slot)
+        task = self._task
+        id = int(task.mailbox.task.tables[table].name[1:])
+        return task.server.world.services[task.address].shard(id).section(slot)
+
+
+class _WritesPresentRows(ServerTask):
+    def make_session(self):
+        return _PresentRows(self)
+
+
+class WritesPresentRows(Replicated):
+    """Servers write what their tables have when they write it, not what they had when the save began."""
+
+    task_kind = _WritesPresentRows
+
+
 class Bug(NamedTuple):
     invariant: int
     kind: type[Replicated]
@@ -241,6 +292,7 @@ TABLES = Scenario(
 )
 MOVES = Scenario(mode="asp", faults=("join", "drain", "join"), replicas=0, tables="mixed")
 TWO = Scenario(mode="asp", faults=("kill-two", "join", "kill-two"), servers=5, replicas=2, weather=SLOW)
+SAVES = Scenario(mode="asp", faults=("kill", "join"), saves=True, clocks=30)
 DISK = Scenario(mode="asp", faults=("scheduler", "join", "scheduler", "kill", "scheduler"), disk=0.2)
 BUGS = [
     Bug(1, RepliesBeforeCommit, KILL, "exactly once", 2),
@@ -264,4 +316,8 @@ BUGS = [
     ),
     Bug(9, SkipsAdmissions, Scenario(faults=("worker",)), "progress"),
     Bug(9, KeepsConfirmations, Scenario(faults=("kill", "join")), "does not come to rest"),
+    Bug(10, WritesPresentRows, SAVES, "bounds"),
+    Bug(10, WritesPresentRows, replace(SAVES, mode="bsp"), "atomic clocks"),
+    Bug(10, PublishesEarly, SAVES, "bounds"),
+    Bug(10, KeepsSnapshots, SAVES, "keeps its snapshot"),
 ]

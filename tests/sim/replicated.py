@@ -5,6 +5,7 @@ from its journal, whose disk may be slow; servers join, are drained, and arcs mo
 This file has the loops around the state machines; scenarios.py has what happens, invariants.py what must hold.
 """
 
+import contextlib
 import random
 
 import msgspec
@@ -15,6 +16,8 @@ from shoal.cluster.scheduler.inputs import Died, Input, MembershipState
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.server.assignment import ServerControl
 from sim.invariants import Monitor, map_copies
+from sim.pings import Pings
+from sim.saves import Saver, Saves, ServerTask, Snapshots, simulated_saves
 from sim.whole import HEARTBEAT, Process, Whole, WorkerProcess
 
 SPEED = 5  # of the timers of a server, which are made for real networks
@@ -50,6 +53,7 @@ class ReplicatedServer(Process):
         self.waiting = []
         self.stopped_until = 0.0
         self.gone = False
+        self.tasks = []  # of saves
         self.addresses = tuple(f"tcp://10.0.0.{number + 1}:{5000 + k}" for k in range(endpoints))
         super().__init__(world, "server", f"server {number}")
 
@@ -101,6 +105,7 @@ class ReplicatedServer(Process):
             for address in self.addresses:
                 self.world.reply(address, self.world.services[address].released())
                 self.carry(address)
+                self.run_tasks(address)
             self.poll()
 
     def speak(self):
@@ -141,9 +146,22 @@ class ReplicatedServer(Process):
             self.carry(address)
             world.reply(address, service.acknowledge())
             world.reply(address, service.released())
+            self.run_tasks(address)
             due = min(due, service.next_time() / (1000 * SPEED))
         self.poll()
         world.network.at(max(due, now + LEAST_POLL), self.turn)
+
+    def run_tasks(self, address):
+        """Run the threads of an endpoint that write saves, as far as they get."""
+        if self.world.saves is None:
+            return
+        while (session := self.world.services[address].next_session(0.0)) is not None:
+            task = self.world.task_kind(self, address, session)
+            self.tasks.append(task)
+            self.world.saves.sessions.append(task)
+        for task in self.tasks:
+            task.go()
+        self.tasks = [task for task in self.tasks if not task.fiber.done]
 
     def carry(self, address):
         """Send the messages of an endpoint's streams."""
@@ -232,17 +250,30 @@ class Replicated(Whole):
         Memory budget of a slot; 0: none.
     copy_rate : int
         Bytes per second that each endpoint sends to make a copy, by the clock of the servers.
+    saves : bool
+        Whether workers save.
+    pings : bool
+        Whether the scheduler pings the servers.
     """
 
     limit = 60.0
     server_kind = ReplicatedServer
+    task_kind = ServerTask
+    snapshot_kind = Snapshots
+    saves = pings = None
 
     def __init__(
-        self, seed, *, servers=3, replicas=1, endpoints_each=1, disk=0.0, slot_bytes=0, copy_rate=1 << 28, **arguments
-    ):
+        self, seed, *, servers=3, replicas=1, endpoints_each=1, disk=0.0, slot_bytes=0, copy_rate=1 << 28, saves=False,
+        pings=False, **arguments,
+    ):  # fmt: skip
+        self.seed = seed
         self.replicas, self.endpoints_each, self.disk, self.slot_bytes = replicas, endpoints_each, disk, slot_bytes
         self.copy_rate = copy_rate
         super().__init__(seed, _core.Service, endpoints=servers, **arguments)
+        if saves:
+            self.saves = Saves(self)
+        if pings:
+            self.pings = Pings(self, SPEED)
 
     def form(self, service, endpoints, mean):
         self.processes = {}
@@ -271,6 +302,9 @@ class Replicated(Whole):
         self.restless = ""  # what did not come to rest
         self.network.after(HEARTBEAT, self.watch)
         self.network.after(HEARTBEAT, self.rest, 0.0, None)
+
+    def make_saver(self, client):
+        return None if self.saves is None else Saver(client)
 
     def new_service(self, address):
         return _core.Service(self.slots, [])
@@ -340,6 +374,8 @@ class Replicated(Whole):
             self.network.at(self.stalled_until, self.watch)
             return
         super().watch()
+        if self.pings is not None and not self.is_down:
+            self.route(self.pings.turn())
         if not self.is_down and not self.uncommitted and self.membership.at_rest and self.random.random() < 0.05:
             self.saved = msgspec.msgpack.encode(self.membership.save())
             self.inputs.clear()
@@ -360,6 +396,8 @@ class Replicated(Whole):
             self.membership.replay(msgspec.msgpack.decode(entry, type=Input))
         self.monitor.scheduler_restarted()
         self.is_down = self.is_forgetful = False
+        if self.pings is not None:
+            self.pings.restarted()
         self.route(self.membership.restarted(self.network.now))
 
     # --- faults ---
@@ -442,6 +480,7 @@ class Replicated(Whole):
             if b"~" in peer:
                 self.monitor.received(address, peer)
             server.carry(address)
+            server.run_tasks(address)
             server.poll_if_pending()
 
     def reply(self, address, replies):
@@ -479,7 +518,11 @@ class Replicated(Whole):
             self.network.after(POLL, self.rest, since, worked_until)
 
     def run(self, until=None):
-        history = super().run(until or (lambda: self.over))
+        with contextlib.ExitStack() as undo:
+            if self.saves is not None:
+                undo.callback(self.saves.finish)
+                undo.enter_context(simulated_saves())
+            history = super().run(until or (lambda: self.over))
         map = self.membership.map
         if map is not None:
             self.map = map

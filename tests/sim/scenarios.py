@@ -1,7 +1,7 @@
 """Scenarios: what happens to a cluster with replicas. A scenario and a seed are one run, which can be repeated."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +28,10 @@ class Scenario:
     ----------
     random_faults : int
         Up to so many, drawn from all kinds that the cluster survives, instead of ``faults``.
+    saves : bool
+        Workers save.
+    pings : bool
+        The scheduler pings the servers.
     varies : bool
         The number of servers, endpoints, slots and copies, the disk, the copy rate and the weather are drawn, too.
     """
@@ -45,6 +49,8 @@ class Scenario:
     slot_bytes: int = 0
     copy_rate: int = 1 << 28
     tables: str = "counting"
+    saves: bool = field(default=False, repr=False)  # a seed has the same faults without
+    pings: bool = field(default=False, repr=False)
     varies: bool = False
 
     def kinds(self):
@@ -74,6 +80,8 @@ class Scenario:
             slots=rng.choice([16, 32]),
             disk=rng.choice([0.0, 0.0, 0.01, 0.05]),
             copy_rate=rng.choice([SLOW, 1 << 28]),
+            saves=rng.choice([False, True]),
+            pings=rng.choice([False, True]) and replicas > 0,
         )
 
 
@@ -88,14 +96,15 @@ def prepare(seed, scenario, kind=Replicated):
         seed, mode=mode, staleness=staleness, workers=3, servers=scenario.servers, replicas=scenario.replicas,
         endpoints_each=scenario.endpoints_each, slots=scenario.slots, weather=weather, disk=scenario.disk,
         slot_bytes=scenario.slot_bytes, copy_rate=scenario.copy_rate,
-        tables={"mixed": TABLES, "tight": TIGHT}.get(scenario.tables),
+        tables={"mixed": TABLES, "tight": TIGHT}.get(scenario.tables), saves=scenario.saves,
+        pings=scenario.pings,
     )  # fmt: skip
     if scenario.tables == "counting":
         program = counting(seed, scenario.clocks, think=0.05)
     else:
         program = mixed(seed, scenario.clocks, rare=60 if scenario.tables == "mixed" else 500)
     cluster.start([program] * 3)
-    cluster.seed, cluster.scenario = seed, scenario
+    cluster.scenario = scenario
     rng = random.Random(f"faults {seed} {scenario}")
     faults = scenario.faults
     if scenario.random_faults:
@@ -189,6 +198,9 @@ def _differences(cluster, other):
         slots = [slot for slot in range(cluster.slots) if one[slot] != two[slot]]
         if slots:
             yield f"slots {slots} of table {table} differ from an undisturbed run"
+    for clock, table in sorted(set(cluster.saves.sections) & set(other.saves.sections) if cluster.saves else ()):
+        if cluster.saves.sections[clock, table] != other.saves.sections[clock, table]:
+            yield f"table {table} in the checkpoints of clock {clock} differs from an undisturbed run"
     for client in cluster.clients:
         twin = next(one for one in other.clients if one.rank == client.rank)
         if len(client.answers) != len(twin.answers):
@@ -249,6 +261,20 @@ def _scenarios():
         },
         "everything-2": {"clocks": 14,
             "random_faults": 7, "servers": 5, "replicas": 2, "tables": "mixed", "disk": 0.01, "copy_rate": SLOW,
+        },
+        "pings": {"faults": ("stop", "cut", "stop"), "clocks": 40, "pings": True},
+        "saves": {"faults": ("kill", "join", "kill"), "clocks": 30, "saves": True},
+        "saves-tables": {
+            "faults": ("kill", "join", "kill"), "tables": "mixed", "slot_bytes": 1 << 16, "copy_rate": SLOW,
+            "saves": True,
+        },
+        "saves-moves": {
+            "faults": ("join", "drain", "scheduler", "join", "rebalance"), "replicas": 0, "tables": "mixed",
+            "copy_rate": SLOW, "saves": True,
+        },
+        "saves-everything": {"clocks": 14,
+            "random_faults": 7, "servers": 5, "replicas": 2, "tables": "mixed", "disk": 0.01, "copy_rate": SLOW,
+            "saves": True,
         },
     }  # fmt: skip
     for plan, fields in plans.items():

@@ -31,6 +31,8 @@ def counting(seed, clocks, think=0.005, lists=None):
             return rng.choice(lists) if lists else rng.sample(range(KEYS), rng.randint(1, 8))
 
         while client.clock < clocks:
+            if client.saver is not None:
+                yield from client.saver.maybe(later, {})
             for _ in range(rng.randint(0, 2)):
                 call = client.pull(some())
                 if rng.random() < 0.7:
@@ -46,7 +48,7 @@ def counting(seed, clocks, think=0.005, lists=None):
                     yield call
                 later.append(call)
             later.append(client.tick())
-        yield later
+        yield [*later, *client.tasks]
 
     return program
 

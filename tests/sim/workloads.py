@@ -96,6 +96,9 @@ def mixed(seed, clocks, think=0.05, rare=60):
             yield client.push(own, np.zeros((OWN, 1), np.float32), 3)
 
         while client.clock < clocks:
+            if client.saver is not None:
+                alone = {3: rows} if product is None else {3: rows, 4: dict(zip(REDUCED, product, strict=True))}
+                yield from client.saver.maybe(later, alone)
             for _ in range(rng.randint(0, 2)):
                 keys = rng.sample(range(KEYS), rng.randint(1, 8))
                 call = client.pull(keys)
@@ -167,6 +170,6 @@ def mixed(seed, clocks, think=0.05, rare=60):
             grads = np.array([[rng.randint(-4, 4) for _ in range(3)] for _ in DENSE], np.float32)
             kept(client.push(DENSE, grads, 5))
             kept(client.tick())
-        yield later
+        yield [*later, *client.tasks]
 
     return program
