@@ -12,7 +12,7 @@ from unittest import mock
 __all__ = ["Fiber", "current", "simulated_time"]
 
 _local = threading.local()
-HANDOVER_SECONDS = 60.0  # of real time, in which a fiber comes to wait; only a defect takes as long
+HANDOVER_SECONDS = 600.0  # of real time, in which a fiber comes to wait; only a defect takes as long
 
 
 class Killed(BaseException):
