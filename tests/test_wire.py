@@ -48,7 +48,7 @@ def both(frames: list[bytes], *, replies: bool, limit: int = LIMIT) -> wire.Read
     h = slow.header
     for name in (*numbers, "payload_bytes"):
         assert getattr(fast, name) == h[name], name
-    assert (fast.reply, fast.packed, fast.keep) == tuple(bool(h["flags"] & bit) for bit in (1, 2, 4))
+    assert (fast.reply, fast.packed, fast.keep, fast.timed) == tuple(bool(h["flags"] & bit) for bit in (1, 2, 4, 32))
     assert fast.counts.tolist() == slow.counts
     assert fast.part == h["flags"] >> 8
     assert fast.values.tobytes() == slow.values
@@ -66,6 +66,18 @@ def test_every_message_of_version_2_is_still_read():
     assert [name for name, message in read.items() if message is None] == []
     assert {message.header["op"] for message in read.values()} == set(range(22))
     assert {message.header["status"] for message in read.values()} == {s.value for s in _core.Status}
+
+
+def test_the_times_of_a_reply_are_those_that_the_document_defines():
+    folder = HERE / "golden" / "wire-v2"
+    for op in ("pull", "push", "tick"):
+        request = _core.decode(opened(folder / f"{op}-timed")[1], replies=False)
+        assert (request.timed, request.times) == (True, None)
+        reply = _core.decode(opened(folder / f"{op}-answer-timed")[1])
+        assert (reply.timed, reply.aux) == (True, 3 << 16 | 2 << 11 | 1250)
+        assert reply.times == (1250 * 2**2, 3)
+        plain = _core.decode(opened(folder / f"{op}-answer")[1])
+        assert (plain.timed, plain.times) == (False, None)
 
 
 def test_every_message_of_version_1_is_refused_by_both_versions():
@@ -115,7 +127,7 @@ def test_the_worked_example_of_the_document_is_right():
 
 
 HEX = {f"{byte:02x}" for byte in range(256)}
-FLAGS = ("reply", "packed", "keep", "digest", "counted")
+FLAGS = ("reply", "packed", "keep", "digest", "counted", "timed")
 numbers = {
     "op": st.integers(0, 21), "status": st.sampled_from([s.value for s in _core.Status]), "dtype": st.integers(0, 6),
     "dim": st.integers(0, 65535), "table": st.integers(0, 2**32 - 1), "worker": st.integers(0, 2**32 - 1),

@@ -19,6 +19,7 @@
 #include "server/key_list_cache.h"
 #include "wire/counts.h"
 #include "wire/significance.h"
+#include "wire/times.h"
 #include "wire/values.h"
 #include "wire/wire.h"
 
@@ -30,29 +31,30 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
                         std::uint8_t dtype, std::uint16_t dim, std::uint32_t table, std::uint32_t worker,
                         std::uint32_t incarnation, std::uint64_t sequence, std::uint32_t epoch,
                         std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job,
-                        std::uint8_t part, bool packed, bool keep, bool digest, bool counted) {
+                        std::uint8_t part, bool packed, bool keep, bool digest, bool counted, bool timed) {
   std::vector<BufferView> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle buffer : payload) {
     frames.push_back(borrowed.emplace_back(buffer).bytes());
   }
-  wire::Header header{.op = wire::Op{op},
-                      .status = wire::Status{status},
-                      .dtype = wire::Dtype{dtype},
-                      .flags = static_cast<std::uint16_t>(
-                          (reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) |
-                          (keep ? wire::kKeep : 0U) | (digest ? wire::kDigest : 0U) |
-                          (counted ? wire::kCounted : 0U) | (unsigned{part} << wire::kPartShift)),
-                      .dim = dim,
-                      .table = table,
-                      .worker = worker,
-                      .incarnation = incarnation,
-                      .sequence = sequence,
-                      .epoch = epoch,
-                      .clock = clock,
-                      .count = count,
-                      .aux = aux,
-                      .job = job};
+  wire::Header header{
+      .op = wire::Op{op},
+      .status = wire::Status{status},
+      .dtype = wire::Dtype{dtype},
+      .flags = static_cast<std::uint16_t>((reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) |
+                                          (keep ? wire::kKeep : 0U) | (digest ? wire::kDigest : 0U) |
+                                          (counted ? wire::kCounted : 0U) | (timed ? wire::kTimed : 0U) |
+                                          (unsigned{part} << wire::kPartShift)),
+      .dim = dim,
+      .table = table,
+      .worker = worker,
+      .incarnation = incarnation,
+      .sequence = sequence,
+      .epoch = epoch,
+      .clock = clock,
+      .count = count,
+      .aux = aux,
+      .job = job};
   std::array<std::byte, sizeof(wire::Header)> out;
   if (total(frames) >= kMinUnlockedBytes) {
     const py::gil_scoped_release nogil;
@@ -147,6 +149,16 @@ py::object values(const py::object& self) {
       break;
   }
   return as(std::uint8_t{});
+}
+
+// (nanoseconds in the server, of those in the shard), or None if the message has none.
+py::object times(const Message& message) {
+  const wire::Header& header = message.decoded.header;
+  if (!header.is_reply() || (header.flags & wire::kTimed) == 0) {
+    return py::none();
+  }
+  const wire::ServerTimes found = wire::unpack_times(header.aux);
+  return py::make_tuple(found.server_ns, found.shard_ns);
 }
 
 template <auto Field>
@@ -327,6 +339,8 @@ void add_messages(py::module_& module) {
       .def_property_readonly("part", [](const Message& message) { return message.decoded.header.part(); })
       .def_property_readonly("packed", has_flag<wire::kPacked>())
       .def_property_readonly("keep", has_flag<wire::kKeep>())
+      .def_property_readonly("timed", has_flag<wire::kTimed>())
+      .def_property_readonly("times", &times)
       .def_property_readonly("dtype", number_of<&Header::dtype>())
       .def_property_readonly("dim", header_field<&Header::dim>())
       .def_property_readonly("table", header_field<&Header::table>())
@@ -370,7 +384,8 @@ void add_messages(py::module_& module) {
              py::arg("table") = 0, py::arg("worker") = wire::kAnonymous, py::arg("incarnation") = 0,
              py::arg("sequence") = 0, py::arg("epoch") = 0, py::arg("clock") = 0, py::arg("count") = 0,
              py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0, py::arg("packed") = false,
-             py::arg("keep") = false, py::arg("digest") = false, py::arg("counted") = false);
+             py::arg("keep") = false, py::arg("digest") = false, py::arg("counted") = false,
+             py::arg("timed") = false);
   module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
              py::arg("payload_bytes") = std::uint64_t{1} << 30U, py::arg("into") = py::none());
   module.def("peek", &peek, py::arg("frames"));

@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "wire/times.h"
 
 namespace shoal {
 
@@ -33,6 +34,7 @@ void overload(Reply& reply) {
   wire::encode(header, {}, reply.header);
   reply.payload = {};
   reply.frames = 0;
+  reply.received_ns = 0;
 }
 
 constexpr Milliseconds kNever = std::numeric_limits<Milliseconds>::max();
@@ -116,6 +118,7 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, ReplicatedService& service, Lo
   SHOAL_CHECK(options_.heartbeat_ms <= 0 || options_.dead_after_ms > options_.heartbeat_ms,
               "dead_after_ms must exceed heartbeat_ms");
   service_.set_waker([this] { wake(); });
+  service_.set_clock(&steady_now_ns);
   std::mutex mutex;
   std::condition_variable opened_changed;
   std::optional<std::string> failure;  // empty: it serves
@@ -319,7 +322,7 @@ void DataLoop::answer(const Socket& socket, MultipartMessage& parts) noexcept {
   Counts::add(counts_->request_bytes, parts.bytes() - peer.size());
   reply_to(socket, [&] {
     service_.handle({reinterpret_cast<const char*>(peer.data()), peer.size()},
-                    std::span(frames).first(parts.count() - 1), memory_->replies, &parts);
+                    std::span(frames).first(parts.count() - 1), memory_->replies, &parts, begin);
   });
   durations_->add(op, steady_now_ns() - begin);
 }
@@ -342,6 +345,10 @@ void DataLoop::send(const Socket& socket, Reply& reply) noexcept {
   if (bytes > 0 && memory_->pool.used_bytes() > std::max(options_.unsent_bytes, bytes)) {
     overload(reply);
     Counts::add(counts_->overloaded);
+  }
+  if (reply.received_ns != 0) {
+    wire::set_times(reply.header,
+                    {.server_ns = steady_now_ns() - reply.received_ns, .shard_ns = reply.shard_ns});
   }
   // Everything that may fail for lack of memory comes first: a message that was started must be completed.
   std::array<zmq::Message, 1 + Reply::kMaxPayloadFrames> messages;

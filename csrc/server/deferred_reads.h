@@ -28,6 +28,7 @@ class DeferredReads {
     PooledBuffer hashes;
     PooledBuffer parameters;  // of a function
     std::size_t reply_bytes = 0;
+    std::uint64_t received_ns = 0;  // as in a Reply
 
     std::size_t bytes() const noexcept {
       return hashes.size() + parameters.size() + reply_bytes + sizeof(Read);

@@ -227,20 +227,21 @@ void ReplicatedService::append_released() {
 // --- data -------------------------------------------------------------------------------------------------------
 
 void ReplicatedService::handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
-                               MultipartMessage* received) noexcept {
+                               MultipartMessage* received, std::uint64_t received_ns) noexcept {
   const std::lock_guard lock(mutex_);
   const Op op = op_of(frames);
   if (op == Op::kReplicate) {
     return receive_record(peer, frames, out);
   }
   if (!log_.has_streams() || op == Op::kPing) {
-    return service_.handle(peer, frames, out, received);
+    return service_.handle(peer, frames, out, received, received_ns);
   }
-  serve_logged(peer, frames, out, received);
+  serve_logged(peer, frames, out, received, received_ns);
 }
 
 void ReplicatedService::serve_logged(std::string_view peer, std::span<const wire::Frame> frames,
-                                     ReplyQueue& out, MultipartMessage* received) noexcept {
+                                     ReplyQueue& out, MultipartMessage* received,
+                                     std::uint64_t received_ns) noexcept {
   std::vector<SharedFrame> shared;
   const Op op = op_of(frames);
   if (may_change(op) && frames.size() <= wire::kMaxFrames) {
@@ -251,7 +252,7 @@ void ReplicatedService::serve_logged(std::string_view peer, std::span<const wire
     }
   }
   const std::size_t before = out.replies().size();
-  service_.handle(peer, frames, out, received);
+  service_.handle(peer, frames, out, received, received_ns);
   try {
     const Service::Executed& executed = service_.executed();
     if (!executed.arcs.empty()) {

@@ -147,6 +147,7 @@ class ReplicatedService {
   // Called, with the mutex held, when a control call has queued replies or messages, or has changed the targets; must not wait or call
   // the service.
   void set_waker(std::function<void()> waker);
+  void set_clock(Service::NanosecondClock clock) { service_.set_clock(clock); }
 
   // --- replication: any thread ---------------------------------------------------------------------------------------
 
@@ -184,7 +185,7 @@ class ReplicatedService {
 
   // As Service::handle(). Replies that wait for a commit are held; handle_backup(), on_time() and released() queue them.
   void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
-              MultipartMessage* received = nullptr) noexcept;
+              MultipartMessage* received = nullptr, std::uint64_t received_ns = 0) noexcept;
   // Moves the replies that control calls have queued.
   void released(ReplyQueue& out) noexcept;
   // Queues the acknowledgements of the streams from which handle() has received something. To be called before the loop waits, and at
@@ -220,7 +221,7 @@ class ReplicatedService {
                       const Service::Executed& executed);
   void append_released();
   void serve_logged(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
-                    MultipartMessage* received) noexcept;
+                    MultipartMessage* received, std::uint64_t received_ns) noexcept;
   void receive_record(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
   Replica* find_replica(StreamId stream) noexcept;
   Replica& replica_of(StreamId stream);

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,9 @@ struct Reply {
   std::array<std::byte, kHeaderBytes> header;
   std::array<PooledBuffer, kMaxPayloadFrames> payload;
   std::size_t frames = 0;  // of the payload
+  // Of a reply that states how long the server took (wire/times.h): when its request was received; otherwise 0.
+  std::uint64_t received_ns = 0;
+  std::uint64_t shard_ns = 0;
 
   std::size_t payload_bytes() const noexcept {
     std::size_t bytes = 0;

@@ -56,17 +56,21 @@ Service::Table* Service::find(std::uint32_t id) noexcept {
 // --- in ---------------------------------------------------------------------------------------------------------
 
 void Service::handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
-                     MultipartMessage* received) noexcept {
+                     MultipartMessage* received, std::uint64_t received_ns) noexcept {
   const std::lock_guard lock(mutex_);
-  execute(peer, frames, out, received);
+  execute(peer, frames, out, received, received_ns);
 }
 
 void Service::execute(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
-                      MultipartMessage* received) noexcept {
+                      MultipartMessage* received, std::uint64_t received_ns) noexcept {
   const wire::Fault fault =
       wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = false}, decoded_);
-  const Call call{peer, decoded_.header, decoded_.hashes, decoded_.floats(), decoded_.counts, decoded_.values,
-                  out,  received};
+  const bool is_timed = (decoded_.header.flags & wire::kTimed) != 0;
+  const Call call{
+      peer, decoded_.header, decoded_.hashes,           decoded_.floats(), decoded_.counts, decoded_.values,
+      out,  received,        is_timed ? received_ns : 0};
+  const std::size_t first_reply = out.replies().size();
+  shard_ns_ = 0;
   ++metrics_.messages;
   for (const wire::Frame frame : frames) {
     metrics_.bytes_in += frame.size();
@@ -91,7 +95,10 @@ void Service::execute(std::string_view peer, std::span<const wire::Frame> frames
   }
   executed_.status = last_status_;
   executed_.has_keys = !decoded_.hashes.empty() || !executed_.key_list.empty();
-  advance(out);
+  advance(out, call.received_ns);
+  if (call.header.op == Op::kTick && out.replies().size() > first_reply) {
+    out.replies()[first_reply].shard_ns = shard_ns_;
+  }
 }
 
 void Service::released(ReplyQueue& out) noexcept {
@@ -346,6 +353,10 @@ void Service::send(const Call& call, Header header, std::size_t frames, PooledBu
   reply.payload[0] = std::move(first);
   reply.payload[1] = std::move(second);
   reply.frames = frames;
+  if (header.status == Status::kOk) {
+    reply.received_ns = call.received_ns;
+    reply.shard_ns = shard_ns_;
+  }
   call.out.add(std::move(reply));
   last_status_ = header.status;
   ++metrics_.replies;

@@ -1,4 +1,5 @@
-// Service: the host of the arcs of one data loop. Requests in, replies out; no socket, no clock time, no thread.
+// Service: the host of the arcs of one data loop. Requests in, replies out; no socket, no thread, and no time but that which requests
+// with the flag kTimed ask for: no decision depends on it.
 //
 // Algorithm. Scatter and gather. An endpoint owns some arcs (server/arc.h), ranges of slots of every table. A message is decoded
 // once (wire/wire.h), cut along the arcs, executed by each arc for its slice, at once or at the end of a clock, and answered by one
@@ -190,13 +191,16 @@ class Service {
 
   // Called, with the mutex held, by a control call that has queued replies for released(); must not wait or call the service.
   void set_waker(std::function<void()> waker);
+  // How the work in the rows is timed for requests that ask for it. Without a clock it takes 0 ns.
+  using NanosecondClock = std::uint64_t (*)() noexcept;
+  void set_clock(NanosecondClock clock);
 
   // --- data -----------------------------------------------------------------------------------------------------
 
   // Executes one message of a peer. Queues replies to it and to others. `received`: the message that has the frames; the service
-  // may take some of them. Null: others own the frames.
+  // may take some of them. Null: others own the frames. `received_ns`: when, by the clock; 0: unknown, and the reply has no times.
   void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
-              MultipartMessage* received = nullptr) noexcept;
+              MultipartMessage* received = nullptr, std::uint64_t received_ns = 0) noexcept;
   // Moves the replies that control calls have queued.
   void released(ReplyQueue& out) noexcept;
 
@@ -258,6 +262,7 @@ class Service {
     std::span<const std::byte> bytes;       // a section, or a function's parameters
     ReplyQueue& out;
     MultipartMessage* received = nullptr;  // has the frames of the arrays; null: none may be taken
+    std::uint64_t received_ns = 0;         // of a request that asks for times; otherwise 0
   };
   // The slots that an arc serves.
   struct Served {
@@ -287,7 +292,7 @@ class Service {
   // service.cc: receiving a message, and replying
   static bool is_read(const wire::Header& header) noexcept;
   void execute(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
-               MultipartMessage* received) noexcept;
+               MultipartMessage* received, std::uint64_t received_ns) noexcept;
   void serve(const Call& call);
   void serve_write(const Call& call, Table& table);
   bool check_worker(const Call& call);
@@ -321,6 +326,16 @@ class Service {
   void send_done(const Call& call, PooledBuffer refusal, std::uint32_t aux = 0);
   PooledBuffer refusal(ReplyQueue& out) const;
   void fail(const Call& call, const std::exception& error) noexcept;
+  // Calls work(), which uses rows; adds its time to shard_ns_ if the request asks for it.
+  template <class Work>
+  void in_shard(std::uint64_t received_ns, const Work& work) {
+    if (received_ns == 0 || clock_ == nullptr) {
+      return work();
+    }
+    const std::uint64_t begin = clock_();
+    work();
+    shard_ns_ += clock_() - begin;
+  }
 
   // service_control.cc: orders of the scheduler
   template <class Change>
@@ -432,13 +447,15 @@ class Service {
 
   // service_advance.cc: completed clocks, and the reads that they release
   bool is_complete(std::uint32_t clock) const noexcept;
-  void advance(ReplyQueue& out) noexcept;
+  // `received_ns`: as in the Call of a TICK, whose time includes the steps.
+  void advance(ReplyQueue& out, std::uint64_t received_ns = 0) noexcept;
   void release(DeferredReads::Read&& read, ReplyQueue& out) noexcept;
   void execute_released(const Call& call);
 
   std::mutex arcs_mutex_;  // before mutex_: held by calls that change arcs, or make tables for them
   mutable std::mutex mutex_;
   std::function<void()> waker_;
+  NanosecondClock clock_ = nullptr;
   const Slots slots_;
   const ServiceLimits given_limits_;
   ServiceLimits limits_;
@@ -478,6 +495,7 @@ class Service {
 
   // Scratch memory of the current request.
   wire::Decoded decoded_;
+  std::uint64_t shard_ns_ = 0;
   std::vector<Slice> slices_;
   std::vector<std::uint16_t> refused_;
 

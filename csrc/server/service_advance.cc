@@ -14,7 +14,7 @@ bool Service::is_complete(std::uint32_t clock) const noexcept {
   return std::ranges::all_of(arcs_, [&](const auto& arc) { return arc->is_complete(clock); });
 }
 
-void Service::advance(ReplyQueue& out) noexcept {
+void Service::advance(ReplyQueue& out, std::uint64_t received_ns) noexcept {
   bool failed = false;
   for (bool moves = true; moves;) {
     // Before the next step: a read at this clock must not see it.
@@ -27,7 +27,7 @@ void Service::advance(ReplyQueue& out) noexcept {
         continue;
       }
       try {
-        arc->step();
+        in_shard(received_ns, [&] { arc->step(); });
         moves = true;
       } catch (const std::exception&) {
         ++metrics_.failed_steps;  // the step stays pending, and the next message retries it
@@ -40,9 +40,11 @@ void Service::advance(ReplyQueue& out) noexcept {
 
 void Service::release(DeferredReads::Read&& read, ReplyQueue& out) noexcept {
   const DeferredReads::Read mine = std::move(read);
-  const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, {}, mine.parameters.bytes(),
-                  out};
-  std::optional<ReleasedWrite> write;  // if it is one
+  const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(),
+                  {},        {},          mine.parameters.bytes(),
+                  out,       nullptr,     mine.received_ns};
+  const std::uint64_t others_ns = std::exchange(shard_ns_, 0);  // of the request that releases it
+  std::optional<ReleasedWrite> write;                           // if it is one
   if (tracks_ && !is_read(call.header)) {
     write = ReleasedWrite{.header = call.header, .parameters = {}, .executed = std::move(executed_)};
     executed_ = {};
@@ -52,6 +54,7 @@ void Service::release(DeferredReads::Read&& read, ReplyQueue& out) noexcept {
   } catch (const std::exception& error) {
     fail(call, error);
   }
+  shard_ns_ = others_ns;
   if (write) {
     std::swap(write->executed, executed_);
     if (!write->executed.arcs.empty()) {

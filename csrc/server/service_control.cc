@@ -34,6 +34,11 @@ void Service::set_waker(std::function<void()> waker) {
   waker_ = std::move(waker);
 }
 
+void Service::set_clock(NanosecondClock clock) {
+  const std::lock_guard lock(mutex_);
+  clock_ = clock;
+}
+
 void Service::serve_ranges(const std::vector<SlotRange>& ranges) {
   std::vector<Served> served;
   std::vector<std::unique_ptr<Arc>> fresh;

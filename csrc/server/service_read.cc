@@ -101,7 +101,8 @@ void Service::defer(const Call& call, std::size_t reply_bytes) {
                    .header = call.header,
                    .hashes = std::move(hashes),
                    .parameters = std::move(parameters),
-                   .reply_bytes = reply_bytes});
+                   .reply_bytes = reply_bytes,
+                   .received_ns = call.received_ns});
   metrics_.deferred_peak = std::max(metrics_.deferred_peak, deferred_.size());
   send(call, Status::kDeferred);
 }
@@ -136,7 +137,7 @@ template <class Use>
 void Service::each_slice(const Call& call, const Use& use) {
   for (const Slice& slice : slices_) {
     const SlotSlices part = slice.arc->cut(call.hashes.subspan(slice.begin, slice.count));
-    use(*slice.arc->find(call.header.table)->shard, part, slice.begin);
+    in_shard(call.received_ns, [&] { use(*slice.arc->find(call.header.table)->shard, part, slice.begin); });
   }
 }
 

@@ -21,7 +21,7 @@ std::vector<Service::ReleasedWrite> Service::take_released() {
 wire::Status Service::replay(std::span<const wire::Frame> frames, std::size_t end_slot) noexcept {
   const std::lock_guard lock(mutex_);
   replay_end_ = end_slot;
-  execute({}, frames, replayed_, nullptr);
+  execute({}, frames, replayed_, nullptr, 0);
   replay_end_ = kNoReplay;
   replayed_.replies().clear();
   return executed_.status;

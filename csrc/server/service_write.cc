@@ -211,7 +211,8 @@ void Service::push(const Call& call, Table& table) {
       View& last = view(table, call.header.worker);
       each_fresh([&](Slice& slice) {
         touch(*slice.arc);
-        slice.arc->push(write_of(call), rows_of(call, slice, dim), slice.fresh, nullptr);
+        in_shard(call.received_ns,
+                 [&] { slice.arc->push(write_of(call), rows_of(call, slice, dim), slice.fresh, nullptr); });
       });
       metrics_.push_staleness.add(table.pushes - last.pushes - last.own);
       ++table.pushes;
@@ -304,7 +305,8 @@ void Service::assign(const Call& call, Table& table) {
   PooledBuffer refused = refusal(call.out);
   each_fresh([&](Slice& slice) {
     touch(*slice.arc);
-    slice.arc->assign(write_of(call), rows_of(call, slice, table.rows.dim()), slice.fresh);
+    in_shard(call.received_ns,
+             [&] { slice.arc->assign(write_of(call), rows_of(call, slice, table.rows.dim()), slice.fresh); });
   });
   send_done(call, std::move(refused));
 }

@@ -12,6 +12,7 @@ namespace {
 constexpr std::uint8_t kWeights = bit(Dtype::kFloat32) | bit(Dtype::kFloat16) | bit(Dtype::kBfloat16);
 
 constexpr MessageShape kNoFrames = {{}, 0, bit(Dtype::kNone), 0};
+constexpr MessageShape kTimedOnly = {{}, 0, bit(Dtype::kNone), kReply | kTimed};
 constexpr MessageShape kText = {{FrameKind::kText}, 1, bit(Dtype::kNone), 0};
 
 constexpr MessageShape kNested = {{}, 0, bit(Dtype::kNone), 0, true};
@@ -34,15 +35,19 @@ MessageShape shape_of_record(Record record) noexcept {
 MessageShape shape_of_request(const Header& header) noexcept {
   switch (header.op) {
     case Op::kPull:
-      return {{FrameKind::kHashes}, 1, kWeights, kPacked | kKeep | kDigest};
+      return {{FrameKind::kHashes}, 1, kWeights, kPacked | kKeep | kDigest | kTimed};
     case Op::kPush:
-      return {{FrameKind::kHashes, FrameKind::kValues}, 2, kWeights, kPacked | kKeep | kDigest | kCounted};
+      return {{FrameKind::kHashes, FrameKind::kValues},
+              2,
+              kWeights,
+              kPacked | kKeep | kDigest | kCounted | kTimed};
     case Op::kAssign:
-      return {{FrameKind::kHashes, FrameKind::kValues}, 2, kWeights, kPacked};
+      return {{FrameKind::kHashes, FrameKind::kValues}, 2, kWeights, kPacked | kTimed};
     case Op::kTick:
-      return {{FrameKind::kNumbers, FrameKind::kTables}, 2, bit(Dtype::kNone), 0};
-    case Op::kErase:
+      return {{FrameKind::kNumbers, FrameKind::kTables}, 2, bit(Dtype::kNone), kTimed};
     case Op::kContains:
+      return {{FrameKind::kHashes}, 1, bit(Dtype::kNone), kTimed};
+    case Op::kErase:
     case Op::kState:
       return {{FrameKind::kHashes}, 1, bit(Dtype::kNone), 0};
     case Op::kLoadBegin:
@@ -73,9 +78,9 @@ MessageShape shape_of_request(const Header& header) noexcept {
 MessageShape shape_of_answer(Op op) noexcept {
   switch (op) {
     case Op::kPull:
-      return {{FrameKind::kValues}, 1, kWeights, kReply | kPacked};
+      return {{FrameKind::kValues}, 1, kWeights, kReply | kPacked | kTimed};
     case Op::kContains:
-      return {{FrameKind::kElements}, 1, bit(Dtype::kUint8), 0};
+      return {{FrameKind::kElements}, 1, bit(Dtype::kUint8), kReply | kTimed};
     case Op::kState:
       return {{FrameKind::kValues}, 1, bit(Dtype::kFloat32), 0};
     case Op::kSlot:
@@ -89,10 +94,11 @@ MessageShape shape_of_answer(Op op) noexcept {
       return {{FrameKind::kNumbers}, 1, bit(Dtype::kNone), 0};
     case Op::kReduce:
       return {{FrameKind::kElements}, 1, bit(Dtype::kFloat64), 0};
-    case Op::kNone:
     case Op::kPush:
     case Op::kTick:
     case Op::kAssign:
+      return kTimedOnly;
+    case Op::kNone:
     case Op::kErase:
     case Op::kLoadBegin:
     case Op::kLoadRows:

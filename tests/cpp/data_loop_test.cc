@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -17,6 +18,7 @@
 
 #include "check.h"
 #include "fake_zmq.h"
+#include "wire/times.h"
 
 using namespace shoal;
 
@@ -70,7 +72,8 @@ Frames message(std::string_view peer, wire::Header header, const Frames& payload
   return all;
 }
 
-Frames pull(std::string_view peer, std::uint64_t sequence, std::uint32_t clock = 0, std::size_t keys = 5) {
+Frames pull(std::string_view peer, std::uint64_t sequence, std::uint32_t clock = 0, std::size_t keys = 5,
+            std::uint16_t flags = 0) {
   std::vector<std::uint64_t> hashes(keys);
   for (std::size_t i = 0; i < keys; ++i) {
     hashes[i] = i << 50U;
@@ -78,6 +81,7 @@ Frames pull(std::string_view peer, std::uint64_t sequence, std::uint32_t clock =
   return message(peer,
                  {.op = wire::Op::kPull,
                   .dtype = wire::Dtype::kFloat32,
+                  .flags = flags,
                   .dim = 4,
                   .table = kTable,
                   .sequence = (std::uint64_t{1} << 63U) + sequence,
@@ -218,6 +222,55 @@ TEST(replies_that_control_calls_release_leave_at_once) {
   CHECK(replies[2].at(0) == bytes_of("a"));
   CHECK(header_of(replies[2]).status == wire::Status::kOk);
   CHECK_EQ(replies[2].at(2).size(), 80);
+}
+
+TEST(a_reply_has_the_times_of_its_request_if_that_asked_for_them) {
+  World world;
+  world.fake.arrive(pull("a", 1));
+  world.fake.arrive(pull("a", 2, 0, 5, wire::kTimed | 0x300));
+  world.fake.arrive(pull("a", 3));
+  const auto replies = world.fake.wait(3);
+  for (const std::size_t plain : {0UL, 2UL}) {
+    CHECK_EQ(header_of(replies[plain]).flags, wire::kReply);
+    CHECK_EQ(header_of(replies[plain]).aux, 0);
+  }
+  const wire::Header header = header_of(replies[1]);
+  CHECK_EQ(header.flags, wire::kReply | wire::kTimed | 0x300);
+  const wire::ServerTimes times = wire::unpack_times(header.aux);
+  CHECK(times.shard_ns > 0);
+  CHECK(times.server_ns >= times.shard_ns);
+  const std::vector<wire::Frame> frames(replies[1].begin() + 1, replies[1].end());
+  wire::Decoded decoded;
+  CHECK(!wire::decode(frames, {.replies = true}, decoded));
+}
+
+TEST(the_times_of_a_deferred_pull_include_what_it_waited) {
+  World world({}, Mode::kBsp);
+  world.fake.arrive(message("a", {.op = wire::Op::kTick, .flags = wire::kTimed}, {{}, {}}));
+  CHECK_EQ(header_of(world.fake.wait(1)[0]).flags, wire::kReply | wire::kTimed);
+  world.fake.arrive(pull("a", 1, 1, 5, wire::kTimed));
+  CHECK_EQ(header_of(world.fake.wait(2)[1]).flags, wire::kReply);  // deferred
+  const auto deferred = std::chrono::steady_clock::now();
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - deferred;
+  std::thread([&] { world.service.dismiss(1, 1); }).join();
+  const wire::Header header = header_of(world.fake.wait(3)[2]);
+  CHECK_EQ(header.flags, wire::kReply | wire::kTimed);
+  const wire::ServerTimes times = wire::unpack_times(header.aux);
+  const auto nanoseconds = static_cast<std::uint64_t>(waited.count());
+  CHECK(times.server_ns >= nanoseconds - nanoseconds / 1024);
+  CHECK(times.shard_ns > 0 && times.shard_ns < times.server_ns - nanoseconds / 2);
+}
+
+TEST(a_reply_that_was_replaced_by_a_refusal_has_no_times) {
+  World world({.unsent_bytes = 100});
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    world.fake.arrive(pull("a", i, 0, 5, wire::kTimed));  // 80 bytes each
+  }
+  const wire::Header header = header_of(world.fake.wait(2)[1]);
+  CHECK(header.status == wire::Status::kOverloaded);
+  CHECK_EQ(header.flags, wire::kReply);
+  CHECK_EQ(header.aux, 0);
 }
 
 TEST(requests_wakes_metrics_and_returning_memory_meet_in_many_threads) {

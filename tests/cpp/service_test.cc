@@ -773,3 +773,82 @@ TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it)
   CHECK(whole >= kSaves / 2);
   CHECK(whole + given_up <= kSaves);
 }
+
+namespace {
+
+// A clock that is 1000 ns further each time it is read.
+std::uint64_t fake_now = 0;
+std::uint64_t fake_clock() noexcept { return fake_now += 1000; }
+
+}  // namespace
+
+TEST(the_rows_are_timed_for_requests_that_ask_for_it_and_for_no_others) {
+  BufferPool pool;
+  const std::vector<std::uint64_t> hashes{3, std::uint64_t{9} << 60U};  // one in each arc
+  const std::vector<float> ones{1, 1};
+  const std::array<std::uint32_t, 1> tables{0};
+  const auto reply_of = [&](Service& service, std::uint32_t rank, Header header, std::uint64_t received_ns) {
+    header.worker = rank;
+    header.incarnation = 1;
+    header.job = kJob;
+    std::vector<wire::Frame> payload;
+    if (header.op == Op::kTick) {
+      payload = {{}, std::as_bytes(std::span(tables))};
+      header.aux = 1;
+    } else {
+      header.count = header.clock == 0 ? 2 : 1;
+      payload = {std::as_bytes(std::span(hashes).first(header.count))};
+      header.dtype = wire::Dtype::kFloat32;
+      if (header.op != Op::kPull) {
+        payload.push_back(std::as_bytes(std::span(ones)));
+        header.dim = 1;
+      }
+    }
+    std::array<std::byte, sizeof(Header)> head;
+    wire::encode(header, payload, head);
+    std::vector<wire::Frame> frames{head};
+    frames.insert(frames.end(), payload.begin(), payload.end());
+    ReplyQueue out(pool);
+    service.handle("peer", frames, out, nullptr, received_ns);
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> times;
+    for (const Reply& reply : out.replies()) {
+      times.emplace_back(reply.received_ns, reply.shard_ns);
+    }
+    return times;
+  };
+  using Times = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+  const std::uint64_t read = std::uint64_t{1} << 63U;
+  const auto make = [&](Service& service, Mode mode) {
+    service.add_table(0, sgd(1));
+    service.start_job(kJob, mode, 0, false);
+    service.admit(0, 1, 0);
+    service.admit(1, 1, 0);
+    service.set_clock(&fake_clock);
+  };
+  const std::vector<SlotRange> arcs{{0, 8}, {8, 16}};
+  Service asp(Slots(16), arcs);
+  make(asp, Mode::kAsp);
+  // Each arc's rows take two readings, 1000 ns.
+  CHECK(reply_of(asp, 0, {.op = Op::kPush, .flags = wire::kTimed, .sequence = 1}, 7) == (Times{{7, 2000}}));
+  CHECK(reply_of(asp, 0, {.op = Op::kPush, .flags = wire::kTimed, .sequence = 1}, 8) ==
+        (Times{{8, 0}}));  // again
+  CHECK(reply_of(asp, 0, {.op = Op::kAssign, .flags = wire::kTimed, .sequence = 2}, 9) == (Times{{9, 2000}}));
+  CHECK(reply_of(asp, 0, {.op = Op::kPull, .flags = wire::kTimed, .sequence = read}, 10) ==
+        (Times{{10, 2000}}));
+  const std::uint64_t before = fake_now;
+  CHECK(reply_of(asp, 0, {.op = Op::kPull, .sequence = read}, 11) == (Times{{0, 0}}));
+  CHECK(reply_of(asp, 0, {.op = Op::kPull, .flags = wire::kTimed, .sequence = read}, 0) == (Times{{0, 0}}));
+  CHECK(reply_of(asp, 0, {.op = Op::kPull, .flags = wire::kTimed, .table = 5, .sequence = read}, 12) ==
+        (Times{{0, 0}}));  // refused
+  CHECK_EQ(fake_now, before);
+
+  // Under BSP a push is kept, the last tick of a clock takes the steps, and a pull that it releases has its own time.
+  Service bsp(Slots(16), arcs);
+  make(bsp, Mode::kBsp);
+  CHECK(reply_of(bsp, 0, {.op = Op::kPush, .flags = wire::kTimed, .sequence = 1}, 7) == (Times{{7, 0}}));
+  CHECK(reply_of(bsp, 0, {.op = Op::kTick, .flags = wire::kTimed, .sequence = read}, 8) == (Times{{8, 0}}));
+  CHECK(reply_of(bsp, 0, {.op = Op::kPull, .flags = wire::kTimed, .sequence = read + 1, .clock = 1}, 9) ==
+        (Times{{0, 0}}));  // deferred
+  CHECK(reply_of(bsp, 1, {.op = Op::kTick, .flags = wire::kTimed, .sequence = read}, 10) ==
+        (Times{{10, 2000}, {9, 1000}}));
+}

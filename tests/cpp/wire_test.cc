@@ -14,6 +14,7 @@
 
 #include "base/crc32c.h"
 #include "check.h"
+#include "wire/times.h"
 #include "wire/values.h"
 
 namespace shoal::wire {
@@ -90,7 +91,11 @@ std::vector<Sent> samples() {
     add(op, 0, Dtype::kFloat16, {hashes, halves});
     add(op, kPacked, f32, {hashes, map, kept});
     add(op, kReply, Dtype::kNone, {});
+    add(op, kTimed, f32, {hashes, floats});
+    add(op, kReply | kTimed, Dtype::kNone, {}, 0x40021001);
   }
+  add(Op::kPull, kTimed | kPacked, f32, {hashes});
+  add(Op::kPull, kReply | kTimed, f32, {floats}, 0x40021001);
   add(Op::kPush, kDigest, Dtype::kFloat16, {digest, halves});
   add(Op::kPush, kDigest | kPacked, f32, {digest, map, kept});
   add(Op::kPush, kKeep, f32, {hashes, floats});
@@ -101,10 +106,14 @@ std::vector<Sent> samples() {
       {hashes, map, bytes_of_all<std::uint16_t>({0x3f80, 0xc000, 0x4040}), counts});
   add(Op::kTick, 0, Dtype::kNone, {numbers, bytes_of_all<std::uint32_t>({1, 9})}, 2);
   add(Op::kTick, kReply, Dtype::kNone, {});
+  add(Op::kTick, kTimed, Dtype::kNone, {numbers, bytes_of_all<std::uint32_t>({1, 9})}, 2);
+  add(Op::kTick, kReply | kTimed, Dtype::kNone, {}, 1);
   add(Op::kErase, 0, Dtype::kNone, {hashes});
   add(Op::kErase, kReply, Dtype::kNone, {}, 3);
   add(Op::kContains, 0, Dtype::kNone, {hashes});
   add(Op::kContains, kReply, Dtype::kUint8, {text});
+  add(Op::kContains, kTimed, Dtype::kNone, {hashes});
+  add(Op::kContains, kReply | kTimed, Dtype::kUint8, {text}, 1);
   add(Op::kState, 0, Dtype::kNone, {hashes}, 1);
   add(Op::kState, kReply, f32, {floats});
   add(Op::kSlot, 0, Dtype::kNone, {}, 1023);
@@ -180,7 +189,7 @@ TEST(values_are_float32_however_they_travelled) {
     CHECK_EQ(got.values.size(), values.size() * sizeof(float));
     ++seen;
   }
-  CHECK_EQ(seen, 18);
+  CHECK_EQ(seen, 21);
 }
 
 TEST(plain_values_of_an_answer_are_put_where_they_are_wanted_and_nothing_else_is) {
@@ -255,6 +264,42 @@ TEST(one_decoded_serves_message_after_message_and_keeps_nothing_of_the_last) {
         got.doubles().empty());
   CHECK(decode_bytes({}, got, {}).status == Status::kBadRequest);
   CHECK_EQ(got.header.magic, 0);
+}
+
+TEST(times_are_exact_to_a_thousandth_and_never_too_large) {
+  std::uint64_t last = 0;
+  for (unsigned shift = 0; shift < 42; ++shift) {
+    for (const std::uint64_t offset : {0U, 1U, 2U}) {
+      const std::uint64_t ns = (std::uint64_t{1} << shift) + (offset << shift) / 3;
+      const std::uint64_t back = unpack_time(pack_time(ns));
+      CHECK(back <= ns && ns - back <= ns / 1024);
+      CHECK(ns > 2047 || back == ns);
+      CHECK(back >= last);
+      last = back;
+    }
+  }
+  CHECK_EQ(unpack_time(pack_time(0)), 0);
+  const std::uint64_t longest = std::uint64_t{2047} << 31U;
+  for (const std::uint64_t ns : {longest, longest + (1U << 31U), ~std::uint64_t{0}}) {
+    CHECK_EQ(unpack_time(pack_time(ns)), longest);
+  }
+  const ServerTimes times = unpack_times(pack_times({.server_ns = 5000, .shard_ns = 3}));
+  CHECK_EQ(times.server_ns, 5000);
+  CHECK_EQ(times.shard_ns, 3);
+}
+
+TEST(a_header_that_gets_times_is_whole_and_has_nothing_else_changed) {
+  Sent sent = {{.op = Op::kPush, .flags = kReply | 0x4200, .sequence = 77, .job = 6}, {}};
+  std::vector<Bytes> frames = sent.frames();
+  set_times(std::span<std::byte, sizeof(Header)>(frames[0].data(), sizeof(Header)),
+            {.server_ns = 5000, .shard_ns = 3});
+  Decoded got;
+  CHECK(!decode_bytes(frames, got, {.replies = true}));
+  Header expected = sent.header;
+  expected.flags |= kTimed;
+  expected.aux = pack_times({.server_ns = 5000, .shard_ns = 3});
+  expected.header_crc = got.header.header_crc;
+  CHECK(std::memcmp(&got.header, &expected, sizeof(Header)) == 0);
 }
 
 TEST(frames_may_begin_at_any_byte) {
@@ -425,12 +470,19 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
   sent.header.op = Op{22};
   check_refused(sent, "there is no op 22");
   sent = push;
-  sent.header.flags = 0x20;
-  check_refused(sent, "flags 0020");
+  sent.header.flags = 0x40;
+  check_refused(sent, "flags 0040");
   sent.header.flags = kReply;
   check_refused(sent, "a reply where requests are taken");
   sent.header.flags = kKeep | kDigest;
   check_refused(sent, "flags 000c");
+  sent = {{.op = Op::kErase, .flags = kTimed, .sequence = 77, .count = 3}, {hashes}};
+  check_refused(sent, "a erase cannot have the flags 0020");
+  sent = {{.op = Op::kErase, .flags = kReply | kTimed, .sequence = 77}, {}};
+  check_refused(sent, "cannot have the flags 0021", {.replies = true});
+  sent = {{.op = Op::kPull, .status = Status::kDeferred, .flags = kReply | kTimed, .sequence = 77}, {}};
+  check_refused(sent, "cannot have the flags 0021", {.replies = true});
+  sent = push;
   sent.header.flags = 0;
   check_refused(sent, "a request where replies are taken", {.replies = true});
   sent = push;
