@@ -40,6 +40,7 @@ EXTRAS = {
     "arrow": ["pyarrow"],
     "fsspec": ["fsspec", "s3fs"],
     "mlflow": ["mlflow"],
+    "otel": ["opentelemetry"],
     "ray": ["ray"],
     "ray-serve": ["ray", "grpc_reflection", "starlette", "uvicorn", "pyarrow"],
     "serve": ["starlette", "uvicorn", "pyarrow"],

@@ -97,6 +97,7 @@ LAZY = {
     "fsspec",
     "matplotlib",
     "mlflow",
+    "opentelemetry",
     "prometheus_client",
     "pyarrow",
     "ray",

@@ -227,6 +227,12 @@ def add(commands: Any) -> None:
     _replica_arguments(launch)
     _server_files_arguments(launch)
     _keys_arguments(launch)
+    launch.add_argument(
+        "--tracing",
+        action="store_true",
+        help="have the workers trace their calls with OpenTelemetry, exported as its environment variables say "
+        "(default: SHOAL_TRACING)",
+    )
     log_options(launch, "launch")
     launch.add_argument("program", metavar="PROGRAM", help="Python file or executable")
     launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program")
@@ -413,7 +419,9 @@ def run_server(arguments: argparse.Namespace) -> Answer:
 
 def run_launch(arguments: argparse.Namespace) -> Answer:
     """Run a program on a new cluster."""
-    with log_format_of_children(arguments.log_format):
+    from shoal.cluster.protocol.environment import tracing_of_children
+
+    with log_format_of_children(arguments.log_format), tracing_of_children(is_traced=arguments.tracing):
         return _launch(arguments)
 
 
@@ -426,6 +434,11 @@ def _launch(arguments: argparse.Namespace) -> Answer:
         raise ValueError(f"--restarts {arguments.restarts}: pass 0 or more")
     if arguments.worker_restarts < 0:
         raise ValueError(f"--worker-restarts {arguments.worker_restarts}: pass 0 or more")
+    if arguments.engine == "ray" and arguments.tracing:
+        raise ValueError(
+            "--tracing: workers on Ray have the environment of Ray's processes. Leave it out, and set SHOAL_TRACING=1 "
+            "there"
+        )
     if arguments.engine == "ray":
         return _launch_on_ray(arguments, program)
     group = find_group(os.environ)

@@ -188,7 +188,7 @@ def open_store(arguments: argparse.Namespace) -> Store:
     from shoal.store.local import local
 
     if arguments.cluster is None:
-        options = ("consistency", "workers", "curve", "filter", "shared_storage")
+        options = ("consistency", "workers", "curve", "tracing", "filter", "shared_storage")
         given = [name.replace("shared_", "no-shared-") for name in options if getattr(arguments, name) is not None]
         if given:
             raise ValueError(f"--{given[0]} requires --cluster")
@@ -200,12 +200,17 @@ def open_store(arguments: argparse.Namespace) -> Store:
     names = [name for name, _ in wanted]
     if len(set(names)) < len(names):
         raise ValueError(f"--filter names {max(names, key=names.count).replace('_', '-')} twice: name it once")
+    if arguments.tracing:
+        from shoal.cluster.worker.tracing import set_up_exporter
+
+        set_up_exporter()
     return connect(
         arguments.cluster or None,
         consistency=arguments.consistency or BSP(),
         workers=arguments.workers,
         threads=arguments.threads,
         curve=arguments.curve,
+        tracing=arguments.tracing,
         filters=_filters(dict(wanted), arguments.seed or 0) if wanted else None,
         shared_storage=arguments.shared_storage is None,
     )

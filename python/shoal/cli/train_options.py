@@ -261,6 +261,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=int, metavar="N", help="number of workers (default: from the environment)")
     group.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
     group.add_argument(
+        "--tracing",
+        action="store_const",
+        const=True,
+        help="trace calls with OpenTelemetry, exported as its environment variables say (default: SHOAL_TRACING)",
+    )
+    group.add_argument(
         "--no-shared-storage",
         dest="shared_storage",
         action="store_const",

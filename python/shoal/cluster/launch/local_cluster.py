@@ -422,6 +422,7 @@ def launch(
     journal: str | os.PathLike[str] | None = None,
     replicas: int = 0,
     copy_rate: int | None = None,
+    tracing: bool | None = None,
 ) -> ClusterStore:
     """Start a cluster on this machine, with this process as its one worker.
 
@@ -462,6 +463,8 @@ def launch(
         job (``docs/replication.md``).
     copy_rate : int, optional
         Bytes per second that each thread of a server sends at most to make a new copy; default: 32 MiB.
+    tracing : bool, optional
+        Whether the calls of the store are traced by OpenTelemetry, as in :func:`shoal.connect`.
 
     Returns
     -------
@@ -479,6 +482,9 @@ def launch(
     ...     table.pull(np.array([7], np.uint64)).tolist()
     [[-1.0, -1.0]]
     """
+    from shoal.cluster.worker.connect import traces
+
+    is_traced = traces(tracing)
     cluster = LocalCluster()
     curve = find_keys(os.environ)
     try:
@@ -510,6 +516,7 @@ def launch(
         threads=threads,
         curve=curve,
         filters=filters,
+        tracing=is_traced,
         on_close=cluster.stop,
         supervise=cluster.supervise,
     )

@@ -5,6 +5,7 @@
     SHOAL_CURVE                                    the directory of the cluster's keys, of every role
     SHOAL_METRICS_PORT                             where a worker answers probes and reports its metrics
     SHOAL_LOG_FORMAT                               text or json: the log of every role (shoal.base.logs)
+    SHOAL_TRACING                                  1: a worker's calls are traced by OpenTelemetry
     torchrun      RANK, WORLD_SIZE
     Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
     Slurm         SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST     under srun, not in the batch script itself
@@ -18,12 +19,15 @@ Threads: functions of their arguments.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 __all__ = [
     "PORT",
+    "TRACING",
     "ProcessIdentity",
     "Volcano",
     "find_group",
@@ -31,12 +35,15 @@ __all__ = [
     "find_metrics_port",
     "find_node",
     "find_scheduler",
+    "find_tracing",
     "find_worker",
     "first_host",
+    "tracing_of_children",
     "volcano",
 ]
 
 PORT = 5570
+TRACING = "SHOAL_TRACING"  # the environment variable
 
 Environment = Mapping[str, str]
 
@@ -133,6 +140,29 @@ def find_keys(environment: Environment) -> str | None:
 def find_metrics_port(environment: Environment) -> str | None:
     """Find where a worker answers probes and reports its metrics, ``[HOST:]PORT``: SHOAL_METRICS_PORT."""
     return environment.get("SHOAL_METRICS_PORT") or None
+
+
+def find_tracing(environment: Environment) -> bool:
+    """Find whether a worker's calls are traced: SHOAL_TRACING."""
+    text = environment.get(TRACING) or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"{TRACING}={text!r} in the environment: set it to 1 to trace calls, or to 0")
+    return text == "1"
+
+
+@contextlib.contextmanager
+def tracing_of_children(*, is_traced: bool) -> Iterator[None]:
+    """For the length of a ``with`` block, have workers that are started trace their calls, if `is_traced`."""
+    before = os.environ.get(TRACING)
+    if is_traced:
+        os.environ[TRACING] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(TRACING, None)
+        else:
+            os.environ[TRACING] = before
 
 
 def find_node(environment: Environment) -> str | None:

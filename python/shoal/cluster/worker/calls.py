@@ -11,7 +11,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,17 @@ from shoal import _core
 from shoal.cluster.worker.filters import EncodedPayload, Filter
 from shoal.errors import ShoalError
 
-__all__ = ["Call", "EndpointState", "Frames", "MisroutedSlots", "Policy", "RequestPart", "WorkerIdentity", "new_call"]
+__all__ = [
+    "Call",
+    "CallTrace",
+    "EndpointState",
+    "Frames",
+    "MisroutedSlots",
+    "Policy",
+    "RequestPart",
+    "WorkerIdentity",
+    "new_call",
+]
 
 Op = _core.Op
 Status = _core.Status
@@ -102,6 +112,7 @@ class RequestPart:
     message: Frames | None = None  # encoded when it is first sent
     sent_as: EncodedPayload | None = None  # None without a filter
     counted: bool = False  # whether its last frame has counts
+    timed: bool = False  # whether the answer shall have the server's times
     bytes: int = 0  # of request and answer
     charged: bool = False
     last: Status = Status.OK  # of the last reply that did not settle the part
@@ -152,6 +163,25 @@ class EndpointState:
         return "nothing sent yet: other requests come first"
 
 
+class CallTrace(Protocol):
+    """Records what happens to a call."""
+
+    def sent(self, part: RequestPart) -> None:
+        """Record that a request was sent: for the first time, or again."""
+
+    def replied(self, part: RequestPart, status: Status) -> None:
+        """Record a reply that is not the answer."""
+
+    def answered(self, part: RequestPart, reply: Any) -> None:
+        """Record the answer."""
+
+    def given_up(self, part: RequestPart) -> None:
+        """Record that no answer is awaited any more, unless there was one."""
+
+    def settled(self, error: BaseException | None) -> None:
+        """Record the end of the call. Further calls have no effect."""
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One request of the user.
@@ -187,6 +217,7 @@ class Call:
     result: Any = None
     on_done: Callable[[Call], None] | None = None
     find_error: Callable[[Any], ShoalError | None] | None = None
+    trace: CallTrace | None = None  # of a call that is traced
     hashes: Hashes | None = None
     begins: npt.NDArray[np.uint64] | None = None
     values: npt.NDArray[Any] | None = None
@@ -241,6 +272,7 @@ def new_call(
     filter: Filter | None = None,
     on_done: Callable[[Call], None] | None = None,
     find_error: Callable[[Any], ShoalError | None] | None = None,
+    trace: CallTrace | None = None,
 ) -> Call:
     """Describe a call.
 
@@ -273,6 +305,8 @@ def new_call(
         Called with the call when it is settled, from the method that settles it (also from this one).
     find_error : callable, optional
         Called with the answers of all endpoints: returns the error that they report, or None.
+    trace : CallTrace, optional
+        Records the call (:mod:`shoal.cluster.worker.tracing`).
 
     Raises
     ------
@@ -282,6 +316,7 @@ def new_call(
     call = Call(op, table, clock, now, deadline)
     call.on_done = on_done
     call.find_error = find_error
+    call.trace = trace
     call.filter = filter if op in (Op.PULL, Op.PUSH) else None
     call.hashes, call.begins, call.values, call.out = hashes, begins, values, out
     call.counts = counts

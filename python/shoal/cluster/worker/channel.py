@@ -50,7 +50,7 @@ from shoal.cluster.protocol.metrics import Durations
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.worker.call_metrics import CallMetrics
-from shoal.cluster.worker.calls import Call
+from shoal.cluster.worker.calls import Call, CallTrace
 from shoal.cluster.worker.requests import Requests
 from shoal.errors import ClosedError, DeadlineExceededError, ShoalError, TransportError, WrongProcessError
 
@@ -225,12 +225,12 @@ class Channel:
 
         return self._begin(submit, size)
 
-    def tick(self) -> CallFuture:
+    def tick(self, trace: CallTrace | None = None) -> CallFuture:
         """End the clock. Returns after a millisecond at the latest."""
         self.check()
 
         def submit(requests: Requests, now: float, on_done: Callable[[Call], None]) -> Call:
-            call = requests.tick(self._clock, sorted(self._pushed), now, now + self._timeout, on_done=on_done)
+            call = requests.tick(self._clock, [*self._pushed], now, now + self._timeout, on_done=on_done, trace=trace)
             self._clock += 1
             self._pushed.clear()
             return call

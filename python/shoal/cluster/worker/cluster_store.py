@@ -75,7 +75,7 @@ _MIN_LOAD_ROWS_PER_SECOND = 1e5  # a slower load has failed
 class ClusterStore(ConnectedStore):
     """All tables of a cluster, as one of its workers sees them. Made by :func:`shoal.connect` and :func:`shoal.launch`.
 
-    ``on_close`` and ``supervise`` are those of :class:`.ConnectedStore`.
+    ``tracing``, ``on_close`` and ``supervise`` are those of :class:`.ConnectedStore`.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class ClusterStore(ConnectedStore):
         filters: Filters | Mapping[str, Filters] | None,
         shared_storage: bool = True,
         metrics_port: str | None = None,
+        tracing: bool = False,
         on_close: Callable[[], None] | None = None,
         supervise: Callable[[Callable[[ShoalError], None]], None] = lambda fail: None,
     ) -> None:
@@ -112,6 +113,7 @@ class ClusterStore(ConnectedStore):
             threads=threads,
             curve=curve,
             metrics_port=metrics_port,
+            tracing=tracing,
             on_close=on_close,
             supervise=supervise,
         )
@@ -136,7 +138,8 @@ class ClusterStore(ConnectedStore):
         )
         identify_store("worker", rank=self._joined.rank, job=self._joined.job)
         worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
-        return Requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk), self._joined.clock
+        requests = self._make_requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk)
+        return requests, self._joined.clock
 
     @property
     def _about(self) -> str:
@@ -414,6 +417,7 @@ class ClusterStore(ConnectedStore):
             CreateTable(TableRecord.of(spec)), TableReply, timeout=self._timeout, doing=f"making table {spec.name!r}"
         )
         check_same(found.form.spec(), spec)
+        self._name_table(found.id, spec.name)
         return found.id
 
     def _make_shard(self, spec: TableSpec) -> RemoteShard:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Literal, overload
 
 from shoal.base.logs import configure_logging, find_log_format
-from shoal.cluster.protocol.environment import find_keys, find_metrics_port, find_scheduler, find_worker
+from shoal.cluster.protocol.environment import find_keys, find_metrics_port, find_scheduler, find_tracing, find_worker
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.cluster.worker.filters import Filters
 from shoal.cluster.worker.reader_store import ReaderStore
 from shoal.consistency import BSP, Consistency
 
-__all__ = ["connect"]
+__all__ = ["connect", "traces"]
 
 _BSP = BSP()
 
@@ -35,6 +35,7 @@ def connect(
     filters: Filters | Mapping[str, Filters] | None = None,
     shared_storage: bool = True,
     metrics_port: int | str | None = None,
+    tracing: bool | None = None,
     mode: Literal["train"] = "train",
 ) -> ClusterStore: ...
 
@@ -48,6 +49,7 @@ def connect(
     threads: int | None = None,
     curve: str | os.PathLike[str] | None = None,
     metrics_port: int | str | None = None,
+    tracing: bool | None = None,
 ) -> ReaderStore: ...
 
 
@@ -63,6 +65,7 @@ def connect(
     filters: Filters | Mapping[str, Filters] | None = None,
     shared_storage: bool = True,
     metrics_port: int | str | None = None,
+    tracing: bool | None = None,
     mode: Literal["train", "read"] = "train",
 ) -> ClusterStore | ReaderStore:
     """Join a cluster as a worker: a store whose rows are on servers; or connect to read its tables.
@@ -99,6 +102,10 @@ def connect(
         ``PORT`` or ``HOST:PORT`` to answer HTTP requests for ``/healthz``, ``/readyz`` and ``/metrics`` at, for as long
         as the store is open (``docs/cluster.md``). A port alone is one of 127.0.0.1. Default: from the environment, or
         none.
+    tracing : bool, optional
+        Whether the calls of the store are traced by OpenTelemetry, with the program's tracer provider
+        (``docs/monitoring.md``). Default: from the environment, where SHOAL_TRACING=1 also sets up the SDK of
+        OpenTelemetry if the program has not; or not.
     mode : {"train", "read"}
         "read": the store reads the tables that workers make, at any time, while they train; it is part of no job, and
         no worker waits for it. Returns when all servers have joined; a call that changes something raises ValueError.
@@ -117,6 +124,8 @@ def connect(
         Servers or workers are missing: the message has their number.
     ValueError
         The other workers have joined with other settings of the job, or the metrics port is in use.
+    ImportError
+        Traces are wanted, and OpenTelemetry is not installed (extra ``otel``).
 
     Notes
     -----
@@ -132,13 +141,14 @@ def connect(
     if form is not None and not logging.getLogger().handlers:
         configure_logging(form)
     port = find_metrics_port(os.environ) if metrics_port is None else str(metrics_port)
+    is_traced = traces(tracing)
     if mode == "read":
         given = {"consistency": consistency is not _BSP, "workers": workers is not None, "rank": rank is not None}
         given |= {"filters": filters is not None, "shared_storage": shared_storage is not True}
         for name in (name for name, is_given in given.items() if is_given):
             raise ValueError(f"{name} describes a worker, and mode='read' connects a reader: drop one of them")
         keys = curve or find_keys(os.environ)
-        return ReaderStore(address, timeout=timeout, threads=threads, curve=keys, metrics_port=port)
+        return ReaderStore(address, timeout=timeout, threads=threads, curve=keys, metrics_port=port, tracing=is_traced)
     if mode != "train":
         raise ValueError(f"mode is 'train' or 'read', got {mode!r}")
     process = find_worker(os.environ)
@@ -156,4 +166,27 @@ def connect(
         filters=filters,
         shared_storage=shared_storage,
         metrics_port=port,
+        tracing=is_traced,
     )
+
+
+def traces(tracing: bool | None) -> bool:
+    """Return whether calls are traced; set up the SDK of OpenTelemetry if the environment wants it.
+
+    Raises
+    ------
+    ImportError
+        The SDK or the exporter is not installed.
+    ValueError
+        The variable has another value than 0 and 1.
+    """
+    if tracing is not None:
+        if not isinstance(tracing, bool):
+            raise TypeError(f"tracing is True or False, got {tracing!r}")
+        return tracing
+    if not find_tracing(os.environ):
+        return False
+    from shoal.cluster.worker.tracing import set_up_exporter  # opentelemetry is optional
+
+    set_up_exporter(os.environ)
+    return True

@@ -27,13 +27,18 @@ from shoal.cluster.protocol.metrics import WORKER, Values
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import as_dict
+from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.requests import Requests
 from shoal.errors import ShoalError
 from shoal.store.base import Store
+from shoal.table.shard import ShardReader
+from shoal.table.spec import TableSpec
+from shoal.table.table import Table
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.health import HealthServer
+    from shoal.cluster.worker.tracing import CallTracer
 
 __all__ = ["ConnectedStore", "ask_map", "bounded"]
 
@@ -50,7 +55,7 @@ class ConnectedStore(Store):
 
     ``role`` is that of :class:`.SchedulerClient`. ``on_close`` is called once, when the store is closed and has left,
     or when it could not be made. ``supervise`` is called with a function that has all further calls of the store raise
-    the error that it is passed.
+    the error that it is passed. ``tracing`` asks for traces of the calls (:mod:`shoal.cluster.worker.tracing`).
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class ConnectedStore(Store):
         threads: int | None,
         curve: str | os.PathLike[str] | None,
         metrics_port: str | None = None,
+        tracing: bool = False,
         on_close: Callable[[], None] | None = None,
         supervise: Callable[[Callable[[ShoalError], None]], None] = lambda fail: None,
     ) -> None:
@@ -74,6 +80,7 @@ class ConnectedStore(Store):
             if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
                 raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
             self._timeout = float(timeout)
+            self._tracer = _make_tracer() if tracing else None
             health = None if metrics_port is None else undo.enter_context(_answer_probes(metrics_port))
             self._connect(address, role, threads, curve, (lambda: True) if health is None else health.turn, undo)
             if health is not None:
@@ -88,6 +95,21 @@ class ConnectedStore(Store):
         self._finalizer.atexit = False  # see _leave_at_exit
         _open_stores.add(self)
         supervise(_weakly(self._scheduler.fail))
+
+    def _make_requests(self, worker: WorkerIdentity, map: ClusterMap, *, atomic_clocks: bool) -> Requests:
+        make = Requests if self._tracer is None else self._tracer.make_requests
+        return make(worker, map, atomic_clocks=atomic_clocks)
+
+    def _add(self, spec: TableSpec, reader: ShardReader) -> Table:
+        if self._tracer is None:
+            return super()._add(spec, reader)
+        table = self._tracer.make_table(spec, reader, self._slots, self._workers, self._rwlock, lambda: self.clock)
+        self._tables[spec.name] = table
+        return table
+
+    def _name_table(self, number: int, name: str) -> None:
+        if self._tracer is not None:
+            self._tracer.table_names[number] = name
 
     # ---- implemented by each kind of store ---------------------------------------------------------------------------
 
@@ -136,7 +158,8 @@ class ConnectedStore(Store):
         super().__init__(threads=threads, slots=welcome.slots)
         requests, clock = self._join()
         refresh = self._scheduler
-        self._channel = Channel(
+        make_channel = Channel if self._tracer is None else self._tracer.make_channel
+        self._channel = make_channel(
             requests,
             clock=clock,
             timeout=self._timeout,
@@ -313,6 +336,12 @@ def _figures_of(ref: weakref.ref[ConnectedStore]) -> Callable[[], Figures | None
         return Figures(numbers, {op: dict(one.counts) for op, one in calls.items() if op in ("pull", "push")})
 
     return figures
+
+
+def _make_tracer() -> CallTracer:
+    from shoal.cluster.worker.tracing import CallTracer  # opentelemetry is optional
+
+    return CallTracer()
 
 
 def _answer_probes(port: str) -> HealthServer:

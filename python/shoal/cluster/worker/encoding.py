@@ -59,6 +59,7 @@ def encode(
         keep=sent_as.keep,
         digest=bool(sent_as.digest) and not sent_as.keep,
         counted=part.counted,
+        timed=part.timed,
         dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
         table=call.table,
         worker=worker.rank,

@@ -94,8 +94,17 @@ class ReaderStore(ConnectedStore):
         threads: int | None,
         curve: str | os.PathLike[str] | None,
         metrics_port: str | None,
+        tracing: bool = False,
     ) -> None:
-        super().__init__(address, "reader", timeout=timeout, threads=threads, curve=curve, metrics_port=metrics_port)
+        super().__init__(
+            address,
+            "reader",
+            timeout=timeout,
+            threads=threads,
+            curve=curve,
+            metrics_port=metrics_port,
+            tracing=tracing,
+        )
 
     def __repr__(self) -> str:
         return f"ReaderStore({self._about}, tables={list(self._tables)})"
@@ -106,7 +115,7 @@ class ReaderStore(ConnectedStore):
     def _join(self) -> tuple[Requests, int]:
         map = ask_map(self._scheduler, self._timeout)  # answered when the cluster has formed
         self._scheduler.try_servers(map, self._timeout)
-        return Requests(_ANONYMOUS, map, atomic_clocks=False), 0
+        return self._make_requests(_ANONYMOUS, map, atomic_clocks=False), 0
 
     # ---- properties --------------------------------------------------------------------------------------------------
 
@@ -185,6 +194,7 @@ class ReaderStore(ConnectedStore):
     def _make_shard(self, spec: TableSpec) -> RemoteShard:
         found = self._found(spec.name)
         check_same(found.form.spec(), spec)
+        self._name_table(found.id, spec.name)
         return _ReaderShard(self.channel, found.id, spec, workers=self._workers)
 
     # ---- what a reader does not do -----------------------------------------------------------------------------------

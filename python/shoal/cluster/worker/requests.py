@@ -59,6 +59,7 @@ from shoal.cluster.worker.call_errors import (
 from shoal.cluster.worker.calls import (
     HEADER_BYTES,
     Call,
+    CallTrace,
     EndpointState,
     Frames,
     MisroutedSlots,
@@ -205,6 +206,7 @@ class Requests:
         deadline: float,
         *,
         on_done: Callable[[Call], None] | None = None,
+        trace: CallTrace | None = None,
     ) -> Call:
         """End a clock: send every endpoint the list of its pushes.
 
@@ -216,6 +218,8 @@ class Requests:
             Tables that this worker pushed to in this clock.
         now, deadline : float
             Its time begins when it is sent, after the reads of its clock.
+        on_done, trace
+            As for :func:`shoal.cluster.worker.calls.new_call`.
 
         Returns
         -------
@@ -225,6 +229,7 @@ class Requests:
         """
         call = Call(Op.TICK, 0, clock, now, deadline)
         call.on_done = on_done
+        call.trace = trace
         call.tables = np.unique(np.asarray(tables, np.uint32))
         self._ticks[call] = None
         self._begun += 1
