@@ -257,6 +257,25 @@ def test_pushes_of_a_clock_that_was_not_ended_are_dropped_with_a_warning(made, c
     assert not caplog.records
 
 
+def test_calls_that_a_leaving_worker_no_longer_waits_for_are_refused_without_a_word(made, caplog):
+    with joined(made.address, 2) as (store, _), pytest.raises(ZeroDivisionError):  # noqa: PT012
+        table = store.table("t", **SGD)
+        store.tick()
+        pending = table.pull_async(KEYS)  # until the other worker ends its clock
+        leave = store._scheduler.leave
+
+        def leave_and_be_refused(**options):
+            store.channel.lose(0, "fenced")
+            leave(**options)
+
+        store._scheduler.leave = leave_and_be_refused
+        with store:
+            raise ZeroDivisionError
+    with pytest.raises(shoal.ServerLostError, match="fenced"):
+        pending.wait()
+    assert not caplog.records
+
+
 # ---- tables and jobs -------------------------------------------------------------------------------------------------
 
 

@@ -47,8 +47,8 @@ from shoal.cluster.protocol.connection import Connection, Context, Socket
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.libzmq import backend
 from shoal.cluster.protocol.metrics import Durations
-from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.worker.call_failures import CallFailures
 from shoal.cluster.worker.call_metrics import CallMetrics
 from shoal.cluster.worker.calls import Call, CallTrace
 from shoal.cluster.worker.requests import Requests
@@ -64,7 +64,6 @@ _MAX_PENDING_BYTES = 256 << 20  # of pending requests; a thread that submits mor
 _MAX_PENDING_CALLS = 1024
 _MAX_SLEEP_SECONDS = 1e6
 _MAX_REPLY_BYTES = 1 << 30
-_UNAWAITED_OPS = frozenset({_core.Op.PUSH, _core.Op.TICK})  # calls that the caller need not wait for
 
 
 class CallFuture:
@@ -148,8 +147,7 @@ class Channel:
         self._pending_calls: dict[int, None] = {}  # numbers of the calls that are not settled, ascending
         self._pending_bytes = 0  # of their arrays
         self._pushed: set[int] = set()  # tables pushed to in this clock
-        self._failures = Refusals(_log)
-        self._unobserved: dict[Call, ShoalError] = {}  # of calls that no thread waited for
+        self._failures = CallFailures(_log)
         self._is_open = True
         self._sender = _core.ZeroCopySender(backend())
         self._connections: dict[str, Connection] = {}  # by address
@@ -261,7 +259,7 @@ class Channel:
                 del self._pending_calls[number]
                 self._pending_bytes -= size
                 if call.error is not None:
-                    self._failed(call, call.error)
+                    self._failures.add(call, call.error, self._requests.ids_of(call))
                 if self._waiting:
                     self._changed.notify_all()
 
@@ -273,13 +271,6 @@ class Channel:
                 raise
             self._hurry()
         return CallFuture(self, call)
-
-    def _failed(self, call: Call, error: ShoalError) -> None:
-        """Log a failed call, and keep its error if no thread may wait for it."""
-        if call.op in _UNAWAITED_OPS:
-            self._unobserved[call] = error
-        if self._is_open:
-            self._failures.add(type(error).__name__, str(error), ids=self._requests.ids_of(call))
 
     def _hurry(self) -> None:
         """Send what is due: through the leader if there is one, else in this thread."""
@@ -299,7 +290,7 @@ class Channel:
                         f"the {call.name} is not done after {timeout:g} s; it continues: wait again, or longer"
                     )
         if call.error is not None:
-            self._unobserved.pop(call, None)
+            self._failures.observed(call)
             raise copy_error(call.error)
 
     def drain(self, timeout: float | None = None) -> None:
@@ -320,13 +311,9 @@ class Channel:
 
     def raise_unobserved(self) -> None:
         """Raise, once, the errors of pushes and ticks that failed and that no thread waited for."""
-        if self._unobserved:
+        if self._failures.has_unobserved:
             with self._lock:
-                errors = list(self._unobserved.values())
-                self._unobserved.clear()
-            if errors:
-                more = f" (and {len(errors) - 1} calls more)" if len(errors) > 1 else ""
-                raise type(errors[0])(f"{errors[0]}{more}") from errors[0]
+                self._failures.raise_unobserved()
 
     @property
     def repetitions(self) -> int:
@@ -379,6 +366,10 @@ class Channel:
                 self._hurry()
                 self._changed.notify_all()
 
+    def leave(self) -> None:
+        """Log no further failures: this process leaves the cluster, whose servers then refuse what is still pending."""
+        self._failures.end_log()
+
     def close(self) -> None:
         """Close the sockets. Pending calls fail."""
         if os.getpid() != self._pid:
@@ -387,6 +378,7 @@ class Channel:
             if not self._is_open:
                 return
             self._is_open = False
+            self._failures.end_log()
             self._requests.close(ClosedError("this store was closed: connect again"), time.monotonic())
             while self._has_io_leader:
                 self._wake()

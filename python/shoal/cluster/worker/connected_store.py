@@ -90,7 +90,13 @@ class ConnectedStore(Store):
             self._closing = undo.pop_all()
         # Neither the threads nor their callbacks hold the store: dropping it without closing it leaves the cluster too.
         self._finalizer = weakref.finalize(
-            self, _abandon, self._scheduler, self._closing, f"{type(self).__name__}({self._about})", os.getpid()
+            self,
+            _abandon,
+            self._scheduler,
+            self.channel,
+            self._closing,
+            f"{type(self).__name__}({self._about})",
+            os.getpid(),
         )
         self._finalizer.atexit = False  # see _leave_at_exit
         _open_stores.add(self)
@@ -238,6 +244,7 @@ class ConnectedStore(Store):
                 if not failed:
                     self.channel.drain(self._timeout)
             finally:
+                self.channel.leave()
                 with contextlib.suppress(ShoalError):
                     self._scheduler.leave(timeout=_LEAVE_SECONDS)
             if not failed:
@@ -285,9 +292,10 @@ _open_stores: weakref.WeakSet[ConnectedStore] = weakref.WeakSet()
 _Argument = TypeVar("_Argument")
 
 
-def _abandon(link: SchedulerClient, closing: contextlib.ExitStack, what: str, process: int) -> None:
+def _abandon(link: SchedulerClient, channel: Channel, closing: contextlib.ExitStack, what: str, process: int) -> None:
     """Leave the cluster for a store that was dropped without being closed."""
     if os.getpid() == process:
+        channel.leave()
         link.abandon(closing.close)
         warnings.warn(f"unclosed {what}: use it in a with statement, or call close()", ResourceWarning, stacklevel=2)
 
@@ -298,6 +306,7 @@ def _leave_at_exit() -> None:
     stores = list(_open_stores)
     for store in stores:
         if store._finalizer.detach() is not None:  # otherwise the finalizer has run already
+            store.channel.leave()
             store._scheduler.abandon(store._closing.close)
     deadline = time.monotonic() + _LEAVE_SECONDS + 1
     for store in stores:
