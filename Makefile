@@ -119,20 +119,18 @@ demo: $(STAMPS)/install
 
 # ---- tests ----
 
-# TESTED_CPP=cpp-package leaves out the C++ tests of the preset dev. The types are checked, by one thread, during the
-# tests on Ray, which mostly wait, and so are the targets in MEANWHILE made, with the CPU time that is left over; a shell
-# has what is in the background ignore Ctrl-C, so that ends it.
+# TESTED_CPP=cpp-package leaves out the C++ tests of the preset dev. The types are checked, by one thread, and then the tests
+# on Ray run, which mostly wait, beside the other Python tests; a shell has what is in the background ignore Ctrl-C, so that
+# ends it.
 TESTED_CPP ?= cpp
-MEANWHILE ?=
-test: $(STAMPS)/install $(STAMPS)/torch $(if $(filter cpp,$(TESTED_CPP)),compile-dev)
+test: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus $(if $(filter cpp,$(TESTED_CPP)),compile-dev)
 	@start=$$(date +%s); failed=; mkdir -p build; \
-	for part in lint $(TESTED_CPP) py-most; do $(MAKE) $$part || failed="$$failed $$part"; done; \
+	for part in lint $(TESTED_CPP); do $(MAKE) $$part || failed="$$failed $$part"; done; \
 	trap 'trap - INT TERM; kill 0' INT TERM; \
-	{ $(MAKE) types; checked=$$?; $(if $(MEANWHILE),nice -n 19 $(MAKE) $(MEANWHILE);) exit $$checked; } \
-	    >build/types.log 2>&1 & types=$$!; \
-	$(MAKE) py-ray || failed="$$failed py-ray"; \
-	wait $$types || failed="$$failed types"; \
-	cat build/types.log; \
+	{ $(MAKE) types; types=$$?; $(MAKE) py-ray && exit $$types; } >build/beside.log 2>&1 & beside=$$!; \
+	$(MAKE) py-most || failed="$$failed py-most"; \
+	wait $$beside || failed="$$failed types-or-py-ray"; \
+	cat build/beside.log; \
 	took="$$(($$(date +%s) - start)) s"; \
 	if [ -n "$$failed" ]; then echo "==> make test FAILED in$$failed, after $$took"; exit 1; fi; \
 	echo "==> make test passed in $$took: lint, layers, types, C++ tests, Python tests"
@@ -198,7 +196,7 @@ py-most: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus
 	$(say) 'Python tests'
 	@$(pytest) -m 'not ray and not long'
 
-# In one process, which starts clusters of Ray once; not beside the others, which would make both slower.
+# In one process, which starts clusters of Ray once.
 py-ray: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests on Ray'
 	@$(pytest_alone) -m 'ray and not long' tests/test_ray*.py

@@ -9,6 +9,7 @@ import pytest
 
 import shoal
 from shoal.tools import sizing
+from tiers import long_after
 
 RATES = shoal.Rates(
     inserts_per_second=4e6,
@@ -31,15 +32,18 @@ def filled(store, keys, **description):
 
 @pytest.mark.parametrize(
     ("keys", "description"),
-    [
-        (KEYS, {}),
-        (2_500_000, {}),
-        (KEYS, {"dim": 16, "optimizer": shoal.Adagrad()}),
-        (KEYS, {"dim": 16, "optimizer": shoal.RowWiseAdagrad(), "dtype": "bfloat16"}),
-        (300_000, {"dim": 64, "optimizer": shoal.Adam(), "init": shoal.Uniform(0.01)}),
-        (KEYS, {"dim": 3, "optimizer": shoal.SGD()}),
-        (KEYS, {"optimizer": shoal.Adam(per_row_step=True)}),
-    ],
+    long_after(
+        3,
+        [
+            (KEYS, {}),
+            (2_500_000, {}),
+            (KEYS, {"dim": 16, "optimizer": shoal.Adagrad()}),
+            (KEYS, {"dim": 16, "optimizer": shoal.RowWiseAdagrad(), "dtype": "bfloat16"}),
+            (300_000, {"dim": 64, "optimizer": shoal.Adam(), "init": shoal.Uniform(0.01)}),
+            (KEYS, {"dim": 3, "optimizer": shoal.SGD()}),
+            (KEYS, {"optimizer": shoal.Adam(per_row_step=True)}),
+        ],
+    ),
     ids=str,
 )
 def test_memory_and_checkpoint_are_within_a_tenth_of_those_of_a_table_that_is_made(keys, description, tmp_path):

@@ -23,6 +23,7 @@ from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.models import takeover
+from tiers import long_after
 
 EXAMPLES, BATCH, SERVERS = 600, 20, 2
 
@@ -146,7 +147,7 @@ def programs(name: str, log: Path, folder: Path) -> Callable[[shoal.Store], Foun
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", long_after(2, PLANS))
 def test_under_bsp_a_replaced_worker_changes_no_bit(
     name: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,10 +41,13 @@ from sim.scenarios import LONG, SCENARIOS, Scenario, find_violations, prepare, r
 from sim.sweep import main, run_some
 from tiers import long_but
 
+# Of each plan a run under BSP, whose bits are known; of all of them together, and of random ones, all modes.
 SHORT = {
     name
     for name in SCENARIOS
-    if (name.endswith("/rough") and not name.startswith("saves-")) or name.startswith("anything/")
+    if (name.endswith("/bsp/rough") and not name.startswith("saves-"))
+    or name.startswith("anything/")
+    or name in ("everything/ssp/rough", "everything/asp/rough", "budget/ssp/rough")
 }
 SEEDS = {"everything": 3, "everything-2": 2, "saves-everything": 3, "anything": 5}  # of a plan; 1 of others
 FURTHER = [(name, seed) for name in SCENARIOS for seed in range(1, SEEDS.get(name.partition("/")[0], 1))]

@@ -20,6 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import shoal
 from shoal import Batch, LogisticRegression
 from shoal.sklearn import FTRLClassifier
+from tiers import long_after
 
 STEPS = "an example twice is two examples of a batch, or of two batches: another sequence of steps than one of weight 2"
 
@@ -32,17 +33,20 @@ def planted(rng, n=600, columns=30):
 
 @pytest.mark.parametrize(
     ("settings", "fails"),
-    [
-        ({}, {}),
-        ({"l1": 0.01, "n_jobs": 2, "shuffle": False}, {}),
-        (
-            {"batch_size": 8},
-            {
-                "check_sample_weight_equivalence_on_dense_data": STEPS,
-                "check_sample_weight_equivalence_on_sparse_data": STEPS,
-            },
-        ),
-    ],
+    long_after(
+        1,
+        [
+            ({}, {}),
+            ({"l1": 0.01, "n_jobs": 2, "shuffle": False}, {}),
+            (
+                {"batch_size": 8},
+                {
+                    "check_sample_weight_equivalence_on_dense_data": STEPS,
+                    "check_sample_weight_equivalence_on_sparse_data": STEPS,
+                },
+            ),
+        ],
+    ),
 )
 @pytest.mark.filterwarnings("ignore")  # of the checks, about what they skip
 def test_scikit_learns_own_checks_pass(settings, fails):

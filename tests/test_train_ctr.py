@@ -31,7 +31,7 @@ from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, bui
 from shoal.torch.fields import Fields  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
 from shoal.torch.trainer import ClickModel, FitCheckpointer, fit, train  # noqa: E402
-from tiers import long_after  # noqa: E402
+from tiers import long_after, long_but  # noqa: E402
 
 COLUMNS = {"label": "click", "categorical": ["user", "ad", "site"], "numeric": ["price"], "lists": {"seen": "ad"}}
 FIELDS = Fields(names=["user", "ad", "site"], dense=["price"], group="user")
@@ -262,7 +262,7 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("kind", long_but(["patient", "stale, shuffled", "expiring"], list(PLANS)))
 @pytest.mark.parametrize("stop", long_after(1, [11, 4, 15]))  # within the first pass, behind it, within the second
 def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_path, kind, stop):
     how, sections = PLANS[kind]
