@@ -442,7 +442,7 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
             ["--solver", "dbpg", "--epochs", "2"],
             "--epochs does not apply to --solver dbpg: pass --passes and --tolerance",
         ),
-        (["--solver", "dbpg", "--delay", "16"], "delay is 16"),
+        (["--solver", "dbpg", "--delay", "256"], "delay is 256"),
         (["--consistency", "asp"], "--consistency requires --cluster"),
         (["--workers", "2"], "--workers requires --cluster"),
         (["--cluster", "tcp://127.0.0.1:1", "--consistency", "ssp"], "none of bsp, ssp:N"),

@@ -242,9 +242,23 @@ def test_what_belongs_to_learning_online_is_refused():
         with pytest.raises(TypeError, match="Batch"):
             model.fit(batch)
         assert len(model.table) == 0
-    with (
-        shoal.local(slots=4) as store,
-        shoal.LogisticRegression(solver=shoal.DBPG(blocks=5), store=store) as model,
-        pytest.raises(ValueError, match="the store has 4 slots"),
-    ):
-        model.fit([batch])
+    for solver, told in ((shoal.DBPG(blocks=5), "the store has 4 slots"), (shoal.DBPG(delay=4), "pass 0 to 3")):
+        with (
+            shoal.local(slots=4) as store,
+            shoal.LogisticRegression(solver=solver, store=store) as model,
+            pytest.raises(ValueError, match=told),
+        ):
+            model.fit([batch])
+
+
+def test_by_default_there_are_no_more_blocks_than_slots():
+    batch, _ = data(True, False)
+    found = []
+    for slots, blocks in ((4, None), (4, 4), (1024, None), (1024, 256)):
+        with (
+            shoal.local(slots=slots) as store,
+            shoal.LogisticRegression(solver=shoal.DBPG(blocks=blocks, passes=3), store=store) as model,
+        ):
+            model.fit([batch])
+            found.append(weights_of(model).tobytes())
+    assert found[0] == found[1] != found[2] == found[3]

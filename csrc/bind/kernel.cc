@@ -2,11 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "kernel/by_feature.h"
 #include "kernel/count_min.h"
 #include "kernel/fm.h"
 #include "kernel/interactions.h"
@@ -226,9 +229,63 @@ Array<std::int64_t> count_min_positions(const Array<std::uint64_t>& keys, std::u
   return result;
 }
 
+using ByFeature = ExamplesByFeature;
+
+std::unique_ptr<ByFeature> by_feature(const Array<std::int64_t>& indptr, const Floats& values,
+                                      const KeyBatch& batch, bool bias, const Array<float>& labels,
+                                      const Floats& weights, PoolWithScratch& pool) {
+  const Examples examples = examples_of(indptr, values, batch, bias);
+  const auto truth = in(labels);
+  const auto scale = in_or_empty(weights);
+  const py::gil_scoped_release nogil;
+  return std::make_unique<ByFeature>(examples, batch.size(), truth, scale, pool.threads);
+}
+
+void by_feature_add(ByFeature& examples, const Array<std::uint32_t>& keys, const Array<double>& deltas,
+                    PoolWithScratch& pool) {
+  const auto which = in(keys);
+  const auto from = in(deltas);
+  const py::gil_scoped_release nogil;
+  examples.add(which, from, pool.threads);
+}
+
+Array<float> by_feature_gradient(ByFeature& examples, const Array<std::uint32_t>& keys,
+                                 PoolWithScratch& pool) {
+  const auto which = in(keys);
+  Array<float> result = fresh<float>(which.size());
+  const auto to = out(result);
+  const py::gil_scoped_release nogil;
+  examples.gradient(which, to, pool.threads);
+  return result;
+}
+
+Array<float> by_feature_bounds(ByFeature& examples, ByFeature::Keys own,
+                               const std::vector<ByFeature::Keys>& near, PoolWithScratch& pool) {
+  SHOAL_CHECK(own.first <= own.second, "a run of keys cannot end before it begins");
+  Array<float> result = fresh<float>(own.second - own.first);
+  const auto to = out(result);
+  const py::gil_scoped_release nogil;
+  examples.bounds(own, near, to, pool.threads);
+  return result;
+}
+
 }  // namespace
 
 void add_kernel(py::module_& module) {
+  py::class_<ByFeature>(module, "ExamplesByFeature")
+      .def(py::init(&by_feature), py::arg("indptr").noconvert(), py::arg("values").noconvert(),
+           py::arg("batch"), py::arg("bias"), py::arg("labels").noconvert(), py::arg("weights").noconvert(),
+           py::arg("pool"))
+      .def("margins",
+           [](const ByFeature& examples) {
+             Array<double> result = fresh<double>(examples.size());
+             examples.margins(out(result));
+             return result;
+           })
+      .def("add", &by_feature_add, py::arg("keys").noconvert(), py::arg("deltas").noconvert(),
+           py::arg("pool"))
+      .def("gradient", &by_feature_gradient, py::arg("keys").noconvert(), py::arg("pool"))
+      .def("bounds", &by_feature_bounds, py::arg("own"), py::arg("near"), py::arg("pool"));
   module.def("logistic_margins", &logistic_margins, py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("bias"), py::arg("weights").noconvert(),
              py::arg("pool"));

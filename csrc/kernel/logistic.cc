@@ -99,6 +99,21 @@ void margins(const Examples& examples, std::span<const float> weights, std::span
   });
 }
 
+void check_labels(std::span<const float> labels, std::span<const float> weights, std::size_t examples) {
+  check_sizes(labels.size(), examples, "labels");
+  SHOAL_CHECK(weights.empty() || weights.size() == examples,
+              "example weights must be one for each of the " + std::to_string(examples) + " examples, got " +
+                  std::to_string(weights.size()));
+  const auto odd = std::find_if(labels.begin(), labels.end(), [](float y) { return y != 0.0F && y != 1.0F; });
+  SHOAL_CHECK(odd == labels.end(), "labels must be 0 or 1, got " + std::to_string(*odd) + " at position " +
+                                       std::to_string(odd - labels.begin()));
+  const auto wrong =
+      std::find_if(weights.begin(), weights.end(), [](float w) { return !(w >= 0.0F && std::isfinite(w)); });
+  SHOAL_CHECK(wrong == weights.end(), "example weights must be finite and not negative, got " +
+                                          std::to_string(*wrong) + " at position " +
+                                          std::to_string(wrong - weights.begin()));
+}
+
 namespace {
 
 // e^-|a| is in (0, 1]: nothing below overflows or cancels.
@@ -119,21 +134,10 @@ template <bool sloped>
 double losses_of(std::span<const double> margins, std::span<const float> labels,
                  std::span<const float> weights, std::span<double> slopes, ThreadPool& pool) {
   const std::size_t n = margins.size();
-  check_sizes(labels.size(), n, "labels");
-  SHOAL_CHECK(weights.empty() || weights.size() == n, "example weights must be one for each of the " +
-                                                          std::to_string(n) + " examples, got " +
-                                                          std::to_string(weights.size()));
+  check_labels(labels, weights, n);
   if (sloped) {
     check_sizes(slopes.size(), n, "slopes");
   }
-  const auto odd = std::find_if(labels.begin(), labels.end(), [](float y) { return y != 0.0F && y != 1.0F; });
-  SHOAL_CHECK(odd == labels.end(), "labels must be 0 or 1, got " + std::to_string(*odd) + " at position " +
-                                       std::to_string(odd - labels.begin()));
-  const auto wrong =
-      std::find_if(weights.begin(), weights.end(), [](float w) { return !(w >= 0.0F && std::isfinite(w)); });
-  SHOAL_CHECK(wrong == weights.end(), "example weights must be finite and not negative, got " +
-                                          std::to_string(*wrong) + " at position " +
-                                          std::to_string(wrong - weights.begin()));
   const std::size_t blocks = (n + kLossBlock - 1) / kLossBlock;
   double total = 0.0;
   for (std::size_t first = 0; first < blocks; first += kBlocks) {

@@ -33,6 +33,9 @@ inline constexpr std::size_t kLossBlock = 1024;
 void margins(const Examples& examples, std::span<const float> weights, std::span<double> out,
              ThreadPool& pool);
 
+// Throws unless there is a label, 0 or 1, for each example, and a finite weight that is not negative, or no weights.
+void check_labels(std::span<const float> labels, std::span<const float> weights, std::size_t examples);
+
 // Writes the losses of the examples, times their weights, and their slopes likewise; returns the sum of the losses. Labels are
 // 0 or 1. Example weights are finite and not negative, one for each example; empty: each is 1.
 double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,

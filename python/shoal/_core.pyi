@@ -442,6 +442,25 @@ def pool_values_gradient(
     grads: npt.NDArray[np.float32],
     pool: ThreadPool,
 ) -> npt.NDArray[np.float32]: ...
+
+class ExamplesByFeature:
+    def __init__(
+        self,
+        indptr: npt.NDArray[np.int64],
+        values: npt.NDArray[np.float32] | None,
+        batch: KeyBatch,
+        bias: bool,
+        labels: npt.NDArray[np.float32],
+        weights: npt.NDArray[np.float32] | None,
+        pool: ThreadPool,
+    ) -> None: ...
+    def margins(self) -> npt.NDArray[np.float64]: ...
+    def add(self, keys: npt.NDArray[np.uint32], deltas: npt.NDArray[np.float64], pool: ThreadPool) -> None: ...
+    def gradient(self, keys: npt.NDArray[np.uint32], pool: ThreadPool) -> npt.NDArray[np.float32]: ...
+    def bounds(
+        self, own: tuple[int, int], near: Sequence[tuple[int, int]], pool: ThreadPool
+    ) -> npt.NDArray[np.float32]: ...
+
 def count_min_add(
     keys: npt.NDArray[np.uint64],
     counts: npt.NDArray[np.int64] | None,

@@ -25,11 +25,12 @@ they skip the same keys. The first pass is over all keys, and so is the one that
     done                    their sum in a pass over all keys is at most `tolerance` of that of the first pass
 
 Invariants
-    I1  The margins are those of the weights that this worker has seen: X w, in float64.
+    I1  The margins are those of the weights that this worker has seen: X w, in float64, rounded at each addition.
     I2  What an iteration sees depends on t and delay alone, not on time: runs are repeatable bit for bit, and a local
         store gives the same bits as one worker on a cluster.
 
-Threads: the caller's; the store's share the kernels. Memory: about 50 bytes a feature of every example.
+Threads: the caller's; the store's share the kernels. Memory: 8 bytes a feature of
+every example beside the batches, and up to 40 more while they are sorted.
 """
 
 from __future__ import annotations
@@ -59,13 +60,12 @@ from shoal.models.plan import Plan
 from shoal.models.sources import check_iterable
 from shoal.models.training import begin_fit
 from shoal.optim import Proximal
-from shoal.table.arrays import Rows, mix
+from shoal.table.arrays import Rows
 from shoal.table.future import Future
-from shoal.table.key_batch import KeyBatch
 
 log = logging.getLogger(__name__)
 
-_SLOPE = 0.25
+_BLOCKS = 256  # by default
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 
@@ -80,8 +80,9 @@ class DBPG:
         Strength of the penalty, 0 or more; the bias is penalised like any other weight.
     lr : float
         Fraction of the safe step; above 0, at most 1.
-    blocks : int
-        Number of blocks into which the features are cut, 1 to the store's slots.
+    blocks : int, optional
+        Number of blocks into which the features are cut, 1 to the store's slots. Default: 256, or the store's slots if
+        these are fewer.
     delay : int
         Number of blocks by which the gradient may lag. A greater delay overlaps more computing with communication, and
         makes steps smaller. Less than ``blocks``.
@@ -96,7 +97,7 @@ class DBPG:
 
     l1: float = 1.0
     lr: float = 1.0
-    blocks: int = 16
+    blocks: int | None = None
     delay: int = 0
     slack: float | None = 0.1
     tolerance: float = 1e-3
@@ -106,16 +107,33 @@ class DBPG:
         Proximal(lr=self.lr, l1=self.l1)
         if self.lr > 1:
             raise ValueError(f"lr is {self.lr}: steps are safe up to 1")
-        if self.blocks < 1:
+        if self.blocks is not None and self.blocks < 1:
             raise ValueError(f"blocks is {self.blocks}: pass 1 or more")
-        if not 0 <= self.delay < self.blocks:
-            raise ValueError(f"delay is {self.delay}: pass 0 to {self.blocks - 1}, less than the number of blocks")
+        self._check_delay(_BLOCKS if self.blocks is None else self.blocks)
         if self.slack is not None and not 0 <= self.slack <= 1:
             raise ValueError(f"slack is {self.slack}: pass 0 to 1, or None for no filter")
         if not self.tolerance >= 0:
             raise ValueError(f"tolerance is {self.tolerance}: pass 0 or more")
         if self.passes < 1:
             raise ValueError(f"passes is {self.passes}: pass 1 or more")
+
+    def blocks_for(self, slots: int) -> int:
+        """Return the number of blocks in a store with this number of slots.
+
+        Raises
+        ------
+        ValueError
+            The store has fewer slots than ``blocks``, or not more than ``delay``.
+        """
+        blocks = min(_BLOCKS, slots) if self.blocks is None else self.blocks
+        if blocks > slots:
+            raise ValueError(f"blocks is {blocks}: the store has {slots} slots, pass no more")
+        self._check_delay(blocks)
+        return blocks
+
+    def _check_delay(self, blocks: int) -> None:
+        if not 0 <= self.delay < blocks:
+            raise ValueError(f"delay is {self.delay}: pass 0 to {blocks - 1}, less than the number of blocks")
 
 
 class SolverResult(NamedTuple):
@@ -141,100 +159,49 @@ class SolverResult(NamedTuple):
 
 
 class _Block:
-    """The part of the examples that lies in one block of features, and this worker's state of its keys."""
+    """The keys of one block of features, and this worker's state of them."""
 
-    def __init__(
-        self, examples: npt.NDArray[np.int64], indptr: npt.NDArray[np.int64], values: Singles | None, keys: KeyBatch
-    ) -> None:
-        self.examples = examples  # those that have a feature of the block, ascending
-        self.indptr = indptr
-        self.values = values
-        self.batch = keys
-        self.keys = keys.keys
-        self.bounds = np.empty(0, np.float32)  # u
+    def __init__(self, first: int, keys: npt.NDArray[np.uint64], bounds: Singles) -> None:
+        self.first = first  # of its keys among all
+        self.keys = keys
+        self.bounds = bounds  # u
         self.weights = np.zeros(len(keys), np.float32)
         self.slopes = np.zeros(len(keys), np.float32)  # the workers' gradient of the last step
-        self.margins = np.zeros(len(examples))  # what the block adds to its examples' margins
 
 
 class _Examples:
-    """All examples of this worker, cut into blocks of features."""
+    """All examples of this worker, sorted by feature, and their keys in blocks."""
 
     def __init__(self, model: Model, whole: Batch, solver: DBPG) -> None:
-        self.whole = whole
-        self.margins = np.zeros(len(whole))
-        self._bias_block: int | None = None
-        self._workers = model.store.workers
-        store, blocks = model.store, solver.blocks
-        if blocks > store.slots:
-            raise ValueError(f"blocks is {blocks}: the store has {store.slots} slots, pass no more")
-        shift = np.uint64(64 - (store.slots - 1).bit_length())
+        store = model.store
+        blocks = solver.blocks_for(store.slots)
+        self._workers = store.workers
+        batch = store.key_batch(whole.keys, last=BIAS_KEY if model.has_bias else None)
+        self._by_feature = _core.ExamplesByFeature(
+            whole.indptr, whole.values, batch.native, model.has_bias, whole.labels, whole.weights, store.workers
+        )
+        first_slots = -(-np.arange(blocks + 1) * store.slots // blocks)  # slot s is in block s * blocks // slots
+        runs = [(int(begin), int(end)) for begin, end in pairwise(batch.offsets[first_slots])]
+        keys = batch.keys
+        self.blocks = []
+        for b, (begin, end) in enumerate(runs):
+            near = {(b + step) % blocks for step in range(-solver.delay, solver.delay + 1)}
+            bounds = self._by_feature.bounds((begin, end), [runs[other] for other in sorted(near)], self._workers)
+            self.blocks.append(_Block(begin, keys[begin:end], bounds))
 
-        def block_of(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-            return (mix(keys) >> shift).astype(np.int64) * blocks // store.slots
+    def margins(self) -> Floats:
+        """Return the margins of the examples."""
+        return self._by_feature.margins()
 
-        if model.has_bias:
-            self._bias_block = int(block_of(np.array([BIAS_KEY], np.uint64))[0])
-        of_entry = block_of(whole.keys)
-        order = np.argsort(of_entry, kind="stable")
-        ends = np.searchsorted(of_entry[order], np.arange(blocks + 1))
-        example_of = np.repeat(np.arange(len(whole)), np.diff(whole.indptr))
-        self.blocks = [
-            self._cut(model, b, order[begin:end], example_of[order[begin:end]])
-            for b, (begin, end) in enumerate(pairwise(ends))
-        ]
-        self._bound(solver.delay)
+    def gradient(self, block: _Block, chosen: npt.NDArray[np.int64]) -> Singles:
+        """Compute this worker's part of the gradient of some keys of the block."""
+        return self._by_feature.gradient((block.first + chosen).astype(np.uint32), self._workers)
 
-    def _cut(self, model: Model, b: int, entries: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]) -> _Block:
-        if b == self._bias_block:
-            examples = np.arange(len(self.whole))
-            counts = np.bincount(owners, minlength=len(examples))
-        else:
-            examples, counts = np.unique(owners, return_counts=True)
-        indptr = np.zeros(len(examples) + 1, np.int64)
-        np.cumsum(counts, out=indptr[1:])
-        values = None if self.whole.values is None else self.whole.values[entries]
-        last = BIAS_KEY if b == self._bias_block else None
-        return _Block(examples, indptr, values, model.store.key_batch(self.whole.keys[entries], last=last))
-
-    def _bound(self, delay: int) -> None:
-        """Compute u: sums over an example's features in the block and in the blocks within `delay` of it."""
-        sizes = [self._forward(block, np.ones(len(block.batch), np.float32), sizes=True) for block in self.blocks]
-        count = len(self.blocks)
-        for b, block in enumerate(self.blocks):
-            near = np.zeros(len(self.whole))
-            for other in {(b + step) % count for step in range(-delay, delay + 1)}:
-                near[self.blocks[other].examples] += sizes[other]
-            slopes = _SLOPE * near[block.examples]
-            if self.whole.weights is not None:
-                slopes *= self.whole.weights[block.examples]
-            block.bounds = self._backward(block, slopes, sizes=True)
-
-    def _features(self, block: _Block, *, sizes: bool) -> tuple[npt.NDArray[np.int64], Singles | None]:
-        return block.indptr, np.abs(block.values) if sizes and block.values is not None else block.values
-
-    def _forward(self, block: _Block, weights: Singles, *, sizes: bool = False) -> Floats:
-        has_bias = self._bias_block is not None and block is self.blocks[self._bias_block]
-        features = self._features(block, sizes=sizes)
-        return _core.logistic_margins(*features, block.batch.native, has_bias, weights, self._workers)
-
-    def _backward(self, block: _Block, slopes: Floats, *, sizes: bool = False) -> Singles:
-        has_bias = self._bias_block is not None and block is self.blocks[self._bias_block]
-        features = self._features(block, sizes=sizes)
-        return _core.logistic_gradient(*features, block.batch.native, has_bias, slopes, self._workers)
-
-    def gradient(self, block: _Block) -> Singles:
-        """Compute this worker's part of the gradient of the block's keys."""
-        at = block.examples
-        weights = None if self.whole.weights is None else self.whole.weights[at]
-        slopes = _core.logistic_losses(self.margins[at], self.whole.labels[at], weights, self._workers)[1]
-        return self._backward(block, slopes)
-
-    def move(self, block: _Block) -> None:
-        """Update the margins to the block's weights."""
-        margins = self._forward(block, block.weights)
-        self.margins[block.examples] += margins - block.margins
-        block.margins = margins
+    def move(self, block: _Block, chosen: npt.NDArray[np.int64], weights: Singles) -> None:
+        """Set the weights of some keys of the block, and update the margins to them."""
+        deltas = weights.astype(np.float64) - block.weights[chosen]
+        self._by_feature.add((block.first + chosen).astype(np.uint32), deltas, self._workers)
+        block.weights[chosen] = weights
 
 
 class _Solver:
@@ -260,13 +227,12 @@ class _Solver:
         self.passed_over = 0
         for block in self._examples.blocks:
             rows = self._table.pull(block.keys)
-            block.weights, block.slopes = rows[:, 0].copy(), rows[:, 1].copy()
-            self._examples.move(block)
+            block.slopes = rows[:, 1].copy()
+            self._examples.move(block, np.arange(len(block.keys)), rows[:, 0])
 
-    @property
     def margins(self) -> Floats:
-        """The margins of the examples."""
-        return self._examples.margins
+        """Return the margins of the examples."""
+        return self._examples.margins()
 
     def one_pass(self, *, everything: bool, check_interrupt: Callable[[], None]) -> float:
         """Make an iteration for each block; call ``check_interrupt`` after each. Returns the total violation."""
@@ -292,8 +258,8 @@ class _Solver:
                 np.abs(slopes + self._solver.l1 * np.sign(old, dtype=np.float64)),
             )
             self._violation += float(violations.sum())
-            block.weights[chosen], block.slopes[chosen] = rows[:, 0], slopes
-            self._examples.move(block)
+            block.slopes[chosen] = slopes
+            self._examples.move(block, chosen, rows[:, 0])
 
     def _iterate(self, block: _Block, *, everything: bool) -> None:
         chosen = np.arange(len(block.keys))
@@ -304,8 +270,7 @@ class _Solver:
         self.passed_over += len(block.keys) - len(chosen)
         handle = None
         if len(chosen):
-            gradient = self._examples.gradient(block)
-            pairs = np.stack([gradient[chosen], block.bounds[chosen]], axis=1)
+            pairs = np.stack([self._examples.gradient(block, chosen), block.bounds[chosen]], axis=1)
             pushed = self._table.push(block.keys[chosen], pairs)
             if not isinstance(self._store.consistency, BSP):
                 pushed.wait()
@@ -327,7 +292,7 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
         )
     begin_fit([model], reader, valid, plan)
     batches = list(plan.batches(reader, 0, model.examples))
-    whole = joined(batches) if batches else _empty_batch()
+    whole = batches[0] if len(batches) == 1 else joined(batches) if batches else _empty_batch()
     run = _Solver(model, solver, whole)
     first = share = 0.0
     everything, converged, passes = True, False, 0
@@ -344,7 +309,7 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
             complete = False
             try:
                 violation = run.one_pass(everything=everything, check_interrupt=check_interrupt)
-                trainer.record_examples(whole, run.margins)
+                trainer.record_examples(whole, run.margins())
                 complete = True
             finally:
                 trainer.end(skipped=int(getattr(reader, "skipped", 0)), complete=complete, reader=reader)

@@ -1,0 +1,90 @@
+// ExamplesByFeature: the examples of a logistic regression sorted by feature (CSC), for solvers that change a few weights at a
+// time, and what such a solver needs: the margins, kept up to date, the gradient of some keys, and a bound of their curvature.
+//
+//   add       margin of i += delta of k x value of (k, i)       for each entry of the changed keys k
+//   gradient  g_k = sum over the entries of k of slope x value; slope as in kernel/logistic.h
+//   bounds    u_k = sum over the entries of k of 1/4 weight |value| near, near = sum of |value| over entries of near keys
+//
+// Layout. The examples are cut into ranges whose states stay in a core's cache; within a range the entries are
+// sorted by key, then by example. Each call goes through all ranges, so that threads share no example, and adds up what the
+// ranges give in their order: the bits depend on the data and the order of the calls, not on the number of threads.
+//
+//   range r   entries base(r) to base(r + 1); those of key k are base(r) + starts[r][k] to base(r) + starts[r][k + 1]
+//
+// Slopes follow the margins: `add` computes those of the examples that it changes. 1 / (1 + e^-z) with e^x by a polynomial,
+// without branches, so that it is computed for several examples at a time; it is within 4 units in the last place.
+//
+// Invariants
+//   I1  margins are X w in float64, w the sum of all deltas; rounded at each addition.
+//   I2  slopes are those of the margins.
+//
+// Threads: one caller at a time; the pool shares the ranges. Memory: 8 bytes an entry, 4 without values; 24 an example; 4 a key
+// and range.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "base/buffer.h"
+#include "base/threads.h"
+#include "kernel/examples.h"
+
+namespace shoal {
+
+class ExamplesByFeature {
+ public:
+  using Keys = std::pair<std::size_t, std::size_t>;  // of the unique keys: from, to
+
+  // `keys` is the number of unique keys. Labels are 0 or 1; weights are finite and not negative, or empty: each is 1. All
+  // weights of the model are 0.
+  ExamplesByFeature(const Examples& examples, std::size_t keys, std::span<const float> labels,
+                    std::span<const float> weights, ThreadPool& pool);
+
+  std::size_t size() const noexcept { return size_; }
+  std::size_t keys() const noexcept { return keys_; }
+  void margins(std::span<double> out) const;
+
+  // Adds to the weights of `keys`, which ascend strictly.
+  void add(std::span<const std::uint32_t> keys, std::span<const double> deltas, ThreadPool& pool);
+
+  // The gradient of each of `keys`.
+  void gradient(std::span<const std::uint32_t> keys, std::span<float> out, ThreadPool& pool);
+
+  // The bound of each key of `own`, which are those of `out`, over the keys of `near`, which do not overlap.
+  void bounds(Keys own, std::span<const Keys> near, std::span<float> out, ThreadPool& pool);
+
+ private:
+  struct State {  // of an example, in one cache line or two
+    double margin;
+    double slope;
+    float weight;  // negative for label 1
+  };
+  struct Entries {
+    const std::uint32_t* examples;
+    const float* values;  // null: each is 1
+    std::size_t size;
+  };
+
+  std::size_t ranges() const noexcept { return partition_.parts; }
+  Entries entries(std::size_t range, std::size_t from, std::size_t to) const noexcept;
+  void fill(const Examples& examples, std::size_t range) noexcept;
+  void check_keys(std::span<const std::uint32_t> keys, std::size_t numbers) const;
+  template <class Part>  // calls part(range, numbers of the range), and adds up the numbers
+  void add_up(std::span<float> out, ThreadPool& pool, const Part& part);
+
+  std::size_t size_;
+  std::size_t keys_;
+  Partition partition_;  // of the examples, into ranges
+  Buffer<State> states_;
+  Buffer<std::uint32_t> examples_;  // of each entry
+  Buffer<float> values_;            // likewise; empty: each is 1
+  Buffer<std::uint64_t> bases_;     // ranges + 1
+  Buffer<std::uint32_t> starts_;    // ranges x (keys + 1)
+  Buffer<double> near_;             // sums of a call of bounds(), 0 otherwise
+  Buffer<double> partials_;         // of a call
+};
+
+}  // namespace shoal
