@@ -489,16 +489,32 @@ def test_an_untraced_store_sends_no_flag():
     assert not peer.asked[0].timed
 
 
-def test_a_fork_of_a_traced_store_raises_as_that_of_any_other(spans):
+def test_a_fork_of_a_traced_store_raises_as_that_of_any_other_also_while_spans_are_made(spans):
     with cluster() as made, connect(made.address, consistency=shoal.ASP()) as store:
         table = store.table("t", **SGD)
+        future = table.pull_async(KEYS)
+        is_making, may_end = threading.Event(), threading.Event()
+
+        def make(span):
+            is_making.set()
+            may_end.wait(TIMEOUT)
+
+        ENDS.call = make
+        thread = threading.Thread(target=future.wait)
+        thread.start()
+        assert is_making.wait(TIMEOUT)
 
         def use():
             with pytest.raises(shoal.WrongProcessError):
                 table.pull(KEYS)
+            future.wait()  # it was done before the fork
             return "raised"
 
-        assert in_child(use) == "raised"
+        try:
+            assert in_child(use) == "raised"
+        finally:
+            may_end.set()
+            thread.join(TIMEOUT)
 
 
 # ---- how it is asked for ---------------------------------------------------------------------------------------------
