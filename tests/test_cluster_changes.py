@@ -406,12 +406,16 @@ def test_a_save_whose_server_dies_fails_whole_and_the_next_one_succeeds(
 def test_a_save_while_slots_move_fails_whole_or_succeeds(tmp_path: Path) -> None:
     with a_run(2, 1, shoal.BSP(), 61, tmp_path) as run:
 
-        def join() -> Callable[[], bool]:
-            servers = len(run.cluster.servers) + 1
-            run.join()
-            return lambda: run.is_settled(servers)
+        def move() -> Callable[[], bool]:
+            status = run.status()
+            ranks = [server["rank"] for server in status["servers"]]
+            if len(ranks) < len(status["arcs"]):
+                run.join()
+                return lambda: run.is_settled(len(ranks) + 1)
+            run.store.drain(max(ranks))  # a further server would get no slots
+            return lambda: run.is_settled(len(ranks) - 1)
 
-        interrupt_saves(run, tmp_path, join)
+        interrupt_saves(run, tmp_path, move)
 
 
 def test_when_both_copies_of_a_slot_are_gone_calls_raise_an_error_that_names_the_slots() -> None:
