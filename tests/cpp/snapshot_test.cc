@@ -56,7 +56,7 @@ std::vector<Kind> kinds() {
                {ttl})},
       {"chance", spec_of(1, "FTRL", ftrl, NamedRule{"WithProbability", {{"p", 0.3}, {"seed", 5}}}, {ttl})},
       {"bounded", spec_of(2, "SGD", sgd, {}, {most})},
-      {"budget", spec_of(24, "SGD", sgd, {}, {ttl}), 300'000},
+      {"budget", spec_of(24, "SGD", sgd, {}, {ttl}), 1'000'000},
   };
 }
 
