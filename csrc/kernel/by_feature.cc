@@ -238,14 +238,15 @@ void ExamplesByFeature::gradient(std::span<const std::uint32_t> keys, std::span<
 
 void ExamplesByFeature::bounds(Keys own, std::span<const Keys> near, std::span<float> out, ThreadPool& pool) {
   constexpr double kSlope = 0.25;  // the greatest of the logistic function
-  SHOAL_CHECK(own.first <= own.second && own.second <= keys_ && out.size() == own.second - own.first,
-              "there are " + std::to_string(keys_) + " unique keys: there is no run from " +
-                  std::to_string(own.first) + " to " + std::to_string(own.second));
-  for (const auto& [from, to] : near) {
-    SHOAL_CHECK(from <= to && to <= keys_, "there are " + std::to_string(keys_) +
-                                               " unique keys: there is no run from " + std::to_string(from) +
-                                               " to " + std::to_string(to));
-  }
+  const auto check = [&](Keys run) {
+    SHOAL_CHECK(run.first <= run.second && run.second <= keys_,
+                "there are " + std::to_string(keys_) + " unique keys: there is no run from " +
+                    std::to_string(run.first) + " to " + std::to_string(run.second));
+  };
+  check(own);
+  std::for_each(near.begin(), near.end(), check);
+  SHOAL_CHECK(out.size() == own.second - own.first,
+              "there must be one bound for each key, got " + std::to_string(out.size()));
   if (near_.size() != size_) {
     near_ = Buffer<double>(size_);
     std::fill(near_.begin(), near_.end(), 0.0);

@@ -88,7 +88,7 @@ class _WithScheduler(Replicated):
         self.change(membership)
 
     def change(self, membership):
-        raise NotImplementedError
+        raise NotImplementedError  # each bug has its own
 
 
 class AssignsAllAtOnce(_WithScheduler):

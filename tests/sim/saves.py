@@ -192,7 +192,7 @@ class Saver(StoreFiles):
         yield
 
     def _load(self, chain, *, track, progress):
-        raise NotImplementedError
+        raise NotImplementedError  # a simulated worker loads nothing: checkpoints are loaded by local tables
 
     @contextmanager
     def _snapshots(self, tables, base):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sys
 import threading
 import traceback
@@ -37,7 +36,6 @@ __all__ = [
     "identify_store",
     "is_json",
     "is_log_line",
-    "log_format_of_children",
     "logging_to_stderr",
     "worker_line",
 ]
@@ -216,21 +214,6 @@ def identify_store(role: str, **fields: Any) -> None:
     """As `identify`, for a store that has connected: in a process with another role it changes nothing."""
     if _identity.get("role", role) == role:
         identify(role=role, **fields)
-
-
-@contextlib.contextmanager
-def log_format_of_children(format: str | None) -> Iterator[None]:
-    """For the length of a ``with`` block, have processes that are started use a format."""
-    before = os.environ.get(LOG_FORMAT)
-    if format is not None:
-        os.environ[LOG_FORMAT] = format
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(LOG_FORMAT, None)
-        else:
-            os.environ[LOG_FORMAT] = before
 
 
 def is_log_line(line: str) -> bool:

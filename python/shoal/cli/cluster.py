@@ -15,11 +15,11 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from shoal.base.logs import identify, log_format_of_children
+from shoal.base.logs import LOG_FORMAT, identify
 from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, print_output, warn
 from shoal.cli.arguments import command, log_options, seconds, size
 
@@ -419,10 +419,26 @@ def run_server(arguments: argparse.Namespace) -> Answer:
 
 def run_launch(arguments: argparse.Namespace) -> Answer:
     """Run a program on a new cluster."""
-    from shoal.cluster.protocol.environment import tracing_of_children
+    from shoal.cluster.protocol.environment import TRACING
 
-    with log_format_of_children(arguments.log_format), tracing_of_children(is_traced=arguments.tracing):
+    with _environment_of_children({LOG_FORMAT: arguments.log_format, TRACING: "1" if arguments.tracing else None}):
         return _launch(arguments)
+
+
+@contextlib.contextmanager
+def _environment_of_children(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """For the length of a ``with`` block, have processes that are started get these variables; None: as it is."""
+    given = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _launch(arguments: argparse.Namespace) -> Answer:

@@ -19,10 +19,8 @@ Threads: functions of their arguments.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = [
@@ -38,7 +36,6 @@ __all__ = [
     "find_tracing",
     "find_worker",
     "first_host",
-    "tracing_of_children",
     "volcano",
 ]
 
@@ -148,21 +145,6 @@ def find_tracing(environment: Environment) -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"{TRACING}={text!r} in the environment: set it to 1 to trace calls, or to 0")
     return text == "1"
-
-
-@contextlib.contextmanager
-def tracing_of_children(*, is_traced: bool) -> Iterator[None]:
-    """For the length of a ``with`` block, have workers that are started trace their calls, if `is_traced`."""
-    before = os.environ.get(TRACING)
-    if is_traced:
-        os.environ[TRACING] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(TRACING, None)
-        else:
-            os.environ[TRACING] = before
 
 
 def find_node(environment: Environment) -> str | None:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from shoal import _core
 
-__all__ = ["encode_ping", "ping_number"]
+__all__ = ["NO_WORKER", "encode_ping", "ping_number"]
 
-_ANONYMOUS = 0xFFFFFFFF
+NO_WORKER = 0xFFFFFFFF  # in the place of a rank, of who is no worker
 
 
 def encode_ping(number: int) -> bytes:
     """Encode a PING."""
-    return _core.encode_header(op=_core.Op.PING, worker=_ANONYMOUS, sequence=number)
+    return _core.encode_header(op=_core.Op.PING, worker=NO_WORKER, sequence=number)
 
 
 def ping_number(frames: Sequence[bytes]) -> int | None:

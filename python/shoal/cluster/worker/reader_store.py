@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from shoal import _core, checkpoint
 from shoal.cluster.protocol.messages import ListTables, ListTablesReply, TableReply
+from shoal.cluster.protocol.ping import NO_WORKER
 from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.channel import CallFuture
 from shoal.cluster.worker.connected_store import ConnectedStore, ask_map
@@ -35,7 +36,7 @@ from shoal.user_functions import Description
 
 __all__ = ["ReaderStore"]
 
-_ANONYMOUS = WorkerIdentity(0xFFFFFFFF, 0, 0)
+_ANONYMOUS = WorkerIdentity(NO_WORKER, 0, 0)
 _READ_ONLY = "a store that was connected with mode='read' reads tables and changes nothing: connect as a worker to {}"
 
 

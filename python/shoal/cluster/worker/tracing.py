@@ -39,8 +39,9 @@ from importlib.metadata import entry_points, version
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal import _core
+from shoal.cluster.protocol.ping import NO_WORKER
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.worker.calls import OPS_WITHOUT_TABLE, Call, CallTrace, RequestPart, WorkerIdentity
+from shoal.cluster.worker.calls import HEADER_BYTES, OPS_WITHOUT_TABLE, Call, CallTrace, RequestPart, WorkerIdentity
 from shoal.cluster.worker.channel import CallFuture, Channel
 from shoal.cluster.worker.requests import Requests
 from shoal.errors import ShoalError
@@ -60,8 +61,6 @@ Status = _core.Status
 
 _TIMED_OPS = frozenset({Op.PULL, Op.PUSH, Op.TICK, Op.ASSIGN, Op.CONTAINS})  # whose answers can have times
 _EXTRA = "pip install 'shoal[otel]'"
-_HEADER_BYTES = 64
-_NO_WORKER = 0xFFFFFFFF
 
 
 class _RequestTrace:
@@ -125,7 +124,7 @@ class RecordedCall:
         request.ended = time.time_ns()
         request.is_answered = True
         request.times = reply.times
-        request.received_bytes = _HEADER_BYTES + reply.payload_bytes
+        request.received_bytes = HEADER_BYTES + reply.payload_bytes
 
     def given_up(self, part: RequestPart) -> None:
         """Record that no answer is awaited any more: the slots are elsewhere, or the call has failed."""
@@ -198,7 +197,7 @@ class CallTracer:
         """Begin the span of a call, under the current span of this thread; None: it is not recorded."""
         try:
             attributes: dict[str, str | int] = {"shoal.clock": clock, "shoal.job": worker.job}
-            if worker.rank != _NO_WORKER:
+            if worker.rank != NO_WORKER:
                 attributes["shoal.worker"] = worker.rank
             if op not in OPS_WITHOUT_TABLE:
                 attributes["shoal.table"] = self.table_names.get(table, str(table))
