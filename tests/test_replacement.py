@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -266,6 +267,35 @@ def test_killed_worker_processes_are_started_again_and_the_fit_has_the_same_bits
             results.append((model.table.digest(), model.examples))
     assert results[0] == results[1]
     assert results[0][1] == 6 * EXAMPLES
+
+
+STOPS_ITSELF = """
+import os, signal
+import numpy as np
+import shoal
+
+with shoal.connect() as store:
+    table = store.table("steps", dim=1, optimizer=shoal.SGD(lr=1.0))
+    for step in range(store.joined_at, 30):
+        if store.rank == 1 and step == 10 and not store.is_replacement:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        table.push(np.array([7], np.uint64), np.full((1, 1), -1.0, np.float32)).wait()
+        store.tick()
+    store.barrier()
+    print("steps", table.pull(np.array([7], np.uint64)).item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")
+def test_a_worker_process_that_is_stopped_is_killed_and_started_again(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(STOPS_ITSELF)
+    command = [sys.executable, "-m", "shoal", "launch", "--workers", "2", "--worker-restarts", "5"]
+    command += ["--heartbeat", "0.5", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=4 * TIMEOUT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"worker 1 was declared dead, but its process \d+ exists: it is killed", done.stderr), done.stderr
+    assert done.stdout.count("steps 60.0") == 2, done.stdout
 
 
 def worker_of(out: Path, rank: int) -> int | None:

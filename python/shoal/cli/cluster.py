@@ -80,9 +80,7 @@ def add(commands: Any) -> None:
     scheduler.add_argument(
         "--slots", type=int, default=1024, metavar="N", help="slots of the hash space (default: %(default)s)"
     )
-    scheduler.add_argument(
-        "--heartbeat", type=seconds, default=2.0, metavar="S", help="seconds between heartbeats (default: %(default)s)"
-    )
+    _heartbeat_argument(scheduler)
     scheduler.add_argument(
         "--journal",
         metavar="DIR",
@@ -187,6 +185,7 @@ def add(commands: Any) -> None:
         metavar="SIZE",
         help="memory budget of the rows of all servers together, such as 8GiB (default: unlimited)",
     )
+    _heartbeat_argument(launch)
     launch.add_argument("--connect", metavar="ADDRESS", help="address of the scheduler under mpirun and srun")
     launch.add_argument(
         "--timeout",
@@ -280,6 +279,16 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parent", type=int, metavar="PID", help="end when the parent process, PID, has ended")
     parser.add_argument("--quiet", action="store_true", help="do not log events")
     parser.set_defaults(json=False)
+
+
+def _heartbeat_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--heartbeat",
+        type=seconds,
+        default=2.0,
+        metavar="S",
+        help="seconds between heartbeats; a process is dead after five without one (default: %(default)s)",
+    )
 
 
 def _server_files_arguments(parser: argparse.ArgumentParser) -> None:
@@ -485,6 +494,7 @@ def _launch(arguments: argparse.Namespace) -> Answer:
             address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
             threads=arguments.threads,
             memory=arguments.memory,
+            heartbeat=arguments.heartbeat,
             timeout=arguments.timeout,
             keys=lambda role: _keys(arguments.curve, role),
             insecure=arguments.insecure,
@@ -524,6 +534,7 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
             workers=workers,
             threads=arguments.threads,
             memory=arguments.memory,
+            heartbeat=arguments.heartbeat,
             timeout=arguments.timeout,
             replicas=arguments.replicas,
             copy_rate=arguments.copy_rate,
@@ -575,6 +586,7 @@ def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
         resources_per_server={"CPU": arguments.threads},
         memory=arguments.memory,
         copy_rate=arguments.copy_rate,
+        heartbeat=arguments.heartbeat,
         timeout=arguments.timeout,
         storage_roots=arguments.storage_root,
         storage_options=dict(arguments.storage_option),

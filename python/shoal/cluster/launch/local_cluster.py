@@ -63,13 +63,21 @@ _DECLARED_DEAD = re.compile(r"server \d+ at .* \(process (\d+) on .*\) is dead, 
 _LOST = re.compile(
     r"server \d+ at .* \(process (\d+) on .*\), which had the last copy of slots (.*), is lost with its rows"
 )
+_WORKER_DEAD = re.compile(r"worker (\d+) \(process (\d+) on .*\) is dead, .*: the job waits ")
 _BSP = BSP()
 
 
 class LocalCluster:
-    """The processes of a cluster on this machine."""
+    """The processes of a cluster on this machine.
+
+    Attributes
+    ----------
+    on_dead_worker : callable or None
+        Called with the rank and the process of a worker whose replacement the job awaits. From a thread.
+    """
 
     def __init__(self) -> None:
+        self.on_dead_worker: Callable[[int, int], None] | None = None
         self.ended: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
         self.scheduler: ChildProcess | None = None
         self.servers: list[ChildProcess] = []
@@ -170,8 +178,11 @@ class LocalCluster:
         return self._role("scheduler", ["scheduler", "--bind", bind, *options], self._read_log)
 
     def _read_log(self, line: str) -> None:
-        """Kill the process of a server that the scheduler has declared dead: it may be stopped."""
+        """Kill the process of a server that the scheduler has declared dead: it may be stopped. Report a worker."""
         forward(line)
+        worker = _WORKER_DEAD.search(line)
+        if worker is not None and self.on_dead_worker is not None:
+            self.on_dead_worker(int(worker[1]), int(worker[2]))
         lost = _LOST.search(line)
         found = lost or _DECLARED_DEAD.search(line)
         if found is None:

@@ -96,7 +96,8 @@ def run_workers(
     emit : callable
         Called with every line of a worker's output, from threads.
     restarts : int
-        How often a worker that was killed by a signal is started again, of all workers together.
+        How often a worker that was killed by a signal is started again, of all workers together. One that the
+        scheduler declares dead while its process exists, such as a stopped one, is killed.
     grace : float
         Seconds that workers have to end after Ctrl-C or SIGTERM.
     warn : callable
@@ -113,6 +114,16 @@ def run_workers(
         Ctrl-C or SIGTERM: the workers received it too, and have ended. A second one kills them at once.
     """
     children: list[ChildProcess] = []
+
+    def kill_dead(rank: int, process: int) -> None:
+        """Kill the process of a worker that was declared dead: it may be stopped."""
+        for child in children[rank : rank + 1]:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                if os.getpgid(process) == child.process.pid:
+                    warn(f"{child.name} was declared dead, but its process {process} exists: it is killed")
+                    child.signal(signal.SIGKILL)
+
+    cluster.on_dead_worker = kill_dead
     patience = PATIENCE_SECONDS
     try:
         while len(children) < workers:
@@ -147,6 +158,7 @@ def run_workers(
         _forward(interrupt, children, grace, warn)
         raise
     finally:
+        cluster.on_dead_worker = None
         end_all(children, patience)
 
 
@@ -191,6 +203,7 @@ def run_member(
     address: str | None = None,
     threads: int = 1,
     memory: int | None = None,
+    heartbeat: float = 2.0,
     timeout: float = 60.0,
     keys: Callable[[str], Keys | None] = lambda role: None,
     insecure: bool = False,
@@ -219,6 +232,8 @@ def run_member(
         Endpoints of each server.
     memory : int, optional
         Limit for the rows of all servers, in bytes.
+    heartbeat : float
+        Seconds.
     timeout : float
         Seconds for all to join.
     keys : callable
@@ -264,7 +279,13 @@ def run_member(
         bind = join_address(host if is_loopback(host) else "*", port)
         with (
             Scheduler(
-                bind, servers=servers, workers=workers, slots=_SLOTS, keys=keys("scheduler"), insecure=insecure
+                bind,
+                servers=servers,
+                workers=workers,
+                slots=_SLOTS,
+                heartbeat=heartbeat,
+                keys=keys("scheduler"),
+                insecure=insecure,
             ) as scheduler,
             at_boundaries() as interrupted,
         ):
