@@ -440,6 +440,19 @@ def test_a_tick_waits_for_the_reads_of_its_clock_at_each_endpoint():
     assert [(asked.address, asked.message.op) for asked in taken(r)] == [(A, Op.TICK), (A, Op.PULL)]
 
 
+@pytest.mark.parametrize(("op", "write"), [(Op.SWEEP, True), (Op.SWEEP, False), (Op.REDUCE, True), (Op.REDUCE, False)])
+def test_a_tick_waits_for_what_is_done_with_all_rows(op, write):
+    """Its message may be lost, and come after the end of its clock."""
+    r = Requests(WorkerIdentity(3, 2, 77), map_of(1, (0, SLOTS, A, 0)))
+    r.submit(op, 1, 4, 0.0, 9.0, aux=Function.NORM, payload=[np.array([1.0])], count=1, write=write)
+    (asked,) = taken(r)
+    r.tick(4, [1], 0.0, 9.0)
+    assert not r.outgoing
+    numbers = {"dtype": Dtype.FLOAT64} if op == Op.REDUCE else {}  # words of a sweep have the same bytes
+    r.receive(A, asked.answer(payload=[np.zeros(SLOTS, np.uint64)], count=SLOTS, **numbers), 0.1)
+    assert [(sent.message.op, sent.message.clock) for sent in taken(r)] == [(Op.TICK, 4)]
+
+
 def test_a_tick_that_fails_ends_everything():
     r = requests()
     tick = r.tick(0, [1], 0.0, 5.0)

@@ -25,7 +25,8 @@ Invariants
     I3  Parts are sent to an endpoint in the order in which they were submitted; only repetitions overtake.
     I4  A settled call is never written to: a late answer is ignored.
     I5  A tick is sent to an endpoint after the pushes of its clock, when the reads of its clock there have been
-        answered (repeated later, they could see too much), and while no slot of its clock is refused anywhere. Where
+        answered (repeated later, they could see too much), also functions and sweeps of all rows, and while no slot of
+        its clock is refused anywhere. Where
         clocks are atomic and there are several endpoints, it also waits until all have acknowledged the pushes of its
         clock and the tick before: an endpoint that has taken a tick proves that every endpoint has the pushes of its
         clock, so if this worker dies the clock can still end everywhere, and endpoints differ by one tick at most.
@@ -96,6 +97,7 @@ _WRITES = frozenset(
 )
 _PER_ENDPOINT = frozenset({Op.STATS, Op.REDUCE, Op.SWEEP, Op.SAVE_BEGIN})  # results are lists of the endpoints' answers
 _APPLIED_AT_CLOCK_END = frozenset({Op.PUSH, Op.SWEEP})
+_OF_ALL_ROWS = frozenset({Op.REDUCE, Op.SWEEP})
 _REFUSED_FOR_NOW = frozenset({Status.RETRY, Status.OVERLOADED, Status.NOT_ADMITTED})
 
 
@@ -313,8 +315,8 @@ class Requests:
         else:
             self._read += 1
             part.sequence = self._read
-            if call.begins is not None:
-                self._peer(part).reads[call.clock] += 1
+        if _precedes_tick(call):
+            self._peer(part).reads[call.clock] += 1
         part.key = (part.address, part.sequence, part.number)
         rows = part.end - part.begin
         part.bytes = 2 * HEADER_BYTES + rows * row_bytes(call) + sum(memoryview(frame).nbytes for frame in call.payload)
@@ -522,9 +524,9 @@ class Requests:
         self._parts.pop(part.key, None)
         if part in call.parts:
             del call.parts[part]
-            if not call.sequence and call.begins is not None:
+            if _precedes_tick(call):
                 _count_down(self._peer(part).reads, call.clock)
-            elif call.sequence and call.op in _APPLIED_AT_CLOCK_END:
+            if call.sequence and call.op in _APPLIED_AT_CLOCK_END:
                 _count_down(self._kept, call.clock)
         part.due = math.nan
 
@@ -774,6 +776,11 @@ class Requests:
 def _is_everywhere(call: Call) -> bool:
     """Whether a call goes once to each endpoint that serves slots."""
     return call.begins is None and call.slot is None
+
+
+def _precedes_tick(call: Call) -> bool:
+    """Return whether the tick of its clock waits for the answer."""
+    return call.op in _OF_ALL_ROWS or (not call.sequence and call.begins is not None)
 
 
 def _count_down(counter: Counter[int], clock: int) -> None:
