@@ -87,9 +87,9 @@ class Saves:
         self.world.network.after(RELEASE_SECONDS, self._check_released, save, RELEASE_SECONDS)
 
     def _check_released(self, save, waited):
-        kept = self._kept(lambda name: name[:2] == (save.life.rank, save.life.incarnation) and name[2] in save.numbers)
+        kept = self._kept_of(save)
         is_stopped = any(task.server.stopped_until > self.world.network.now for task in kept)
-        if kept and (is_stopped or self.world.cuts or not all(call.done for call in save.ends)):
+        if kept and (is_stopped or self.world.cuts or not all(call.done for _, call in save.ends)):
             self.world.network.after(RELEASE_SECONDS, self._check_released, save, waited + RELEASE_SECONDS)
         elif kept:
             self.world.monitor.report(
@@ -105,12 +105,33 @@ class Saves:
         ]
 
     def are_saving(self, *services):
-        """Whether one of these endpoints has a thread that saves."""
+        """Whether a save is in progress at one of these endpoints, or its copies follow one that it has cancelled."""
         return any(
-            not task.fiber.done and self.world.services[task.address] in services
+            self.world.services[task.address] in services and (not task.fiber.done or self._is_followed(task))
             for task in self.sessions
             if task.server.alive
         )
+
+    def _is_followed(self, task):
+        """Whether copies have not learned that a save has ended: from its worker, or by the fence of it."""
+        rank, incarnation, number = task.session.call
+        save = next(
+            save
+            for save in self.all
+            if number in save.numbers and (save.life.rank, save.life.incarnation) == (rank, incarnation)
+        )
+        ends = [call for of, call in save.ends if of == number]
+        has_ended = bool(ends) and all(call.done and call.error is None for call in ends)
+        is_fenced = rank not in self.world.services[task.address].metrics()["clocks"]
+        return not has_ended and not is_fenced
+
+    def _kept_of(self, save):
+        """Return the sessions of a save that are open at servers that live."""
+        return self._kept(lambda name: name[:2] == (save.life.rank, save.life.incarnation) and name[2] in save.numbers)
+
+    def in_progress(self):
+        """Return the saves that another one may find in progress: those that servers have not released yet, too."""
+        return [save for save in self.all if not save.done or self._kept_of(save)]
 
     def finish(self):
         """Judge what the run has left, and end."""
@@ -241,7 +262,7 @@ class _Channel:
         if op == Op.SAVE_BEGIN:
             save.numbers.append(call.sequence)
         elif op == Op.SAVE_END:
-            save.ends.append(call)
+            save.ends.append((int(what["payload"][0][0]), call))
         return _Future(call)
 
 
@@ -274,12 +295,13 @@ class Save:
         self.outcome = "unknown"
         self.is_known = True  # to all servers, once it is done
         self.numbers = []  # of its SAVE_BEGINs
-        self.ends = []  # calls; each is sent after the ticks before it, which may wait for other workers
+        # The number that each names, and the call, which is sent after the ticks before it: these may wait for others.
+        self.ends = []
         self.life = self.world.history.life(self.client)
         self.event = None  # in the history
         self.clock = self.client.clock
         self.epoch = self.client.requests.map.epoch
-        self.rivals = [save for save in saver.saves.all if not save.done]
+        self.rivals = saver.saves.in_progress()
         for save in self.rivals:
             save.rivals.append(self)
         self.before = self._manifest()

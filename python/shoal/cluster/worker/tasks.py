@@ -166,18 +166,17 @@ class TaskCoordinator:
     def _end(self, digest: str, timeout: float | None = None) -> None:
         """End the task on all endpoints: done, for the checkpoint of this digest; cancelled, if there is none.
 
-        A task is cancelled on the endpoints of the newest map: it may have begun there, if slots moved meanwhile. Those
-        that have no slots any more have cancelled it.
+        If an endpoint does not accept that it is done, it is cancelled where it is still under way.
         """
         if not self._open:
             return
         self._open = False
         if not digest:
-            self._set_map(self._channel.map)
-        numbers = [self._number, *digest_words(digest)]
+            self._cancel(timeout)
+            return
+        words = np.array([self._number, *digest_words(digest)], np.uint64)
         calls = [
-            self._channel.begin(Op.SAVE_END, 0, slot=slot, payload=[np.array(numbers, np.uint64)], count=len(numbers))
-            for slot in self._slots
+            self._channel.begin(Op.SAVE_END, 0, slot=slot, payload=[words], count=len(words)) for slot in self._slots
         ]
         errors = []
         for call in calls:
@@ -186,4 +185,14 @@ class TaskCoordinator:
             except ShoalError as error:
                 errors.append(error)
         if errors:
+            with contextlib.suppress(ShoalError):
+                self._cancel(_RELEASE_SECONDS)
             raise errors[0]
+
+    def _cancel(self, timeout: float | None) -> None:
+        """Cancel the task on all endpoints of the newest map: it may have begun there, if slots moved meanwhile.
+
+        Those that have no slots any more have cancelled it.
+        """
+        number = np.array([self._number], np.uint64)
+        self._channel.begin(Op.SAVE_END, 0, payload=[number], count=1).wait(timeout)
