@@ -78,7 +78,7 @@ class Data(Struct, frozen=True, kw_only=True):
     dense: Annotated[list[str], Meta(description="Numeric columns that are inputs of the dense part.")] = []
     log: Annotated[bool, Meta(description="Transform dense columns to sign(x) ln(1 + |x|).")] = False
     history: Annotated[str | None, Meta(description="Column of lists of items, for din.")] = None
-    item: Annotated[str | None, Meta(description="Field whose keys the items of the history have.")] = None
+    item: Annotated[str | None, Meta(description="Field whose rows the items of the history share.")] = None
     list_separator: Annotated[str, Meta(description="Separator of the items of a history in csv and tsv.")] = "|"
     group: Annotated[str | None, Meta(description="Field that groups examples for GAUC, such as the user.")] = None
     on_error: Annotated[
@@ -123,8 +123,8 @@ class Train(Struct, frozen=True, kw_only=True):
     dense: Annotated[
         DenseSharing,
         Meta(
-            description="How several workers share the dense part: allreduce (each has it, gradients are summed) or "
-            "servers (the servers have it)."
+            description="How several workers share the dense part: allreduce (each worker has a copy, gradients are "
+            "summed) or servers (the servers hold it)."
         ),
     ] = "allreduce"
     staleness: Annotated[int, Meta(ge=0, description="Number of batches by which rows are pulled ahead.")] = 0
