@@ -22,6 +22,8 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
+from shoal.cli import cluster_status
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.models import takeover
 from tiers import long_after
@@ -119,6 +121,11 @@ def work(
     except KilledError:
         store._scheduler.close()
         declare_dead(made.scheduler, "worker", rank)
+        with SchedulerClient(made.address, "observer") as observer:
+            status = observer.status(timeout=TIMEOUT)
+        (why,) = [one.why for one in status.job.awaited if one.rank == rank]
+        assert f"worker {rank} (" in why
+        assert "it waits for a replacement for" in cluster_status._text(made.address, status)
     with connect() as again:
         assert again.is_replacement
         return program(again), calls.count

@@ -122,6 +122,7 @@ def _text(address: str, status: StatusReply) -> str:
         left = sum(worker.rank is not None for worker in status.workers)
         vacant = f", vacant ranks {', '.join(map(str, status.job.vacant))}" if status.job.vacant else ""
         lines.append(f"job {status.job.number}: {status.job.consistency}, {left} of {status.job.size} workers{vacant}")
+        lines += [f"  it waits for a replacement for {one.seconds:.0f} s: {one.why}" for one in status.job.awaited]
     lines.append(f"tables: {', '.join(status.tables) if status.tables else 'none'}")
     lines += _replication(status)
     lines.append("")

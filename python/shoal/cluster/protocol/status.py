@@ -74,13 +74,22 @@ class LauncherStatus(_Record, frozen=True):
     heard_seconds: float
 
 
+class AwaitedStatus(_Record, frozen=True):
+    """A worker that has died, whose replacement the job awaits for so long. ``why`` is how its death was found."""
+
+    rank: Annotated[int, Meta(ge=0)]
+    why: str
+    seconds: float
+
+
 class JobStatus(_Record, frozen=True):
-    """The job. ``vacant`` are the ranks of dead workers, which others may take."""
+    """The job. ``vacant`` are the ranks of dead workers, which others may take; it waits for ``awaited`` ones."""
 
     number: Annotated[int, Meta(ge=0)]
     consistency: str
     size: Annotated[int, Meta(ge=0)]
     vacant: tuple[int, ...]
+    awaited: tuple[AwaitedStatus, ...] = ()
 
 
 class ArcStatus(_Record, frozen=True):

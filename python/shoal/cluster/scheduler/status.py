@@ -8,6 +8,7 @@ from shoal.cluster.protocol.messages import ArcLoad, StreamProgress
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import (
     ArcStatus,
+    AwaitedStatus,
     EndpointStatus,
     FailoverStatus,
     JobStatus,
@@ -70,7 +71,7 @@ def status_of(
         settings.servers,
         lost,
         tuple(tables),
-        None if job is None else JobStatus(job.number, str(job.consistency), job.size, tuple(sorted(job.dead))),
+        None if job is None else _job(job, now),
         tuple(sorted(servers, key=lambda server: server.rank)),
         tuple(sorted(workers, key=lambda worker: (worker.rank is None, worker.rank or 0))),
         tuple(launchers),
@@ -80,6 +81,13 @@ def status_of(
         () if map is None else tuple(_streams(map, peers)),
         tuple(_failover(one, now) for one in failovers),
     )
+
+
+def _job(job: Job, now: float) -> JobStatus:
+    awaited = tuple(
+        AwaitedStatus(rank, one.about, round(max(0.0, one.until - now), 3)) for rank, one in sorted(job.vacant.items())
+    )
+    return JobStatus(job.number, str(job.consistency), job.size, tuple(sorted(job.dead)), awaited)
 
 
 def _arcs(map: ClusterMap, peers: Iterable[Peer]) -> Iterator[ArcStatus]:
