@@ -79,7 +79,7 @@ def test_an_export_describes_what_the_tables_do_not(rng, tmp_path):
         model = shoal.FactorizationMachine(4, store=store, table="fm", seed=7)
         model.partial_fit(batch)
         store.flush()
-        how = {"watch": None, "no_verify": False, "cache": None, "threads": None}
+        how = {"watch": None, "config": None, "no_verify": False, "cache": None, "threads": None}
         arguments = argparse.Namespace(path=f"{made.address}/fm", like=str(export), **how)
         with _live(arguments)() as live:
             np.testing.assert_allclose(live.now.predictor.predict_proba(batch), model.predict_proba(batch), rtol=1e-6)
@@ -121,8 +121,3 @@ def test_requests_fail_while_the_connection_is_lost_and_it_is_made_anew(rng):
             assert set(seen) == {200, 503}
             assert live.reloads == 1
             np.testing.assert_allclose(predict(port, instances(batch)), model.predict_proba(batch), rtol=1e-6)
-
-
-def test_what_cannot_be_served_live_is_refused():
-    with pytest.raises(ValueError, match="a click model is not served from live tables"):
-        LiveModel(shoal.local, {"kind": "click model"})

@@ -136,8 +136,8 @@ def train_ctr(arguments: argparse.Namespace) -> Answer:
         raise ValueError("the model needs a directory: pass --output DIR, or set dir in [output]")
     if config.train.patience is not None and not config.data.valid:
         raise ValueError("patience requires validation data: pass --valid, or set valid in [data]")
-    train = _reader(config, config.data.train)
-    valid = _reader(config, config.data.valid) if config.data.valid else None
+    train = open_config_reader(config, config.data.train)
+    valid = open_config_reader(config, config.data.valid) if config.data.valid else None
     if arguments.threads is not None:
         if arguments.threads < 1:
             raise ValueError(f"--threads is {arguments.threads}: pass 1 or more")
@@ -172,7 +172,8 @@ def _configured(arguments: argparse.Namespace) -> Config:
     return config
 
 
-def _reader(config: Config, files: list[str]) -> Reader:
+def open_config_reader(config: Config, files: Any) -> Reader:
+    """Create the reader of files in the format and with the columns of a configuration."""
     data = config.data
     how = argparse.Namespace(
         batch_size=config.train.batch_size, on_error=data.on_error, reader_threads=data.reader_threads

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,6 +27,7 @@ examples:
   the tables of a running cluster, as they are while it trains:
   $ shoal serve tcp://10.0.0.1:5570/lr
   $ shoal serve tcp://10.0.0.1:5570/lr --like serve/lr/1             # with its columns and calibration
+  $ shoal serve tcp://10.0.0.1:5570 --config ctr.toml                # a click model whose dense part is on the servers
 
 docs/serving.md documents the requests and responses. Ctrl-C completes the requests in progress first.
 """
@@ -42,13 +44,20 @@ def add(commands: Any) -> None:
         nargs="?",
         metavar="EXPORT",
         help="export of a model, or a directory of exports, of which the newest is served; or s3://...; or a table of "
-        "a running cluster, tcp://HOST:PORT/TABLE, whose rows are read as they are",
+        "a running cluster, tcp://HOST:PORT/TABLE, whose rows are read as they are; tcp://HOST:PORT with --like or "
+        "--config",
     )
     run.add_argument(
         "--like",
-        metavar="EXPORT",
-        help="of a running cluster's table: the export of a model whose kind, columns and calibration hold for it "
-        "(default: logistic regression with a bias, asked by keys)",
+        metavar="MODEL",
+        help="of a running cluster's tables: the export or directory of a model, also of a checkpoint, whose kind, "
+        "columns and calibration hold for them (default: logistic regression with a bias, asked by keys)",
+    )
+    run.add_argument(
+        "--config",
+        metavar="FILE",
+        help="of a running cluster's tables: the configuration with which its workers run train ctr; dense in [train] "
+        "is servers",
     )
     group = run.add_argument_group("models", "Several models, and several versions of each.")
     group.add_argument(
@@ -88,7 +97,11 @@ def add(commands: Any) -> None:
         "--port", type=port, default=8080, help="port to listen on; 0: any free port (default: %(default)s)"
     )
     run.add_argument(
-        "--watch", type=seconds, metavar="SECONDS", help="check for a newer version at this interval (default: never)"
+        "--watch",
+        type=seconds,
+        metavar="SECONDS",
+        help="check for a newer version at this interval (default: never); of a cluster's click model: read its dense "
+        "part again (default: 1)",
     )
     run.add_argument("--reuse-port", action="store_true", help="allow several processes to listen on the port")
     for flag, default, text in (
@@ -174,27 +187,73 @@ def _models(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any
 def _live(arguments: argparse.Namespace) -> Callable[[], Any]:
     """Return a function that makes the model over a running cluster's table."""
     from shoal.cluster.worker.connect import connect
-    from shoal.export import open_export
-    from shoal.serve.live import LiveModel, by_keys
+    from shoal.models import files
+    from shoal.serve.live import DENSE_SECONDS, LiveModel, by_keys
 
     address, _, table = arguments.path.removeprefix(_TCP).partition("/")
-    if not address or not table:
-        raise ValueError(f"{arguments.path!r} is no table of a cluster: write it as tcp://HOST:PORT/TABLE")
-    if arguments.watch is not None:
+    described = arguments.like is not None or arguments.config is not None
+    if not address or not (table or described):
+        raise ValueError(
+            f"{arguments.path!r} is no table of a cluster: write it as tcp://HOST:PORT/TABLE, or name a model with "
+            "--like or --config"
+        )
+    if arguments.like is not None and arguments.config is not None:
+        raise ValueError("--like and --config both describe the model: leave one out")
+    if arguments.config is not None:
+        if table:
+            raise ValueError(f"--config names the tables: write tcp://{address} without /{table}")
+        description = _configured(arguments.config)
+    elif arguments.like is not None:
+        description = _alike(arguments, table)
+    else:
+        description = by_keys(table)
+    if arguments.watch is not None and description["kind"] != files.CLICK:
         raise ValueError("--watch looks for newer exports, and a cluster's rows are read as they are: leave it out")
-    description = by_keys(table)
-    if arguments.like is not None:
-        with open_export(arguments.like, verify=not arguments.no_verify, cache=arguments.cache) as export:
-            found = export.now.model
-        if found is None or found["table"] != table:
-            what = "tables, not of a model" if found is None else f"a model whose table is {found['table']!r}"
-            raise ValueError(f"--like {arguments.like} is an export of {what}, and {table!r} is to be served")
-        description = dict(found)
 
     def open_store() -> Any:
         return connect(_TCP + address, mode="read", timeout=_LIVE_SECONDS, threads=arguments.threads or 1)
 
-    return lambda: LiveModel(open_store, description)
+    return lambda: LiveModel(open_store, description, dense_seconds=arguments.watch or DENSE_SECONDS)
+
+
+def _alike(arguments: argparse.Namespace, table: str) -> dict[str, Any]:
+    """Return the description of the model of ``--like``."""
+    from shoal.export import open_export
+    from shoal.models import files
+
+    if files.is_model(arguments.like):
+        found: Mapping[str, Any] | None = files.describe(files.read(arguments.like))
+    else:
+        with open_export(arguments.like, verify=not arguments.no_verify, cache=arguments.cache) as export:
+            found = export.now.model
+    if found is None:
+        raise ValueError(f"--like {arguments.like} is an export of tables, not of a model: pass that of a model")
+    if table and found["table"] != table:
+        raise ValueError(
+            f"--like {arguments.like} is a model whose table is {found['table']!r}, and {table!r} is to be served"
+        )
+    return dict(found)
+
+
+def _configured(file: str) -> dict[str, Any]:
+    """Return the description of the click model that a configuration makes."""
+    from shoal.cli.ctr import open_config_reader
+    from shoal.models import files
+
+    try:
+        from shoal.torch.config import read
+    except ImportError:
+        raise ValueError("click models require PyTorch: pip install 'shoal[torch]'") from None
+    config = read(file)
+    reader = open_config_reader(config, io.BytesIO())  # its data are elsewhere
+    return {
+        "kind": files.CLICK,
+        "format": reader.format,
+        "schema": reader.schema,
+        "calibration": None,
+        "examples": 0,
+        "click": config.made_by(),
+    }
 
 
 def _some_bytes(text: str) -> int:
@@ -224,8 +283,11 @@ def serve(arguments: argparse.Namespace) -> Answer:
         request_seconds=arguments.request_timeout,
     )
     models = _models(arguments)
-    if arguments.like is not None and not (arguments.path or "").startswith(_TCP):
-        raise ValueError("--like describes a table of a running cluster: serve tcp://HOST:PORT/TABLE, or leave it out")
+    for option in ("like", "config"):
+        if getattr(arguments, option) is not None and not (arguments.path or "").startswith(_TCP):
+            raise ValueError(
+                f"--{option} describes tables of a running cluster: serve tcp://HOST:PORT, or leave it out"
+            )
     how: dict[str, Any] = {
         "threads": arguments.threads or 1,
         "verify": not arguments.no_verify,

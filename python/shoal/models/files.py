@@ -248,15 +248,9 @@ def read(where: StoragePath) -> ModelFile:
     return described
 
 
-def for_export(where: StoragePath, described: ModelFile) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the parts of an export that predict with a model's tables: a description, and files by name.
-
-    Raises
-    ------
-    CorruptionError
-        The model is damaged.
-    """
-    description = {
+def describe(described: ModelFile) -> dict[str, Any]:
+    """Return the description of a model in an export, as JSON: what predicts from its tables needs to know."""
+    return {
         "kind": described.model,
         "table": described.table,
         "more_tables": list(described.more_tables),
@@ -268,7 +262,17 @@ def for_export(where: StoragePath, described: ModelFile) -> tuple[dict[str, Any]
         "examples": described.examples,
         "click": described.click,
     }
-    return description, {} if described.tower is None else {"tower.pt": read_tower(where, described)}
+
+
+def for_export(where: StoragePath, described: ModelFile) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the parts of an export that predict with a model's tables: a description, and files by name.
+
+    Raises
+    ------
+    CorruptionError
+        The model is damaged.
+    """
+    return describe(described), {} if described.tower is None else {"tower.pt": read_tower(where, described)}
 
 
 def read_tower(where: StoragePath, described: ModelFile) -> bytes:

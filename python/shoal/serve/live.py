@@ -1,7 +1,8 @@
 """LiveModel: a model whose rows are in the tables of a running cluster.
 
-Each prediction reads its rows from the servers, so it follows training without exports. If the connection fails for
-good, it is made anew in the background, also to a cluster that was started again; requests get status 503 meanwhile.
+Each prediction reads its rows from the servers, so it follows training without exports. The dense part of a click model
+is read at an interval, in the background. If the connection fails for good, it is made anew in the background, also to
+a cluster that was started again; requests get status 503 meanwhile.
 
 Threads: any.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,8 +24,13 @@ from shoal.serve.reloadable import Reloadable
 from shoal.serve.served import Model
 from shoal.store.base import Store
 
-__all__ = ["LiveModel", "by_keys"]
+if TYPE_CHECKING:
+    from shoal.models.predictor import Predictor
+    from shoal.torch.live import LiveClickModel
 
+__all__ = ["DENSE_SECONDS", "LiveModel", "by_keys"]
+
+DENSE_SECONDS = 1.0  # between two reads of the dense part of a click model
 _RETRY_SECONDS = 1.0  # between two attempts to connect
 
 
@@ -50,11 +57,13 @@ class LiveModel(Reloadable):
         Returns a new store, such as ``shoal.connect(address, mode="read")``, which this object closes.
     description : mapping
         The description of an exported model, or `by_keys`.
+    dense_seconds : float
+        Interval at which the dense part of a click model is read again.
 
     Raises
     ------
     ValueError
-        The tables are missing or those of another model, or it is a click model, whose dense part is no table.
+        The tables are missing or those of another model, or it is a click model whose dense part is not on the servers.
     ShoalError
         The cluster cannot be reached.
 
@@ -63,14 +72,16 @@ class LiveModel(Reloadable):
     Safe from any thread.
     """
 
-    def __init__(self, connect: Callable[[], Store], description: Mapping[str, Any]) -> None:
-        if description["kind"] == files.CLICK:
-            raise ValueError(
-                "a click model is not served from live tables: its dense part is in the export alone; export it often"
-            )
+    def __init__(
+        self, connect: Callable[[], Store], description: Mapping[str, Any], *, dense_seconds: float = DENSE_SECONDS
+    ) -> None:
+        if not dense_seconds > 0:
+            raise ValueError(f"dense_seconds is {dense_seconds!r}: pass a number above 0")
         super().__init__()
         self._connect = connect
         self._description = dict(description)
+        self._interval = dense_seconds if description["kind"] == files.CLICK else None
+        self._click: LiveClickModel | None = None  # the predictor, if it is a click model
         self._wake = threading.Event()
         self._store, self._now = self._made()
         self._watcher = threading.Thread(target=self._run, name="shoal-serve-live", daemon=True)
@@ -84,20 +95,26 @@ class LiveModel(Reloadable):
     def _made(self) -> tuple[Store, Model]:
         with contextlib.ExitStack() as undo:
             store = undo.enter_context(self._connect())
-            for name in (self._description["table"], *self._description["more_tables"]):
-                store.table(name)
-            predictor = models.exported(self._description, store)
+            predictor: Predictor
+            if self._description["kind"] == files.CLICK:
+                from shoal.torch.live import LiveClickModel  # loads PyTorch, so only if there is a tower
+
+                predictor = self._click = LiveClickModel.of(self._description, store)
+            else:
+                for name in (self._description["table"], *self._description["more_tables"]):
+                    store.table(name)
+                predictor = models.exported(self._description, store)
             model = Model(0, self._description["kind"], predictor, None, InputSpec(predictor))
             undo.pop_all()
         return store, model
 
     def reload(self) -> bool:
-        """Connect again if the tables cannot be read.
+        """Read the dense part of a click model again; connect again if the tables cannot be read.
 
         Returns
         -------
         bool
-            Whether that was necessary.
+            Whether there was a newer dense part, or a new connection was necessary.
 
         Raises
         ------
@@ -106,8 +123,7 @@ class LiveModel(Reloadable):
         """
         with self._turn:
             try:
-                self._now.predictor.tables[0].contains(np.zeros(1, np.uint64))
-                return False
+                return self._read_again()
             except Exception as error:
                 why = error
             try:
@@ -120,13 +136,25 @@ class LiveModel(Reloadable):
             before.close()
             return True
 
+    def _read_again(self) -> bool:
+        """Read from the servers, of a click model the dense part; return whether that is newer."""
+        if self._click is None:
+            self._now.predictor.tables[0].contains(np.zeros(1, np.uint64))
+            return False
+        found = self._click.refreshed()
+        if found is None:
+            return False
+        self._click = found
+        self._now = replace(self._now, predictor=found)
+        return True
+
     def failed(self) -> None:
         """Note that a prediction has failed: the connection is checked in the background."""
         self._wake.set()
 
     def _run(self) -> None:
         while True:
-            self._wake.wait()
+            self._wake.wait(self._interval)
             if self._stopped.is_set():
                 return
             self._wake.clear()

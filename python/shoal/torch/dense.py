@@ -17,7 +17,7 @@ Threads: used by one, that of the training loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from shoal.store.base import Store
 from shoal.table.dense import BLOCK, DenseTable
 from shoal.table.future import Future
 
-__all__ = ["DenseParameters"]
+__all__ = ["DenseParameters", "cut", "trained"]
 
 _SGD = SGD()
 _PAUSE = 0.02  # seconds between two checks whether the first worker has set the array
@@ -99,7 +99,7 @@ class DenseParameters:
         block: int = BLOCK,
         timeout: float = 60.0,
     ) -> None:
-        self._parameters = dict(_trained(module))
+        self._parameters = dict(trained(module))
         if not self._parameters:
             raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient: nothing to keep")
         size = sum(parameter.numel() for parameter in self._parameters.values())
@@ -204,15 +204,28 @@ class DenseParameters:
         self._table.assign(array)
 
     def _cut(self, array: torch.Tensor) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
-        """Yield each parameter's part of the array, in its shape."""
-        begin = 0
-        for name, parameter in self._parameters.items():
-            end = begin + parameter.numel()
-            yield name, parameter, array[begin:end].view(parameter.shape)
-            begin = end
+        return cut(self._parameters, array)
 
 
-def _trained(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def cut(
+    parameters: Mapping[str, torch.nn.Parameter], array: torch.Tensor
+) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
+    """Yield each parameter's part of the array, in its shape."""
+    begin = 0
+    for name, parameter in parameters.items():
+        end = begin + parameter.numel()
+        yield name, parameter, array[begin:end].view(parameter.shape)
+        begin = end
+
+
+def trained(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the parameters that are trained, with their names, in the order of the array.
+
+    Raises
+    ------
+    ValueError
+        One is not float32.
+    """
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue

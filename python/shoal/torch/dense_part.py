@@ -35,9 +35,10 @@ from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense import DenseParameters
 
-__all__ = ["AllReduced", "Alone", "DensePart", "DenseSharing", "OnServers"]
+__all__ = ["DENSE_TABLE", "AllReduced", "Alone", "DensePart", "DenseSharing", "OnServers"]
 
 DenseSharing = Literal["allreduce", "servers"]
+DENSE_TABLE = "dense"  # of a dense part on servers
 
 _JOIN_SECONDS = 60.0  # for all workers to connect to each other
 _STEP_SECONDS = 600.0  # for all workers to reach a step: each of them reads and computes a batch meanwhile
@@ -302,7 +303,7 @@ class OnServers:
         if self._parameters is not None and not self._is_newer:
             return
         own = [parameter.detach().clone() for parameter in self._module.parameters()]
-        self._parameters = DenseParameters(self._store, self._module, optimizer=self._rule, name="dense")
+        self._parameters = DenseParameters(self._store, self._module, optimizer=self._rule, name=DENSE_TABLE)
         if self._is_newer:
             if self._store.rank == 0:
                 with torch.no_grad():

@@ -414,9 +414,10 @@ class ClickModel(SavedPredictor):
         self._remember(described, where)
         return described.fit_state
 
-    def take_exported(self, description: Mapping[str, Any], tower: bytes) -> None:
-        """Set the dense parameters and the record of an exported model, whose rows are in the tables already."""
-        self._take_tower(_tower_in(tower), whole=False)
+    def take_exported(self, description: Mapping[str, Any], tower: bytes | None) -> None:
+        """Set the record of a model whose rows are in the tables already, and its dense parameters if ``tower`` is."""
+        if tower is not None:
+            self._take_tower(_tower_in(tower), whole=False)
         self._calibration = read_calibration(description["calibration"], "the export")
         self._record = Record(History(), description["examples"], description["format"], description["schema"])
 
