@@ -22,17 +22,11 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
-from shoal.cli import cluster_status
-from shoal.cluster.protocol.scheduler_client import SchedulerClient
-from shoal.cluster.worker.cluster_store import ClusterStore
+from killed_workers import SERVERS, Calls, KilledError, run, worker_of
 from shoal.models import takeover
 from tiers import long_after
 
-EXAMPLES, BATCH, SERVERS = 600, 20, 2
-
-
-class KilledError(BaseException):
-    """The thread that plays a worker has been killed: nothing of it is sent any more."""
+EXAMPLES, BATCH = 600, 20
 
 
 class Found(NamedTuple):
@@ -84,60 +78,6 @@ def learn(store: shoal.Store, log: Path, **how: Any) -> Found:
             [done.valid.logloss for done in passes if done.valid is not None],
             [done.features for done in passes],
         )
-
-
-class Calls:
-    """Counts what a store sends, and kills it before a call of some number."""
-
-    def __init__(self, store: ClusterStore, last: int | None) -> None:
-        self.count = 0
-        self._last = last
-        for thing, name in ((store.channel, "_begin"), (store._scheduler, "ask")):
-            setattr(thing, name, self._counted(getattr(thing, name)))
-
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **more: Any) -> Any:
-            self.count += 1
-            if self._last is not None and self.count >= self._last:
-                raise KilledError
-            return call(*arguments, **more)
-
-        return counted
-
-
-def work(
-    made: Cluster, rank: int, workers: int, last: int | None, program: Callable[[shoal.Store], Any], mode: Any
-) -> tuple[Any, int]:
-    """Run a program as a worker, killed before its call ``last`` and started again; return the calls of the first."""
-
-    def connect() -> ClusterStore:
-        return shoal.connect(made.address, workers=workers, rank=rank, threads=1, timeout=TIMEOUT, consistency=mode)
-
-    store = connect()
-    calls = Calls(store, last)
-    try:
-        with store:
-            return program(store), calls.count
-    except KilledError:
-        store._scheduler.close()
-        declare_dead(made.scheduler, "worker", rank)
-        with SchedulerClient(made.address, "observer") as observer:
-            status = observer.status(timeout=TIMEOUT)
-        (why,) = [one.why for one in status.job.awaited if one.rank == rank]
-        assert f"worker {rank} (" in why
-        assert "it waits for a replacement for" in cluster_status._text(made.address, status)
-    with connect() as again:
-        assert again.is_replacement
-        return program(again), calls.count
-
-
-def run(
-    workers: int, deaths: dict[int, int], program: Callable[[shoal.Store], Any], mode: Any = None
-) -> list[tuple[Any, int]]:
-    mode = shoal.BSP() if mode is None else mode
-    with cluster(SERVERS, 1, replacement_seconds=TIMEOUT) as made, ThreadPoolExecutor(workers) as pool:
-        ends = [pool.submit(work, made, rank, workers, deaths.get(rank), program, mode) for rank in range(workers)]
-        return [end.result(2 * TIMEOUT) for end in ends]
 
 
 PLANS = {
@@ -230,17 +170,33 @@ def test_without_a_replacement_the_others_go_on_after_a_while(log: Path) -> None
     assert EXAMPLES // 2 <= examples < EXAMPLES
 
 
-def test_a_replacement_cannot_continue_a_fit_that_publishes_no_state(log: Path) -> None:
-    def program(store: shoal.Store) -> Any:
-        grid = shoal.LogisticRegressionGrid({"alpha": [0.1, 0.2]}, store=store)
-        if store.is_replacement:
-            with pytest.raises(shoal.ShoalError, match=r"worker 0 has replaced .* cannot be continued"):
-                grid.fit(shoal.read_libsvm(log, batch_size=BATCH), progress=False)
-            return True
-        grid.fit(shoal.read_libsvm(log, batch_size=BATCH), progress=False)
-        return False
+def learn_grid(store: shoal.Store, log: Path) -> list[tuple[Any, ...]]:
+    part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
+    grid = shoal.LogisticRegressionGrid({"alpha": [0.1, 0.2, 0.4]}, store=store)
+    grid.fit(part, valid=part, epochs=2, progress=False)
+    store.barrier()
+    return [
+        (
+            model.table.digest(),
+            model.examples,
+            [done.metrics.examples + done.unmeasured for done in model.history.passes],
+            [done.valid.logloss for done in model.history.passes if done.valid is not None],
+        )
+        for model in grid.models
+    ]
 
-    assert run(1, {0: 30}, program)[0][0]
+
+@pytest.mark.slow
+def test_a_replacement_continues_all_models_of_a_grid(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    monkeypatch.setattr(takeover, "_SECONDS", draw.choice([0.0, 5.0]))
+    whole = run(2, {}, lambda store: learn_grid(store, log))
+    deaths = {rank: draw.randrange(1, whole[rank][1]) for rank in draw.choice([[0], [1], [0, 1]])}
+    killed = run(2, deaths, lambda store: learn_grid(store, log))
+    assert [found for found, _ in killed] == [found for found, _ in whole], deaths
+    assert all(found[0][2] == [EXAMPLES] * 2 for found, _ in whole)
 
 
 @pytest.mark.slow
@@ -303,18 +259,3 @@ def test_a_worker_process_that_is_stopped_is_killed_and_started_again(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"worker 1 was declared dead, but its process \d+ exists: it is killed", done.stderr), done.stderr
     assert done.stdout.count("steps 60.0") == 2, done.stdout
-
-
-def worker_of(out: Path, rank: int) -> int | None:
-    """Return the process that is the worker of a rank, as Linux shows it."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            identity = f"SHOAL_RANK={rank}".encode()
-            if (
-                str(out).encode() in words
-                and not any(word.endswith(b"supervisor.py") for word in words)
-                and identity in (process / "environ").read_bytes().split(b"\0")
-            ):
-                return int(process.name)
-    return None

@@ -23,6 +23,7 @@ from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Predictor
 from shoal.models.saved_predictor import StoreOwner
+from shoal.models.takeover import Publisher, taken_over
 from shoal.optim import FTRL, Optimizer
 from shoal.store.base import Store
 from shoal.store.local import local
@@ -173,8 +174,22 @@ class LogisticRegressionGrid(StoreOwner):
             metric=metric,
         )
         first = self._models[0]
-        with PassCoordinator(first.store, first.name).fitting() as coordinator:
-            training.train(self._models, reader, valid, plan, progress=progress, coordinator=coordinator)
+        with PassCoordinator(first.store, first.name, can_replace=True).fitting() as coordinator:
+            has_begun, fit_states = taken_over(self._models, coordinator)
+            if has_begun and fit_states is None:
+                return self
+            publisher = Publisher(self._models, coordinator)
+            training.train(
+                self._models,
+                reader,
+                valid,
+                plan,
+                progress=progress,
+                coordinator=coordinator,
+                fit_states=fit_states,
+                publisher=publisher,
+            )
+            publisher.publish(None)
         return self
 
     def results(self, metric: Metric = "logloss") -> list[GridResult[LogisticRegression]]:

@@ -96,6 +96,12 @@ class Learner(Evaluable, Protocol):
     def set_random_state(self, state: bytes) -> None:
         """Restore `random_state`."""
 
+    def own_state(self) -> bytes:
+        """Return what learning changes on this worker alone: its random numbers too. Empty if all is in tables."""
+
+    def set_own_state(self, state: bytes) -> None:
+        """Restore `own_state`."""
+
     def save_weights(self, folder: StorageDir) -> None:
         """Write the weights into a new folder, without waiting for the disk."""
 

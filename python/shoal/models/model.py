@@ -426,7 +426,8 @@ class Model(LinearWeights, SavedModel):
     ) -> None:
         """Learn from batches by a plan: the part of `fit` after its arguments are resolved."""
         with PassCoordinator(self._store, self.name, can_replace=True).fitting() as coordinator:
-            has_begun, fit_state = taken_over(self, coordinator)
+            has_begun, fit_states = taken_over([self], coordinator)
+            fit_state = None if fit_states is None else fit_states[0]
             if not has_begun:
                 fit_state = begin_or_resume(
                     self, data, valid, plan, checkpointer, resume=resume, coordinator=coordinator
@@ -435,7 +436,7 @@ class Model(LinearWeights, SavedModel):
                 return
             elif checkpointer is not None:
                 checkpointer.begin(coordinator)
-            publisher = Publisher(self, coordinator)
+            publisher = Publisher([self], coordinator)
             observers: list[FitObserver] = [observer for observer in (checkpointer, callbacks) if observer is not None]
             training.train(
                 [self],
@@ -444,7 +445,7 @@ class Model(LinearWeights, SavedModel):
                 plan,
                 progress=progress,
                 observers=observers,
-                fit_state=fit_state,
+                fit_states=None if fit_state is None else [fit_state],
                 coordinator=coordinator,
                 publisher=publisher,
             )
@@ -500,6 +501,13 @@ class Model(LinearWeights, SavedModel):
         return b""
 
     def set_random_state(self, state: bytes) -> None:
+        """Do nothing."""
+
+    def own_state(self) -> bytes:
+        """Return nothing: all that learning changes is in tables."""
+        return b""
+
+    def set_own_state(self, state: bytes) -> None:
         """Do nothing."""
 
     def _margins(self, batch: Batch, prepared: KeyBatch) -> Floats:

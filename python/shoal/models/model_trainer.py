@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from shoal.data import Batch
+from shoal.errors import ShoalError
 from shoal.metrics import Accumulator
 from shoal.models.evaluation import Evaluation
 from shoal.models.history import Pass
@@ -69,6 +70,11 @@ class ModelTrainer:
         self._best_pass = at.best_pass
         self._best_examples = at.best_examples
         self._folder: StorageDir | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
+        if at.best_pass and self._folder is None:
+            raise ShoalError(
+                f"the best weights so far, of pass {at.best_pass}, were in a temporary folder of a worker that died: "
+                "begin the fit again, with directory= where it can be passed"
+            )
         self._update_stopped()
         if at is not BEGINNING:
             model.record.curve.windows = at.workers[0].windows if at.workers else at.windows

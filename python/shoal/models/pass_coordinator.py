@@ -91,6 +91,8 @@ class PassCoordinator:
         Of the model's table.
     can_replace : bool
         Whether the fit publishes states, from which the replacement of a worker continues, if the job waits for one.
+    remedy : str
+        Of a fit that does not.
 
     Attributes
     ----------
@@ -100,9 +102,11 @@ class PassCoordinator:
         Whether a replacement continues this fit.
     fit : int
         Number of this fit among those of the model in this store, from 1.
+    change : bytes or None
+        What the predecessor of this worker has published of its last counted clock, by `publish_change`.
     """
 
-    def __init__(self, store: Store, name: str, *, can_replace: bool = False) -> None:
+    def __init__(self, store: Store, name: str, *, can_replace: bool = False, remedy: str = "") -> None:
         self._store = store
         self.needs_all = False
         self._is_alone = store.num_workers == 1 or store.taking_splits
@@ -111,6 +115,7 @@ class PassCoordinator:
         self._last_clock = 0  # the clock of the last pass's end
         self._pass_clock = store.clock
         self._behind = 0  # clocks to repeat that have counted
+        self.change: bytes | None = None
         self.can_replace = can_replace and store.replacement_seconds > 0 and not store.taking_splits
         counts = _fits.setdefault(store, Counter())
         counts[name] += 1
@@ -118,7 +123,8 @@ class PassCoordinator:
         if store.is_replacement and not store.taking_splits and not self.can_replace:
             raise ShoalError(
                 f"worker {store.rank} has replaced a worker that died, at clock {store.joined_at}, and fits of this "
-                "kind cannot be continued by another worker: end all workers, and resume from the last checkpoint"
+                f"kind cannot be continued by another worker{remedy}: end all workers, and resume from the last "
+                "checkpoint"
             )
         if not self._is_alone and store.joined_at > 0 and not store.is_replacement:
             raise ShoalError(
@@ -204,12 +210,17 @@ class PassCoordinator:
         """Return the last state that the predecessor of this worker has published."""
         return self._messages.published() if self.can_replace and self._store.is_replacement else None
 
+    def publish_change(self, change: bytes) -> None:
+        """Publish what the clock that is about to end has changed outside of tables."""
+        self._messages.publish_change(self._clock, change)
+
     def continue_from(self, position: Position) -> None:
         """Continue where the predecessor of this worker was, and repeat what it has done since."""
         self._passes, self._last_clock, self._pass_clock = position.passes, position.last_clock, position.pass_clock
         self._messages.number = position.exchanges
         self._store.barriers = position.barriers
         self._behind = max(0, self._store.joined_at - position.clock)
+        self.change = self._messages.published_change(position.clock, self._store.joined_at)
 
     # ---- passes ------------------------------------------------------------------------------------------------------
 

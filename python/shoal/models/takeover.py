@@ -12,18 +12,21 @@ the messages that are there. The fit is a function of its data and these message
 where its predecessor would have. What is lost is the metrics of the skipped batches, whose predictions the predecessor
 made: `WorkerState.unmeasured` counts their examples.
 
+What a batch changes outside of tables, such as the random numbers of a dropout, cannot be made again from the data. A
+model that has such a state publishes it in each clock that changes it, before the clock ends.
+
 Threads: the one that fits.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 
-from shoal.models.history import Fit, Pass, Point, Record
-from shoal.models.learner import FitState
+from shoal.models.history import Fit, Pass, Point
+from shoal.models.learner import FitState, Learner
 from shoal.models.pass_coordinator import PassCoordinator, Position
 
 __all__ = ["Publisher", "taken_over"]
@@ -31,19 +34,10 @@ __all__ = ["Publisher", "taken_over"]
 _SECONDS = 5.0  # between two states that are published within a pass
 
 
-class _Recorded(Protocol):
-    """A model with a record."""
+class _Model(msgspec.Struct, frozen=True):
+    """One model of a worker."""
 
-    @property
-    def record(self) -> Record:
-        """Of the data and the passes learned from."""
-
-
-class _Published(msgspec.Struct, frozen=True):
-    """The state of one worker; without a ``fit_state`` its fit is over."""
-
-    position: Position
-    fit_state: FitState | None
+    own: bytes
     points: tuple[Point, ...]
     passes: list[Pass]
     fits: list[Fit]
@@ -55,8 +49,17 @@ class _Published(msgspec.Struct, frozen=True):
     columns: int | None
 
 
+class _Published(msgspec.Struct, frozen=True):
+    """The state of one worker; without ``fit_states``, one of each model, its fit is over."""
+
+    position: Position
+    fit_states: list[FitState] | None
+    models: list[_Model]
+
+
 # Made here: msgspec crashes where several threads are the first to decode a type.
 _published = msgspec.msgpack.Decoder(_Published)
+_own = msgspec.msgpack.Decoder(list[bytes])
 
 
 class Publisher:
@@ -64,45 +67,71 @@ class Publisher:
 
     Parameters
     ----------
-    model : Model
+    models : sequence of Learner
     coordinator : PassCoordinator
     """
 
-    def __init__(self, model: _Recorded, coordinator: PassCoordinator) -> None:
-        self._model = model
+    def __init__(self, models: Sequence[Learner], coordinator: PassCoordinator) -> None:
+        self._models = models
         self._coordinator = coordinator
         self._next = 0.0
+        self._own: list[bytes] | None = None  # what is published
 
     def is_due(self) -> bool:
         """Whether a state is to be published after this clock."""
         return self._coordinator.can_replace and time.monotonic() >= self._next
 
-    def publish(self, fit_state: FitState | None) -> None:
-        """Publish a state after a clock, or before the first one of a pass; None: the fit is over."""
+    def publish(self, fit_states: Sequence[FitState] | None) -> None:
+        """Publish the states of all models after a clock, or before the first one of a pass; None: the fit is over."""
         if not self._coordinator.can_replace or self._coordinator.is_behind:
             return
         self._next = time.monotonic() + _SECONDS
-        record = self._model.record
+        self._own = [model.own_state() for model in self._models]
         state = _Published(
             self._coordinator.position(),
-            fit_state,
-            record.curve.points,
-            record.passes,
-            record.fits,
-            record.best_pass,
-            record.examples,
-            record.format,
-            record.schema,
-            record.classes,
-            record.columns,
+            None if fit_states is None else list(fit_states),
+            [_described(model, own) for model, own in zip(self._models, self._own, strict=True)],
         )
         self._coordinator.publish(msgspec.msgpack.encode(state))
 
+    def publish_changes(self) -> None:
+        """Publish what the batch of the clock that is about to end has changed outside of tables."""
+        if not self._coordinator.can_replace:
+            return
+        own = [model.own_state() for model in self._models]
+        if own != self._own:
+            self._own = own
+            self._coordinator.publish_change(msgspec.msgpack.encode(own))
 
-def taken_over(model: _Recorded, coordinator: PassCoordinator) -> tuple[bool, FitState | None]:
-    """Return whether the predecessor of this worker has begun this fit, and the state to continue from.
+    def take_changes(self) -> None:
+        """Take what the predecessor has published of its last counted clock, after the batches up to it are skipped."""
+        change, self._coordinator.change = self._coordinator.change, None
+        if change is not None:
+            self._own = _own.decode(change)
+            for model, own in zip(self._models, self._own, strict=True):
+                model.set_own_state(own)
 
-    The record of the model is that of the predecessor then. Without a state the fit is over.
+
+def _described(model: Learner, own: bytes) -> _Model:
+    record = model.record
+    return _Model(
+        own,
+        record.curve.points,
+        record.passes,
+        record.fits,
+        record.best_pass,
+        record.examples,
+        record.format,
+        record.schema,
+        record.classes,
+        record.columns,
+    )
+
+
+def taken_over(models: Sequence[Learner], coordinator: PassCoordinator) -> tuple[bool, list[FitState] | None]:
+    """Return whether the predecessor of this worker has begun this fit, and the states to continue from.
+
+    The records of the models are those of the predecessor then. Without states the fit is over.
     """
     content = coordinator.published()
     if content is None:
@@ -110,17 +139,15 @@ def taken_over(model: _Recorded, coordinator: PassCoordinator) -> tuple[bool, Fi
     state = _published.decode(content)
     if state.position.fit < coordinator.fit:
         return False, None
-    record = model.record
-    record.restore(
-        points=state.points,
-        passes=state.passes,
-        fits=state.fits,
-        best_pass=state.best_pass,
-        examples=state.examples,
-    )
-    record.format, record.schema = state.format, dict(state.schema)
-    record.classes, record.columns = state.classes, state.columns
+    for model, its in zip(models, state.models, strict=True):
+        record = model.record
+        record.restore(
+            points=its.points, passes=its.passes, fits=its.fits, best_pass=its.best_pass, examples=its.examples
+        )
+        record.format, record.schema = its.format, dict(its.schema)
+        record.classes, record.columns = its.classes, its.columns
+        model.set_own_state(its.own)
     if state.position.fit > coordinator.fit:
         return True, None
     coordinator.continue_from(state.position)
-    return True, state.fit_state
+    return True, state.fit_states

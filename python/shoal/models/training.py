@@ -60,13 +60,13 @@ def train(
     progress: bool | float,
     coordinator: PassCoordinator,
     observers: Sequence[FitObserver] = (),
-    fit_state: FitState | None = None,
+    fit_states: Sequence[FitState] | None = None,
     publisher: Publisher | None = None,
 ) -> None:
     """Train all models; see `shoal.models.Model.fit`. They share their prepared batches, and on a cluster a store.
 
-    With ``fit_state`` the one model continues the last fit of its record. The ``coordinator`` has begun the fit. A
-    ``publisher`` publishes the state of the one model.
+    With ``fit_states``, one of each, the models continue the last fit of their records. The ``coordinator`` has begun
+    the fit. A ``publisher`` publishes the states of the models.
     """
     first = models[0]
     check_iterable(reader, "reader", passes=plan.epochs)
@@ -79,13 +79,13 @@ def train(
             f"patience keeps the best weights in a directory that all {first.store.num_workers} workers see: pass "
             f"directory=, or train with one worker"
         )
-    if fit_state is None:
+    if fit_states is None:
         begin_fit(models, reader, valid, plan, fingerprints=bool(observers))
     run = _TrainingRun(models, reader, valid, plan, coordinator, progress, observers, publisher)
     try:
         for observer in observers:
             observer.fit_began()
-        run.passes(fit_state or BEGINNING)
+        run.passes([BEGINNING] * len(models) if fit_states is None else fit_states)
     except BaseException as error:
         for observer in observers:
             observer.fit_ended(error)
@@ -118,29 +118,37 @@ class _TrainingRun:
         self._observers = observers
         self._publisher = publisher
         self._stack = ExitStack()
+        self._trainers: list[ModelTrainer] = []
 
-    def passes(self, begin: FitState) -> None:
-        plan = self._plan
+    def passes(self, begins: Sequence[FitState]) -> None:
+        plan, first = self._plan, begins[0].epoch
         with self._stack:
-            trainers = [ModelTrainer(model, plan, self._stack, self._best_folder, begin) for model in self._models]
-            for epoch in range(begin.epoch, plan.epochs):
+            self._trainers = trainers = [
+                ModelTrainer(model, plan, self._stack, self._best_folder, begin)
+                for model, begin in zip(self._models, begins, strict=True)
+            ]
+            for epoch in range(first, plan.epochs):
                 learning = [trainer for trainer in trainers if not trainer.stopped]
                 if not learning:
                     break
                 title = f"pass {epoch + 1}/{plan.epochs}" if plan.epochs > 1 else "train"
                 known = min(trainer.model.examples for trainer in learning)
-                is_within = epoch == begin.epoch and (begin.batches or begin.workers)
-                at = begin if is_within else FitState(epoch=epoch, known=known)
+                at = [begin for trainer, begin in zip(trainers, begins, strict=True) if not trainer.stopped]
+                is_within = epoch == first and bool(at[0].batches or at[0].workers)
+                if not is_within:
+                    at = [FitState(epoch=epoch, known=known)] * len(learning)
                 if self._publisher is not None and not self._coordinator.is_behind:
                     if not is_within:
                         self._coordinator.begin_pass()
-                    self._publisher.publish(at if is_within else learning[0].fit_state(at, between=True))
+                    self._publisher.publish(
+                        begins if is_within else [trainer.fit_state(at[0], between=True) for trainer in trainers]
+                    )
                 self._one_pass(learning, at, title)
                 merged = merge_pass(self._coordinator, learning, has_valid=self._valid is not None)
                 is_whole = not self._coordinator.is_alone or learning[0].model.store.num_workers == 1
                 if learning[0].model.examples == 0 and is_whole:
                     raise ValueError(f"{why_empty(self._reader)}: nothing was learned")
-                if epoch == begin.epoch and learning[0].seen.base_rate == 0:
+                if epoch == first and learning[0].seen.base_rate == 0:
                     check_stream(self._reader)
                 try:
                     self._sweep()
@@ -181,14 +189,16 @@ class _TrainingRun:
         found = [folder for observer in self._observers if (folder := observer.best_folder(number)) is not None]
         return found[0] if found else None
 
-    def _one_pass(self, trainers: Sequence[ModelTrainer], at: FitState, title: str) -> None:
+    def _one_pass(self, trainers: Sequence[ModelTrainer], at: Sequence[FitState], title: str) -> None:
         first = trainers[0].model
-        for trainer in trainers:
-            trainer.begin(at)
+        for trainer, its in zip(trainers, at, strict=True):
+            trainer.begin(its)
         publishes = self._publisher is not None and self._coordinator.can_replace
         follow = (bool(self._observers) or publishes) and self._plan.keeps_batches
         rank, workers = first.store.rank, first.store.num_workers
-        data = PassReader(self._reader, self._plan, at, rank=rank, workers=workers, follow=follow, in_parts=publishes)
+        data = PassReader(
+            self._reader, self._plan, at[0], rank=rank, workers=workers, follow=follow, in_parts=publishes
+        )
         fit_state = functools.partial(_fit_state, trainers[0], data)
         progress = self._progress if self._coordinator.is_alone or self._coordinator.rank == 0 else False
         complete = False
@@ -206,6 +216,8 @@ class _TrainingRun:
                     for batch, prepared in ready:
                         for trainer in trainers:
                             trainer.learn(batch, prepared)
+                        if self._publisher is not None:
+                            self._publisher.publish_changes()
                         for store in self._stores:
                             store.tick()
                             store.activity.learned(len(batch), trainers[0].measure)
@@ -216,7 +228,7 @@ class _TrainingRun:
                         for observer in self._observers:
                             observer.batch_done([trainer.seen for trainer in trainers], fit_state)
                         if self._publisher is not None and self._publisher.is_due():
-                            self._publisher.publish(fit_state())
+                            self._publisher.publish([_fit_state(trainer, data) for trainer in self._trainers])
                         bar.update()
                         if (interrupt := interrupted()) is not None:
                             for observer in self._observers:
@@ -247,6 +259,8 @@ class _TrainingRun:
             data.learned()
             for observer in self._observers:
                 observer.clock_done(fit_state)
+        if self._publisher is not None:
+            self._publisher.take_changes()
 
     def _end_pass(self, first: Learner, fit_state: Callable[[], FitState]) -> None:
         """Take part in the clocks of workers that have not ended their pass."""
@@ -266,6 +280,8 @@ class _TrainingRun:
 
 
 def _fit_state(trainer: ModelTrainer, data: PassReader) -> FitState:
+    if trainer.stopped:
+        return trainer.fit_state(data.begin, between=True)
     return data.state_in(trainer.fit_state(data.begin), trainer.model.random_state)
 
 

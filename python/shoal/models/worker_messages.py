@@ -9,7 +9,8 @@ A number of a row is one byte, 0 to 255, which every filter of values transfers 
 
 If workers are replaced, message k stays in slot k mod 4 until message k + 4: a replacement repeats the calls since the
 last state that its predecessor has published, and receives the messages that it has missed. Slots 4 and 5 hold such
-states in turns, so that one of them is complete at any moment.
+states in turns, so that one of them is complete at any moment; slots 6 and 7 likewise what a clock has changed outside
+of tables.
 
 Invariants
     M1  A call is one of all workers, at the same clock. The k-th call of a worker exchanges the k-th messages.
@@ -38,7 +39,7 @@ _HEAD = struct.Struct("<QQQ")  # number of the call, flag, length
 _RANK_BITS = 32
 _SLOT_BITS = 24
 _SLOTS = 4  # for messages: one more than the calls between two passes
-_STATES = 2  # slots for states
+_STATES = 2  # slots for states, and as many for what clocks have changed
 
 
 class Exchanged(NamedTuple):
@@ -76,6 +77,7 @@ class WorkerMessages:
         self._slots = _SLOTS if store.replacement_seconds else 1
         self._blocks: dict[int, int] = {}  # that this worker has in each slot
         self._published = 0
+        self._changes = 0
         self.number = 0
 
     def exchange(self, message: bytes = b"", *, flag: int = 0, to: int | None = None) -> Exchanged:
@@ -129,16 +131,33 @@ class WorkerMessages:
 
     def published(self) -> bytes | None:
         """Return the last state that this worker's predecessor has published; None: there is none."""
+        number, slot, length, first = max(self._own(_SLOTS))
+        self._published = number
+        return self._content(self._store.rank, slot, first, length) if number else None
+
+    def publish_change(self, clock: int, change: bytes) -> None:
+        """Publish what the clock that is about to end has changed outside of tables."""
+        self._changes += 1
+        self._put(_SLOTS + _STATES + self._changes % _STATES, clock + 1, 0, change)
+
+    def published_change(self, begin: int, end: int) -> bytes | None:
+        """Return what the last of the clocks from ``begin`` to ``end`` - 1 that changed anything has published."""
+        found = [one for one in self._own(_SLOTS + _STATES) if begin < one[0] <= end]
+        if not found:
+            return None
+        _, slot, length, first = max(found)
+        self._changes = slot - _SLOTS - _STATES  # the next one leaves it as it is
+        return self._content(self._store.rank, slot, first, length)
+
+    def _own(self, first_slot: int) -> list[tuple[int, int, int, bytes]]:
+        """Return the number, slot, length and first block of what the predecessor has in two slots."""
         found: list[tuple[int, int, int, bytes]] = []
-        for slot in range(_SLOTS, _SLOTS + _STATES):
+        for slot in range(first_slot, first_slot + _STATES):
             first = self._pull(self._store.rank, slot, 0, 1)
             number, _, length = _HEAD.unpack_from(first)
             found.append((number, slot, length, first))
-        number, slot, length, first = max(found)
-        self._published = number
-        for slot_of, blocks in [(one[1], -(-(_HEAD.size + one[2]) // _BLOCK)) for one in found]:
-            self._blocks[slot_of] = blocks
-        return self._content(self._store.rank, slot, first, length) if number else None
+            self._blocks[slot] = -(-(_HEAD.size + length) // _BLOCK)
+        return found
 
     def _put(self, slot: int, number: int, flag: int, content: bytes) -> None:
         """Replace what this worker has in a slot, its first block last."""

@@ -113,7 +113,8 @@ class DenseParameters:
         blocks = -(-self.size // table.dim)
         deadline = time.monotonic() + timeout
         while (there := len(table)) != blocks:
-            if there and (first or there > blocks):
+            # The predecessor of a worker that replaces it may have died while it set the array.
+            if there and ((first and not store.is_replacement) or there > blocks):
                 raise ValueError(
                     f"table {table.name!r} holds {there} blocks, and this module has {blocks}: it is another array, or "
                     "half of one, choose another name or erase it"

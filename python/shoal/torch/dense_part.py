@@ -30,14 +30,24 @@ from torch import nn
 
 from shoal.errors import ShoalError, WorkerLostError
 from shoal.models.pass_coordinator import PassCoordinator
-from shoal.optim import Optimizer
+from shoal.optim import Adam, Optimizer
 from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense import DenseParameters
 
-__all__ = ["DENSE_TABLE", "AllReduced", "Alone", "DensePart", "DenseSharing", "OnServers"]
+__all__ = [
+    "DENSE_TABLE",
+    "AllReduced",
+    "Alone",
+    "DensePart",
+    "DenseSharing",
+    "MakeOptimizer",
+    "OnServers",
+    "dense_part",
+]
 
 DenseSharing = Literal["allreduce", "servers"]
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 DENSE_TABLE = "dense"  # of a dense part on servers
 
 _JOIN_SECONDS = 60.0  # for all workers to connect to each other
@@ -55,8 +65,12 @@ class DensePart(Protocol):
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of this worker, if it has one."""
 
-    def join(self, coordinator: PassCoordinator) -> None:
-        """Begin a fit, all workers together."""
+    @property
+    def is_on_servers(self) -> bool:
+        """Whether this worker has nothing of them that the servers do not have."""
+
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool) -> None:
+        """Begin a fit, all workers together; ``has_begun``: in place of a worker that died after that."""
 
     def begin(self, examples: int) -> float:
         """Begin a step on a batch of this size: parameters are up to date; return the scale of its loss."""
@@ -84,12 +98,14 @@ class Alone:
     ----------
     make : callable
         Returns the optimizer, None if there are no parameters.
+    has_parameters : bool
     """
 
     tables: Sequence[Table] = ()
 
-    def __init__(self, make: Callable[[], torch.optim.Optimizer | None]) -> None:
+    def __init__(self, make: Callable[[], torch.optim.Optimizer | None], has_parameters: bool) -> None:
         self._make = make
+        self._has_parameters = has_parameters
         self._made: torch.optim.Optimizer | None = None
         self._is_made = False
 
@@ -100,7 +116,12 @@ class Alone:
             self._made, self._is_made = self._make(), True
         return self._made
 
-    def join(self, coordinator: PassCoordinator) -> None:
+    @property
+    def is_on_servers(self) -> bool:
+        """Whether there are no such parameters."""
+        return not self._has_parameters
+
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool) -> None:
         """Do nothing."""
 
     def begin(self, examples: int) -> float:
@@ -136,20 +157,20 @@ class AllReduced(Alone):
     make : callable
         As `Alone`.
     store : Store
-    parameters : iterable of nn.Parameter
+    parameters : sequence of nn.Parameter
     """
 
     def __init__(
-        self, make: Callable[[], torch.optim.Optimizer | None], store: Store, parameters: Iterable[nn.Parameter]
+        self, make: Callable[[], torch.optim.Optimizer | None], store: Store, parameters: Sequence[nn.Parameter]
     ) -> None:
-        super().__init__(make)
+        super().__init__(make, bool(parameters))
         self._store = store
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._group: Any = None  # dist.ProcessGroupGloo, not the group of the whole process
         self._meeting: Any = None
         self._share = 0.0  # of this worker's batch among the examples of the step, over the scale of its loss
 
-    def join(self, coordinator: PassCoordinator) -> None:
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool) -> None:
         """Connect the workers to each other, and make their parameters those of worker 0.
 
         Raises
@@ -285,6 +306,7 @@ class OnServers:
     """
 
     optimizer = None
+    is_on_servers = True
 
     def __init__(self, module: nn.Module, store: Store, optimizer: Optimizer) -> None:
         self._module = module
@@ -298,14 +320,15 @@ class OnServers:
         """The table that holds them, once the model has begun to learn."""
         return () if self._parameters is None else (self._parameters.table.table,)
 
-    def join(self, coordinator: PassCoordinator) -> None:
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool) -> None:
         """Make the array, or set it to the values of worker 0, and pull it."""
+        self._is_newer = self._is_newer and not has_begun
         if self._parameters is not None and not self._is_newer:
             return
         own = [parameter.detach().clone() for parameter in self._module.parameters()]
         self._parameters = DenseParameters(self._store, self._module, optimizer=self._rule, name=DENSE_TABLE)
         if self._is_newer:
-            if self._store.rank == 0:
+            if self._store.rank == 0 and not coordinator.is_past:
                 with torch.no_grad():
                     for parameter, its in zip(self._module.parameters(), own, strict=True):
                         parameter.copy_(its)
@@ -343,3 +366,39 @@ class OnServers:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def dense_part(
+    module: nn.Module,
+    store: Store,
+    optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None,
+    dense: DenseSharing,
+) -> DensePart:
+    """Make the dense part of a module; see `shoal.torch.ClickModel`.
+
+    Raises
+    ------
+    ValueError
+        ``optimizer`` does not fit ``dense``.
+    """
+    if dense not in ("allreduce", "servers"):
+        raise ValueError(f"dense is {dense!r}: pass 'allreduce' or 'servers'")
+    parameters = list(module.parameters())
+    if dense == "servers":
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise ValueError('with dense="servers" the servers step the dense part: pass an optimizer of shoal.optim')
+        if parameters:
+            return OnServers(module, store, optimizer or Adam())
+    elif isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f'the optimizer of the dense part is {optimizer}, which servers apply: pass dense="servers", or an '
+            "optimizer of torch"
+        )
+
+    def make() -> torch.optim.Optimizer | None:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            return optimizer
+        kind = torch.optim.Adam if optimizer is None or isinstance(optimizer, Optimizer) else optimizer
+        return kind(parameters) if parameters else None
+
+    return AllReduced(make, store, parameters) if store.num_workers > 1 else Alone(make, bool(parameters))

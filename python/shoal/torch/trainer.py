@@ -44,12 +44,13 @@ from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import read_calibration
 from shoal.models.saved_predictor import SavedPredictor
-from shoal.optim import Adam, Optimizer
+from shoal.models.takeover import Publisher, taken_over
+from shoal.optim import Optimizer
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.table.table import Table
-from shoal.torch.dense_part import AllReduced, Alone, DensePart, DenseSharing, OnServers
+from shoal.torch.dense_part import DenseSharing, MakeOptimizer, dense_part
 from shoal.torch.fields import Fields, Inputs, inputs
 from shoal.torch.models import DIN
 from shoal.torch.models.layers import Lookup
@@ -57,8 +58,6 @@ from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule
 
 __all__ = ["ClickModel", "train"]
-
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
 _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
@@ -116,7 +115,7 @@ class ClickModel(SavedPredictor):
         self.module = module
         self.fields = fields
         self._tables = tuple(found.values())
-        self._dense = _dense_part(module, store, optimizer, dense)
+        self._dense = dense_part(module, store, optimizer, dense)
         self.made_by = dict(made_by or {})
         self._staleness = operator.index(staleness)
         self._pipeline: Pipeline | None = None  # that learning reads from
@@ -228,9 +227,14 @@ class ClickModel(SavedPredictor):
         self._record.examples += len(batch)
         return loss
 
-    def join(self, coordinator: PassCoordinator) -> None:
-        """Connect to the other workers of a fit, all together."""
-        self._dense.join(coordinator)
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether another process can continue a fit of this worker: the servers have the dense part and all rows."""
+        return self._dense.is_on_servers and not self._staleness
+
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool = False) -> None:
+        """Connect to the other workers of a fit, all together; ``has_begun``: in place of one that died after that."""
+        self._dense.join(coordinator, has_begun=has_begun)
 
     def leave(self) -> None:
         """Close the connections that `join` made."""
@@ -248,6 +252,21 @@ class ClickModel(SavedPredictor):
         """Restore `random_state`; an empty one changes nothing."""
         if state:
             torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    def own_state(self) -> bytes:
+        """Return the state of torch's random numbers and the module's buffers."""
+        buffers = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in self.module.buffers()]
+        return self.random_state() + b"".join(buffer.numpy().tobytes() for buffer in buffers)
+
+    def set_own_state(self, state: bytes) -> None:
+        """Restore `own_state`."""
+        values = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        buffers = list(self.module.buffers())
+        sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
+        random, *its = torch.split(values, [len(values) - sum(sizes), *sizes])
+        torch.set_rng_state(random.clone())
+        for buffer, one in zip(buffers, its, strict=True):
+            buffer.copy_(one.clone().view(buffer.dtype).view_as(buffer))
 
     def _margins(self, batch: Batch, prepared: Inputs) -> Floats:
         self.module.eval()
@@ -422,35 +441,6 @@ class ClickModel(SavedPredictor):
         self._record = Record(History(), description["examples"], description["format"], description["schema"])
 
 
-def _dense_part(
-    module: nn.Module,
-    store: Store,
-    optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None,
-    dense: DenseSharing,
-) -> DensePart:
-    if dense not in ("allreduce", "servers"):
-        raise ValueError(f"dense is {dense!r}: pass 'allreduce' or 'servers'")
-    parameters = list(module.parameters())
-    if dense == "servers":
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise ValueError('with dense="servers" the servers step the dense part: pass an optimizer of shoal.optim')
-        if parameters:
-            return OnServers(module, store, optimizer or Adam())
-    elif isinstance(optimizer, Optimizer):
-        raise ValueError(
-            f'the optimizer of the dense part is {optimizer}, which servers apply: pass dense="servers", or an '
-            "optimizer of torch"
-        )
-
-    def make() -> torch.optim.Optimizer | None:
-        if isinstance(optimizer, torch.optim.Optimizer):
-            return optimizer
-        kind = torch.optim.Adam if optimizer is None or isinstance(optimizer, Optimizer) else optimizer
-        return kind(parameters) if parameters else None
-
-    return AllReduced(make, store, parameters) if store.num_workers > 1 else Alone(make)
-
-
 def _tower_in(tower: bytes) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(io.BytesIO(tower), weights_only=True)
     return state
@@ -573,11 +563,23 @@ def fit(
         )
     watching = Callbacks(model, callbacks)
     reader, valid = model.reading(reader), model.reading(valid)
-    with PassCoordinator(model.store, model.name).fitting() as coordinator, contextlib.ExitStack() as leaving:
+    remedy = '; one with dense="servers" and staleness=0 can'
+    made = PassCoordinator(model.store, model.name, can_replace=model.can_be_replaced, remedy=remedy)
+    with made.fitting() as coordinator, contextlib.ExitStack() as leaving:
         coordinator.needs_all = True
         leaving.callback(model.leave)
-        fit_state = begin_or_resume(model, reader, valid, plan, checkpointer, resume=resume, coordinator=coordinator)
-        model.join(coordinator)
+        has_begun, fit_states = taken_over([model], coordinator)
+        if not has_begun:
+            fit_state = begin_or_resume(
+                model, reader, valid, plan, checkpointer, resume=resume, coordinator=coordinator
+            )
+            fit_states = None if fit_state is None else [fit_state]
+        elif fit_states is not None and checkpointer is not None:
+            checkpointer.begin(coordinator)
+        model.join(coordinator, has_begun=has_begun)
+        if has_begun and fit_states is None:
+            return
+        publisher = Publisher([model], coordinator)
         observers: list[FitObserver] = [*([] if checkpointer is None else [checkpointer])]
         if watching:
             observers.append(watching)
@@ -588,8 +590,10 @@ def fit(
             plan,
             progress=progress,
             observers=observers,
-            fit_state=fit_state,
+            fit_states=fit_states,
             coordinator=coordinator,
+            publisher=publisher,
         )
         if checkpointer is not None:
             checkpointer.save()
+        publisher.publish(None)

@@ -1,0 +1,93 @@
+"""Workers that are killed and started again: threads of a test that send nothing any more, and real processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import shoal
+from cluster_fakes import TIMEOUT, declare_dead
+from cluster_standin import Cluster, cluster
+from shoal.cli import cluster_status
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.worker.cluster_store import ClusterStore
+
+__all__ = ["SERVERS", "Calls", "KilledError", "run", "worker_of"]
+
+SERVERS = 2
+
+
+class KilledError(BaseException):
+    """The thread that plays a worker has been killed: nothing of it is sent any more."""
+
+
+class Calls:
+    """Counts what a store sends, and kills it before a call of some number."""
+
+    def __init__(self, store: ClusterStore, last: int | None) -> None:
+        self.count = 0
+        self._last = last
+        for thing, name in ((store.channel, "_begin"), (store._scheduler, "ask")):
+            setattr(thing, name, self._counted(getattr(thing, name)))
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **more: Any) -> Any:
+            self.count += 1
+            if self._last is not None and self.count >= self._last:
+                raise KilledError
+            return call(*arguments, **more)
+
+        return counted
+
+
+def work(
+    made: Cluster, rank: int, workers: int, last: int | None, program: Callable[[shoal.Store], Any], mode: Any
+) -> tuple[Any, int]:
+    """Run a program as a worker, killed before its call ``last`` and started again; return the calls of the first."""
+
+    def connect() -> ClusterStore:
+        return shoal.connect(made.address, workers=workers, rank=rank, threads=1, timeout=TIMEOUT, consistency=mode)
+
+    store = connect()
+    calls = Calls(store, last)
+    try:
+        with store:
+            return program(store), calls.count
+    except KilledError:
+        store._scheduler.close()
+        declare_dead(made.scheduler, "worker", rank)
+        with SchedulerClient(made.address, "observer") as observer:
+            status = observer.status(timeout=TIMEOUT)
+        (why,) = [one.why for one in status.job.awaited if one.rank == rank]
+        assert f"worker {rank} (" in why
+        assert "it waits for a replacement for" in cluster_status._text(made.address, status)
+    with connect() as again:
+        assert again.is_replacement
+        return program(again), calls.count
+
+
+def run(
+    workers: int, deaths: dict[int, int], program: Callable[[shoal.Store], Any], mode: Any = None
+) -> list[tuple[Any, int]]:
+    mode = shoal.BSP() if mode is None else mode
+    with cluster(SERVERS, 1, replacement_seconds=TIMEOUT) as made, ThreadPoolExecutor(workers) as pool:
+        ends = [pool.submit(work, made, rank, workers, deaths.get(rank), program, mode) for rank in range(workers)]
+        return [end.result(2 * TIMEOUT) for end in ends]
+
+
+def worker_of(out: Path, rank: int) -> int | None:
+    """Return the process that is the worker of a rank, as Linux shows it."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            identity = f"SHOAL_RANK={rank}".encode()
+            if (
+                str(out).encode() in words
+                and not any(word.endswith(b"supervisor.py") for word in words)
+                and identity in (process / "environ").read_bytes().split(b"\0")
+            ):
+                return int(process.name)
+    return None

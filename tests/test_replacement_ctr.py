@@ -1,0 +1,177 @@
+"""A worker that dies while click models are trained is replaced: under BSP to the bits of the undisturbed fit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="click models are torch modules")
+
+import shoal  # noqa: E402
+from cluster_fakes import TIMEOUT  # noqa: E402
+from killed_workers import run, worker_of  # noqa: E402
+from shoal.models import takeover  # noqa: E402
+from shoal.models.fit_checkpoints import FitCheckpointer  # noqa: E402
+from shoal.models.plan import Plan  # noqa: E402
+from shoal.torch.config import build, parse  # noqa: E402
+from shoal.torch.trainer import fit  # noqa: E402
+from tiers import long_after  # noqa: E402
+
+EXAMPLES, BATCH = 480, 20
+CONFIG = """
+[data]
+train = ["{folder}/train.csv"]
+valid = ["{folder}/train.csv"]
+format = "csv"
+label = "click"
+categorical = ["user", "ad"]
+numeric = ["price"]
+dense = ["price"]
+[model]
+name = "deepfm"
+dim = 4
+hidden = [8]
+dropout = {dropout}
+[tables]
+optimizer = {{ name = "Adagrad", lr = 0.1 }}
+[train]
+batch_size = {batch_size}
+seed = 3
+epochs = {epochs}
+dense = "{dense}"
+optimizer = {{ name = "Adam", lr = 0.01 }}
+"""
+
+DRAWING = threading.Lock()  # torch's random numbers are the process's, and workers are threads here
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clicks")
+    draw = np.random.default_rng(8)
+    rows = ["click,user,ad,price"]
+    for _ in range(EXAMPLES):
+        user, ad, price = draw.integers(0, 12), draw.integers(0, 9), 10 * draw.random()
+        margin = 0.9 * (user % 3) + 0.5 * (ad % 4) - 3 + 0.1 * price
+        rows.append(f"{int(draw.random() < 1 / (1 + np.exp(-margin)))},{user},{ad},{price:.3f}")
+    (folder / "train.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def configuration(clicks: Path, **settings: Any) -> str:
+    usual = {"folder": clicks, "dropout": 0, "batch_size": BATCH, "epochs": 2, "dense": "servers"}
+    return CONFIG.format(**usual | settings)
+
+
+def learn(
+    store: shoal.Store, clicks: Path, folder: Path | None = None, dense: str = "servers", dropout: float = 0
+) -> tuple[Any, ...]:
+    import tomllib
+
+    with DRAWING:
+        model = build(parse(tomllib.loads(configuration(clicks, dense=dense, dropout=dropout))), store)
+    reader = shoal.read_csv(
+        clicks / "train.csv", batch_size=BATCH, label="click", categorical=["user", "ad"], numeric=["price"]
+    ).split(store.rank, store.num_workers)
+    plan = Plan(epochs=2, warm_up=False, shuffle=False if folder else 4)
+    checkpointer = None if folder is None else FitCheckpointer(model, folder, 3)
+    fit(model, reader, reader, plan, progress=False, checkpointer=checkpointer)
+    store.barrier()
+    passes = model.history.passes
+    return (
+        {name: table.digest() for name, table in store.tables.items() if not name.endswith(("-team", "-messages"))},
+        model.examples,
+        [done.metrics.examples + done.unmeasured for done in passes],
+        [done.valid.logloss for done in passes if done.valid is not None],
+        [parameter.detach().numpy().tobytes() for parameter in model.module.parameters()],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoints", long_after(1, [False, True]))
+def test_under_bsp_a_replaced_worker_changes_no_bit_of_rows_and_dense_part(
+    checkpoints: bool, clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever call of whichever worker is its last, also one that makes the dense part."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    monkeypatch.setattr(takeover, "_SECONDS", draw.choice([0.0, 5.0]))
+    folders = [(tmp_path / name) if checkpoints else None for name in ("whole", "killed")]
+    for folder in folders:
+        if folder is not None:
+            folder.mkdir()
+    whole = run(2, {}, lambda store: learn(store, clicks, folders[0]))
+    assert [found[2] for found, _ in whole] == [[EXAMPLES] * 2] * 2
+    calls = [count for _, count in whole]
+    deaths = {rank: draw.randrange(1, calls[rank]) for rank in draw.choice([[0], [1], [0, 1]])}
+    killed = run(2, deaths, lambda store: learn(store, clicks, folders[1]))
+    assert [found for found, _ in killed] == [found for found, _ in whole], deaths
+
+
+@pytest.mark.slow
+def test_a_replacement_draws_the_random_numbers_of_the_batches_that_are_left(clicks: Path) -> None:
+    """With dropout, and a state of the beginning of the pass alone."""
+    whole = run(1, {}, lambda store: learn(store, clicks, dropout=0.4))
+    killed = run(1, {0: whole[0][1] // 3}, lambda store: learn(store, clicks, dropout=0.4))
+    assert killed[0][0] == whole[0][0]
+
+
+def test_a_fit_with_a_dense_part_on_the_workers_cannot_be_continued_by_another(clicks: Path) -> None:
+    def program(store: shoal.Store) -> bool:
+        if not store.is_replacement:
+            learn(store, clicks, dense="allreduce")
+            return False
+        with pytest.raises(shoal.ShoalError, match=r'cannot be continued .* one with dense="servers"'):
+            learn(store, clicks, dense="allreduce")
+        return True
+
+    assert run(1, {0: 40}, program)[0][0]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
+def test_killed_worker_processes_are_started_again_with_their_random_numbers(clicks: Path, tmp_path: Path) -> None:
+    """SIGKILL at random moments of a fit with dropout: each batch draws the numbers that it would have drawn."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    config = tmp_path / "ctr.toml"
+    config.write_text(configuration(clicks, dropout=0.4, batch_size=4, epochs=8))
+    results = []
+    for kills in (0, 2):
+        out = tmp_path / f"{kills}"
+        shoal_command = [sys.executable, "-m", "shoal"]
+        command = [*shoal_command, "launch", "--servers", "2", "--workers", "2", "--worker-restarts", "2"]
+        command += [*shoal_command, "train", "ctr", "--cluster", "--config", str(config), "--output", str(out)]
+        command += ["--resume", "--quiet"]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        killed = 0
+        while killed < kills and process.poll() is None:
+            # The output directory exists: worker 0 trains.
+            time.sleep(draw.uniform(0.1, 0.6))
+            victim = worker_of(out, draw.randrange(2)) if out.exists() else None
+            if victim is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    killed += 1
+        output, _ = process.communicate(timeout=4 * TIMEOUT)
+        assert process.returncode == 0, output
+        with shoal.load(out) as model:
+            parameters = [parameter.detach().numpy().tobytes() for parameter in model.module.parameters()]
+            results.append(([table.digest() for table in model.tables], model.examples, parameters))
+    assert results[0] == results[1]
+    assert results[0][1] == 8 * EXAMPLES
