@@ -33,6 +33,8 @@ include_patterns = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
+    "licenses/README.md",
     "bench/README.md",
     "csrc/README.md",
     "tests/fuzz/README.md",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -185,6 +186,20 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PROSE = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "csrc/README.md"))]
 
 
+def site_pages():
+    """The pages that the documentation site has, as docs/conf.py lists them."""
+    module = ast.parse((ROOT / "docs" / "conf.py").read_text())
+    (patterns,) = (
+        ast.literal_eval(one.value)
+        for one in module.body
+        if isinstance(one, ast.Assign) and one.targets[0].id == "include_patterns"
+    )
+    return {page for pattern in patterns for page in ROOT.glob(pattern.replace("**.md", "**/*.md"))}
+
+
+ON_SITE = site_pages()
+
+
 def anchors(page):
     """The anchors of a page's headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -202,6 +217,8 @@ def test_links_between_pages_lead_to_files_and_headings(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{link}: there is no such file"
+        assert target.is_file(), f"{link}: it is a folder, which the site does not show: name a file in it"
+        assert target.suffix != ".md" or target in ON_SITE, f"{link}: docs/conf.py does not include this page"
         assert not anchor or anchor in anchors(target), f"{link}: {target.name} has no such heading"
 
 

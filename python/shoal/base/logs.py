@@ -128,7 +128,7 @@ def configure_logging(format: Literal["text", "json"] = "text", *, level: int = 
     format : {"text", "json"}
         With "json" warnings of Python and exceptions that end a thread or the process are events too.
     level : int
-        The least level of events, as in :mod:`logging`.
+        The least level of events, as numbers of the module `logging`.
 
     Raises
     ------
