@@ -477,7 +477,8 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     given = len(warnings.filters)
     for name in sys.argv[2:]:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # of an optional package: the program that needs it reports it
+            importlib.import_module(name)
     _filters = len(warnings.filters) - given
     _replace_starts()
     gc.freeze()  # collections in the forks leave the shared pages alone

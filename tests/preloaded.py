@@ -82,7 +82,8 @@ def preloaded(modules: Sequence[str], prepare: Callable[[], None] = lambda: None
 def _serve(listener: socket.socket, lifeline: socket.socket, modules: Sequence[str]) -> fork_server.Program:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in modules:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # of an optional package: the program that needs it reports it
+            importlib.import_module(name)
     gc.freeze()  # collections in the children leave the shared pages alone
     woken, wake = socket.socketpair()
     wake.setblocking(False)

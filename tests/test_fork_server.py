@@ -60,6 +60,14 @@ def is_fork(**settings):
     return told("-c", IS_FORK, **settings)[1] == "True\n"
 
 
+def test_programs_are_forked_where_an_optional_package_is_missing(monkeypatch):
+    monkeypatch.setattr(fork_server, "PACKAGE", ("no_such_package", "shoal"))
+    try:
+        assert is_fork()
+    finally:
+        fork_server._servers.pop(fork_server.PACKAGE)._stop()
+
+
 def test_only_what_a_fork_can_be_is_forked():
     assert is_fork()
     assert is_fork(env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"})
