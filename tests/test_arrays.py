@@ -314,7 +314,7 @@ def test_what_makes_no_sense_of_an_array_is_refused_and_nothing_is_learned(plant
             (lambda: model.predict(X[:, 1:]), "X has 11 columns, and this model learned from 12"),
             (lambda: model.predict(ads), "pass an array, as frame"),
             (lambda: model.evaluate(X), r"evaluate\(X, y\)"),
-            (lambda: model.fit(ads, label="click"), "its keys mean nothing for arrow"),
+            (lambda: model.fit(ads, label="click"), "its keys have no meaning for arrow"),
         ]:
             with pytest.raises(ValueError, match=said):
                 call()

@@ -391,7 +391,7 @@ def test_rows_that_are_not_what_the_manifest_says_are_refused(chains: Any, monke
     fill = load_task.restore_tables
     monkeypatch.setattr(load_task, "restore_tables", lambda *given: [rows // 2 for rows in fill(*given)])
     with one_cluster() as (_, (store,)):
-        with pytest.raises(CorruptionError, match=r"table 'wide' comes to \d+ rows instead of \d+"):
+        with pytest.raises(CorruptionError, match=r"table 'wide' adds up to \d+ rows instead of \d+"):
             store.load(chains(SLOTS) / "0")
         assert len(store.tables["wide"]) == 0
 

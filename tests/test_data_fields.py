@@ -116,7 +116,7 @@ def test_where_there_are_no_fields_it_is_told(ads, tmp_path):
         shoal.read_libsvm(path).with_fields()
     with pytest.raises(ValueError, match="an interaction belongs to no field"):
         shoal.read_csv(ads, label="click", interactions=["site", "ad"]).with_fields()
-    with pytest.raises(ValueError, match="'libsvm' is not a format with fields: those are libffm, vw"):
+    with pytest.raises(ValueError, match="'libsvm' is not a format with fields: these are libffm, vw"):
         field_number("libsvm", "0")
     with pytest.raises(ValueError, match="'x' is not a field of libffm"):
         field_number("libffm", "x")

@@ -159,7 +159,7 @@ def test_missing_files_and_commits_are_damage(tmp_path):
     with pytest.raises(CorruptionError, match="commit 1 cannot be read"):
         read(tmp_path)
     log.write_bytes(whole[:8] + b"\x09\x00" + whole[10:])
-    with pytest.raises(CorruptionError, match=r"has version 9, and this shoal reads version 1"):
+    with pytest.raises(CorruptionError, match=r"has version 9, and this version of shoal reads version 1"):
         read(tmp_path)
 
 

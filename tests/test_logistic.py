@@ -463,7 +463,7 @@ def test_data_of_another_format_than_the_models_is_refused(rng, tmp_path):
     with LogisticRegression() as model:
         model.fit(shoal.read_libsvm(libsvm), progress=False)
         for call in (model.fit, model.evaluate, model.predict_proba):
-            with pytest.raises(ValueError, match="learned from libsvm data, its keys mean nothing for criteo"):
+            with pytest.raises(ValueError, match="learned from libsvm data, its keys have no meaning for criteo"):
                 call(shoal.read_criteo(criteo))
         assert model.examples == 2
 

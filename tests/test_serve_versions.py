@@ -72,9 +72,9 @@ def test_versions_with_labels_are_loaded_besides(made):
         assert versions_of(served) == [1, 3]
         assert served.choose(label="stable").version == 1
         assert served.choose(version=3).version == served.choose().version == 3
-        with pytest.raises(UnknownVersionError, match="version 2 is not served: those are 1, 3"):
+        with pytest.raises(UnknownVersionError, match="version 2 is not served: the versions are 1, 3"):
             served.choose(version=2)
-        with pytest.raises(UnknownVersionError, match="there is no label 'canary': those are stable"):
+        with pytest.raises(UnknownVersionError, match="there is no label 'canary': the labels are stable"):
             served.choose(label="canary")
 
 
@@ -90,7 +90,7 @@ def test_an_export_by_itself_is_its_only_version(made):
         ({"latest": 0}, "latest is 0"),
         ({"versions": ()}, "versions is empty"),
         ({"labels": {"a/b": 1}}, "label 'a/b'"),
-        ({"split": {"canary": 1.0}}, "the split names 'canary', which is not a label: those are none"),
+        ({"split": {"canary": 1.0}}, "the split names 'canary', which is not a label: the labels are none"),
         ({"labels": {"a": 1}, "split": {"a": 1.5}}, "the share of a is 1.5"),
         ({"labels": {"a": 1, "b": 2}, "split": {"a": 0.5, "b": 0.4}}, "sum to 0.9: they must sum to 1"),
     ],
@@ -102,7 +102,7 @@ def test_settings_that_contradict_themselves_are_refused(settings, message):
 
 def test_other_words_are_no_policy():
     for text in ("newest", "latest:x", "1,x", "", "latest:-1"):
-        with pytest.raises(ValueError, match="is none of latest, latest:N, all and numbers"):
+        with pytest.raises(ValueError, match="is not a policy: write latest, latest:N, all, or numbers"):
             parse_policy(text)
 
 
@@ -230,9 +230,9 @@ def test_each_path_is_answered_by_its_model_and_version(port, made, path, name, 
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/models/other/predict", "there is no model 'other': those are ctr, pairs"),
-        ("/models/ctr/versions/9/predict", "version 9 is not served: those are 1, 2, 3"),
-        ("/models/ctr/labels/beta/predict", "there is no label 'beta': those are stable, canary"),
+        ("/models/other/predict", "there is no model 'other': the models are ctr, pairs"),
+        ("/models/ctr/versions/9/predict", "version 9 is not served: the versions are 1, 2, 3"),
+        ("/models/ctr/labels/beta/predict", "there is no label 'beta': the labels are stable, canary"),
     ],
 )
 def test_what_is_not_served_is_404(port, path, message):
@@ -287,8 +287,11 @@ def test_settings_are_changed_by_post_and_nothing_by_a_bad_one(port):
         ([], "pass either EXPORT or --model NAME=EXPORT"),
         (["ctr", "--model", "a=ctr"], "pass either EXPORT or --model"),
         (["--model", "a=ctr", "--model", "a=b"], "--model names a model twice"),
-        (["--model", "a=ctr", "--versions", "b=all"], "--versions names 'b', which is no --model: those are a"),
-        (["--model", "a=ctr", "--versions", "a=new"], "--versions: 'new' is none of latest"),
+        (
+            ["--model", "a=ctr", "--versions", "b=all"],
+            "--versions names 'b', which no --model defines: the models are a",
+        ),
+        (["--model", "a=ctr", "--versions", "a=new"], "--versions: 'new' is not a policy"),
         (["--model", "a=ctr", "--labels", "a=stable"], "--labels has 'stable': write a label and a number"),
         (["--model", "a=ctr", "--split", "a=stable:x"], "--split has 'stable:x'"),
     ],

@@ -150,7 +150,7 @@ std::uint64_t ArcRestorer::piece_bytes(std::span<const std::byte> front) {
 }
 
 void ArcRestorer::add(std::span<const std::byte> piece) {
-  SHOAL_CHECK(!is_whole_, "a copy of an arc goes on after its last piece, number " +
+  SHOAL_CHECK(!is_whole_, "a copy of an arc continues after its last piece, number " +
                               std::to_string(number_ - std::size_t{1}));
   Kind kind = Kind::kTail;
   if (number_ == 0) {

@@ -497,7 +497,7 @@ void Replica::add_chunk(std::span<const std::byte> chunk) {
     piece = copy.piece;
   }
   const std::uint64_t whole = ArcRestorer::piece_bytes(piece);
-  SHOAL_CHECK(piece.size() <= whole, "a chunk of the copy goes on after its piece");
+  SHOAL_CHECK(piece.size() <= whole, "a chunk of the copy continues after its piece");
   if (piece.size() == whole) {
     copy.restorer.add(piece);
     copy.piece.clear();

@@ -239,7 +239,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
   SHOAL_CHECK(occurrences.counts.empty() || occurrences.counts.size() == batch.hashes.size(),
               "a push has one count of occurrences a key: " + std::to_string(batch.hashes.size()) + ", got " +
                   std::to_string(occurrences.counts.size()));
-  SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in no order");
+  SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in an undefined order");
   SHOAL_CHECK(locations == nullptr || locations->is_of(batch.hashes),
               "these row locations are those of another batch");
   if (const auto* const rule = std::get_if<UserRule>(&spec_.optimizer.rule())) {
@@ -466,7 +466,7 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
 void Shard::metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const {
   check_batch(batch);
   const std::size_t count = rows_.metadata().columns();
-  SHOAL_CHECK(k < count, "there is no such mark");
+  SHOAL_CHECK(k < count, "there is no such row metadata");
   SHOAL_CHECK(values.size() == batch.hashes.size(), "values must be len(keys)");
   const std::size_t at = rows_.offset(rows_.stored() - count + k);
   read(batch, {}, rows_.bytes(),

@@ -390,7 +390,7 @@ void Snapshot::take_state(Slot number, ByteWriter& out) {
 
 Snapshot::Ranges Snapshot::read_changes(Slot number, std::vector<std::uint64_t>& hashes,
                                         std::vector<float>& weights) {
-  SHOAL_CHECK(kind_ == Kind::kDelta, "a snapshot of all rows does not tell what has changed");
+  SHOAL_CHECK(kind_ == Kind::kDelta, "a snapshot of all rows does not record changes");
   hashes.clear();
   weights.clear();
   Taken taken = unmark(number);

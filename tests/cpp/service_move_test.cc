@@ -472,7 +472,7 @@ TEST(a_damaged_copy_is_refused_by_name) {
   }
   auto more = pieces;
   more.push_back(pieces.back());
-  CHECK_THROWS(Fleet::restored(more), "goes on after its last piece");
+  CHECK_THROWS(Fleet::restored(more), "continues after its last piece");
 }
 
 TEST(damage_with_a_right_checksum_does_no_more_than_throw) {

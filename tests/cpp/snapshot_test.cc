@@ -312,7 +312,7 @@ TEST(the_weights_of_slots_are_those_of_the_moment) {
     CHECK_THROWS(delta.read_slot(Slot{3}, hashes_then, weights_then), "not all rows");
     delta.close();
     Snapshot whole(*store.shard);
-    CHECK_THROWS(whole.read_changes(Slot{3}, hashes_then, weights_then), "does not tell what has changed");
+    CHECK_THROWS(whole.read_changes(Slot{3}, hashes_then, weights_then), "does not record changes");
   }
 }
 

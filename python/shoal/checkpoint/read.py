@@ -360,7 +360,7 @@ def load(
     for table, shard, count in zip(manifest.tables, shards, found, strict=True):
         if count != table.size:
             raise CorruptionError(
-                f"{chain[-1].storage_dir}: table {table.name!r} comes to {count} rows instead of {table.size}"
+                f"{chain[-1].storage_dir}: table {table.name!r} adds up to {count} rows instead of {table.size}"
             )
         shard.step = table.step
         shard.set_clock(table.clock, clock)

@@ -105,7 +105,7 @@ def columns(parser: argparse.ArgumentParser) -> None:
     named.add_argument(
         "--columns", type=_names, metavar="A,B,...", help="names of the columns of files without a header"
     )
-    named.add_argument("--na-values", type=_names, metavar="A,B,...", help="further texts of missing values")
+    named.add_argument("--na-values", type=_names, metavar="A,B,...", help="additional texts that mark a missing value")
     parser.add_argument(
         "--interactions",
         action="append",

@@ -16,8 +16,8 @@ examples:
   $ shoal audit --data day_0.tsv --format criteo
   $ shoal audit --data day_0.tsv --format criteo --interactions C1,C2 --bits 18,24 --examples 2000
 
-Keys have 64 bits, so that practically every feature has its own weight. For comparison the command counts the
-features that would share one of 2^bits weights, as in systems that hash into a fixed table: of the distinct features,
+Keys have 64 bits, so practically every feature has its own weight. For comparison the command counts the features that
+would share one of 2^bits weights, as in programs that hash into a table of fixed size: of the distinct features,
 and of all occurrences. It reads whole batches until it has the number of examples; more data has more collisions.
 """
 

@@ -84,7 +84,7 @@ def add(commands: Any) -> None:
     scheduler.add_argument(
         "--journal",
         metavar="DIR",
-        help="directory in which the scheduler stores what it has agreed on; started again with the same options, it "
+        help="directory in which the scheduler stores its state; if it is started again with the same options, it "
         "continues from there (default: none)",
     )
     scheduler.add_argument(
@@ -99,7 +99,7 @@ def add(commands: Any) -> None:
         type=float,
         default=0.0,
         metavar="S",
-        help="how long the workers of a job wait for another one in the place of a worker that died (default: 0, they "
+        help="seconds that the workers of a job wait for the replacement of a worker that died (default: 0, they "
         "continue without it)",
     )
     _replica_arguments(scheduler)
@@ -132,13 +132,14 @@ def add(commands: Any) -> None:
     server.add_argument(
         "--node",
         metavar="NAME",
-        help="the machine that it runs on: with --replicas, copies of a slot are on servers of different nodes where "
+        help="name of the machine: with --replicas, the copies of a slot are on servers of different nodes where "
         "possible (default: SHOAL_NODE, or the host name)",
     )
     server.add_argument(
         "--spare",
         action="store_true",
-        help="join a running cluster without serving slots: for copies that are lost, and the next rebalance",
+        help="join a running cluster without serving slots: when another server dies, missing copies are made on "
+        "this one; the next rebalance moves slots to it",
     )
     server.add_argument(
         "--timeout",
@@ -169,8 +170,8 @@ def add(commands: Any) -> None:
         "--engine",
         choices=["local", "ray"],
         default="local",
-        help="what places and starts the processes: this command, on this machine, or Ray, on the cluster that "
-        "RAY_ADDRESS names or that runs here, otherwise on this machine (default: %(default)s)",
+        help="what starts the processes: this command, on this machine; or Ray, on the Ray cluster that RAY_ADDRESS "
+        "names or that runs here, otherwise on this machine (default: %(default)s)",
     )
     launch.add_argument("--servers", type=int, default=1, metavar="N", help="number of servers (default: %(default)s)")
     launch.add_argument(
@@ -244,7 +245,7 @@ def _replica_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="copies of each slot on other servers, fewer than --servers: so many servers may die at the same time "
+        help="copies of each slot on other servers, fewer than --servers: this many servers may die at the same time "
         "without the loss of a push (default: 0, the loss of a server ends the job)",
     )
     parser.add_argument(

@@ -23,7 +23,7 @@ examples:
   $ shoal cluster tcp://10.0.0.1:5570 stop
 
 drain moves all slots of the server of this rank to others; then its process ends. rebalance moves slots until all
-endpoints have about equally much of what --by names, as it is now. Both return at once; status shows how far they are.
+endpoints have about equal amounts of what --by names, as of now. Both return at once; status shows the progress.
 stop ends the cluster: the scheduler and the servers end, and calls of workers raise an error.
 The scheduler prints its address when it starts. The exit status is 1 if a server was lost.
 """
@@ -39,14 +39,14 @@ def add(commands: Any) -> None:
         "action",
         metavar="status|drain|rebalance|stop",
         choices=["status", "drain", "rebalance", "stop"],
-        help="print the status; empty a server and end it; even out the slots; end the cluster",
+        help="print the status; move the slots of a server away and end it; distribute slots evenly; end the cluster",
     )
     parser.add_argument("server", metavar="SERVER", nargs="?", type=int, help="rank of the server to drain")
     parser.add_argument(
         "--by",
         metavar="WHAT",
         choices=["slots", "rows", "bytes", "load"],
-        help="what rebalance evens out: slots, rows, bytes of rows, or load, the rows that were read or changed in the "
+        help="what rebalance makes equal: slots, rows, bytes of rows, or load, the rows read or changed in the "
         "last 20 heartbeats (default: slots)",
     )
     scheduler_options(parser)

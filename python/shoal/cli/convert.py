@@ -43,8 +43,8 @@ def add(commands: Any) -> None:
         "--from",
         dest="kind",
         choices=("rows", "vw", "npz", "parquet"),
-        help="kind of PATH; rows: Parquet files of this command, which become a checkpoint; otherwise weights, which "
-        "become a model",
+        help="kind of PATH. rows: Parquet files that this command has written, which become a checkpoint; vw, npz, "
+        "parquet: weights, which become a model",
     )
     run.add_argument("--weights-only", action="store_true", help="omit the optimizer state")
     run.add_argument("--overwrite", action="store_true", help="replace an existing model")

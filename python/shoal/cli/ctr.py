@@ -57,8 +57,8 @@ examples:
 
 architectures: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, autoint. The command writes a checkpoint to the output
 directory after every pass, and every N batches with checkpoint_every = N in [output]. Ctrl-C and SIGTERM also write
-one; the exit status is then 130 or 143. On a cluster each worker trains on its share of the examples and worker 0 saves
-the model; Ctrl-C then leaves the last checkpoint.
+one; the exit status is then 130 or 143. On a cluster each worker trains on its split of the examples and worker 0 saves
+the model; Ctrl-C then writes no checkpoint: the last one remains.
 """
 
 # Options that override a key of the configuration.

@@ -25,9 +25,9 @@ examples:
   $ shoal doctor --keys 1e9 --dim 16 --optimizer adagrad --servers 4    # and what each of four servers needs
   $ shoal doctor tcp://10.0.0.1:5570 --curve keys               # and whether the cluster is reached from here
 
-Run it on each machine of a cluster, with the address of the scheduler once that runs. A problem stops or endangers a
-job; a note is slow or risky; below each stands the remedy. The exit status is 1 if there is a problem. The command
-writes 256 MiB to --dir for some seconds, and changes nothing else.
+Run the command on each machine of a cluster, and with the address of the scheduler once the scheduler runs. A problem
+stops or endangers a job; a note is slow or risky; each has its remedy. The exit status is 1 if there is a problem. The
+command writes 256 MiB to --dir for some seconds, and changes nothing else.
 """
 
 

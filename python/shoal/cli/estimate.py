@@ -21,8 +21,8 @@ examples:
   $ shoal estimate --keys 1e9 --dim 16 --servers 6 --replicas 1
   $ shoal estimate --keys 1e8 --json > rates.json; shoal estimate --keys 1e9 --rates rates.json
 
-Memory and the size of checkpoints are computed. Times follow from rates, which the command measures on this machine in
-a few seconds or takes from an earlier estimate.
+Memory and the size of checkpoints are computed. Times are computed from rates, which the command measures on this
+machine in a few seconds, or takes from an earlier estimate.
 """
 
 

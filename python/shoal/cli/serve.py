@@ -44,20 +44,20 @@ def add(commands: Any) -> None:
         nargs="?",
         metavar="EXPORT",
         help="export of a model, or a directory of exports, of which the newest is served; or s3://...; or a table of "
-        "a running cluster, tcp://HOST:PORT/TABLE, whose rows are read as they are; tcp://HOST:PORT with --like or "
+        "a running cluster, tcp://HOST:PORT/TABLE, whose current rows are read; tcp://HOST:PORT with --like or "
         "--config",
     )
     run.add_argument(
         "--like",
         metavar="MODEL",
-        help="of a running cluster's tables: the export or directory of a model, also of a checkpoint, whose kind, "
-        "columns and calibration hold for them (default: logistic regression with a bias, asked by keys)",
+        help="for tables of a running cluster: an export or a directory of a model, also of a checkpoint, with the "
+        "kind, columns and calibration to use (default: logistic regression with a bias; instances have keys)",
     )
     run.add_argument(
         "--config",
         metavar="FILE",
-        help="of a running cluster's tables: the configuration with which its workers run train ctr; dense in [train] "
-        "is servers",
+        help="for tables of a running cluster: the configuration with which its workers run train ctr; dense in "
+        "[train] must be servers",
     )
     group = run.add_argument_group("models", "Several models, and several versions of each.")
     group.add_argument(
@@ -100,8 +100,8 @@ def add(commands: Any) -> None:
         "--watch",
         type=seconds,
         metavar="SECONDS",
-        help="check for a newer version at this interval (default: never); of a cluster's click model: read its dense "
-        "part again (default: 1)",
+        help="check for a newer version at this interval (default: never); for a click model of a cluster: read its "
+        "dense part again (default: 1)",
     )
     run.add_argument("--reuse-port", action="store_true", help="allow several processes to listen on the port")
     for flag, default, text in (
@@ -171,7 +171,7 @@ def _models(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any
         for name, text in getattr(arguments, option):
             if name not in found:
                 raise ValueError(
-                    f"--{option} names {name!r}, which is no --model: those are {', '.join(found) or 'none'}"
+                    f"--{option} names {name!r}, which no --model defines: the models are {', '.join(found) or 'none'}"
                 )
             try:
                 found[name][1].update(
@@ -194,7 +194,7 @@ def _live(arguments: argparse.Namespace) -> Callable[[], Any]:
     described = arguments.like is not None or arguments.config is not None
     if not address or not (table or described):
         raise ValueError(
-            f"{arguments.path!r} is no table of a cluster: write it as tcp://HOST:PORT/TABLE, or name a model with "
+            f"{arguments.path!r} is not a table of a cluster: write it as tcp://HOST:PORT/TABLE, or name a model with "
             "--like or --config"
         )
     if arguments.like is not None and arguments.config is not None:
@@ -208,7 +208,7 @@ def _live(arguments: argparse.Namespace) -> Callable[[], Any]:
     else:
         description = by_keys(table)
     if arguments.watch is not None and description["kind"] != files.CLICK:
-        raise ValueError("--watch looks for newer exports, and a cluster's rows are read as they are: leave it out")
+        raise ValueError("--watch applies to exports and click models: leave it out, rows of a cluster are current")
 
     def open_store() -> Any:
         return connect(_TCP + address, mode="read", timeout=_LIVE_SECONDS, threads=arguments.threads or 1)

@@ -20,8 +20,8 @@ examples:
   $ shoal top tcp://10.0.0.1:5570 --json
 
 Rates and times are those of the last 10 seconds. On a terminal, with pip install 'shoal[top]', Tab and the arrow keys
-go through the tables, s sorts by the column of the cursor, p pauses, d changes between dark and light, and q ends it;
-Ctrl-C does without. The exit status is 1 if a server was lost with its rows.
+move through the tables, s sorts by the column of the cursor, p pauses, d changes between dark and light, and q ends the
+display; without that extra Ctrl-C ends it. The exit status is 1 if a server was lost with its rows.
 """
 
 _CLEAR = "\x1b[H\x1b[2J"
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     parser = command(commands, "top", "Show what the servers and workers of a running cluster do.", EXAMPLES, run)
     parser.add_argument("address", metavar="ADDRESS", help="tcp://HOST:PORT of the scheduler")
-    parser.add_argument("--once", action="store_true", help="print it once; also if the output is no terminal")
+    parser.add_argument("--once", action="store_true", help="print the view once; so without a terminal, too")
     parser.add_argument(
         "--interval",
         type=seconds,

@@ -119,9 +119,9 @@ examples:
 --output, --data and --valid also take URLs such as s3://bucket/name. Ctrl-C and SIGTERM save the model as trained so
 far and exit with status 130 and 143. An existing model is replaced only with --overwrite, atomically and at the end; a
 directory that holds anything else is never written to.
-A grid needs the memory of one table per setting. On a cluster each worker trains on its share of the examples and
-predicts its share of --valid; metrics are those of all, and worker 0 saves the model. Ctrl-C then leaves the last
-checkpoint of a fit with checkpoints.
+A grid needs the memory of one table per setting. On a cluster each worker trains on its split of the examples and
+predicts its split of --valid; metrics are those of all workers, and worker 0 saves the model. Ctrl-C then writes no
+checkpoint: the last one remains.
 """
 
 FM_EXAMPLES = """\

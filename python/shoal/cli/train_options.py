@@ -244,7 +244,7 @@ def add_factor_options(parser: argparse.ArgumentParser) -> None:
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that place the tables on a cluster."""
-    group = parser.add_argument_group("cluster", "Each worker runs this command and trains on its share of the files.")
+    group = parser.add_argument_group("cluster", "Each worker runs this command and trains on its split of the files.")
     group.add_argument(
         "--cluster",
         nargs="?",
@@ -309,7 +309,7 @@ def parse_consistency(text: str) -> Consistency:
         return BSP() if name == "bsp" else ASP()
     if (name, colon) == ("ssp", ":") and staleness.isascii() and staleness.isdigit():
         return SSP(int(staleness))
-    raise argparse.ArgumentTypeError(f"{text!r} is none of bsp, ssp:N (such as ssp:4) and asp")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a consistency: write bsp, ssp:N (such as ssp:4) or asp")
 
 
 def parse_progress(text: str) -> int | float:

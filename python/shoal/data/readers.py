@@ -37,9 +37,9 @@ def read_libsvm(
     batch_size : int, default 8192
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
-        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+        A malformed line raises ValueError with its position, its text and the fault, or is skipped and counted.
     reader_threads : int, default 1
-        That parse.
+        Number of threads that parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional
@@ -99,11 +99,11 @@ def read_libffm(
     batch_size : int, default 8192
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
-        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+        A malformed line raises ValueError with its position, its text and the fault, or is skipped and counted.
     interactions : list of pairs of fields, or list of fields, default none
-        Features of two features: of each pair, or of all pairs of the fields. Fields are numbers.
+        Pairs of fields whose features are combined, or fields, of which all pairs are. Fields are numbers.
     reader_threads : int, default 1
-        That parse.
+        Number of threads that parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional
@@ -163,12 +163,12 @@ def read_criteo(
     batch_size : int, default 8192
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
-        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+        A malformed line raises ValueError with its position, its text and the fault, or is skipped and counted.
     interactions : list of pairs of fields, or list of fields, default none
-        Features of two features: of each pair, or of all pairs of the fields. Fields are columns
-        by number, 1 to 39, or by their customary names, I1 to I13 and C1 to C26.
+        Pairs of fields whose features are combined, or fields, of which all pairs are. Fields are columns by number,
+        1 to 39, or by their customary names, I1 to I13 and C1 to C26.
     reader_threads : int, default 1
-        That parse.
+        Number of threads that parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional
@@ -232,11 +232,11 @@ def read_vw(
     batch_size : int, default 8192
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
-        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+        A malformed line raises ValueError with its position, its text and the fault, or is skipped and counted.
     interactions : list of pairs of fields, or list of fields, default none
-        Features of two features: of each pair, or of all pairs of the fields. Fields are namespaces.
+        Pairs of fields whose features are combined, or fields, of which all pairs are. Fields are namespaces.
     reader_threads : int, default 1
-        That parse.
+        Number of threads that parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional
@@ -256,7 +256,7 @@ def read_vw(
     A name's key is ``hash_strings([name], field=namespace)``, with a namespace's number being
     ``hash_strings([namespace])[0]``: 64 bits of (namespace, name), so that names do not share weights as they do in
     Vowpal Wabbit's table of 2^b. A namespace's scale multiplies its values. The importance becomes the example's
-    weight; `Batch.weights` is None where all are 1. Tags are passed over. ``docs/readers.md`` has the grammar.
+    weight; `Batch.weights` is None where all are 1. Tags are ignored. ``docs/readers.md`` has the grammar.
 
     Examples
     --------
@@ -310,11 +310,11 @@ def read_csv(
     path : path, pattern, URL, "-", binary file, or list of them
         Plain, gzip, bzip2, xz or Zstandard; see `Reader`. Each file has its own header, and its columns in any order.
     label : str or None
-        The column of labels: 0/1, -1/+1, or see ``positive``. None: there are none, and `Batch.labels` is NaN.
+        The column of labels: 0/1, -1/+1, or see ``positive``. None: no labels, and `Batch.labels` is NaN.
     categorical : list of str, optional
-        Columns of which each text is a feature with the value 1. Default: all columns that nothing else is said of.
+        Columns in which each text is a feature with the value 1. Default: all columns without another role.
     numeric : list of str, default none
-        Columns of which each is one feature, with the number as its value.
+        Columns that are one feature each, with the number as its value.
     weight : str, optional
         The column of the examples' weights, 0 or more.
     positive : str, optional
@@ -325,21 +325,21 @@ def read_csv(
     list_separator : str, default "|"
         Separator of the texts of a list; an empty text produces no feature.
     sep : str, default ","
-        Between cells; ``"\t"`` for TSV.
+        Separator of cells; ``"\t"`` for TSV.
     columns : list of str, optional
         The columns of files without a header.
     na_values : list of str, default none
-        More texts of cells that hold nothing, and make no feature.
+        Additional texts of missing cells, which produce no feature.
     keep_default_na : bool, default True
-        Whether an empty cell and the texts that pandas takes for missing ("NA", "null", ...) hold nothing.
+        Whether an empty cell and the texts that pandas treats as missing ("NA", "null", ...) are missing.
     interactions : list of pairs of columns, or list of columns, default none
-        Features of two features: of each pair, or of all pairs of the columns.
+        Pairs of columns whose features are combined, or columns, of which all pairs are.
     batch_size : int, default 8192
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
-        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+        A malformed line raises ValueError with its position, its text and the fault, or is skipped and counted.
     reader_threads : int, default 1
-        That parse.
+        Number of threads that parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional
@@ -352,13 +352,13 @@ def read_csv(
     Raises
     ------
     OSError, TypeError, ValueError
-        As `Reader`; a column has two roles. In the pass: a file has no such column, with those that it has.
+        As `Reader`; a column has two roles. During a pass: a file lacks a column.
 
     Notes
     -----
     A text's key is ``hash_strings([text], field=column)``, with a column's number being ``hash_strings([name])[0]``; a
-    numeric column's is that of the empty text. Cells may stand in double quotes, but a row is one line.
-    ``docs/readers.md`` has it all.
+    numeric column's is that of the empty text. Cells may be enclosed in double quotes, but a row is one line.
+    ``docs/readers.md`` has the details.
 
     Examples
     --------
@@ -427,7 +427,7 @@ def read_parquet(
         Columns of which each text is a feature with the value 1; other types are taken as their text. Default: all
         columns that nothing else is said of.
     numeric : list of str, default none
-        Columns of which each is one feature, with the number as its value.
+        Columns that are one feature each, with the number as its value.
     weight : str, optional
         The column of the examples' weights, 0 or more.
     positive : str, optional
@@ -437,7 +437,7 @@ def read_parquet(
         ``{"clicked": "ad"}`` gives those of "clicked" the keys that the same texts have in "ad"; name the column itself
         for keys of its own.
     interactions : list of pairs of columns, or list of columns, default none
-        Features of two features: of each pair, or of all pairs of the columns.
+        Pairs of columns whose features are combined, or columns, of which all pairs are.
     batch_size : int, default 8192
         Examples in each batch but the last.
     names : FeatureNames, optional
@@ -454,13 +454,13 @@ def read_parquet(
     ImportError
         pyarrow is not installed (extra ``arrow``).
     OSError, TypeError, ValueError
-        As `Reader`; a column has two roles. In the pass: a file has no such column, a cell that does not fit its role.
+        As `Reader`; a column has two roles. During a pass: a file lacks a column, or a cell does not fit its role.
     CorruptionError
-        In the pass: it is no Parquet, or damaged.
+        During a pass: a file is not Parquet, or is damaged.
 
     Notes
     -----
-    Keys are those of `read_csv`. Nulls make no feature, nor does NaN. ``docs/readers.md`` has it all.
+    Keys are those of `read_csv`. Nulls and NaN produce no feature. ``docs/readers.md`` has the details.
 
     Examples
     --------
@@ -501,7 +501,7 @@ def read_arrow(
     ----------
     data : object with ``__arrow_c_stream__``
         A frame of pandas or polars, a table, a dataset's scanner or a RecordBatchReader of pyarrow, a relation of
-        DuckDB. What has no length is taken for a stream, which has one pass.
+        DuckDB. Data without a length is a stream, which allows one pass.
     label, categorical, numeric, weight, positive, lists, interactions, batch_size, names
         As `read_parquet`.
 
@@ -581,7 +581,7 @@ def field_number(form: str, name: Field) -> int:
         The format has no such field, or none at all.
     """
     if form not in _NUMBERS:
-        raise ValueError(f"{form!r} is not a format with fields: those are {', '.join(_NUMBERS)}")
+        raise ValueError(f"{form!r} is not a format with fields: these are {', '.join(_NUMBERS)}")
     return _NUMBERS[form](name)
 
 

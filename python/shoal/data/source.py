@@ -90,8 +90,8 @@ class Lines:
     Raises
     ------
     LineTooLongError, CorruptionError, ValueError, OSError
-        While iterating: a line passes the limit, the compression is damaged, a stream is read for the second time, the
-        file cannot be read.
+        While iterating: a line exceeds the limit, the compressed data is damaged, a stream is read for the second time,
+        or the file cannot be read.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class _Prefixed:
         if not data:
             got = self._file.read(size)
             if got is None:
-                raise BlockingIOError("the stream does not wait for its data: pass one that blocks")
+                raise BlockingIOError("the stream is non-blocking: pass one that blocks")
             data = got
         self._consumed += len(data)
         return data

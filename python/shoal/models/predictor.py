@@ -139,7 +139,8 @@ class Predictor(ABC):
         data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
             Examples that the model has not learned from, with labels; their weights count.
         method : {"isotonic", "platt"}
-            A non-decreasing function, for ten thousand examples and more; or a logistic curve of two parameters.
+            "isotonic": a non-decreasing function, for ten thousand examples or more. "platt": a logistic curve with two
+            parameters.
         y, sample_weight : array-like of shape (n,), optional
             Of an array or a frame, as for `evaluate`.
 
@@ -156,9 +157,9 @@ class Predictor(ABC):
 
         Notes
         -----
-        Holds all margins and labels, 12 bytes an example, and about 60 more while they are sorted. Predictions keep
-        their order, except that isotonic calibration gives the examples of a block one probability: their AUC may
-        change a little.
+        Holds all margins and labels, 12 bytes an example, and about 60 more while they are sorted. The order of
+        predictions is unchanged, except that isotonic calibration gives the examples of a block the same probability,
+        which may change the AUC slightly.
 
         Examples
         --------
@@ -268,7 +269,7 @@ class Predictor(ABC):
         return chosen
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Compute the accuracy: the fraction of examples, by weight, whose likelier class is their own.
+        """Compute the accuracy: the fraction of examples, by weight, whose class is predicted correctly.
 
         Parameters
         ----------
@@ -342,7 +343,7 @@ class Predictor(ABC):
         form = getattr(data, "format", None)
         if form is not None and self.format is not None and _kind(self.format) != _kind(form):
             raise ValueError(
-                f"this model learned from {self.format} data, its keys mean nothing for {form}: pass a reader of "
+                f"this model learned from {self.format} data, its keys have no meaning for {form}: pass a reader of "
                 f"{self.format} data"
             )
         schema = getattr(data, "schema", {})

@@ -99,10 +99,10 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
     Parameters
     ----------
     served : ServedModel, ServedVersions, LiveModel, or mapping of str to ServedVersions
-        Closed by its owner. With a mapping, models by name; the first one also answers ``/predict``.
+        What to serve; the caller closes it. A mapping has models by name, the first of which also answers ``/predict``.
     limits : Limits, optional
-        Limits of requests. Those of connections and of time are enforced by `serve`, or by the server that runs the
-        application.
+        Limits of requests. The limits of connections and of time are enforced by `serve`, or by the server that runs
+        the application.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
     def model_named(request: Request) -> ServedVersions:
         name = request.path_params["name"]
         if name not in named:
-            raise _NotFoundError(f"there is no model {name!r}: those are {', '.join(named) or 'not named'}")
+            raise _NotFoundError(f"there is no model {name!r}: the models are {', '.join(named) or 'not named'}")
         return named[name]
 
     def predict_now(request: Request, body: bytearray, content_type: str, accept: str, account: Account) -> Response:
@@ -295,8 +295,8 @@ def serve(
     host, port
         Where to listen; port 0 is any that is free.
     reuse_port : bool
-        Whether several processes may listen there: the system distributes connections among them. They share the files'
-        pages.
+        Whether several processes may listen on this port: the system distributes connections among them. They share the
+        pages of the files.
     limits : Limits, optional
         Limits of requests and connections.
     ready : callable, optional

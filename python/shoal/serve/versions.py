@@ -49,14 +49,15 @@ class Settings:
     versions : "all" or tuple of int, optional
         All versions, or these.
     labels : dict of str to int
-        Versions by label; they are served besides.
+        Versions by label, which are also served.
     split : dict of str to float
         Shares of the requests by label, which sum to 1; without it all go to the highest version.
 
     Raises
     ------
     ValueError
-        ``latest`` is below 1, there is no version, or the shares are not positive or do not sum to 1 or have no label.
+        ``latest`` is below 1, ``versions`` is empty, or the shares are not positive, do not sum to 1, or name an
+        unknown label.
     """
 
     latest: int = 1
@@ -74,7 +75,9 @@ class Settings:
                 raise ValueError(f"label {label!r}: pass a name without a slash")
         for label, share in self.split.items():
             if label not in self.labels:
-                raise ValueError(f"the split names {label!r}, which is not a label: those are {_listed(self.labels)}")
+                raise ValueError(
+                    f"the split names {label!r}, which is not a label: the labels are {_listed(self.labels)}"
+                )
             if not 0 < share <= 1:
                 raise ValueError(f"the share of {label} is {share}: pass a number above 0, at most 1")
         if self.split and abs(sum(self.split.values()) - 1) > 1e-9:
@@ -107,7 +110,7 @@ def parse_policy(text: str) -> dict[str, Any]:
     words = text.split(",")
     if all(word.isascii() and word.isdigit() for word in words):
         return {"versions": tuple(map(int, words))}
-    raise ValueError(f"{text!r} is none of latest, latest:N, all and numbers of versions such as 3,5")
+    raise ValueError(f"{text!r} is not a policy: write latest, latest:N, all, or numbers of versions such as 3,5")
 
 
 def _listed(labels: Mapping[str, int]) -> str:
@@ -185,7 +188,8 @@ class ServedVersions(Reloadable):
         version, label : optional
             The version, or its label. Default: by the split, or the highest version.
         key : str, optional
-            Requests with one key get one version as long as the split is the same, such as those of one user.
+            A routing key, such as a user's id: requests with the same key get the same version while the split is the
+            same.
 
         Raises
         ------
@@ -197,13 +201,14 @@ class ServedVersions(Reloadable):
             label = _of_split(state.settings.split, self._draw() if key is None else _number_of(key))
         if label is not None:
             if label not in state.settings.labels:
-                raise UnknownVersionError(f"there is no label {label!r}: those are {_listed(state.settings.labels)}")
+                labels = _listed(state.settings.labels)
+                raise UnknownVersionError(f"there is no label {label!r}: the labels are {labels}")
             version = state.settings.labels[label]
         if version is None:
             version = max(state.served)
         if version not in state.served:
             loaded = ", ".join(map(str, sorted(state.served)))
-            raise UnknownVersionError(f"version {version} is not served: those are {loaded}")
+            raise UnknownVersionError(f"version {version} is not served: the versions are {loaded}")
         return state.served[version].now
 
     # ---- changes -----------------------------------------------------------------------------------------------------
@@ -231,7 +236,7 @@ class ServedVersions(Reloadable):
         Raises
         ------
         CorruptionError, StorageError, ValueError
-            There is one that cannot be used: the others are served.
+            A version cannot be used; the others are served.
         """
         with self._turn:
             before = {number: served.now for number, served in self._state.served.items()}

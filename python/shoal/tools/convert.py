@@ -6,7 +6,7 @@
     read_npz_rows(path)           │  keys and weights, for `Table.assign`
     read_vw_model(path)           ┘
 
-The last three read weights only: the optimizer's state starts fresh, as described for `Table.assign`.
+The last three read weights only: the optimizer's state is initialized, as described for `Table.assign`.
 
 A file that `write_parquet` wrote has the table's description in its schema's metadata, under "shoal" as JSON:
 
@@ -238,7 +238,7 @@ class _Description(msgspec.Struct, frozen=True):
 
 def _read_description(where: str, description: bytes | None) -> _Description:
     if description is None:
-        raise ValueError(f"{where} does not describe a table: it was not written by shoal.tools.convert.write_parquet")
+        raise ValueError(f"{where} does not describe a table: it was not written by shoal.convert.write_parquet")
     try:
         found = msgspec.json.decode(description, type=_Description)
         found.table.spec()

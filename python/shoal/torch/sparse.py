@@ -365,7 +365,7 @@ class SparseModule(nn.Module):
         """
         if state.get("version") != _VERSION:
             raise ValueError(
-                f"the state of an embedding has version {state.get('version')!r}, this shoal knows {_VERSION}"
+                f"the state of an embedding has version {state.get('version')!r}, this shoal supports {_VERSION}"
             )
         if state.get("table") != self._table.name:
             raise ValueError(

@@ -243,8 +243,9 @@ class Journal:
         (_, version) = _FILE.unpack_from(data)
         if version != VERSION:
             raise CorruptionError(
-                f"{path} has version {version}, and this shoal reads version {VERSION}: continue with the shoal that "
-                "wrote it, or end the cluster's processes and start it again with an empty directory"
+                f"{path} has version {version}, and this version of shoal reads version {VERSION}: continue with the "
+                "version of shoal that wrote it, or end the cluster's processes and start it again with an empty "
+                "directory"
             )
 
     def _damaged(self, path: Path, at: int, what: str) -> NoReturn:
