@@ -1,8 +1,8 @@
 // Thread teams of another runtime, such as OpenMP's, borrowed by the ThreadPools of the calling thread.
 //
-// Why. OpenMP's threads do not sleep between two loops, they spin for milliseconds. If a thread that computes with such a team
-// calls a ThreadPool in between, the pool's own threads would compete for cores with the spinning ones. So the thread lends its
-// team to the pool, which runs its parts on threads that are awake already.
+// Why. OpenMP's threads do not sleep between two loops but spin for milliseconds. If a thread that computes with such a
+// team calls a ThreadPool in between, the pool's own threads would compete for cores with the spinning ones. Therefore
+// the thread lends its team to the pool, which runs its parts on these threads.
 //
 // Invariants
 //   I1  a loan is valid for one thread of one process: not in a child after fork, in which the team's threads do not exist,

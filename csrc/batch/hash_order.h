@@ -1,4 +1,4 @@
-// HashOrder: sorts the hashes of a batch in linear time. KeyBatch and SummedBatch use the sorted pairs.
+// HashOrder: sorts the hashes of a batch in linear time, for KeyBatch and SummedBatch.
 //
 // Algorithm. An MSD radix partition followed by an LSD radix sort of each group, in linear passes for any keys.
 //

@@ -1,10 +1,10 @@
 // ExportReader: lookups in the rows of an exported table, whose files the caller has mapped.
 //
-// Algorithm. A log-structured read: the table is a stack of layers, a full export and the deltas on top of it, the newest
-// last; a layer has one immutable section per slot. A lookup probes the newest layer, and the older ones only for the keys
-// that it does not have. Keys are processed in blocks of up to Run::kMaxSize, three blocks in a software pipeline
-// (export/index_probe.h), so that many cache misses overlap. Nothing is copied: sections are read where they are mapped, and
-// processes share them.
+// Algorithm. A log-structured read: the table is a stack of layers, a full export and the deltas on top of it, the
+// newest last; a layer has one immutable section per slot. A lookup probes the newest layer, and the older ones only
+// for the keys that it does not have. Keys are processed in blocks of up to Run::kMaxSize, three blocks in a software
+// pipeline (export/index_probe.h), so that many cache misses overlap. Nothing is copied: sections are read in the
+// mapped files, which processes share.
 //
 // Invariants
 //   I1  No byte outside a section is read, whatever its bytes are.

@@ -1,5 +1,6 @@
-// ExamplesByFeature: the examples of a logistic regression sorted by feature (CSC), for solvers that change a few weights at a
-// time, and what such a solver needs: the margins, kept up to date, the gradient of some keys, and a bound of their curvature.
+// ExamplesByFeature: the examples of a logistic regression sorted by feature (CSC), for solvers that change a few
+// weights at a time. Keeps the margins up to date, and computes the gradient of some keys and a bound of their
+// curvature.
 //
 //   add       margin of i += delta of k x value of (k, i)       for each entry of the changed keys k
 //   gradient  g_k = sum over the entries of k of slope x value; slope as in kernel/logistic.h

@@ -1,4 +1,4 @@
-// UserRule: a rule whose step is a function of the program that contains the engine, such as a method of a Python class.
+// UserRule: a rule whose step is a function that the embedding program supplies, such as a method of a Python class.
 //
 //   params   "class.PATH"    version of the class, for the function
 //            "param.NAME"    hyper-parameters, for the function

@@ -1,10 +1,11 @@
-// Arc: a contiguous range of slots of every table, and all that is needed to go on with it.
+// Arc: a contiguous range of slots of every table, with all state that is needed to serve it.
 //
-// Algorithm. A deterministic state machine with exactly-once writes (sequence numbers per worker and slot) and, under BSP,
-// deterministic aggregation at a barrier. Its inputs are the accepted operations: orders of the scheduler, writes and ticks. What
-// an operation does depends on its arguments and on the state alone, not on time, on the machine, or on other arcs: two arcs that
-// begin alike and execute the same operations stay equal, bit by bit. Whether an operation is accepted (limits of an endpoint's
-// memory, the map, saves in progress) is decided before, by the caller (server/service.h).
+// Algorithm. A deterministic state machine with exactly-once writes (sequence numbers per worker and slot) and, under
+// BSP, deterministic aggregation at a barrier. Its inputs are the accepted operations: orders of the scheduler, writes
+// and ticks. The effect of an operation depends only on its arguments and on the state, not on time, on the machine, or
+// on other arcs: two arcs with equal state that execute the same operations stay equal, bit by bit. The caller
+// (server/service.h) decides before whether an operation is accepted (limits of an endpoint's memory, the map, saves in
+// progress).
 //
 //   BSP        push() keeps the rows (server/pending_pushes.h). Once all workers have ticked clock c, step() gives each table that
 //              any of them pushed to one step with the merge of all pushes of c, and applied() becomes c + 1. sweep() at c keeps the

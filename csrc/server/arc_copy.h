@@ -1,7 +1,8 @@
-// ArcCopy, ArcRestorer: the whole state of an arc as of one moment as bytes, piece by piece, and back, to make an equal arc elsewhere.
+// ArcCopy, ArcRestorer: serialize the whole state of an arc at one moment, piece by piece, and restore it as an equal
+// arc in another process.
 //
-// Algorithm. Copy-on-write snapshots of the arc's shards (shard/shard_copy.h). Clocks, windows and pending pushes are copied at the
-// moment, rows with each piece; the arc goes on meanwhile. Equal arcs have equal bytes.
+// Algorithm. Copy-on-write snapshots of the arc's shards (shard/shard_copy.h). Clocks, windows and pending pushes are
+// copied at the beginning, rows with each piece, while the arc continues to change. Equal arcs have equal bytes.
 //
 //   piece   u32 magic | u8 version | u8 kind | u16 0 | u32 number | u32 crc32c of the body | u64 bytes of the body | body
 //

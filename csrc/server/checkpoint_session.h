@@ -1,8 +1,8 @@
 // CheckpointSession: one save or one load of a worker, shared between the data loop and the thread that reads or writes files.
 //
-// Algorithm. Copy-on-write snapshots: a save takes a snapshot of all its tables between two pushes, and the data loop goes on
-// changing them while a thread reads the snapshots. A load goes the other way: a thread fills shards that replace the tables'
-// shards when the load ends.
+// Algorithm. Copy-on-write snapshots: a save takes a snapshot of all its tables between two pushes, and the data loop
+// continues to change them while a thread reads the snapshots. A load is the reverse: a thread fills shards, which
+// replace the tables' shards when the load ends.
 //
 //   data loop   CheckpointSession(..)   snapshots the tables, or names the shards to fill
 //               set_request(text)       stores the worker's request and returns the thread's last status

@@ -1,7 +1,7 @@
 // Disposal: frees shards in a background thread.
 //
-// Returning the memory of a large table to the operating system takes seconds, in which a data loop must answer requests. A
-// shard's share of the memory budget is released at once.
+// Returning the memory of a large table to the operating system takes seconds, and the data loop must answer requests
+// meanwhile. A shard's share of the memory budget is released at once.
 //
 // Threads: add() by one at a time; the first call starts the thread. The destructor waits until all is freed. Fork: a child's
 // copy frees nothing and waits for no thread.

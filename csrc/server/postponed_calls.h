@@ -1,4 +1,4 @@
-// PostponedCalls: how often each call of a worker was asked to come again later.
+// PostponedCalls: counts how often each call of a worker was told to retry later.
 //
 // Algorithm. A direct-mapped table of counters, by sequence number. The numbers of a worker's calls in flight span less than its
 // size (server/dedup_window.h).

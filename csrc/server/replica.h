@@ -1,9 +1,10 @@
 // Replica: what an endpoint holds as the backup of another one: a Service that executes the records of one stream.
 //
-// Algorithm. State machine replication. The records of a stream are executed in the order of their sequence, each once; earlier ones are
-// acknowledged again, later ones are refused as a gap. The Service is deterministic, so it stays equal to the primary's, arc by arc. Two
-// checks find out where it does not: the status of each request, and under BSP the clocks that are applied after a tick. A replica that
-// differs has diverged: it executes nothing more, and reports why.
+// Algorithm. State machine replication. The records of a stream are executed in the order of their sequence, each once;
+// earlier ones are acknowledged again, later ones are refused as a gap. The Service is deterministic, so it stays equal
+// to the primary's, arc by arc. Two checks detect a difference: the status of each request, and under BSP the clocks
+// that are applied after a tick. A replica that differs has *diverged*: it executes nothing more, and reports the
+// reason.
 //
 // Copies of arcs arrive in the stream as well, piece by piece. The records that follow COPY_BEGIN are executed as usual, and kept for
 // the arc that is arriving. When all pieces are restored, the arc gets a Service of its own and executes the kept records there, some

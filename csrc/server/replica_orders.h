@@ -1,7 +1,8 @@
-// ReplicaOrders: the scheduler's orders for the replica of a stream whose primary did not live to log them.
+// ReplicaOrders: the scheduler's orders for the replica of a stream whose primary died before it logged them.
 //
-// The orders have an effect in the given arcs alone, and are kept as their last records, so that their other copies execute them
-// too (server/replica.h). Without arcs: in all that the replica has, and nothing is kept.
+// The orders take effect in the given arcs only, and are kept as the last records of these arcs, so that their other
+// copies execute them too (server/replica.h). Without arcs they take effect in all arcs of the replica, and are not
+// kept.
 //
 // Threads: as ReplicatedService, which must outlive it.
 

@@ -1,10 +1,11 @@
 // ReplicationLog: the streams of an endpoint to its backups, and the replies that wait for their acknowledgements.
 //
-// Algorithm. A replicated log with cumulative acknowledgements and go-back-N retransmission. append() gives a record the endpoint's next
-// position and adds it to the streams whose arcs it concerns, where it gets the stream's next sequence. A stream sends its records in
-// order, keeps those that are not acknowledged, and sends them again from the first one when its connection was replaced or the backup
-// reports a gap. Without messages it sends keep-alive ones, which name the last record: a lost record is noticed after kAliveMs. A
-// position is committed once every stream has acknowledged its records up to there.
+// Algorithm. A replicated log with cumulative acknowledgements and go-back-N retransmission. append() gives a record
+// the endpoint's next position and adds it to the streams whose arcs it concerns, where it gets the stream's next
+// sequence. A stream sends its records in order, keeps those that are not acknowledged, and sends them again from the
+// first one when its connection was replaced or the backup reports a gap. If there is nothing to send, it sends
+// keep-alive messages, which name the last record: a lost record is noticed after kAliveMs. A position is committed
+// once every stream has acknowledged its records up to there.
 //
 //   append -> record 17 -> stream a: sequence 9, stream b: sequence 17          acknowledged(b, 16): committed() is 16, replies up to
 //                                                                               16 leave

@@ -1,5 +1,5 @@
-// Service: the host of the arcs of one data loop. Requests in, replies out; no socket, no thread, and no time but that which requests
-// with the flag kTimed ask for: no decision depends on it.
+// Service: holds the arcs of one data loop and turns requests into replies. It has no socket and no thread. It reads
+// the time only for requests with the flag kTimed; no decision depends on it.
 //
 // Algorithm. Scatter and gather. An endpoint owns some arcs (server/arc.h), ranges of slots of every table. A message is decoded
 // once (wire/wire.h), cut along the arcs, executed by each arc for its slice, at once or at the end of a clock, and answered by one

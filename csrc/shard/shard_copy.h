@@ -1,7 +1,7 @@
 // ShardCopy: the whole state of a shard as of one moment, as bytes, slot by slot, while the shard keeps changing.
 //
-// Algorithm. Copy-on-write snapshot (shard/snapshot.h). What is small is copied at the moment: step, counters, and for each slot its
-// capacity and its dirty ranges. Rows and admission filters are copied when the slot is taken.
+// Algorithm. Copy-on-write snapshot (shard/snapshot.h). Small state is copied at the beginning: step, counters, and for
+// each slot its capacity and its dirty ranges. Rows and admission filters are copied when the slot is taken.
 //
 // Equal states have equal bytes. Restored into a new shard of the same description by Shard::restore_state(), first the table, then
 // each slot, they make an equal shard, which goes on alike.

@@ -1,8 +1,8 @@
-// Functions of the program over the rows of a table, such as functions in Python, in the process that holds the rows.
+// User functions over the rows of a table, such as Python functions, called in the process that holds the rows.
 //
-// Algorithm. The function is called once for each slot that has rows, in the order of the slots, with copies of all these rows in
-// hash order; or with those of given hashes that exist. So what it gets depends on the rows and the number of slots alone. No slot
-// is locked while it runs.
+// Algorithm. The function is called once for each slot that has rows, in the order of the slots, with copies of all
+// these rows in hash order; or with those of given hashes that exist. Its arguments therefore depend only on the rows
+// and the number of slots. No slot is locked while it runs.
 //
 //   kMap     its words are the result of the slot
 //   kApply   what it has changed in weights, columns and row state is written, all rows of the slot or, if it fails, none. Weights

@@ -1,7 +1,7 @@
 // Compares all cells of a bucket with one hash: bit c of the result is set if cell c holds the hash.
 //
-// A bucket is one cache line that starts with its cells. The portable version and that by intrinsics return the same bits;
-// the version is chosen once per batch (base/simd.h explains why not by compiler flags).
+// A bucket is one cache line that starts with its cells. The portable version and the one with intrinsics return the
+// same bits; the version is chosen once per batch (base/simd.h explains why not by compiler flags).
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // MultipartMessage: one message of a ZeroMQ socket, received frame by frame without a copy.
 //
-// At most kMaxFrames frames are kept. Of a longer message the frames in between are read and dropped, and the last one is
-// kept, so that count() == kMaxFrames means "too many". clear() and the destructor close what is kept.
+// At most kMaxFrames frames are kept. Of a longer message only the first frames and the last one are kept, the others
+// are read and dropped, so count() == kMaxFrames means "too many". clear() and the destructor close what is kept.
 //
 //   ReceivedFrame   one frame, taken out of its message by take(): its bytes stay where libzmq received them
 //   SharedMessage   references to all frames, made by share(): their bytes are not copied, except those of very small frames

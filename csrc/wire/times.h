@@ -1,4 +1,4 @@
-// How long a server took for a request: what the aux of a reply with the flag kTimed has.
+// Encoding of how long a server took for a request: the aux of a reply with the flag kTimed.
 //
 // Algorithm. Two floating-point numbers of 16 bits, without sign: m * 2^e nanoseconds, with e in the upper five bits and m in the
 // lower eleven. Below 2048 ns they are exact, above they are at most 1/1024 too small; the largest is 73 minutes.
