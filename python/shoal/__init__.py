@@ -1,6 +1,6 @@
 """shoal: a sparse parameter server that you can pip install.
 
-Tables hold rows by 64-bit key, with the optimizer that moves them; ``pull`` reads rows, ``push`` sends gradients.
+A table holds rows by 64-bit key, and the optimizer that updates them; ``pull`` reads rows, ``push`` sends gradients.
 
 Examples
 --------

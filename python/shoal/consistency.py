@@ -45,12 +45,12 @@ class Consistency:
 class BSP(Consistency):
     """Bulk synchronous: all pushes of a clock are merged in the order of the workers' ranks and applied as one step.
 
-    The result has the same bits for any number of servers and threads, and for any order of arrival.
+    The result is bit-identical for any number of servers and threads, and for any order of arrival.
 
     Parameters
     ----------
     reduce : {"sum", "mean"}
-        Whether the merged gradients are added up, or also divided by the number of workers.
+        Whether the gradients of the workers are added up ("sum"), or also divided by the number of workers ("mean").
 
     Examples
     --------

@@ -34,7 +34,7 @@ class CorruptionError(ShoalError):
 
 
 class StorageError(ShoalError, OSError):
-    """A disk or an object store is full, not permitted or not reachable. The message names the file."""
+    """A disk or an object store is full, denies access, or cannot be reached. The message names the file."""
 
 
 class SaveConflictError(StorageError):
@@ -42,7 +42,7 @@ class SaveConflictError(StorageError):
 
 
 class UserCodeError(ShoalError):
-    """A table's optimizer is code of a user that this process does not have or may not run, and nothing has changed.
+    """A table's optimizer is user code that this process does not have or may not run; nothing has changed.
 
     Also: a function of rows has failed, or a server may not run it.
     """
@@ -61,11 +61,11 @@ class DeadlineExceededError(ShoalError):
 
 
 class DependencyError(ShoalError):
-    """A call was not executed, because a call that it comes after has failed."""
+    """A call was not executed, because a call that it depends on (``after=``) has failed."""
 
 
 class ProtocolError(ShoalError):
-    """A peer sent or rejected a message: it has another version, belongs to another job, or has a defect."""
+    """A peer sent an invalid message or rejected one: another version, another job, or a defect."""
 
 
 class NotConnectedError(ShoalError):
@@ -73,7 +73,7 @@ class NotConnectedError(ShoalError):
 
 
 class ServerLostError(NotConnectedError):
-    """A server was lost, and the rows that it held."""
+    """A server was lost, and with it the rows that it held."""
 
 
 class WorkerLostError(ShoalError):
@@ -81,4 +81,4 @@ class WorkerLostError(ShoalError):
 
 
 class FencedError(ShoalError):
-    """The worker was declared dead and replaced: it may no longer change anything."""
+    """A worker was declared dead, or another process has taken its rank: its calls are refused."""

@@ -100,7 +100,7 @@ class Expiry(_Rule):
 class AfterCount(Admission):
     """A key gets its row at its ``n``-th occurrence, counted exactly.
 
-    Waiting keys take 16 to 21 bytes each, in addition to the rows.
+    Waiting keys take 16 to 23 bytes each, in addition to the rows.
 
     Parameters
     ----------
@@ -318,12 +318,12 @@ class Dropped:
     bytes : int
         Their share of the table's memory: approximately the memory that is freed.
     share : float
-        Their share of the table's recent impressions. If rows keep a score, impressions are weighted by age: an
-        occurrence counts ``decay**clocks``. Otherwise, if rows keep a count: all occurrences since a row was created.
-        Otherwise, if rows keep the clock of their last occurrence: the share, among all occurrences since the last
-        sweep, of those after a gap as long as the age of the dropped rows, which the rule would have dropped before
-        they occurred again. (Ages are kept in classes of 1, 2 to 3, 4 to 7, ... clocks, assumed uniform within each
-        class.) NaN if rows keep none of these, or there were no occurrences.
+        Their share of the table's recent occurrences. If rows keep a score, occurrences are weighted by age: one counts
+        ``decay**clocks``. Otherwise, if rows keep a count: all occurrences since a row was created. Otherwise, if rows
+        keep the clock of their last occurrence: the share, among all occurrences since the last sweep, of those whose
+        rows the rule would have dropped before, because the key had not occurred for as long as the dropped rows. (Ages
+        are kept in classes of 1, 2 to 3, 4 to 7, ... clocks, assumed uniform within each class.) NaN if rows keep none
+        of these, or there were no occurrences.
     """
 
     rule: Expiry
@@ -508,7 +508,7 @@ def parse_admission(text: str) -> Admission:
     Parameters
     ----------
     text : str
-        ``count:N``, ``bloom:N:CAPACITY`` or ``probability:P``, and behind it ``:NAME=VALUE`` for what else there is.
+        ``count:N``, ``bloom:N:CAPACITY`` or ``probability:P``, followed by ``:NAME=VALUE`` for other parameters.
 
     Raises
     ------

@@ -138,7 +138,7 @@ class Adagrad(Optimizer):
     Parameters
     ----------
     lr : float
-        Learning rate. With ``n0 = 0`` the first touch moves a weight by ``lr``, however small its gradient.
+        Learning rate. With ``n0 = 0`` the first step changes a weight by ``lr``, however small its gradient.
     eps : float
         Added to the root.
     n0 : float
@@ -227,7 +227,7 @@ class GroupFTRL(Optimizer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Adam(Optimizer):
-    """Adam (Kingma, Ba, ICLR'15), lazy as torch's SparseAdam: only touched rows move.
+    """Adam (Kingma, Ba, ICLR'15), lazy like torch's SparseAdam: only touched rows are updated.
 
     Parameters
     ----------

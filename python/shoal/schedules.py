@@ -61,12 +61,12 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Warmup(Schedule):
-    """From a small rate to the whole one along a line, then constant.
+    """A linear increase from a small rate to the full rate, then constant.
 
     Parameters
     ----------
     warmup : int
-        Clocks until the rate is whole: at clock c it is ``(c + 1) / warmup`` of it.
+        Clocks until the full rate is reached: at clock c the factor is ``(c + 1) / warmup``.
     """
 
     warmup: int
@@ -94,7 +94,7 @@ class Steps(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Schedule):
-    """Along a line to ``floor`` times the rate, within ``clocks`` clocks; then constant.
+    """A linear decrease to ``floor`` times the rate, within ``clocks`` clocks; then constant.
 
     Parameters
     ----------
@@ -132,12 +132,12 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class InverseRoot(Schedule):
-    """The rate divided by ``sqrt(1 + c / clocks)`` at clock c: it falls for ever, more and more slowly.
+    """The rate divided by ``sqrt(1 + c / clocks)`` at clock c: a decrease that never ends and becomes slower.
 
     Parameters
     ----------
     clocks : int
-        After three times as many the rate is half.
+        After three times this number of clocks the rate is half.
     warmup : int
         Clocks of a `Warmup` before; the schedule counts from its end.
     """

@@ -48,7 +48,7 @@ class CountMin:
         Of the sketch's table, unique in the store. Workers that name the same sketch share it, and a loaded table is
         used as it is.
     epsilon, delta : float, optional
-        Above 0 and below 1; they choose the least width and depth that give this error.
+        Above 0 and below 1; the smallest width and depth with this error are chosen.
     width, depth : int, optional
         In place of ``epsilon`` and ``delta``: 1 to 2^34 and 1 to 63.
     seed : int
@@ -61,8 +61,8 @@ class CountMin:
 
     Notes
     -----
-    Updates are added up in a buffer of the sketch's size in this process. :meth:`flush` pushes them, and
-    :meth:`query` includes them before. Under BSP what was flushed is visible from the next clock on.
+    Updates are added up in a buffer of the sketch's size in this process. :meth:`flush` pushes the buffer;
+    :meth:`query` includes it even before. Under BSP flushed counts are visible from the next clock on.
 
     Examples
     --------
@@ -167,7 +167,7 @@ class CountMin:
         keys : uint64[n] or int64[n]
             Any order, duplicates allowed.
         counts : int64[n], optional
-            What to add for each key; default: 1. Negative counts take back earlier ones: estimates keep their bounds as
+            What to add for each key; default: 1. Negative counts subtract earlier ones: the bounds of estimates hold as
             long as no key's true count is negative.
 
         Notes
@@ -214,8 +214,8 @@ class CountMin:
         Returns
         -------
         int64[n]
-            Not below the true counts of what was flushed, as far as the store's consistency shows it, and of what this
-            sketch has counted since.
+            Not below the true counts of what has been flushed and is visible under the store's consistency, plus what
+            this sketch has counted since its last flush.
 
         Notes
         -----

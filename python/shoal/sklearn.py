@@ -43,7 +43,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     alpha : float
         Learning rate; the setting to tune first, by factors of 2.
     beta : float
-        Reduces the first steps of a weight.
+        Shortens the first steps of a weight.
     l1 : float
         Weights with less evidence than this are exactly 0.
     l2 : float
@@ -51,7 +51,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     epochs : int
         Passes over the data of `fit`.
     batch_size : int
-        Examples of a step: each makes one step per column, with the sum of its gradients.
+        Examples per step: a batch makes one step per column, with the sum of the gradients.
     fit_intercept : bool
         Whether there is a constant feature.
     multi_class : {"multinomial", "ovr"}
@@ -60,25 +60,26 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     shuffle : bool
         Whether `fit` permutes the examples in each pass.
     n_jobs : int or None
-        Threads: None is 1, -1 all cores. The result is the same to the bit.
+        Number of threads: None is 1, -1 all cores. The result is bit-identical.
     random_state : int, RandomState instance or None
         Seed of the order and of the rounding of FTRL's accumulators.
 
     Attributes
     ----------
     classes_ : ndarray of shape (classes,)
-        Of two, `decision_function` is positive for the second one.
+        The classes. With two, `decision_function` is positive for the second one.
     n_features_in_ : int
     feature_names_in_ : ndarray, one name for each feature
         Only if ``X`` had names.
     coef_ : float32[1, features] or float32[classes, features]
-        One row for two classes, else one for each. Computed when it is read.
+        One row for two classes, otherwise a row for each. Computed on access.
     intercept_ : float64[1] or float64[classes]
 
     Notes
     -----
-    Values are float32. A row exists for each column that had a value other than 0: 16 bytes, and spare capacity.
-    A pickle holds the rows with their optimizer state: a loaded estimator continues to learn bit for bit.
+    Values are float32. The table has a row for each column that had a value other than 0: 16 bytes, plus spare
+    capacity. A pickle contains the rows with their optimizer state: further learning of a loaded estimator is
+    bit-identical.
 
     Examples
     --------
@@ -173,7 +174,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         ----------
         X : array or sparse matrix of shape (n, features)
         y : array-like of shape (n,)
-            Of the classes; need not contain all.
+            Labels, which need not contain all classes.
         classes : array-like of shape (classes,)
             Required in the first call, which also fixes the settings; may be omitted later.
         sample_weight : array-like of shape (n,), optional
@@ -186,7 +187,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Raises
         ------
         ValueError
-            The first call has no classes, a later one has others, or a label is not one of them.
+            The first call lacks ``classes``, a later call has other classes, or a label is not one of them.
         """
         first = not hasattr(self, "classes_")
         if first and classes is None:

@@ -78,8 +78,8 @@ def by_source(fn: Callable[..., Any]) -> SourceFunction:
     Parameters
     ----------
     fn : function
-        Made by a ``def`` statement whose source can be read, also in a notebook. It knows ``np``, the built-in names,
-        and what it imports itself; other names of its module are unknown to it, in every process.
+        Made by a ``def`` statement whose source can be read, also in a notebook. It can use ``np``, the built-in names,
+        and what it imports itself, but no other names of its module, in any process.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Optimizers of one's own: a Python class whose method steps many rows at once.
+"""User-defined optimizers: a Python class whose method steps many rows at once.
 
     UserOptimizer    the base class; a table that has one calls its ``step`` in the process that holds the rows
     run_step         the function that the engine calls
@@ -73,7 +73,7 @@ class _Code(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class UserOptimizer(Optimizer, ABC):
-    """Base class of optimizers of one's own.
+    """Base class of user-defined optimizers.
 
     A subclass is a frozen dataclass whose fields are its parameters: numbers with defaults. It defines `step`, and
     `initial_state` if rows have state. The engine keeps the rows: lookups, sums over duplicates, admission, expiry,
@@ -82,8 +82,8 @@ class UserOptimizer(Optimizer, ABC):
     Attributes
     ----------
     version : int
-        Part of the name of the code in checkpoints: raise it whenever `step` or `initial_state` changes, since a
-        table continues only with the version that it was trained with. Default: 1.
+        Recorded in checkpoints together with the class: increase it whenever `step` or `initial_state` changes, since a
+        table can only be trained further with the same version. Default: 1.
     row_steps : bool
         Whether each row counts its own steps, in 4 bytes. Default: no; ``steps`` is the number of the push.
 
@@ -164,12 +164,12 @@ class UserOptimizer(Optimizer, ABC):
 
         Notes
         -----
-        The rows are any of a push, in the order of their hashes: a large push is several calls, which threads may make
-        at the same time, and on a cluster each server makes its own. Treat each row by itself, as functions of
-        elements and those along the last axis do, and results depend on neither. An exception fails the push and
-        changes no row. Rows whose gradient is all zeros, or whose gradient or result is not finite, keep every bit.
-        The arrays are of the engine: those that outlive the call keep their memory in use. Tables may be read, but
-        not changed.
+        A call gets some of the rows of a push, in the order of their hashes: a large push makes several calls, possibly
+        at the same time in several threads, and on a cluster each server makes its own. If each row is treated
+        separately, as by elementwise functions and those along the last axis, results do not depend on this. An
+        exception fails the push and changes no row. Rows whose gradient is all zeros, or whose gradient or result is
+        not finite, keep every bit. The engine owns the arrays: references that outlive the call keep their memory in
+        use. Tables may be read, but not changed.
         """
 
     @property

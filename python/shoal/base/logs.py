@@ -100,7 +100,7 @@ class TextFormatter(logging.Formatter):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes each event to the present standard error in one call, so that lines of processes do not mix."""
+    """Writes each event to the current standard error in one call, so that lines of processes do not mix."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -128,17 +128,17 @@ def configure_logging(format: Literal["text", "json"] = "text", *, level: int = 
     format : {"text", "json"}
         With "json" warnings of Python and exceptions that end a thread or the process are events too.
     level : int
-        The least level of events, as numbers of the module `logging`.
+        The lowest level of events that are written, a number of the module `logging`.
 
     Raises
     ------
     ValueError
-        Another format.
+        The format is unknown.
 
     Notes
     -----
-    Replaces what an earlier call has set up. Handlers of the program's own stay. A program with its own `logging`
-    set-up does not need it.
+    Replaces the handler of an earlier call. Other handlers of the program are kept. A program that sets up `logging`
+    itself does not need this function.
 
     Examples
     --------

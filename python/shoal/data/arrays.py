@@ -71,7 +71,7 @@ class MatrixReader:
     Raises
     ------
     TypeError, ValueError
-        ``X`` holds no numbers, has another number of dimensions or of rows, or a number is not finite.
+        ``X`` does not hold numbers, has a wrong number of dimensions or rows, or has a number that is not finite.
     """
 
     format = "libsvm"  # whose keys mean the same
@@ -235,7 +235,7 @@ def binary_labels(y: Any, known: Classes | None = None) -> tuple[NDArray[np.floa
     Raises
     ------
     ValueError
-        There are not two classes, one is none of those that are known, or a label is missing.
+        There are not two classes, a class is not one of the ``known`` ones, or a label is missing.
     """
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] == 1:

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Some examples: a label each, and any number of (key, value) features each.
+    """Some examples, each with a label and any number of (key, value) features.
 
     Example ``i`` has the features ``keys[indptr[i]:indptr[i + 1]]``.
 
     Parameters
     ----------
     labels : float32[n]
-        0 or 1; NaN from a reader without labels (`shoal.Reader.unlabelled`): nothing can be learned or measured there.
+        0 or 1. NaN from a reader without labels (`shoal.Reader.unlabelled`), whose batches can only be predicted.
     indptr : int64[n + 1]
         From 0 to nnz, never falling.
     keys : uint64[nnz]
@@ -32,11 +32,11 @@ class Batch:
     Raises
     ------
     ValueError
-        A dtype or a length is another.
+        An array has a wrong dtype or length.
 
     Notes
     -----
-    The arrays are the batch's own: the reader that made them does not touch them again.
+    The batch owns its arrays: the reader that made them does not use them again.
 
     Examples
     --------

@@ -116,8 +116,9 @@ def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int
 
     Notes
     -----
-    Holds every distinct text, and 8 bytes for each feature: about 50 microseconds for an example of Criteo's logs. More
-    data has more distinct features, which share more: what is found of a sample is the least to expect of the whole.
+    Holds every distinct text, and 8 bytes for each feature. Takes about 50 microseconds for an example of Criteo's
+    logs. More data has more distinct features, of which more share a key: the result for a sample is a lower bound for
+    all data.
 
     Examples
     --------

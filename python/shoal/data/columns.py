@@ -67,7 +67,7 @@ class BoundColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What a user asked for: the parameters of `shoal.read_csv` and other readers that name columns.
+    """The requested columns: the parameters of `shoal.read_csv` and other readers that name columns.
 
     Raises
     ------
@@ -144,7 +144,7 @@ class Columns:
         Raises
         ------
         ValueError
-            A column that was asked for is not there, or is there twice.
+            A requested column is missing, or occurs twice.
         """
         roles: Mapping[str, int] = {
             **dict.fromkeys(self.categorical or (), CATEGORICAL),

@@ -30,7 +30,7 @@ Wheres = Where | Sequence[Where]
 class File(Protocol):
     """Something with bytes, a name for messages, and a size if that is known beforehand.
 
-    Only what is `seekable` can be cut, and read more than once.
+    Only a file that is `seekable` can be split, and read more than once.
     """
 
     @property

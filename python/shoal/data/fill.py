@@ -4,7 +4,7 @@
     several         block -> a pool of threads, each block into rows of its own -> put together in the order of the
                     blocks, cut where the batches end
 
-Both make the same batches, bit for bit. Batches run on from file to file.
+Both make the same batches, bit for bit. Batches continue from one file to the next.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ def hash_strings(tokens: Sequence[str] | Sequence[bytes] | NDArray[Any], field: 
 
     Notes
     -----
-    The function never changes (``docs/readers.md`` has its definition): keys may be stored. Two tokens of one field
-    and of the same length of up to eight bytes never share a key; others do with the odds of 64 random bits.
-    Safe from any thread.
+    The function never changes (``docs/readers.md`` has its definition): keys may be stored. Two tokens of one field and
+    of the same length of up to eight bytes never share a key; others share one with probability 2^-64. Safe from any
+    thread.
 
     Examples
     --------

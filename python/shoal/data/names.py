@@ -56,7 +56,7 @@ class FeatureNames(Mapping[int, str]):
     Parameters
     ----------
     limit : int
-        Names to keep at most. Later features get none, at no cost.
+        Maximum number of names. Later features get none, at no cost.
 
     Raises
     ------
@@ -65,7 +65,7 @@ class FeatureNames(Mapping[int, str]):
 
     Notes
     -----
-    A name takes about 200 bytes. Pickles.
+    A name takes about 200 bytes. The object can be pickled.
 
     Examples
     --------
@@ -221,7 +221,7 @@ class FeatureNames(Mapping[int, str]):
                 self._known = _table((8 * len(self._names)).bit_length())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the names into a file, whole or not at all; what is there is replaced.
+        """Write the names to a file, completely or not at all; an existing file is replaced.
 
         Returns
         -------

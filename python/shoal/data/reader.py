@@ -60,11 +60,11 @@ class Reader(ABC):
     Raises
     ------
     OSError
-        There is no such file (FileNotFoundError), it is a directory, or cannot be read.
+        A file does not exist (FileNotFoundError), is a directory, or cannot be read.
     ValueError
-        It is not a regular file; a parameter is out of range.
+        A file is not a regular file, or a parameter is out of range.
     ImportError
-        The extra that reads them is not installed.
+        The extra that is needed to read the files is not installed.
 
     Notes
     -----
@@ -72,7 +72,7 @@ class Reader(ABC):
     the end of the data, on an error, and when the iterator is closed or dropped, as ``break`` does. Memory is bounded
     by a few batches and a line, for files of any size; a line has at most 16 MiB.
 
-    Any number of passes may run at a time; `skipped`, `progress` and `position` are of the one that began last. One
+    Any number of passes may run at a time; `skipped`, `progress` and `position` refer to the pass that began last. One
     iterator belongs to one thread at a time. After a fork the child has to begin a new pass.
 
     An error is raised after the batches that were complete before it.
@@ -159,9 +159,9 @@ class Reader(ABC):
 
         Notes
         -----
-        Of n files or more, file i belongs to split i % n. Fewer are cut, each into n: a plain file into ranges of
-        bytes, of which a split reads just its own. A compressed file is decompressed whole by each split, which keeps
-        every n-th block of 256 KiB of text (``docs/readers.md``).
+        If there are n files or more, file i belongs to split i % n. Otherwise each file is divided into n parts: a
+        plain file into ranges of bytes, of which a split reads only its own; a compressed file is decompressed
+        completely by each split, which keeps every n-th block of 256 KiB of text (``docs/readers.md``).
         """
         if self._settings.num_splits > 1:
             raise ValueError(
@@ -275,7 +275,7 @@ class Reader(ABC):
         return self._with(replace(self._settings, fielded=True))
 
     def unlabelled(self) -> Reader:
-        """Return this reader with batches without labels, for predictions: labels and weights are ignored.
+        """Return this reader for data without labels, to be predicted: labels and weights are ignored.
 
         Returns
         -------
@@ -405,18 +405,19 @@ class Reader(ABC):
         Parameters
         ----------
         position : mapping
-            From `position` of a reader of the same files. It brings their order along.
+            Result of `position` of a reader of the same files. It determines the order of the files, too.
 
         Returns
         -------
         Reader
-            Its passes begin there. The batch size, the threads and what malformed lines do are this reader's.
+            A reader whose passes begin there. The batch size, the threads and the handling of malformed lines are those
+            of this reader.
 
         Raises
         ------
         ValueError
-            The position is of other files, of another format or split, or is invalid. While iterating: the size of
-            a file has changed.
+            The position belongs to other files, another format or another split, or is invalid. While iterating: the
+            size of a file has changed.
 
         Notes
         -----
@@ -458,7 +459,7 @@ class Reader(ABC):
 
     @property
     def format(self) -> str:
-        """Name of the format, such as "libsvm". Models remember it: keys of another one would mean nothing."""
+        """Name of the format, such as "libsvm". Models record it: keys of other formats stand for other features."""
         return self._name
 
     @property
@@ -477,7 +478,7 @@ class Reader(ABC):
         return all(file.seekable for file in self._files)
 
     def why_empty(self) -> str:
-        """Explain why the last pass had no examples: no lines, or only malformed ones, the first of which it describes.
+        """Explain why the last pass had no examples: no lines, or only malformed ones, of which the first is described.
 
         Returns
         -------

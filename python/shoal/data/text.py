@@ -27,17 +27,17 @@ class TextReader(Reader):
         See ``docs/readers.md``. Files are plain text, or gzip, bzip2, xz or Zstandard of it, as determined by their
         first bytes.
     form : Format
-        What their lines are.
+        Their format.
     batch_size : int
         Examples in each batch but the last of a pass, which may have fewer. Batches run on from file to file.
     on_error : {"raise", "skip"}
-        What a malformed line does.
+        How malformed lines are handled.
     reader_threads : int
         Threads that parse; one more reads and decompresses. Batches are the same for any number.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature. A pickled reader has a copy of its own.
     storage_options : mapping, optional
-        What fsspec's file systems are made with, for URLs.
+        Options of the file systems of URLs.
     """
 
     def __init__(

@@ -393,8 +393,8 @@ class Export:
 
         Notes
         -----
-        Reads and checks the new files before the swap, which takes no time. Files of layers that are kept are not read
-        again, so the time is proportional to the size of the delta.
+        The new files are read and checked before the swap, which is immediate. Files of layers that are kept are not
+        read again, so the time is proportional to the size of the delta.
         """
         with self._refreshing:
             now = self.now

@@ -20,7 +20,7 @@ from shoal.metrics.ordered import Curves, ScoreGroups, begins_of_runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """How good a model's predictions are on a set of examples.
+    """The quality of a model's predictions on a set of examples.
 
     Attributes
     ----------
@@ -31,11 +31,11 @@ class Metrics:
     calibration : float
         Sum of labels over sum of predicted probabilities.
     examples : int
-        How many examples were measured. With none, the other numbers are NaN.
+        Number of measured examples. With none, the other numbers are NaN.
     base_rate : float
         Share of positive labels.
     weight : float
-        Sum of the examples' weights, which all the means and shares are weighted by; ``examples``, if not given.
+        Sum of the examples' weights, by which all means and shares are weighted; without weights, ``examples``.
 
     Examples
     --------
@@ -192,7 +192,7 @@ def calibration(labels: npt.ArrayLike, margins: npt.ArrayLike, weights: npt.Arra
     Returns
     -------
     float
-        1 is right, 2 means that twice as many were positive as predicted; NaN of no examples.
+        1 is perfect; 2 means twice as many positives as predicted; NaN without examples.
 
     Examples
     --------
@@ -217,7 +217,7 @@ def auc(labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike | N
     Returns
     -------
     float
-        Never flipped: below 0.5 the scores order the wrong way round. NaN if all labels are equal.
+        Never flipped: below 0.5 the scores order the pairs the wrong way round. NaN if all labels are equal.
 
     Notes
     -----

@@ -32,7 +32,7 @@ class FitProgress:
     Attributes
     ----------
     model : Model or ClickModel
-        It may be read, saved and evaluated. Its tables are those after the last batch.
+        The model, which may be read, saved and evaluated. Its tables have the state after the last batch.
     pass_number : int
         From 1, over all fits of the model; 0 before the first pass.
     batches : int
@@ -113,7 +113,7 @@ class Callback:
         """Run after each pass and its validation."""
 
     def fit_ends(self, progress: FitProgress, error: BaseException | None) -> None:
-        """Run at the end of the fit, with the weights that are kept; ``error`` is what ended it early."""
+        """Run at the end of the fit, with the final weights; ``error`` is the exception that ended it, or None."""
 
 
 class Callbacks:

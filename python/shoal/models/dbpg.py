@@ -29,8 +29,8 @@ Invariants
     I2  What an iteration sees depends on t and delay alone, not on time: runs are repeatable bit for bit, and a local
         store gives the same bits as one worker on a cluster.
 
-Threads: the caller's; the store's share the kernels. Memory: 8 bytes a feature of
-every example beside the batches, and up to 40 more while they are sorted.
+Threads: the caller's; the store's threads share the work of the kernels. Memory: 8 bytes for each feature of every
+example in addition to the batches, and up to 40 more while they are sorted.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ class DBPG:
     l1 : float
         Strength of the penalty, 0 or more; the bias is penalised like any other weight.
     lr : float
-        Fraction of the safe step; above 0, at most 1.
+        Step length as a fraction of the safe step; above 0, at most 1.
     blocks : int, optional
         Number of blocks into which the features are cut, 1 to the store's slots. Default: 256, or the store's slots if
         these are fewer.
     delay : int
-        Number of blocks by which the gradient may lag. A greater delay overlaps more computing with communication, and
-        makes steps smaller. Less than ``blocks``.
+        Number of blocks by which the gradient may lag, less than ``blocks``. A greater delay overlaps more computation
+        with communication, and makes steps smaller.
     slack : float or None
-        Of the KKT filter, 0 to 1: weights of 0 whose gradient was below ``(1 - slack) * l1`` are skipped. None: no
-        filter.
+        Slack of the KKT filter, 0 to 1: weights of 0 whose gradient was below ``(1 - slack) * l1`` are skipped. None:
+        no filter.
     tolerance : float
         Stop when the violation of the optimality conditions is this fraction of that of the first pass.
     passes : int

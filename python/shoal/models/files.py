@@ -217,7 +217,7 @@ def read(where: StoragePath) -> ModelFile:
     Raises
     ------
     CorruptionError
-        model.json is missing, changed, or of a version that this one does not know.
+        model.json is missing, changed, or of an unknown version.
     FileNotFoundError
         There is no such directory.
     """

@@ -48,9 +48,10 @@ class FactorizationMachine(Model):
     store : Store, optional
         The store of the tables. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
-        Whether every example has a constant feature. It has a weight and no factors.
+        Whether every example has a constant feature, which has a weight and no factors.
     table : str
-        Name of the linear weights' table; the factors' is that and "-factors". Two models in one store need two names.
+        Name of the table of linear weights; the table of the factors has that name with the suffix "-factors". Two
+        models in one store need different names.
     dtype : {"float32", "float16", "bfloat16"}
         How factors are stored; 16-bit types need dim 2 or more.
     seed : int
@@ -71,8 +72,8 @@ class FactorizationMachine(Model):
 
     Notes
     -----
-    An entry is a feature: a key that an example has twice interacts with itself. A gradient is a sum over the batch, as
-    in `LogisticRegression`. ``weight_decay`` of the factors' optimizer shrinks them towards 0.
+    Each occurrence of a key is a feature: a key that an example has twice interacts with itself. A gradient is a sum
+    over the batch, as in `LogisticRegression`. ``weight_decay`` of the factors' optimizer shrinks them towards 0.
 
     Examples
     --------

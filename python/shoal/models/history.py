@@ -63,8 +63,8 @@ class Pass:
     number : int
         From 1, over all fits of the model.
     metrics : Metrics
-        Of each batch, predicted before it was learned from. In the first pass this is an unbiased estimate (progressive
-        validation); in later passes the model has learned from the examples before.
+        Metrics of each batch, predicted before it was learned from. In the first pass this is an unbiased estimate
+        (progressive validation); in later passes the model has already learned from the examples.
     auc_error : float
         Upper bound of the error of ``metrics.auc``.
     seconds : float
@@ -116,7 +116,7 @@ class Fit:
     batch_size : int or None
         Examples of a batch, of a reader.
     threads : int
-        Of the store. They change no result.
+        Number of threads of the store, which does not affect results.
     source, valid_source : dict or None
         `shoal.Reader.fingerprint` of the readers, in a fit with checkpoints.
     """

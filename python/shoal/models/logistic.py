@@ -49,11 +49,11 @@ class LogisticRegression(Model):
     seed : int
         Seed of the table: of the rounding of its accumulators.
     solver : {"online", "dbpg"} or DBPG
-        One optimizer step for each batch; or, by the delayed block proximal gradient, the weights that minimise the sum
-        of all losses and an L1 penalty. "dbpg" is ``DBPG()``; it has no other optimizer. `fit` then reads all examples
-        once and holds them, and continues from the current weights: it refuses ``epochs``, ``shuffle``,
-        ``patience``, ``callbacks`` and ``directory``, does not warm up, and logs its progress instead of drawing it;
-        ``valid`` is measured at the end, and `solved` has the result.
+        "online": one optimizer step for each batch. "dbpg", or a `DBPG` with its settings: the weights that minimize
+        the sum of all losses and an L1 penalty, by the delayed block proximal gradient method; ``optimizer`` must be
+        omitted. `fit` then reads all examples once, holds them in memory, and continues from the current weights. It
+        refuses ``epochs``, ``shuffle``, ``patience``, ``callbacks`` and ``directory``, does not warm up, and logs its
+        progress instead of showing a bar; ``valid`` is measured at the end, and `solved` has the result.
     admit : Admission, optional
         Which keys get a row, such as ``shoal.AfterCount(2)``; default: all.
     expire : Expiry or several of them, optional

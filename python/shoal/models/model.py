@@ -239,7 +239,7 @@ class Model(LinearWeights, SavedModel):
         label : str, optional
             The column of a frame that holds its labels, in place of ``y``.
         sample_weight : array-like of shape (n,), optional
-            How often each row of an array or a frame counts, 0 or more.
+            Weight of each row of an array or a frame, 0 or more.
         class_weight : dict or "balanced", optional
             How much an example of each class weighs, as in ``{0: 1.0, 1: 5.0}``; "balanced", for arrays and frames,
             gives both classes the same total weight. Multiplies other weights, also in the metrics of the pass.
@@ -249,13 +249,14 @@ class Model(LinearWeights, SavedModel):
         batch_size : int, optional
             Examples of a step on an array or a frame; default: 8192.
         epochs : int, optional
-            Passes over the data, at most. Default: 1, as is customary for click logs; 10 for an array or a frame.
+            Maximum number of passes over the data. Default: 1, as is customary for click logs; 10 for an array or a
+            frame.
         valid : Reader, iterable of Batch, or pair of X and y, optional
-            Evaluated after every pass; the result is in ``history.passes``.
+            Held-out examples, evaluated after every pass; the result is in ``history.passes``.
         shuffle : bool or int, optional
-            Batches in the shuffle buffer, whose examples are permuted differently in each pass; True is 16, False keeps
-            the order. Takes the memory of two buffers. Several files of a `Reader` are read in another order in each
-            pass. Default: False; True for an array or a frame.
+            Number of batches in the shuffle buffer, whose examples are permuted differently in each pass; True is 16,
+            False keeps the order. Takes the memory of two buffers. If a `Reader` has several files, each pass reads
+            them in another order. Default: False; True for an array or a frame.
         negative_rate : float
             Fraction of the negatives to learn from, above 0, at most 1; their weight is multiplied by 1 / rate.
         warm_up : bool
@@ -264,24 +265,24 @@ class Model(LinearWeights, SavedModel):
         seed : int
             Seed of the shuffle and of the sampling of negatives.
         patience : int, optional
-            Stop after so many passes in a row without improvement on ``valid``, and restore the weights of the best
-            pass. Default: all epochs, and the last weights.
+            Stop after this many passes in a row without improvement on ``valid``, and restore the weights of the best
+            pass. Default: make all passes, and keep the last weights.
         min_delta : float
             The smallest change of ``metric`` that counts as an improvement.
         metric : {"logloss", "auc"}
             The metric of ``patience``.
         progress : bool, int or float
             True shows a bar on standard error: fraction of the bytes, examples/s, progressive log-loss and AUC. A
-            number writes lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since
-            the line before: an int n every n examples, a float f whenever the number of examples has grown f times
-            (2.0: at the powers of two).
+            number prints lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since
+            the previous line: an int n prints a line every n examples, a float f whenever the number of examples has
+            grown by the factor f (2.0: at the powers of two).
         callbacks : function, Callback, or list of them, optional
             A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
             batch too. An exception ends the fit; the model stays consistent.
         directory : path or URL, optional
             Directory of the checkpoints, which are written after each pass and after Ctrl-C or SIGTERM, and of the
-            model at the end. It is complete at any moment, also if the process is killed. ``"s3://bucket/model"`` and
-            other URLs that fsspec opens are allowed (extra: fsspec).
+            final model. Its contents are complete at any moment, even if the process is killed. ``"s3://bucket/model"``
+            and other URLs that fsspec opens are allowed (extra: fsspec).
         checkpoint_every : int, optional
             Batches between two checkpoints, in addition to one after each pass.
         resume : bool or "appended"

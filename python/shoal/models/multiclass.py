@@ -76,7 +76,7 @@ def multinomial_losses(
 
 
 class MulticlassRegression(StoreOwner):
-    """Logistic regression over two or more classes: multinomial (softmax), or one against the rest.
+    """Logistic regression of two or more classes: multinomial (softmax), or one binary regression for each class.
 
     Parameters
     ----------

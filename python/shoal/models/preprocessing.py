@@ -150,7 +150,7 @@ def _mixed(batches: list[Batch], random: np.random.Generator) -> Iterator[Batch]
 
 
 def warmed_up(batches: Iterable[Batch], learned: int, workers: int = 1) -> Iterator[Batch]:
-    """Cut the batches of a model that has learned from few examples; ``learned`` is their number.
+    """Cut batches into smaller ones while the model has learned from few examples; ``learned`` is their number.
 
     With several workers, each of which has a part of the examples, the batches of a clock together are those of one.
 

@@ -5,7 +5,7 @@
 Rows, in a table of the model's name and "-messages"
     rank 2^32 + slot 2^24 + i    the i-th block of what is in a slot of the worker: a number, a flag, a length, bytes
 
-A number of a row is one byte, 0 to 255, which every filter of values transfers exactly.
+Each number of a row holds one byte, 0 to 255, which every filter of values transfers exactly.
 
 If workers are replaced, message k stays in slot k mod 4 until message k + 4: a replacement repeats the calls since the
 last state that its predecessor has published, and receives the messages that it has missed. Slots 4 and 5 hold such

@@ -29,14 +29,14 @@ class ShoalConfig:
         Copies of each slot on other servers, fewer than ``servers``. With them training continues when a server dies,
         and another one is started; without, the loss of a server ends the job.
     spares : int
-        Further servers that serve no slots: when one dies, the copies that are missing then are made on a spare at
-        once. A cluster starts without waiting for them; Ray's autoscaler adds nodes for those that have no place.
-        Needs ``replicas``.
+        Additional servers that serve no slots: when another server dies, the missing copies are made on a spare at
+        once. A cluster starts without waiting for spares; Ray's autoscaler adds nodes for those that cannot be placed.
+        Requires ``replicas``.
     threads : int
         Threads of each server, with a port each.
     resources_per_server : mapping
-        Resources that Ray reserves for each server, such as ``{"CPU": 2, "memory": 8e9}``. Ray places by them and does
-        not enforce them.
+        Resources that Ray reserves for each server, such as ``{"CPU": 2, "memory": 8e9}``. Ray places servers by them
+        but does not enforce them.
     memory : int, optional
         Limit for the rows of all servers together, in bytes.
     slots : int
@@ -44,15 +44,15 @@ class ShoalConfig:
     consistency : Consistency
         The default of :func:`shoal.ray.store`.
     placement : str, optional
-        Ray's placement strategy of the servers. Default: ``"STRICT_SPREAD"`` if there are nodes enough for one server
-        each (with replicas, and for a spare one), else ``"SPREAD"``.
+        Ray's placement strategy of the servers. Default: ``"STRICT_SPREAD"`` if there is a node for each server (with
+        replicas, also for one more), else ``"SPREAD"``.
     copy_rate : int, optional
         Bytes per second that each thread of a server sends at most to make a new copy.
     heartbeat : float
         Seconds between two heartbeats.
     timeout : float
-        Seconds for Ray to have the nodes, to place the servers, and for them to join; and the deadline of the workers'
-        calls.
+        Seconds until Ray must have the nodes and the servers must have been placed and have joined; also the deadline
+        of the workers' calls.
     storage_roots, storage_options
         Where the servers may read and write files: as in :func:`shoal.launch`.
     shared_storage : bool
@@ -62,7 +62,7 @@ class ShoalConfig:
         Directory of the cluster's keys on this machine, which are sent to the actors. Default: keys are made for the
         cluster, unless all nodes have loopback addresses, which other machines cannot reach.
     insecure : bool
-        Use no keys, in a network that you trust: messages are neither encrypted nor authenticated, and faster.
+        Use no keys, in a network that you trust: messages are neither encrypted nor authenticated, which is faster.
     journal : path, optional
         Directory of the scheduler's journal, on the node of the process that starts the cluster; its former content is
         removed. Default: a temporary one.

@@ -95,7 +95,7 @@ def store(*, threads: int | None = None, filters: Filters | Mapping[str, Filters
     threads : int, optional
         Threads that sort and sum this worker's batches; default: the CPUs that Ray has assigned to it.
     filters : Filters, or one for each table's name, optional
-        As in :func:`shoal.connect`. Both parameters count for the first call only.
+        As in :func:`shoal.connect`. Both parameters have an effect in the first call only.
 
     Returns
     -------

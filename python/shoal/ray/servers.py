@@ -429,7 +429,7 @@ def start(config: ShoalConfig | None = None, *, workers: int = 1) -> RayCluster:
     Raises
     ------
     DeadlineExceededError
-        Ray has no place for the servers, or they did not join in time.
+        Ray could not place the servers in time, or they did not join in time.
     NotConnectedError
         An actor has died before it had joined.
 

@@ -35,7 +35,8 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
         Called in each worker, without arguments or with ``train_loop_config``. It gets its store from
         :func:`shoal.ray.store`.
     shoal_config : ShoalConfig, RayCluster or Connection, optional
-        The servers: their description, and they run as long as :meth:`fit`; or a running cluster, whose tables remain.
+        A description of the servers, which then run only during :meth:`fit`; or a running cluster, whose tables are
+        kept.
     train_loop_config : mapping, optional
         Argument of the loop.
     scaling_config : ray.train.ScalingConfig, optional
@@ -106,7 +107,7 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
             The nodes of Ray have less in all than the servers and workers request, and no other node has joined within
             the ``timeout`` of ``shoal_config``.
         ShoalError
-            The run has failed by an error of shoal, of a worker or of the servers, from which Ray's own was raised.
+            The run has failed with an error of shoal, in a worker or a server. It is raised from Ray's own error.
         ray.train.TrainingFailedError
             It has failed for another reason.
         """

@@ -30,7 +30,7 @@ class TooLargeError(RequestError):
 
 
 class UnavailableError(RequestError):
-    """It cannot be answered now: try again later."""
+    """A request that cannot be answered now: try again later."""
 
     status = 503
 
@@ -45,18 +45,18 @@ class Limits:
 
     Parameters
     ----------
-    body_bytes : int
-        Of one body.
+        body_bytes : int
+        Maximum size of a body.
     decoded_bytes : int
-        Of memory for the decoded content of one body, an upper bound that is computed before decoding.
+        Maximum memory of the decoded content of one body; an upper bound of it is computed before decoding.
     in_flight_bytes : int
-        Of memory for all pending requests: their bodies, and their decoded content.
+        Maximum memory of all pending requests: their bodies, and their decoded content.
     connections : int
-        Open at the same time. A further one replaces the connection that has been idle longest; if none is idle, it is
-        answered 503.
+        Maximum number of open connections. A further one replaces the connection that has been idle longest; if none
+        is idle, it is answered with 503.
     request_seconds : float
-        In which a request must arrive completely, from the connection or its first byte on, and in which the client
-        must read the answer.
+        Time in which a request must arrive completely, from the connection or its first byte on, and in which the
+        client must read the answer.
 
     Raises
     ------

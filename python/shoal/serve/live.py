@@ -63,7 +63,7 @@ class LiveModel(Reloadable):
     Raises
     ------
     ValueError
-        The tables are missing or those of another model, or it is a click model whose dense part is not on the servers.
+        The tables are missing or belong to another model, or a click model has its dense part not on the servers.
     ShoalError
         The cluster cannot be reached.
 

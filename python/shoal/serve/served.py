@@ -37,7 +37,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
     Raises
     ------
     ValueError
-        The export has no model: it is one of tables.
+        The export has no model: it was made from tables.
     ImportError
         It is a click model, and PyTorch is not installed.
     """
@@ -115,7 +115,7 @@ class ServedModel(Reloadable):
         Raises
         ------
         CorruptionError, ValueError
-            There is one that cannot be used: the current one stays.
+            There is a newer version that cannot be used; the current one is kept.
         """
         with self._turn:
             try:

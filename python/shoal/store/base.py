@@ -110,7 +110,7 @@ class Store(StoreFiles):
 
     @property
     def joined_at(self) -> int:
-        """Clock at which this worker joined its job: above 0, it replaced a worker that had died."""
+        """Clock at which this worker joined its job: above 0 if it replaced a worker that had died."""
         return 0
 
     @property
@@ -120,10 +120,10 @@ class Store(StoreFiles):
 
     @property
     def is_replacement(self) -> bool:
-        """Whether this worker has the place of one that died, from its last counted clock on, `joined_at`.
+        """Whether this worker replaces one that died, and continues after its last counted clock, `joined_at`.
 
-        Its first barriers are past: the ones that its predecessor has passed do not wait. So a program that begins
-        anew meets the others where its predecessor would have.
+        Barriers that its predecessor has passed do not wait. A program that begins anew therefore reaches the other
+        workers at the barrier at which its predecessor would have.
         """
         return False
 
@@ -449,9 +449,9 @@ class Store(StoreFiles):
 
         Notes
         -----
-        Sweeps are never automatic: call this at intervals of clocks, on one worker. Waiting keys whose admission rule
-        has expired them are removed too. Slots are locked one by one while other calls continue. On a cluster under
-        BSP rows are dropped at the end of the clock.
+        Only `fit` of a model sweeps by itself, after each pass. In other programs call this at intervals of clocks, on
+        one worker. Waiting keys that have expired by the admission rule are removed too. Slots are locked one by one
+        while other calls continue. On a cluster under BSP rows are dropped at the end of the clock.
 
         Examples
         --------
@@ -487,7 +487,7 @@ class Store(StoreFiles):
         return KeyBatch(keys, self._slots, self._workers, last)
 
     def close(self) -> None:
-        """Release all memory. Tables of the store raise :class:`shoal.errors.ClosedError` from then on.
+        """Release all memory. Afterwards tables of the store raise :class:`shoal.errors.ClosedError`.
 
         Waits for background saves, and raises the error of one whose future was dropped without waiting.
         """

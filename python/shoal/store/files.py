@@ -139,10 +139,10 @@ class StoreFiles(ABC):
         tables : iterable of str, optional
             Names of the tables to write; all of them if not given.
         since : path or URL, optional
-            Another checkpoint: only the changes since it are written, in ranges of hashes of about a row each. It must
-            be the last one that this store saved with ``track`` or ``since``, or loaded with ``track``, and must be
-            kept: the new one refers to it by its relative path. Tables that it does not have are written in
-            full.
+            Another checkpoint: only the changes since that checkpoint are written, in ranges of hashes of about a row
+            each. It must be the last one that this store saved with ``track`` or ``since``, or loaded with ``track``,
+            and must be kept: the new checkpoint refers to it by its relative path. Tables that it does not have are
+            written in full.
         track : bool
             Whether to record changes from now on, so that the next save can be a delta of this one; implied by
             ``since``. The record takes 1/8 to 1/6 byte per row.
@@ -155,7 +155,7 @@ class StoreFiles(ABC):
         progress : bool
             Whether to show a progress bar.
         storage_options : mapping, optional
-            Of the file system that a URL is opened by, such as ``{"endpoint_url": ...}``.
+            Options of the file system of a URL, such as ``{"endpoint_url": ...}``.
 
         Returns
         -------
@@ -343,7 +343,7 @@ class StoreFiles(ABC):
         progress : bool
             Whether to show a progress bar.
         storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `save`.
+            Options of the file system of a URL: see `save`.
 
         Raises
         ------

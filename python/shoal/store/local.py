@@ -31,11 +31,11 @@ def local(*, threads: int | None = None, slots: int = 1024, memory: int | None =
         Number of parts of the hash space: a power of two from 2 to 16384. The default suits a few rows to
         billions; results do not depend on it, except that limits are divided equally among slots.
     memory : int, optional
-        Bytes that the tables may use: index, rows and keys that wait. Never exceeded: each slot has its share, and a
-        push or assignment that needs more evicts the rows that the first of the table's expiry rules would drop
-        first. If the table has no rule, or the push has more new keys than rows can be evicted,
-        :class:`shoal.MemoryBudgetExceededError` is raised and nothing has changed. Default: no bound. Working memory
-        of calls is not counted, nor up to 2 MiB per table of allocated pages that rows do not fill yet.
+        Bytes that the tables may use: index, rows and keys that wait for admission. Never exceeded: each slot has its
+        share, and a push or assignment that needs more evicts the rows that the first of the table's expiry rules would
+        drop first. If the table has no rule, or the push has more new keys than rows can be evicted,
+        :class:`shoal.MemoryBudgetExceededError` is raised and nothing has changed. Default: no bound. Working memory of
+        calls is not counted, nor up to 2 MiB per table of allocated pages that rows do not fill yet.
 
     Returns
     -------

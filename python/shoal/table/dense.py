@@ -4,8 +4,8 @@
 
     float32[3, 500], block 1024:   key 0 has numbers 0..1023, key 1 has 1024..1499 and 548 of padding
 
-A block is a row like any other: hash order spreads blocks over the servers, pushes are summed and stepped by the
-table's optimizer, clocks and checkpoints apply to it. This module only maps the shape to blocks.
+A block is a row like any other: hash order distributes blocks over the servers, pushes are summed and applied by the
+table's optimizer, and clocks and checkpoints include it. This module only maps the shape to blocks.
 
 Threads: immutable but for its table; safe from any thread.
 """
@@ -200,7 +200,7 @@ class DenseTable:
         return self._shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Read a part, as NumPy indexes; of a first index that is a number or a range, only the blocks that it needs.
+        """Read a part, indexed as in NumPy; a number or a range as the first index reads only the blocks that it needs.
 
         Parameters
         ----------

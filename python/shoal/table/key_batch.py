@@ -79,7 +79,7 @@ class KeyBatch:
         return self._native.counts()
 
     def is_of(self, keys: Keys) -> bool:
-        """Whether it was made from exactly these keys, in this order; much cheaper than sorting them again.
+        """Return whether it was made from exactly these keys, in this order; much faster than sorting them again.
 
         Parameters
         ----------

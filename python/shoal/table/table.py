@@ -268,8 +268,8 @@ class Table:
         Notes
         -----
         Without ``after``, calls are sent in order, but no server waits for another one: a call may be executed on one
-        server before an earlier one is on another, and also overtake a message that was lost and is sent again. A clock
-        does not end before the calls that were made in it.
+        server before an earlier call is executed on another, or before an earlier message that was lost and is sent
+        again. A clock does not end before the calls that were made in it.
 
         On a cluster the servers may not have received the push when this returns; ``grads`` may still be changed.
         Under BSP a push is visible once every worker has ended the clock with ``store.tick()``.
@@ -849,8 +849,8 @@ class Table:
         Returns
         -------
         TableSweep
-            How many rows each rule would drop, their share of recent impressions (`Dropped` defines "recent"), and the
-            same at other thresholds.
+            How many rows each rule would drop, their share of recent occurrences (`shoal.lifecycle.Dropped` defines
+            "recent"), and the same at other thresholds.
 
         Raises
         ------

@@ -211,7 +211,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """What came out of the demonstration.
+    """Results of the demonstration.
 
     Attributes
     ----------
@@ -230,7 +230,7 @@ class DemoReport:
     peak_rss_bytes : int
         The most memory that the process held, all of Python included.
     model, picture, data : str or None
-        Where things are; no picture without matplotlib.
+        Paths of the results; no picture without matplotlib.
     """
 
     train: Metrics
@@ -266,7 +266,7 @@ def run(
     ----------
     out : Path
         Folder of the results: ``model``, ``learning_curve.png`` and, unless ``data`` is given, ``planted_train.tsv``
-        and ``planted_test.tsv``. Made if it is not there; what is there under these names is replaced.
+        and ``planted_test.tsv``. Created if it does not exist; existing files of these names are replaced.
     data : str, optional
         A real file. Without ``valid`` its last tenth is held out, cut between batches.
     data_format : str
@@ -282,7 +282,7 @@ def run(
     progress : bool
         Show a bar on standard error.
     log_line : callable
-        Takes the lines of the account.
+        Called with each line of the results.
 
     Returns
     -------

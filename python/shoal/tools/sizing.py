@@ -146,8 +146,8 @@ def estimate(
     servers : int, optional
         Number of servers, in place of ``memory``. Default: as few as ``replicas`` permits.
     replicas : int
-        Copies of each slot on other servers, of which there are more than copies. Each is as large as the rows, and
-        each push is executed once more for each.
+        Copies of each slot on other servers; less than the number of servers. Each copy is as large as the rows, and
+        each push is executed once more for each copy.
     examples : int
         Number of examples in one pass of training.
     features : int

@@ -56,8 +56,8 @@ class EmbeddingBag(SparseModule):
 
     Notes
     -----
-    As in torch an empty bag gives zeros, and of equal entries the first is the greatest. Sums are float64, rounded
-    once, with the same bits for any number of threads. Pushes are those of `Embedding`.
+    As in torch, an empty bag gives zeros, and "max" takes the first of equal entries. Sums are computed in float64,
+    rounded once, and bit-identical for any number of threads. Gradients are pushed as by `Embedding`.
 
     Examples
     --------

@@ -36,13 +36,13 @@ _PAUSE = 0.02  # seconds between two checks whether the first worker has set the
 
 
 class DenseParameters:
-    """The parameters of a module, kept and stepped by the servers. All workers of a job make it.
+    """The parameters of a module, stored and updated by the servers. All workers of a job must create it.
 
     Parameters
     ----------
     store : Store
     module : torch.nn.Module
-        Its parameters that currently require a gradient are used, each once; float32, any device.
+        The module. Its parameters that currently require a gradient are used, each once; float32, any device.
     optimizer : Optimizer
         The rule that a push applies, instead of an optimizer of torch.
     name : str
@@ -55,7 +55,7 @@ class DenseParameters:
     Raises
     ------
     ValueError
-        There is no such parameter, one is not float32, or the store has another array of that name.
+        No parameter requires a gradient, one is not float32, or the store has another array of that name.
     DeadlineExceededError
         The first worker did not set the array in time.
 
@@ -165,8 +165,8 @@ class DenseParameters:
         Returns
         -------
         Future
-            ``wait()`` returns once the push is applied. It need not be waited for: the store's next ``tick`` or
-            ``flush`` raises its error.
+            ``wait()`` returns once the push is applied. Waiting is optional: the store's next ``tick`` or ``flush``
+            raises the error of a push.
 
         Raises
         ------

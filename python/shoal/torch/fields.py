@@ -73,9 +73,9 @@ class Fields:
     log : bool
         Whether dense columns become ``sign(x) ln(1 + |x|)``, which suits counts.
     history : str or None
-        The field of which an example may have any number of features. To share the rows of the item, the reader must
-        hash them in the item's field: ``lists={"clicked": "ad"}`` of `shoal.read_csv` and `shoal.read_parquet`;
-        libffm's keys are used as they are written.
+        A field of which an example may have any number of features. For the features to share the rows of the item, the
+        reader must hash them in the item's field: ``lists={"clicked": "ad"}`` of `shoal.read_csv` and
+        `shoal.read_parquet`; libffm's keys are used as they are written.
     item : str or None
         The fixed field of the items in the history; required with ``history``.
     group : str or None

@@ -41,8 +41,8 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
     reader : Reader
         The whole data, not a split of it.
     prepare : callable, optional
-        Makes an item of a `shoal.Batch`, in the worker; tensors return through shared memory, arrays through a pipe.
-        With the start methods "spawn" and "forkserver" it must be picklable: a function of a module.
+        Makes an item of a `shoal.Batch`, in the worker process; tensors are returned through shared memory, arrays
+        through a pipe. With the start methods "spawn" and "forkserver" it must be picklable: a function of a module.
     rank, workers : int
         Rank of this process among the job's workers, and their number: each reads its own split of the data.
 
@@ -142,9 +142,9 @@ class BatchLoader:
 
     Notes
     -----
-    A pass that was left early, by ``break`` or an exception, cannot be continued: its processes end with its iterator.
-    An exception of a process is raised here in place of its batch, with the process's traceback as a note. The first
-    pass after `load_state_dict` resumes at the saved state, later ones begin at the first batch.
+    A pass that is left early, by ``break`` or an exception, cannot be continued: its processes end with its iterator.
+    An exception in a process is raised in place of its batch, with the process's traceback as a note. The first pass
+    after `load_state_dict` resumes at the saved state; later passes begin at the first batch.
 
     Examples
     --------

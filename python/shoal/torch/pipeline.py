@@ -79,20 +79,24 @@ class Pipeline:
     batches : iterable
         A `shoal.Reader`, a `BatchLoader`, a torch ``DataLoader``, a list, ...; iterated in the reading thread.
     modules : mapping of module to callable
-        For each embedding that is to be prepared, a function that returns the keys of a batch (as ``prepare`` made it)
-        that forward will call it with: a tensor, or one for each call. None: only read and prepare ahead.
+        For each embedding whose pulls are to be prepared, a function that returns, for a batch (as ``prepare`` made
+        it), the keys that forward will pass to the embedding: a tensor, or a list with one for each call. None: only
+        read and prepare ahead.
     staleness : int
-        Number of batches whose pushes a pull may miss. 0: none, the bits are those of the loop without a pipeline. s:
-        batch i computes with rows that have the pushes of this worker up to batch i - 1 - s, and none of later ones.
+        Number of batches whose pushes a pull may miss. 0: none; results are bit-identical to those of the loop without
+        a pipeline. s: batch i computes with rows that include the pushes of this worker up to batch i - 1 - s, and none
+        of later batches.
     prepare : callable, optional
         Makes an item of each batch, in the reading thread, such as tensors.
     ahead : int
         Sorted batches that may wait, in addition to the ``staleness`` ones whose pulls are pending; one more waits to
         be sorted.
     store : Store, optional
-        Ticked after each body. Its workers begin and end each pass together, with any number of batches each.
+        A store that is ticked after each body. Its workers begin and end each pass together, with any number of batches
+        each.
     group : torch.distributed.ProcessGroup, optional
-        Its processes make every step together, as those of DDP: a pass ends for all with the shortest.
+        A group whose processes make every step together, as with DDP: a pass ends for all when the first one has no
+        batch left.
     name : str
         Name of a small table by which the workers of ``store`` coordinate; different for pipelines that run at the same
         time.
@@ -124,7 +128,8 @@ class Pipeline:
     error of a pull is raised in the body that uses its rows. A pass that is left, by ``break``, an error or Ctrl-C,
     ends its threads, and waits for them for 5 seconds at most.
 
-    Waits for data without a limit; for servers, no longer than the store's deadline; for the group, than its own.
+    A pass waits for data without a limit, for servers until the store's deadline, and for the group until the timeout
+    of the group.
 
     Examples
     --------

@@ -64,7 +64,7 @@ _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
 
 
 class ClickModel(SavedPredictor):
-    """A torch module over tables of a store that learns from readers, predicts, is measured, saved and loaded.
+    """A click model: a torch module over tables of a store, with methods to train, predict, evaluate, save and load.
 
     Parameters
     ----------
@@ -75,12 +75,12 @@ class ClickModel(SavedPredictor):
     store : Store
         Of its tables.
     optimizer : torch.optim.Optimizer, callable or shoal.optim.Optimizer, optional
-        Of its dense parameters, or a function that makes it from a list of them; default: Adam with a learning rate of
-        0.001. The function is called when the model first learns or is saved. With ``dense="servers"`` one of
-        `shoal.optim`, which the servers apply; default: `shoal.Adam`.
+        Optimizer of the dense parameters, or a function that makes it from a list of them; default: Adam with a
+        learning rate of 0.001. The function is called when the model first learns or is saved. With ``dense="servers"``
+        an optimizer of `shoal.optim`, which the servers apply; default: `shoal.Adam`.
     dense : {"allreduce", "servers"}
-        How the workers of the store share its dense parameters: each has them, and gradients are summed over the
-        workers; or the servers have them, in a table "dense".
+        How the workers of the store share its dense parameters: "allreduce": each worker has a copy, and gradients are
+        summed over the workers; "servers": the servers hold them, in a table "dense".
     made_by : mapping, optional
         The settings that made the module, as JSON: saved with the model.
     staleness : int

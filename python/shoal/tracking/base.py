@@ -30,7 +30,7 @@ _NAMES = ("logloss", "auc", "calibration", "normalized_entropy")
 
 
 class Tracker(Callback):
-    """A callback that writes metrics; a kind of tracker defines where to.
+    """Base class of callbacks that write metrics; a subclass defines where they are written.
 
     A run begins with a fit and ends with it. In a ``with`` block the run ends with the block instead: several fits of
     one model, or a fit and its calibration, make one run.
@@ -90,7 +90,7 @@ class Tracker(Callback):
         ----------
         model : Model or ClickModel
         saved : path or URL, optional
-            The directory of the model; without one it is saved again where a tracker stores models.
+            The directory of the model; without it, a tracker that stores models saves the model again.
 
         Raises
         ------

@@ -79,7 +79,7 @@ class MLflow(Tracker):
 
     Notes
     -----
-    A folder that has files of MLflow before 3.x is used as it is, for which MLflow requires the environment variable
+    A folder with files of MLflow before 3.x is used unchanged; MLflow then requires the environment variable
     ``MLFLOW_ALLOW_FILE_STORE=true``.
 
     Examples

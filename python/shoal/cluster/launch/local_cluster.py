@@ -454,17 +454,18 @@ def launch(
     timeout : float
         Seconds for all processes to join, and the deadline of the store's calls.
     filters : Filters, or one for each table's name, optional
-        As in :func:`shoal.connect`, to measure their cost.
+        As in :func:`shoal.connect`.
     storage_roots : sequence of path or URL, optional
-        Where the servers may read and write the files of ``save`` and ``load``; default: below the current directory,
-        since any process that can connect to a port of this machine can request it (``docs/security.md``), or anywhere
-        if the environment names the directory of keys. A save or load elsewhere raises `StorageError`.
+        Directories and URLs below which the servers may read and write the files of ``save`` and ``load``; a save or
+        load elsewhere raises `StorageError`. Default: the current directory, since any process that can connect to a
+        port of this machine can request a save (``docs/security.md``); with keys, whose directory the environment
+        names, all paths.
     storage_options : mapping, optional
-        Options of the file system that opens URLs among them, such as ``{"endpoint_url": ...}``.
+        Options of the file systems of URLs among ``storage_roots``, such as ``{"endpoint_url": ...}``.
     allow_code : sequence of str or path
-        Directories and names of modules from which the servers may import the optimizers of tables
-        (`shoal.UserOptimizer`) and functions of rows; and ``"source"``, for functions that are sent as their source
-        (`shoal.by_source`). It is code that they run. Default: none.
+        Directories and names of modules from which the servers may import and run the optimizers of tables
+        (`shoal.UserOptimizer`) and functions of rows; ``"source"`` allows functions that are sent as their source
+        (`shoal.by_source`). Default: none.
     journal : path, optional
         Directory of the scheduler's journal, from which it continues if it dies and is started again; its former
         content is removed. Default: a temporary directory.
@@ -480,7 +481,7 @@ def launch(
     Returns
     -------
     ClusterStore
-        A context manager: the processes end with it. They also end when this process ends, in any way.
+        A context manager: the processes end with it, and also when this process ends, for whatever reason.
 
     Examples
     --------

@@ -343,7 +343,7 @@ class PendingReply(_Message, frozen=True, tag="waiting"):
 
 
 class ReportStream(_Message, frozen=True, tag="report-stream"):
-    """The server of a stream's primary reports what has become of the stream.
+    """The server of a stream's primary reports the state of the stream.
 
     ``state`` is "arrived": the backup has a copy of this arc in sync; "diverged": the backup's copies differ and are of
     no use; "stalled": the backup acknowledges nothing; "load": rows are loaded that the stream does not carry. ``arc``
@@ -566,7 +566,7 @@ class OrderReply(_Message, frozen=True, tag="done"):
 
 
 class Assign(_Message, frozen=True, tag="assign"):
-    """The newest map: what a server's endpoints shall serve, send and receive from now on.
+    """The newest map: what a server's endpoints have to serve, send and receive from now on.
 
     ``pending`` is an order that a dead server may not have executed: the server executes it on the copies that become
     primary, before they do, once for each number, and states the outcome. ``copy_rate`` is in bytes per second.
@@ -579,7 +579,7 @@ class Assign(_Message, frozen=True, tag="assign"):
 
 
 class Assigned(_Message, frozen=True, tag="assigned"):
-    """A server does what the map of this epoch says: what it no longer serves is committed on all copies.
+    """A server has carried out the map of this epoch; changes of arcs that it has given up are on all copies.
 
     ``outcome`` is that of the pending order; ``fault`` a text, after which the server cannot be used.
     """
@@ -624,7 +624,7 @@ class StreamProgress(_Message, frozen=True):
 
 
 class ArcLoad(_Message, frozen=True):
-    """What a server has of an arc that it serves: rows, their bytes, and how much they were used lately.
+    """The load of an arc that a server serves: rows, their bytes, and how much they were used recently.
 
     ``load`` is the number of rows that were read or changed, of which each heartbeat forgets a twentieth.
     """
@@ -636,7 +636,7 @@ class ArcLoad(_Message, frozen=True):
 
 
 class Figures(_Message, frozen=True):
-    """What a server or a worker reports of itself for displays: numbers, and counts by the least of each bucket."""
+    """Figures that a server or a worker reports for displays: numbers, and histograms by lower bounds of buckets."""
 
     numbers: Annotated[dict[_FigureName, float], Meta(max_length=1 << 14)] = {}
     histograms: Annotated[

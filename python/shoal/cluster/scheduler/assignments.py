@@ -1,4 +1,4 @@
-"""Assignments: each server makes the newest map so, in an order in which no arc has two primaries.
+"""Assignments: each server carries out the newest map, in an order in which no arc ever has two primaries.
 
 What servers have to do is declared. An assignment is the whole map; the newest counts, and a server that has missed
 some needs nothing else. A map is carried out in four stages, each of which begins when the one before it is confirmed:

@@ -95,13 +95,13 @@ class Stamped(_Record, frozen=True, tag="stamped"):
 
 
 class Planned(_Record, frozen=True, tag="planned"):
-    """It was time to look for arcs that lack copies or have to move."""
+    """It was time to plan: some arcs may lack copies or have to move."""
 
     now: float
 
 
 class DrainRequested(_Record, frozen=True, tag="drain"):
-    """A tool asked, by its request of this number, for the end of a server without the loss of its arcs."""
+    """A tool requested, by its request of this number, that a server is drained and ends."""
 
     now: float
     sender: bytes
@@ -110,7 +110,7 @@ class DrainRequested(_Record, frozen=True, tag="drain"):
 
 
 class RebalanceRequested(_Record, frozen=True, tag="rebalance"):
-    """A tool asked for equal sums of these weights everywhere, one for each arc; none: equally many arcs."""
+    """A tool requested equal sums of these weights, one for each arc, at all endpoints; none: equal numbers of arcs."""
 
     now: float
     sender: bytes
@@ -204,7 +204,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Settings(_State, frozen=True):
-    """What a cluster is started with; the same as long as it exists.
+    """The settings of a cluster; constant as long as it exists.
 
     Raises
     ------

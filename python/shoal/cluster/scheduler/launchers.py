@@ -10,7 +10,7 @@ __all__ = ["Launchers"]
 
 
 class Launchers:
-    """What has become of the launchers' programs.
+    """The launchers, and how their programs have ended.
 
     Attributes
     ----------

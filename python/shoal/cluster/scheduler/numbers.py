@@ -1,4 +1,4 @@
-"""Random numbers that a replay draws again.
+"""Random numbers that are the same in a replay.
 
 The k-th number depends on a seed and on k alone (a counter-based generator). Threads: one.
 """

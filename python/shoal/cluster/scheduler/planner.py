@@ -1,4 +1,4 @@
-"""Where arcs and their copies shall be: the next map after a death, an arrived copy, a join, a drain.
+"""Planning: where arcs and their copies should be, and the next map after a death, an arrived copy, a join or a drain.
 
 Everything here is a function of its arguments. A change of the map is made on a `Layout`, its mutable form.
 
@@ -32,7 +32,7 @@ _NO_STAMPS: Mapping[tuple[int, int], int] = {}
 
 
 class Wishes(NamedTuple):
-    """What the map shall come to.
+    """The goals of the plan.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ class Layout:
 
 
 def plan(layout: Layout, wishes: Wishes, *, may_move: bool) -> bool:
-    """Bring a layout nearer to the wishes.
+    """Change a layout toward the goals.
 
     Parameters
     ----------

@@ -353,11 +353,11 @@ class Replicas:
 
     @property
     def plan_at(self) -> float | None:
-        """When to look for arcs that lack copies or have to move; None: nothing has changed since the last time."""
+        """When to plan again: arcs may lack copies or have to move; None: nothing has changed since the last plan."""
         return self._plan_at if self._assignments.are_confirmed else None
 
     def plan(self) -> None:
-        """Bring the map nearer to what it shall be."""
+        """Change the map toward the goals of the planner."""
         layout, map = self._layout()
         now = self._peers.now
         pause = min(_MOVE_BYTES / self._settings.copy_rate, _MAX_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Which servers do not answer although nothing has refused a connection: stopped, or cut off.
+"""Detection of servers that do not answer although no connection was refused: stopped, or cut off.
 
 A ping-based failure detector. The data endpoints of the servers are pinged in rounds; an endpoint that has left
 `_MISSED` pings in a row unanswered is silent if its connection has ended as well. libzmq's own thread in the server

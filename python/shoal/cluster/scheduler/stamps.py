@@ -1,4 +1,4 @@
-"""Stamps: how far the copies of a dead server's arcs are, so that the one that has all that any has serves next.
+"""Stamps: how far the copies of a dead server's arcs are, so that the most advanced copy becomes the primary.
 
 The backups of a primary that has died have acknowledged different records. Each server with some of them closes the
 primary's streams, so that nothing more arrives, and reports the stamp of the last record that each arc has executed. As

@@ -1,4 +1,4 @@
-"""What the scheduler wants of a server, executed on its endpoints: orders, and assignments of arcs and streams.
+"""Execution of the scheduler's orders, and of its assignments of arcs and streams, on a server's endpoints.
 
 An order is executed once on all endpoints. Its result is reported when every stream has acknowledged the records of it:
 what the scheduler knows to be done survives the death of this server. An assignment is a map that the endpoints make
@@ -224,7 +224,7 @@ class ServerControl:
         )
 
     def unready(self, replicas: int) -> list[str]:
-        """Return what is missing: a map that is carried out, copies of what is served here, copies that arrive.
+        """Return why the server is not ready: no map is carried out, its slots lack copies, or copies are arriving.
 
         Parameters
         ----------

@@ -294,19 +294,20 @@ class ClusterStore(ConnectedStore):
 
         Notes
         -----
-        Blocks for a round trip to the scheduler, not until the server is empty: :meth:`cluster` shows how far it is.
+        Blocks for a round trip to the scheduler, not until the server is empty: :meth:`cluster` shows the progress.
         Pulls and pushes continue meanwhile. Safe from any thread.
         """
         self._check_usable()
         return self._scheduler.drain(server, timeout=self._timeout)
 
     def rebalance(self, by: str = "slots") -> str:
-        """Request that slots move until all endpoints have about equally much.
+        """Request that slots move until all endpoints have about equal numbers of slots, or of what ``by`` names.
 
         Parameters
         ----------
         by : {"slots", "rows", "bytes", "load"}
-            Of what: slots, rows, bytes of rows, or rows that were read or changed in about the last 20 heartbeats.
+            What is made equal: slots, rows, bytes of rows, or rows that were read or changed in about the last 20
+            heartbeats.
 
         Returns
         -------
@@ -322,7 +323,7 @@ class ClusterStore(ConnectedStore):
 
         Notes
         -----
-        Blocks for a round trip to the scheduler, not until the slots have moved: :meth:`cluster` shows where they are.
+        Blocks for a round trip to the scheduler, not until the slots have moved: :meth:`cluster` shows the progress.
         Pulls and pushes continue meanwhile. Safe from any thread.
         """
         self._check_usable()

@@ -68,7 +68,7 @@ def connect(
     tracing: bool | None = None,
     mode: Literal["train", "read"] = "train",
 ) -> ClusterStore | ReaderStore:
-    """Join a cluster as a worker: a store whose rows are on servers; or connect to read its tables.
+    """Join a cluster as a worker, or connect to it as a reader; the rows of the store are on the cluster's servers.
 
     Returns when all servers and all workers of the job have joined. The job ends when its last worker has closed its
     store; the tables are kept.
@@ -76,7 +76,7 @@ def connect(
     Parameters
     ----------
     address : str, optional
-        The scheduler's, ``tcp://host:port``; default: that of ``shoal launch`` or of the environment.
+        Address of the scheduler, ``tcp://host:port``; default: that of ``shoal launch`` or of the environment.
     consistency : Consistency
         What a pull may see of other workers' pushes: ``shoal.BSP()``, ``shoal.SSP(staleness)`` or ``shoal.ASP()``; the
         same for all workers.
@@ -94,22 +94,22 @@ def connect(
     filters : Filters, or one for each table's name, optional
         Compression of messages; default: none. Each worker may have its own.
     shared_storage : bool
-        Whether the servers see the directories that this worker saves to and loads from, by the same paths: then each
-        writes its own rows, while pushes continue, and reads them in a load. Object stores are visible to all. False:
-        this worker receives all rows and writes them while its pushes wait, and there are no deltas. The rows of a load
-        are sent by worker 0, whose setting decides.
+        Whether the servers see the directories that this worker saves to and loads from, by the same paths. If so, each
+        server writes its own rows, while pushes continue, and reads them in a load. Object stores are visible to all.
+        False: this worker receives all rows and writes them while its pushes wait, and there are no deltas. The rows of
+        a load are sent by worker 0; the setting of worker 0 applies.
     metrics_port : int or str, optional
-        ``PORT`` or ``HOST:PORT`` to answer HTTP requests for ``/healthz``, ``/readyz`` and ``/metrics`` at, for as long
-        as the store is open (``docs/cluster.md``). A port alone is one of 127.0.0.1. Default: from the environment, or
-        none.
+        ``PORT`` or ``HOST:PORT`` at which HTTP requests for ``/healthz``, ``/readyz`` and ``/metrics`` are answered,
+        for as long as the store is open (``docs/cluster.md``). Default host: 127.0.0.1. Default port: from the
+        environment, or none.
     tracing : bool, optional
         Whether the calls of the store are traced by OpenTelemetry, with the program's tracer provider
-        (``docs/monitoring.md``). Default: from the environment, where SHOAL_TRACING=1 also sets up the SDK of
-        OpenTelemetry if the program has not; or not.
+        (``docs/monitoring.md``). Default: False, or from the environment: SHOAL_TRACING=1 turns tracing on, and sets up
+        the SDK of OpenTelemetry if the program has not.
     mode : {"train", "read"}
-        "read": the store reads the tables that workers make, at any time, while they train; it is part of no job, and
-        no worker waits for it. Returns when all servers have joined; a call that changes something raises ValueError.
-        The arguments that describe a worker are not allowed.
+        "read": the store reads the tables that workers make, at any time, while they train. It is part of no job, and
+        no worker waits for it. `connect` then returns when all servers have joined; calls that change rows raise
+        ValueError. The arguments that describe a worker are not allowed.
 
     Returns
     -------
@@ -119,7 +119,7 @@ def connect(
     Raises
     ------
     NotConnectedError
-        There is no answer at the address, or a server cannot be reached from here.
+        No scheduler answers at the address, or a server cannot be reached from here.
     DeadlineExceededError
         Servers or workers are missing: the message has their number.
     ValueError
@@ -129,8 +129,8 @@ def connect(
 
     Notes
     -----
-    Blocks. The store is safe from any thread; a forked child makes its own connection. If SHOAL_LOG_FORMAT is set and
-    the program has not set up `logging`, it is set up as by :func:`shoal.configure_logging`.
+    Blocks. The store may be used from any thread; a forked child must make its own connection. If SHOAL_LOG_FORMAT is
+    set and the program has not set up `logging`, it is set up as by :func:`shoal.configure_logging`.
     """
     address = address or find_scheduler(os.environ)
     if address is None:

@@ -42,15 +42,15 @@ class Filters:
     Parameters
     ----------
     key_caching : bool
-        Exact. A list of keys that the server still has is sent as a digest of 16 bytes: in the push after a pull of the
-        same batch, and for the same batch in a later pass.
+        Exact. A list of keys that the server still has is sent as a digest of 16 bytes, for example in the push after a
+        pull of the same batch, and for the same batch in a later pass.
     zeros : bool
         Exact. Gradients and weights that are zero are sent as one bit each, if that takes fewer bytes.
     gradients : str
-        ``"float32"``; unbiased: ``"bfloat16"`` or ``"float16"``, by stochastic rounding to one of the two nearest
-        numbers.
+        Type in which gradients are sent: ``"float32"``, exact; ``"bfloat16"`` or ``"float16"``, unbiased, by stochastic
+        rounding to one of the two nearest numbers.
     weights : str
-        Of pulls, likewise.
+        Type in which the weights of pulls are sent, likewise.
     threshold : float
         Unbiased. A row whose largest absolute gradient m is below it is sent with probability m / threshold, scaled
         by threshold / m, and as zeros otherwise; with `zeros`, those take a bit each. 0: all rows are sent.
@@ -88,7 +88,7 @@ class Filters:
 
     @property
     def exact(self) -> bool:
-        """Whether results have the same bits as without filters."""
+        """Whether results are bit-identical to those without filters."""
         return self.gradients == self.weights == "float32" and self.threshold == 0
 
     def exact_part(self) -> Filters:

@@ -49,7 +49,7 @@ def report(
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path | str:
-    """Write a report of a model: one HTML file that needs nothing else and loads nothing.
+    """Write a report of a model: one HTML file that loads no other files.
 
     Parameters
     ----------
@@ -61,15 +61,16 @@ def report(
         Held-out examples of the model's format, measured exactly. Without them the report shows what the model
         recorded about its validation data.
     data_name : str, optional
-        What to call them; the name of the reader's file, or "held out", if not given.
+        Name of the data in the report; default: the name of the reader's file, or "held out".
     names : mapping of int to str, optional
-        Names of features by their keys; if not given, those that were saved with the model. Others show as numbers.
+        Names of features by their keys; default: those that were saved with the model. Other features are shown as
+        numbers.
     top : int
         How many of the largest weights to show; 0 for none.
     threads : int, optional
         Threads of the store; default: all cores.
     storage_options : mapping, optional
-        Of the file system that URLs are opened by: see `shoal.Store.save`.
+        Options of the file system of a URL: see `shoal.Store.save`.
 
     Returns
     -------
