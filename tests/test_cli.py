@@ -46,6 +46,7 @@ def logs(tmp_path_factory):
         ]
         (folder / name).write_text("\n".join(rows) + "\n")
 
+    (folder / "stars.csv").write_text("stars,kind\n" + "".join(f"{i % 5},k{i % 7}\n" for i in range(200)))
     for name in ("ads_0.csv", "ads_1.csv"):
         sites, users, prices = rng.integers(0, 9, 800), rng.integers(0, 40, 800), rng.random(800)
         clicks = (rng.random(800) < 1 / (1 + np.exp(-np.sin(sites * users)))).astype(int)

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import shoal
 from shoal import Batch, LogisticRegression
 from shoal.models import MulticlassRegression
-from shoal.models.multiclass import multinomial_losses
+from shoal.models.multiclass_metrics import multinomial_losses
 from shoal.sklearn import FTRLClassifier
 
 

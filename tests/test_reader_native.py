@@ -104,6 +104,7 @@ def test_arrays_that_do_not_fit_are_refused(change, complaint):
         "spans": None,
         "row": 0,
         "labelled": True,
+        "classes": 0,
     }
     block, start = change.get("block", b"1 2:3\n"), change.get("start", 0)
     _reader.parse_libsvm(b"1 2:3\n", 0, SimpleNamespace(**arrays), False)

@@ -13,7 +13,7 @@
 #
 #   block    whole lines of text          ...1 3:1 7:0.5\n-1 2:1\n
 #   arrays   an object with these attributes; shoal.data.rows.RowBuffer is one
-#     labels    float32, one per row, 0 or 1
+#     labels    float32, one per row, 0 or 1; the number of a class if classes > 0
 #     weights   float32, one per row, or None if the format has none
 #     indptr    int64; row r has keys[indptr[r]:indptr[r + 1]], and values, fields and spans likewise
 #     keys      uint64
@@ -22,6 +22,7 @@
 #     spans     int64[, 2], the offsets of each feature's text in the block, or None if not requested
 #     row       the number of rows already in the arrays
 #     labelled  whether lines have labels and weights; if not, labels become NaN and weights 1 for any line
+#     classes   number of classes of labels that are their numbers; 0: labels are 0/1 or -1/+1
 #
 # Every parse_*(block, start, arrays, ..., skip) appends the lines of block[start:] as rows from arrays.row on, and
 # returns (end, lines, row, skipped, fault, at): block[start:end] was consumed, `lines` lines of it, and the arrays now

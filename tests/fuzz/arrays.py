@@ -22,6 +22,7 @@ class Arrays:
         labelled: bool = True,
     ) -> None:
         self.labelled = labelled
+        self.classes = 0
         self._guarded: list[np.ndarray] = []
         self.labels = self._cut(rows, np.float32)
         self.weights = self._cut(rows, np.float32) if weighted else None

@@ -15,7 +15,7 @@ from shoal.base.logs import is_json
 from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import command, log_options, machine, open_reader
 from shoal.cli.tracking import make_trackers, tracking_options
-from shoal.cli.train import exit_status, open_store, resuming, saving
+from shoal.cli.train import open_store, resuming
 from shoal.cli.train_options import (
     add_cluster_options,
     add_progress_option,
@@ -23,6 +23,7 @@ from shoal.cli.train_options import (
     add_tracking_options,
     parse_model_grid,
 )
+from shoal.cli.train_run import exit_status, saving
 from shoal.cli.train_summary import (
     finished_already,
     fit_facts,

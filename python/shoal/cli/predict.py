@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import secrets
 import sys
@@ -17,6 +18,7 @@ from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
 
 if TYPE_CHECKING:
     from shoal.data import Reader
+    from shoal.models import MulticlassRegression
     from shoal.models.predictor import Predictor
 
 PREDICT_EXAMPLES = """\
@@ -24,9 +26,10 @@ examples:
   $ shoal predict ctr --data day_1.tsv --output day_1.probabilities
   $ shoal predict ctr --data day_1.tsv --output - | head -3
 
-The output has one probability of label 1 per example, in the order of the data, with all digits of a float64. The file
-appears when it is complete. The data has the model's format. Labels are ignored and may be missing: the label column of
-csv and parquet, the first column of criteo, the first word of libsvm and libffm, the text before the bar of vw.
+The output has one probability of label 1 per example, in the order of the data, with all digits of a float64; of a
+model of several classes the probabilities of all classes, separated by tabs. The file appears when it is complete. The
+data has the model's format. Labels are ignored and may be missing: the label column of csv and parquet, the first
+column of criteo, the first word of libsvm and libffm, the text before the bar of vw.
 """
 
 EVALUATE_EXAMPLES = """\
@@ -38,6 +41,7 @@ examples:
   AUC          share of (positive, negative) pairs in the right order; ties count half
   calibration  positives divided by predicted positives: 1 is perfect
   NE           normalized entropy: logloss divided by that of always predicting the share of positives
+  accuracy     of several classes: share of the examples whose likeliest class is their own
 """
 
 
@@ -65,8 +69,11 @@ def predict(arguments: argparse.Namespace) -> Answer:
         called = "standard output" if arguments.output == "-" else arguments.output
         with naming(called), _output(arguments.output) as file:
             for batch in reader.unlabelled():
-                p = model.predict_proba(batch).tolist()
-                file.write("".join([f"{x!r}\n" for x in p]))
+                p = model.predict_proba(batch)
+                if p.ndim == 2:  # of several classes
+                    file.write("".join(["\t".join(map(repr, row)) + "\n" for row in p.tolist()]))
+                else:
+                    file.write("".join([f"{x!r}\n" for x in p.tolist()]))
                 examples += len(p)
         skipped = f"{counted(reader.skipped, 'malformed line')} skipped, without output"
         note = f", {skipped}" if reader.skipped else ""
@@ -78,10 +85,16 @@ def predict(arguments: argparse.Namespace) -> Answer:
 
 def evaluate(arguments: argparse.Namespace) -> Answer:
     """Measure predictions against the labels."""
+    from shoal.models import MulticlassRegression
     from shoal.models.evaluation import measure
 
     note = ""
     with _loaded(arguments) as (model, reader):
+        if isinstance(model, MulticlassRegression):
+            found = model.evaluate(reader)
+            note = f"\n{counted(reader.skipped, 'malformed line')} skipped" if reader.skipped else ""
+            facts = {"model": arguments.model, "data": reader.path, "skipped": reader.skipped}
+            return Answer(f"{found}{note}", facts | dataclasses.asdict(found))
         metrics, _, grouped = measure([model], reader)[0]
         if grouped is not None:
             note = (
@@ -105,7 +118,7 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
 
 
 @contextmanager
-def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]:
+def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor | MulticlassRegression, Reader]]:
     """Load the model, and open the data in the model's format."""
     from shoal import models
     from shoal.models import files
@@ -116,11 +129,13 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
         where = open_dir(arguments.model)
         if where.kind() is None:
             raise ValueError(f"{where}: there is no such model")
-        model: Predictor
-        if files.read(where).model == files.CLICK:
+        model: Predictor | MulticlassRegression
+        if (kind := files.read(where).model) == files.CLICK:
             from shoal.torch import load
 
             model = load(where, store=store)
+        elif kind == files.MULTICLASS:
+            model = models.MulticlassRegression.load(where, store=store)
         else:
             model = models.load(where, store=store)
         form = arguments.format or model.format

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.base.interrupts import at_boundaries, status_of
-from shoal.base.logs import is_json
 from shoal.base.plural import counted
 from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import (
     columns,
     command,
-    format_of,
     log_options,
     machine,
-    open_reader,
     reading,
-    schema_of,
 )
 from shoal.cli.tracking import make_trackers, tracking_options
 from shoal.cli.train_options import (
+    add_class_options,
     add_cluster_options,
     add_factor_options,
     add_fit_options,
@@ -36,6 +32,7 @@ from shoal.cli.train_options import (
     add_tracking_options,
     parse_grid,
 )
+from shoal.cli.train_run import check_learned, exit_status, saving, training_data
 from shoal.cli.train_summary import (
     count_names,
     filter_summary,
@@ -55,7 +52,6 @@ if TYPE_CHECKING:
     from shoal.data import Reader
     from shoal.models import DBPG, LogisticRegressionGrid, Model
     from shoal.models.fit_checkpoints import Resume
-    from shoal.storage.base import StoragePath
     from shoal.store.base import Store
 
 EXAMPLES = """\
@@ -95,6 +91,9 @@ examples:
 
   with the progressive loss at powers of two, as Vowpal Wabbit prints it, instead of a progress bar:
   $ shoal train lr --data train.libsvm --format libsvm --progress 2.0 --output lines
+
+  of five classes, whose numbers 0 to 4 are the labels:
+  $ shoal train lr --data stars.csv --format csv --label stars --classes 5 --output stars
 
   to convergence under an L1 penalty, with the examples in memory:
   $ shoal train lr --data train.libsvm --format libsvm --solver dbpg --l1 2 --output sparse
@@ -149,6 +148,7 @@ def add(commands: Any) -> Any:
     add_fit_options(lr)
     add_ftrl_options(lr)
     add_normalized_option(lr)
+    add_class_options(lr)
     add_solver_options(lr)
     add_lifecycle_options(lr)
     add_tracking_options(lr)
@@ -221,16 +221,22 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     from shoal.models import LogisticRegression, LogisticRegressionGrid
     from shoal.optim import FTRL
 
+    if arguments.classes is not None:
+        from shoal.cli.train_classes import train_classes
+
+        return train_classes(arguments)
+    if arguments.multi_class is not None:
+        raise ValueError("--multi-class requires --classes")
     solver = _solver(arguments)
     if solver is not None:
-        train, how = _data(arguments, [arguments.output])
+        train, how = training_data(arguments, [arguments.output])
         with open_store(arguments) as store:
             return fitted(arguments, LogisticRegression(None, store, solver=solver, **_table_of(arguments)), train, how)
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     if not arguments.grid:
         if arguments.save_all:
             raise ValueError("--save-all requires --grid")
-        train, how = _data(arguments, [arguments.output])
+        train, how = training_data(arguments, [arguments.output])
         with open_store(arguments) as store:
             return fitted(arguments, LogisticRegression(optimizer, store, **_table_of(arguments)), train, how)
     if arguments.checkpoint_every is not None or arguments.resume:
@@ -257,7 +263,7 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     factors = Adagrad(lr=arguments.factors_lr, n0=arguments.factors_n0, weight_decay=arguments.factors_l2)
     init = Normal(arguments.init_std, seed=arguments.seed)
-    train, how = _data(arguments, [arguments.output])
+    train, how = training_data(arguments, [arguments.output])
     with open_store(arguments) as store:
         model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, **_table_of(arguments))
         return fitted(arguments, model, train, how)
@@ -329,7 +335,7 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
         interrupted = interrupt
     except FitFinishedError:
         over = True
-    _check_learned(model.examples, train, interrupted)
+    check_learned(model.examples, train, interrupted)
     (extra, facts), (more, filters) = solver_summary(model), filter_summary(model.store)
     extra, facts = extra + more, facts | filters
     if rank != 0:
@@ -389,60 +395,6 @@ def resuming(arguments: argparse.Namespace) -> Resume:
     return "appended" if arguments.allow_appended else bool(arguments.resume)
 
 
-@contextlib.contextmanager
-def saving(interrupted: KeyboardInterrupt | None) -> Iterator[Callable[[], KeyboardInterrupt | None]]:
-    """Defer a first Ctrl-C or SIGTERM until the model is saved; ``interrupted`` is one that came before."""
-    if interrupted is not None:
-        yield lambda: interrupted
-        return
-    with at_boundaries() as stopped:
-        yield stopped
-
-
-def exit_status(interrupted: KeyboardInterrupt | None) -> int:
-    """Return the exit status of a fit that was interrupted, or was not."""
-    return DONE if interrupted is None else status_of(interrupted)
-
-
-def _data(arguments: argparse.Namespace, targets: Sequence[StoragePath]) -> tuple[Reader, dict[str, Any]]:
-    """Return the training data and the arguments of the fit, after every check that needs no training."""
-    from shoal.data import FeatureNames
-    from shoal.models import files
-
-    if arguments.names and (arguments.checkpoint_every is not None or arguments.resume):
-        raise ValueError("--names needs an uninterrupted fit: leave out --checkpoint-every and --resume")
-    for target in targets:
-        files.check_target(target, overwrite=arguments.overwrite or arguments.resume)
-    form = format_of(arguments, arguments.data)
-    schema = schema_of(arguments)
-    names = FeatureNames() if arguments.names else None
-    train = open_reader(arguments.data, form, arguments, schema, names)
-    valid = None if arguments.valid is None else open_reader(arguments.valid, form, arguments, schema)
-    if arguments.patience is not None and valid is None:
-        raise ValueError("--patience requires --valid")
-    if arguments.calibrate is not None and valid is None:
-        raise ValueError("--calibrate requires --valid: examples that the model was not trained on")
-    for target in targets:
-        files.make_target(target)
-    return train, {
-        "valid": valid,
-        "epochs": arguments.epochs,
-        "shuffle": arguments.shuffle,
-        "negative_rate": arguments.negative_rate,
-        "warm_up": not arguments.no_warm_up,
-        "seed": arguments.seed,
-        "patience": arguments.patience,
-        "min_delta": arguments.min_delta,
-        "metric": arguments.metric,
-        "progress": arguments.progress if arguments.progress is not None else not (arguments.quiet or is_json()),
-    }
-
-
-def _check_learned(examples: int, train: Reader, interrupted: KeyboardInterrupt | None) -> None:
-    if examples == 0:
-        raise interrupted or ValueError(f"{train.why_empty()}: the model was not trained")
-
-
 def _calibrate(
     arguments: argparse.Namespace, models: Sequence[Model], valid: Reader | None
 ) -> KeyboardInterrupt | None:
@@ -465,13 +417,13 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     target = open_dir(arguments.output)
     folders = [target.child(settings_name(settings)) for settings in grid.settings] if arguments.save_all else [target]
     options = tracking_options(arguments)
-    train, how = _data(arguments, folders)
+    train, how = training_data(arguments, folders)
     interrupted: KeyboardInterrupt | None = None
     try:
         grid.fit(train, **how)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
-    _check_learned(grid.examples, train, interrupted)
+    check_learned(grid.examples, train, interrupted)
     results = grid.results(arguments.metric)
     saved = results if arguments.save_all else results[:1]
     where = [target.child(settings_name(result.settings)) if arguments.save_all else target for result in saved]

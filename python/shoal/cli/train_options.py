@@ -159,6 +159,21 @@ def add_normalized_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_class_options(parser: argparse.ArgumentParser) -> None:
+    """Add the number of classes, and the loss of several."""
+    group = parser.add_argument_group(
+        "several classes",
+        "Labels are numbers of classes: 0, 1, ..., K - 1. FTRL has a weight for each class and feature.",
+    )
+    group.add_argument("--classes", type=int, metavar="K", help="number of classes, 3 or more")
+    group.add_argument(
+        "--multi-class",
+        choices=("multinomial", "ovr"),
+        help="loss: cross-entropy of softmax (multinomial, the default), or a binary regression for each class against "
+        "the others (ovr)",
+    )
+
+
 def add_solver_options(parser: argparse.ArgumentParser) -> None:
     """Add the choice of the solver, and the settings of the batch solver."""
     group = parser.add_argument_group(

@@ -176,9 +176,16 @@ class TableReader(Reader):
 
     def _batch(self, file: File, table: Any, first: int) -> Batch:
         """Turn a record batch into features."""
-        fielded = self._settings.fielded
+        settings = self._settings
         try:
-            return featured(table, self._columns, self.names, fielded=fielded, labelled=self._labelled)
+            return featured(
+                table,
+                self._columns,
+                self.names,
+                fielded=settings.fielded,
+                labelled=self._labelled,
+                classes=settings.classes,
+            )
         except RowError as error:
             raise ValueError(f"{file.name}, row {first + error.row}, column {error.column!r}: {error}") from None
 
@@ -229,7 +236,9 @@ class RowError(ValueError):
         self.column = column
 
 
-def featured(table: Any, columns: Columns, named: FeatureNames | None, *, fielded: bool, labelled: bool) -> Batch:
+def featured(
+    table: Any, columns: Columns, named: FeatureNames | None, *, fielded: bool, labelled: bool, classes: int = 0
+) -> Batch:
     """Turn the rows of a record batch into examples.
 
     Raises
@@ -259,7 +268,7 @@ def featured(table: Any, columns: Columns, named: FeatureNames | None, *, fielde
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1, dtype=np.int64))])
     labels, weights = np.full(rows, np.nan, np.float32), None
     if labelled:
-        labels = _labels(table, columns)
+        labels = _labels(table, columns, classes)
         weights = None if columns.weight is None else _weights(table.column(columns.weight), columns.weight)
     flat, products = keys[there], None if values is None else values[there]
     of = np.broadcast_to(fields, keys.shape)[there] if columns.pairs or columns.lists or fielded else None
@@ -366,7 +375,7 @@ def _spell(name: str, text: memoryview | bytes, begin: int, end: int, field: int
     return f"{name}={decoded(text[begin:end])}"
 
 
-def _labels(table: Any, columns: Columns) -> NDArray[np.float32]:
+def _labels(table: Any, columns: Columns, classes: int) -> NDArray[np.float32]:
     name = columns.label
     assert name is not None, "a reader with labels has a column of them"
     column = table.column(name)
@@ -376,6 +385,11 @@ def _labels(table: Any, columns: Columns) -> NDArray[np.float32]:
         equal: NDArray[np.bool_] = keys == hash_strings([columns.positive])[0]
         return equal.astype(np.float32)
     numbers = _numbers(column, name, "this is the label, pass positive= with the text that is 1")
+    if classes:
+        if len(bad := np.flatnonzero(~((numbers >= 0) & (numbers < classes) & (numbers == np.floor(numbers))))):
+            which = f"0 to {classes - 1} are the numbers of the classes"
+            raise RowError(f"the label is {numbers[bad[0]]:g}, and {which}", int(bad[0]), name)
+        return numbers.astype(np.float32)
     if len(bad := np.flatnonzero(~np.isin(numbers, (-1, 0, 1)))):
         raise RowError(f"the label is {numbers[bad[0]]:g}, neither 0/1 nor -1/+1", int(bad[0]), name)
     labels: NDArray[np.float32] = (numbers == 1).astype(np.float32)

@@ -293,6 +293,30 @@ class Reader(ABC):
         reader._original = self
         return reader
 
+    def with_classes(self, classes: int) -> Reader:
+        """Return this reader for labels that are numbers of classes: 0, 1, ..., ``classes`` - 1.
+
+        Parameters
+        ----------
+        classes : int
+            2 or more.
+
+        Returns
+        -------
+        Reader
+            For `shoal.models.MulticlassRegression`; models of two classes take labels of 0/1 or -1/+1.
+
+        Raises
+        ------
+        ValueError
+            There are fewer than two classes, or the reader has the text of a positive label.
+        """
+        if self._schema.get("positive") is not None:
+            raise ValueError("labels of several classes are numbers: leave positive (--positive) out")
+        if classes < 2:
+            raise ValueError(f"classes is {classes}: pass 2 or more")
+        return self._with(replace(self._settings, classes=classes))
+
     def _of_labels(self) -> Reader | None:
         """Return a reader in which the texts of the labels are the only features, if labels are texts."""
         return None

@@ -43,6 +43,8 @@ class RowBuffer:
         Whether batches have the fields of their features.
     labelled : bool
         Whether lines have labels and weights. Otherwise both are ignored and labels are NaN.
+    classes : int
+        The number of classes, if labels are their numbers; 0: labels are 0/1 or -1/+1.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class RowBuffer:
         spell: Spell = of_numbers,
         fielded: bool = False,
         labelled: bool = True,
+        classes: int = 0,
     ) -> None:
         self.row = 0
         self.labelled = labelled
+        self.classes = classes
         self._names = names
         self._noted = 0  # features
         self._spell = spell
@@ -180,6 +184,8 @@ class Format:
         Whether batches have the fields of their features.
     labelled : bool
         Whether lines have labels.
+    classes : int
+        The number of classes, if labels are their numbers.
     of_labels : callable, optional
         Returns the format in which the texts of the labels are the only features, where labels are texts.
     """
@@ -195,6 +201,7 @@ class Format:
     schema: Mapping[str, Any] = field(default_factory=dict)
     fielded: bool = False
     labelled: bool = True
+    classes: int = 0
     of_labels: Callable[[], Format] | None = None
 
     def rows(self, most: int) -> RowBuffer:
@@ -208,6 +215,7 @@ class Format:
             spell=self.spell,
             fielded=self.fielded,
             labelled=self.labelled,
+            classes=self.classes,
         )
 
     def with_interactions(self, interactions: Interactions, number: Callable[[Field], int]) -> Format:

@@ -15,6 +15,7 @@ __all__ = ["BEGINNING", "FileSplit", "OnError", "Settings"]
 OnError = Literal["raise", "skip"]
 
 BEGINNING = Cursor()
+_MOST_CLASSES = 1 << 24  # whose numbers are exact in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Settings:
     names: FeatureNames | None = None
     fielded: bool = False
     labelled: bool = True
+    classes: int = 0  # whose numbers labels are; 0: labels are 0/1 or -1/+1
     rank: int = 0
     num_splits: int = 1
     begin: Cursor = BEGINNING
@@ -42,6 +44,8 @@ class Settings:
             raise ValueError(f"reader_threads is {self.reader_threads}: pass 1 or more")
         if not isinstance(self.names, FeatureNames | None):
             raise TypeError(f"names is a {type(self.names).__name__}: pass shoal.FeatureNames(), which the passes fill")
+        if not (self.classes == 0 or 2 <= operator.index(self.classes) <= _MOST_CLASSES):
+            raise ValueError(f"classes is {self.classes}: pass 2 to {_MOST_CLASSES:,}")
         if not 0 <= operator.index(self.rank) < operator.index(self.num_splits):
             raise ValueError(f"split {self.rank} of {self.num_splits}: pass a rank from 0 to the number of splits - 1")
 

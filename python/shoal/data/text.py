@@ -59,7 +59,13 @@ class TextReader(Reader):
         settings = self._settings
         skip = settings.on_error == "skip"
         labelled = self._form.labelled and settings.labelled
-        form = replace(self._form, names=settings.names, fielded=settings.fielded, labelled=labelled)
+        form = replace(
+            self._form,
+            names=settings.names,
+            fielded=settings.fielded,
+            labelled=labelled,
+            classes=settings.classes,
+        )
         return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.reader_threads)
 
     def with_fields(self) -> Reader:

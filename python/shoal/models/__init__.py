@@ -5,6 +5,7 @@
     linear_weights.py    the linear weights of a model: bias, weights, scales, largest weights
     logistic.py          logistic regression
     multiclass.py        logistic regression over any number of classes
+    multiclass_metrics.py  their loss and metrics
     fm.py                factorization machine
     scales.py            the divisors of values in normalized models
     dbpg.py              delayed block proximal gradient: logistic regression to its optimum
@@ -46,6 +47,7 @@ from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import Model
 from shoal.models.multiclass import MulticlassRegression
+from shoal.models.multiclass_metrics import MulticlassMetrics, MulticlassPass
 from shoal.models.plan import Plan
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
@@ -63,6 +65,8 @@ __all__ = [
     "LogisticRegression",
     "LogisticRegressionGrid",
     "Model",
+    "MulticlassMetrics",
+    "MulticlassPass",
     "MulticlassRegression",
     "Pass",
     "Plan",
@@ -77,7 +81,7 @@ __all__ = [
 _CLASSES: dict[str, type[Model]] = {one.kind: one for one in (LogisticRegression, FactorizationMachine)}
 
 
-def exported(description: Mapping[str, Any], store: Store) -> Model:
+def exported(description: Mapping[str, Any], store: Store) -> Model | MulticlassRegression:
     """Make the model of an export (`files.for_export`), over tables that are in the store.
 
     Raises
@@ -86,6 +90,8 @@ def exported(description: Mapping[str, Any], store: Store) -> Model:
         It is of a kind that this version does not know, or requires PyTorch.
     """
     kind = description["kind"]
+    if kind == files.MULTICLASS:
+        return MulticlassRegression.exported(description, store)
     if kind not in _CLASSES:
         raise ValueError(f"a {kind} is not made of tables alone: those are {', '.join(_CLASSES)}")
     return _CLASSES[kind].exported(description, store)
@@ -99,4 +105,9 @@ def load(
     kind = files.read(where).model
     if kind == files.CLICK:
         raise ValueError(f"{where} is a click model, which requires PyTorch: load it with shoal.torch.load")
+    if kind == files.MULTICLASS:
+        raise ValueError(
+            f"{where} is a model of several classes, which only shoal.load, MulticlassRegression.load, shoal evaluate, "
+            "predict, export and serve read"
+        )
     return _CLASSES[kind].load(where, store=store)

@@ -49,8 +49,9 @@ FORMAT = "shoal model"
 VERSION = 1
 LOGISTIC = "logistic regression"
 FACTORIZATION = "factorization machine"
+MULTICLASS = "multiclass regression"
 CLICK = "click model"
-KINDS = (LOGISTIC, FACTORIZATION, CLICK)
+KINDS = (LOGISTIC, FACTORIZATION, MULTICLASS, CLICK)
 
 _MAY_BE_MISSING = (
     "valid",
@@ -97,6 +98,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     tower: str | None = None
     tower_crc32c: str | None = None
     click: dict[str, Any] | None = None  # the settings that make a click model
+    multiclass: dict[str, Any] | None = None  # classes and loss of a multiclass regression
     fit_state: FitState | None = msgspec.field(default=None, name="standing")  # of a fit that is not over
 
 
@@ -261,6 +263,7 @@ def describe(described: ModelFile) -> dict[str, Any]:
         "calibration": described.calibration,
         "examples": described.examples,
         "click": described.click,
+        **({} if described.multiclass is None else {"multiclass": described.multiclass}),
     }
 
 

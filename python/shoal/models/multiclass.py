@@ -7,7 +7,8 @@
 The gradient of a batch is a sum over its examples, each times its weight, one optimizer step per unique key, as in
 logistic.py, whose kernels compute each column. One pull and one push serve all classes.
 
-Labels of a batch are numbers of classes: 0, 1, ..., K - 1.
+Labels of a batch are numbers of classes: 0, 1, ..., K - 1. A directory holds a model as files.py describes it, without
+a history.
 
 Threads: learning belongs to one thread at a time. Predictions may run at the same time.
 """
@@ -15,64 +16,39 @@ Threads: learning belongs to one thread at a time. Predictions may run at the sa
 from __future__ import annotations
 
 import tempfile
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.interrupts import at_boundaries
 from shoal.base.machine import cores
-from shoal.data import Batch
+from shoal.data import Batch, Reader
+from shoal.models import files, preprocessing
+from shoal.models.history import History
 from shoal.models.learner import Floats
 from shoal.models.linear_weights import BIAS_KEY
+from shoal.models.multiclass_metrics import MulticlassMetrics, MulticlassPass, MulticlassSums, multinomial_losses
+from shoal.models.plan import Plan
+from shoal.models.predictor import check_same_features
+from shoal.models.progress import ProgressBar
 from shoal.models.saved_predictor import StoreOwner
+from shoal.models.sources import check_iterable, why_empty
 from shoal.optim import FTRL, Optimizer
+from shoal.storage.base import StoragePath
+from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.store.local import LocalStore, local
 from shoal.table.key_batch import KeyBatch
+from shoal.table.table import Table
 
-__all__ = ["MultiClass", "MulticlassRegression", "multinomial_losses"]
+__all__ = ["MultiClass", "MulticlassRegression"]
 
 MultiClass = Literal["multinomial", "ovr"]
-
-
-def multinomial_losses(
-    margins: Floats, classes: npt.NDArray[np.intp], weights: npt.NDArray[np.float32] | None = None
-) -> tuple[float, Floats]:
-    """Compute the cross-entropy of softmax, and its gradient by the margins.
-
-    Parameters
-    ----------
-    margins : float64[n, K]
-    classes : int[n]
-        The class of each example.
-    weights : float32[n], optional
-        Of the examples; default: each is 1.
-
-    Returns
-    -------
-    float
-        Sum of the losses by weight, in nats.
-    float64[n, K]
-        Each is weight times (p_k - 1 if k is the class, else p_k). That of the class is computed as minus the sum of
-        the others, since p_k - 1 would lose it near 1.
-    """
-    n = len(classes)
-    own = margins[np.arange(n), classes]
-    # log sum_l e^a_l - a_y = log(1 + sum of others' e^(a_l - a_y)); the largest exponent is taken out first.
-    above = margins - own[:, None]
-    above[np.arange(n), classes] = -np.inf
-    most = np.maximum(above.max(axis=1, initial=-np.inf), 0.0)
-    others = np.exp(above - most[:, None])
-    rest = others.sum(axis=1)
-    whole = np.exp(-most) + rest
-    losses = np.where(most > 0, most + np.log(whole), np.log1p(rest))
-    slopes: Floats = others / whole[:, None]
-    slopes[np.arange(n), classes] = -slopes.sum(axis=1)
-    if weights is None:
-        return float(losses.sum()), slopes
-    return float(losses @ weights.astype(np.float64)), slopes * weights[:, None]
 
 
 class MulticlassRegression(StoreOwner):
@@ -135,6 +111,7 @@ class MulticlassRegression(StoreOwner):
         super().__init__(local() if store is None else store, is_own=store is None)
         self.loss = loss
         self._has_bias = bool(bias)
+        self._describe(0, None, {})
         try:
             self.table = self._store.table(table, dim=classes, optimizer=optimizer or FTRL(), seed=seed)
         except BaseException:
@@ -148,6 +125,17 @@ class MulticlassRegression(StoreOwner):
     def classes(self) -> int:
         """Number of classes."""
         return self.table.dim
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The table of the weights."""
+        return (self.table,)
+
+    def _describe(self, examples: int, form: str | None, schema: Mapping[str, Any]) -> None:
+        self.examples = examples  # learned from so far; an example counts once for each pass
+        self.format = form  # of the data
+        self.schema = dict(schema)
+        self.passes: list[MulticlassPass] = []  # of the last `fit`
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
@@ -169,12 +157,17 @@ class MulticlassRegression(StoreOwner):
         ValueError
             A label is not the number of a class, or a weight is negative or not finite. Nothing was learned.
         """
+        return self._learn(batch, None)
+
+    def _learn(self, batch: Batch, seen: MulticlassSums | None) -> float:
         classes = self._classes_of(batch)
         weights = batch.weights
         if weights is not None and len(bad := np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))):
             raise ValueError(f"weight {weights[bad[0]]} at {bad[0]}: weights are finite, 0 or more")
         keys = self._sort(batch)
         margins = self._margins(batch, keys)
+        if seen is not None:
+            seen.add(self._log_probabilities(margins), classes, weights)
         if self.loss == "multinomial":
             loss, slopes = multinomial_losses(margins, classes, weights)
         else:
@@ -201,8 +194,129 @@ class MulticlassRegression(StoreOwner):
         ]
         self.table.push_unique(keys, np.stack([one.reshape(-1) for one in gradients], axis=1), copy=False)
         self._store.tick()
+        self.examples += len(batch)
         total = float(len(batch)) if weights is None else float(np.sum(weights, dtype=np.float64))
         return loss / total if total > 0 else float("nan")
+
+    def fit(
+        self,
+        reader: Iterable[Batch],
+        *,
+        valid: Iterable[Batch] | None = None,
+        epochs: int = 1,
+        shuffle: bool | int = False,
+        warm_up: bool = True,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> Self:
+        """Learn from all examples, after what was learned before.
+
+        Parameters
+        ----------
+        reader : Reader or iterable of Batch
+            Iterated once for each pass. Labels are numbers of classes, also of a reader's files.
+        valid : Reader or iterable of Batch, optional
+            Measured after every pass.
+        epochs, shuffle, warm_up, seed
+            As `shoal.models.Model.fit`.
+        progress : bool
+            Whether a bar on standard error shows it.
+
+        Returns
+        -------
+        MulticlassRegression
+            Itself; `passes` has the metrics.
+
+        Raises
+        ------
+        ValueError
+            A setting is invalid, a label is not the number of a class, or the data has other features than before.
+        KeyboardInterrupt
+            Ctrl-C or SIGTERM, at the end of the current batch.
+        """
+        plan = Plan(epochs=epochs, shuffle=shuffle, warm_up=warm_up, seed=seed)
+        check_iterable(reader, "reader", passes=epochs)
+        if valid is not None:
+            check_iterable(valid, "valid", passes=epochs)
+        self.check_format(reader)
+        reader = self.reading(reader)
+        self._describe(
+            self.examples,
+            getattr(reader, "format", None) or self.format,
+            getattr(reader, "schema", None) or self.schema,
+        )
+        with at_boundaries() as interrupted:
+            for epoch in range(epochs):
+                self._pass(plan, reader, valid, epoch, progress, interrupted)
+        return self
+
+    def _pass(
+        self,
+        plan: Plan,
+        reader: Iterable[Batch],
+        valid: Iterable[Batch] | None,
+        epoch: int,
+        progress: bool,
+        interrupted: Any,
+    ) -> None:
+        seen, began, complete = MulticlassSums(), time.perf_counter(), False
+        source = plan.source(reader, epoch)
+        measured = None
+        try:
+            with ProgressBar(
+                f"pass {epoch + 1}", source, [seen], show=progress, quality=lambda one: f"accuracy {one.accuracy:.4f}"
+            ) as bar:
+                for batch in plan.batches(source, epoch, self.examples):
+                    self._learn(batch, seen)
+                    bar.update()
+                    if (interrupt := interrupted()) is not None:
+                        raise interrupt
+            complete = True
+            seconds = time.perf_counter() - began
+            measured = None if valid is None else self.evaluate(valid)
+        finally:
+            self.passes.append(
+                MulticlassPass(
+                    number=epoch + 1,
+                    metrics=seen.metrics(),
+                    seconds=seconds if complete else time.perf_counter() - began,
+                    skipped=int(getattr(source, "skipped", 0)),
+                    complete=complete,
+                    valid=measured,
+                )
+            )
+
+    def evaluate(self, data: Iterable[Batch] | Batch) -> MulticlassMetrics:
+        """Measure the predictions of labelled examples; nothing is learned.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        MulticlassMetrics
+
+        Raises
+        ------
+        ValueError
+            There are no examples, the model has not learned from anything yet, or from data with other features.
+        """
+        self.check_format(data)
+        seen = MulticlassSums()
+        for batch in preprocessing.examples_of([data] if isinstance(data, Batch) else self.reading(data)):
+            seen.add(self._log_probabilities(self.decision_function(batch)), self._classes_of(batch), batch.weights)
+        if seen.examples == 0:
+            raise ValueError(f"{why_empty(data)}: nothing was measured")
+        return seen.metrics()
+
+    def reading(self, data: Any) -> Any:
+        """Return a reader for labels that are numbers of classes; other data as they are."""
+        return data.with_classes(self.classes) if isinstance(data, Reader) else data
+
+    def check_format(self, data: object) -> None:
+        """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""
+        check_same_features(self.format, self.schema, data)
 
     def _classes_of(self, batch: Batch) -> npt.NDArray[np.intp]:
         labels = batch.labels
@@ -234,14 +348,25 @@ class MulticlassRegression(StoreOwner):
         return np.stack(columns, axis=1)
 
     def decision_function(self, batch: Batch) -> Floats:
-        """Compute the margins of all classes, float64[n, K]."""
+        """Compute the margins of all classes, float64[n, K].
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
+        if len(self.table) == 0:
+            raise ValueError("this model is not fitted yet: call fit or partial_fit, or MulticlassRegression.load")
         return self._margins(batch, self._sort(batch))
+
+    def _log_probabilities(self, margins: Floats) -> Floats:
+        """Return the logarithms of the probabilities, up to a constant of each example."""
+        # log s_k: the ratios hold where all s_k underflow
+        return margins if self.loss == "multinomial" else -np.logaddexp(0.0, -margins)
 
     def predict_proba(self, batch: Batch) -> Floats:
         """Compute the probabilities of all classes, float64[n, K]; those of an example sum to 1."""
-        margins = self.decision_function(batch)
-        if self.loss == "ovr":
-            margins = -np.logaddexp(0.0, -margins)  # log s_k: the ratios hold where all s_k underflow
+        margins = self._log_probabilities(self.decision_function(batch))
         shifted = np.exp(margins - margins.max(axis=1, keepdims=True))
         p: Floats = shifted / shifted.sum(axis=1, keepdims=True)
         return p
@@ -263,6 +388,101 @@ class MulticlassRegression(StoreOwner):
         bias: Floats = self.table.pull(np.array([BIAS_KEY], np.uint64))[0].astype(np.float64)
         return bias
 
+    # ---- saving and loading ------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        directory: StoragePath,
+        *,
+        overwrite: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Path | str:
+        """Write the model; an interrupted save leaves the earlier model unchanged.
+
+        Parameters
+        ----------
+        directory, overwrite, storage_options
+            As `shoal.models.Model.save`.
+
+        Returns
+        -------
+        Path or str
+            The directory, or its URL.
+
+        Raises
+        ------
+        ValueError
+            There is a model and ``overwrite`` is False, or there are other files, which are never replaced.
+        StorageError
+            A file cannot be written: the message names it. The earlier model stays.
+        """
+        where = open_dir(directory, storage_options)
+        optimizer = self.table.optimizer
+        described = files.ModelFile(
+            model=files.MULTICLASS,
+            table=self.table.name,
+            bias=self._has_bias,
+            optimizer=type(optimizer).__name__,
+            params=optimizer.params(),
+            seed=self.table.seed,
+            examples=self.examples,
+            format=self.format,
+            schema=self.schema,
+            history=History(),
+            multiclass={"classes": self.classes, "loss": self.loss},
+        )
+        files.save(where, described, self._store, [self.table], overwrite=overwrite)
+        return where.location
+
+    @classmethod
+    def load(
+        cls, directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Read a model; it predicts, bit for bit, as the saved one, and can learn further.
+
+        Parameters
+        ----------
+        directory, store, storage_options
+            As `shoal.models.Model.load`.
+
+        Returns
+        -------
+        MulticlassRegression
+
+        Raises
+        ------
+        CorruptionError
+            A file is missing, cut short or changed: the message names it.
+        ValueError
+            It is a model of another kind, or the store has a table of its name already.
+        """
+        where = open_dir(directory, storage_options)
+        if (found := files.read(where).model) != files.MULTICLASS:
+            raise ValueError(f"{where} is a {found}, not a {files.MULTICLASS}: load it with shoal.load")
+        target = local() if store is None else store
+        try:
+            model = cls.exported(files.describe(files.load(where, target)), target)
+        except BaseException:
+            if store is None:
+                target.close()
+            raise
+        model._owns_store = store is None
+        return model
+
+    @classmethod
+    def exported(cls, description: Mapping[str, Any], store: Store) -> Self:
+        """Make the model of a description (`files.describe`), over its table, which is in the store."""
+        model = cls.__new__(cls)
+        StoreOwner.__init__(model, store, is_own=False)
+        model.table = store.tables[description["table"]]
+        if (classes := description["multiclass"]["classes"]) != model.classes:
+            raise ValueError(
+                f"table {model.table.name!r} has {model.classes} weights in a row: the model has {classes}"
+            )
+        model.loss, model._has_bias = description["multiclass"]["loss"], description["bias"]
+        model._describe(description["examples"], description["format"], description["schema"])
+        return model
+
     # ---- pickling ----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
@@ -280,6 +500,7 @@ class MulticlassRegression(StoreOwner):
             self._store.save(checkpoint, tables=[self.table.name], durable=False)
             return {
                 "loss": self.loss,
+                "described": (self.examples, self.format, self.schema),
                 "bias": self._has_bias,
                 "table": self.table.name,
                 "threads": self._store.threads,
@@ -291,6 +512,7 @@ class MulticlassRegression(StoreOwner):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the model in a local store of its own."""
         self.loss, self._has_bias = state["loss"], state["bias"]
+        self._describe(*state["described"])
         self._store = local(threads=min(state["threads"], cores()), slots=state["slots"], memory=state["memory"])
         self._owns_store = True
         with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:

@@ -9,7 +9,7 @@ Threads: predictions may be made from any thread, also while another one learns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -24,7 +24,7 @@ from shoal.models.history import History, Record
 from shoal.models.learner import Floats, Prepared
 from shoal.table.table import Table
 
-__all__ = ["Method", "Predictor", "read_calibration"]
+__all__ = ["Method", "Predictor", "check_same_features", "read_calibration"]
 
 _NAMED_COLUMNS = ("csv", "parquet", "arrow")  # formats with the same keys
 _FEATURES = ("categorical", "numeric", "lists", "interactions")  # of a schema: the sources of keys
@@ -340,19 +340,7 @@ class Predictor(ABC):
 
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""
-        form = getattr(data, "format", None)
-        if form is not None and self.format is not None and _kind(self.format) != _kind(form):
-            raise ValueError(
-                f"this model learned from {self.format} data, its keys have no meaning for {form}: pass a reader of "
-                f"{self.format} data"
-            )
-        schema = getattr(data, "schema", {})
-        for name in _FEATURES:
-            if self.format is not None and form is not None and schema.get(name) != self.schema.get(name):
-                raise ValueError(
-                    f"this model learned from data with {name}={self.schema.get(name)!r}, and this reader has "
-                    f"{schema.get(name)!r}: pass the same, as in read_{form}(path, **model.schema)"
-                )
+        check_same_features(self.format, self.schema, data)
 
 
 def read_calibration(described: dict[str, Any] | None, where: object) -> Calibration | None:
@@ -369,6 +357,23 @@ def read_calibration(described: dict[str, Any] | None, where: object) -> Calibra
         return from_dict(described)
     except ValueError as error:
         raise CorruptionError(f"{where}: {error}") from None
+
+
+def check_same_features(learned: str | None, its: Mapping[str, Any], data: object) -> None:
+    """Raise ValueError if the keys of ``data`` stand for other features than those of a format and a schema."""
+    form = getattr(data, "format", None)
+    if form is not None and learned is not None and _kind(learned) != _kind(form):
+        raise ValueError(
+            f"this model learned from {learned} data, its keys have no meaning for {form}: pass a reader of "
+            f"{learned} data"
+        )
+    schema = getattr(data, "schema", {})
+    for name in _FEATURES:
+        if learned is not None and form is not None and schema.get(name) != its.get(name):
+            raise ValueError(
+                f"this model learned from data with {name}={its.get(name)!r}, and this reader has "
+                f"{schema.get(name)!r}: pass the same, as in read_{form}(path, **model.schema)"
+            )
 
 
 def _kind(form: str) -> str:

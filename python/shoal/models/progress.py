@@ -25,11 +25,22 @@ class ProgressBar:
     seen : sequence of Accumulator
         One for each model; with several models the bar shows the least log-loss.
     show : bool
+    quality : callable, optional
+        Returns the metric besides the log-loss, as text; default: the AUC.
     """
 
-    def __init__(self, title: str, reader: object, seen: Sequence[Accumulator], *, show: bool) -> None:
+    def __init__(
+        self,
+        title: str,
+        reader: object,
+        seen: Sequence[Any],
+        *,
+        show: bool,
+        quality: Callable[[Any], str] = lambda seen: f"AUC {seen.auc:.4f}",
+    ) -> None:
         self._share: Callable[[], float] | None = getattr(reader, "progress", None)
         self._seen = seen
+        self._quality = quality
         self._begin = self._next = time.perf_counter()
         self._every = _TERMINAL_SECONDS if sys.stderr.isatty() else _FILE_SECONDS
         shares = "{percentage:3.0f}% |{bar}| " if self._share else ""
@@ -67,7 +78,7 @@ class ProgressBar:
         models = f"{len(self._seen)} models, best " if len(self._seen) > 1 else ""
         examples, rate = self._bar.format_sizeof(seen.examples), self._bar.format_sizeof(rate)
         self._bar.set_postfix_str(
-            f"{examples} examples, {rate}/s, {models}logloss {seen.logloss:.4f}, AUC {seen.auc:.4f}"
+            f"{examples} examples, {rate}/s, {models}logloss {seen.logloss:.4f}, {self._quality(seen)}"
         )
 
 

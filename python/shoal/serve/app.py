@@ -33,6 +33,7 @@ from starlette.routing import Route
 from shoal.base.exposition import render
 from shoal.base.machine import cores
 from shoal.errors import ShoalError
+from shoal.models import MulticlassRegression
 from shoal.serve.bodies import ARROW, JSON, encode, examples
 from shoal.serve.limits import Account, Budget, Limits, RequestError, TooLargeError, UnavailableError
 from shoal.serve.live import LiveModel
@@ -42,6 +43,7 @@ from shoal.serve.versions import ServedVersions, UnknownVersionError, settings_o
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shoal.models.predictor import Predictor
     from shoal.serve.served import Model
 
 __all__ = ["make_app", "serve"]
@@ -78,6 +80,13 @@ class _Metrics:
 def one_line(error: Exception) -> str:
     """Describe an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _returned(predictor: Predictor | MulticlassRegression) -> str:
+    """Describe the probabilities of an instance."""
+    if isinstance(predictor, MulticlassRegression):
+        return f"of each instance the probabilities of the classes 0 to {predictor.classes - 1}"
+    return "the probability of label 1 of each instance"
 
 
 def _json(what: Any, status: int = 200) -> Response:
@@ -218,7 +227,7 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
             "labels": settings.labels,
             "split": settings.split,
             "takes": now.inputs.describe(),
-            "returns": {"probabilities": "the probability of label 1 of each instance", "version": "whole number"},
+            "returns": {"probabilities": _returned(now.predictor), "version": "whole number"},
         }
 
     async def model(request: Request) -> Response:

@@ -63,20 +63,24 @@ def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, accoun
 
 
 def encode(version: int, probabilities: Floats, accept: str) -> tuple[bytes, str]:
-    """Write predictions: the body, and its content type.
+    """Write predictions: the body, and its content type; those of several classes are a list for each instance.
 
     Raises
     ------
     RequestError
         One of them is not a number, since a value of the request is too large for the model.
     """
-    if len(bad := np.flatnonzero(~np.isfinite(probabilities))):
+    usable = np.isfinite(probabilities).reshape(len(probabilities), -1).all(axis=1)
+    if len(bad := np.flatnonzero(~usable)):
         raise RequestError(f"instance {bad[0]}: the model has no probability for it, its values are too large")
     if ARROW in accept:
         from shoal.data.arrow import pyarrow
 
         arrow = pyarrow()
-        table = arrow.table({"probability": probabilities}).replace_schema_metadata({"version": str(version)})
+        column = probabilities
+        if probabilities.ndim == 2:
+            column = arrow.FixedSizeListArray.from_arrays(probabilities.reshape(-1), probabilities.shape[1])
+        table = arrow.table({"probability": column}).replace_schema_metadata({"version": str(version)})
         sink = io.BytesIO()
         with arrow.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)

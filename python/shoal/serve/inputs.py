@@ -28,6 +28,7 @@ from shoal.data.readers import field_number
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW, Format
 
 if TYPE_CHECKING:
+    from shoal.models import MulticlassRegression
     from shoal.models.predictor import Predictor
     from shoal.serve.limits import Account
 
@@ -67,10 +68,10 @@ class InputSpec:
 
     Parameters
     ----------
-    model : Predictor
+    model : Predictor or MulticlassRegression
     """
 
-    def __init__(self, model: Predictor) -> None:
+    def __init__(self, model: Predictor | MulticlassRegression) -> None:
         schema: Mapping[str, Any] = model.schema
         self.format = model.format
         fields = getattr(model, "fields", None)

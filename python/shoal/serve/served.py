@@ -15,6 +15,7 @@ from shoal.serve.reloadable import Reloadable
 from shoal.serve.store import ExportStore
 
 if TYPE_CHECKING:
+    from shoal.models import MulticlassRegression
     from shoal.models.predictor import Predictor
 
 __all__ = ["Model", "ServedModel"]
@@ -26,7 +27,7 @@ class Model:
 
     version: int
     kind: str
-    predictor: Predictor
+    predictor: Predictor | MulticlassRegression
     exported: ExportVersion | None
     inputs: InputSpec
 
@@ -48,7 +49,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
             "(shoal export MODEL DIR)"
         )
     store = ExportStore(version, threads=threads)
-    predictor: Predictor
+    predictor: Predictor | MulticlassRegression
     if description["kind"] == files.CLICK:
         from shoal.torch import config  # loads PyTorch, so only if there is a tower
 

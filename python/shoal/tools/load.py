@@ -20,8 +20,8 @@ __all__ = ["load"]
 
 def load(
     directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
-) -> models.Model | SavedPredictor:
-    """Read a model of whatever kind it is: logistic regression, a factorization machine, a click model of PyTorch.
+) -> models.Model | models.MulticlassRegression | SavedPredictor:
+    """Read a model of any kind: logistic regression of two or more classes, factorization machine, click model.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def load(
 
     Returns
     -------
-    LogisticRegression, FactorizationMachine or shoal.torch.ClickModel
+    LogisticRegression, FactorizationMachine, MulticlassRegression or shoal.torch.ClickModel
         Its predictions equal those of the saved model, bit for bit, and it can be trained further.
 
     Raises
@@ -60,7 +60,10 @@ def load(
             raise ValueError(f"{storage_dir} is an export, not a model: open it with shoal.open_export(...)")
         if storage_dir.version(checkpoint.MANIFEST) is not None:
             raise ValueError(f"{storage_dir} is a checkpoint of tables, not a model: read it with store.load(...)")
-    if files.read(storage_dir).model != files.CLICK:
+    kind = files.read(storage_dir).model
+    if kind == files.MULTICLASS:
+        return models.MulticlassRegression.load(storage_dir, store=store)
+    if kind != files.CLICK:
         return models.load(storage_dir, store=store)
     from shoal.torch import load as load_click
 

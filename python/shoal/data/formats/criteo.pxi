@@ -152,7 +152,7 @@ cdef int criteo_line(const uint8_t** cursor, const uint8_t* end, Target* out, co
     if out.nnz > out.room - CRITEO_COLUMNS:
         return NO_ROOM
     if out.labelled:
-        fault = read_label(cursor, end, &out.labels[out.row])
+        fault = read_label(cursor, end, out)
         return fault if fault != GOOD else read_columns(cursor, end, out, tables, True)
     # The number of tabs decides whether there is a label: no line is valid both ways.
     cursor[0] = byte_or_newline(p, end, 9)

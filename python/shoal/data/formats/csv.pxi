@@ -105,12 +105,12 @@ cdef inline int read_whole_number(const Text* cell, const uint8_t* readable, flo
 
 
 cdef inline int read_truth(
-    const CsvColumns* columns, const Text* cell, const uint8_t* readable, float* out
+    const CsvColumns* columns, const Text* cell, const uint8_t* readable, Target* out
 ) noexcept nogil:
     cdef float y = 0.0
     cdef int fault
     if columns.positive != NULL:
-        out[0] = (
+        out.labels[out.row] = (
             1.0 if cell.size == columns.positive.size and memcmp(cell.begin, columns.positive.begin, cell.size) == 0
             else 0.0
         )
@@ -118,10 +118,9 @@ cdef inline int read_truth(
     fault = read_whole_number(cell, readable, &y)
     if fault == VALUE_TEXT:
         return LABEL_TEXT
-    if fault != GOOD or not (y == 1.0 or y == 0.0 or y == -1.0):
-        return LABEL_RANGE
-    out[0] = 1.0 if y == 1.0 else 0.0
-    return GOOD
+    if fault != GOOD:
+        return LABEL_RANGE if out.classes == 0 else LABEL_CLASS
+    return put_label(y, out)
 
 
 cdef inline int put_cell(
@@ -137,7 +136,7 @@ cdef inline int put_cell(
     if is_missing(columns, cell):
         return CELL_MISSING if kind == LABEL or kind == WEIGHT else GOOD
     if kind == LABEL:
-        return read_truth(columns, cell, readable, &out.labels[out.row])
+        return read_truth(columns, cell, readable, out)
     if kind == WEIGHT:
         fault = read_whole_number(cell, readable, &value)
         if fault != GOOD or value < 0.0:

@@ -95,7 +95,7 @@ cdef inline int read_labelled_pairs(
     if not out.labelled:
         pass_over_label(cursor)
         return read_pairs(cursor, end, out, fielded)
-    fault = read_label(cursor, end, &out.labels[out.row])
+    fault = read_label(cursor, end, out)
     return fault if fault != GOOD else read_pairs(cursor, end, out, fielded)
 
 

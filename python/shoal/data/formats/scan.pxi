@@ -50,6 +50,7 @@ FAULTS = (
     "a cell in quotes has no closing quote on its line",
     "something stands between a closing quote and the end of its cell",
     "the label or the weight is missing",
+    "the label is not the number of a class, which are 0 to the number of classes - 1",
 )
 
 cdef enum:
@@ -73,6 +74,7 @@ cdef enum:
     QUOTE_OPEN = 17
     QUOTE_CLOSED = 18
     CELL_MISSING = 19
+    LABEL_CLASS = 20
     # Internal: not returned by this module.
     NO_ROOM = 100
     BLANK = 101  # a line without an example
@@ -95,6 +97,7 @@ cdef struct Target:
     uint64_t* fields
     int64_t* spans  # two for each feature, relative to the block's first byte
     bint labelled  # whether labels and weights are read; else they are skipped, if present
+    int64_t classes  # labels are their numbers; 0: labels are 0/1 or -1/+1
     bint origins  # whether fields or spans are requested: if not, one test per feature
     const uint8_t* block
     int64_t rows  # capacity
@@ -162,6 +165,7 @@ cdef object parse(
     cdef int64_t[:, ::1] spans = arrays.spans
     cdef int64_t row = arrays.row
     cdef bint labelled = arrays.labelled
+    cdef int64_t classes = arrays.classes
     cdef Target out
     cdef Stop stop
     if start > <size_t>block.shape[0]:
@@ -188,6 +192,7 @@ cdef object parse(
         out.labels = &labels[0]
         out.indptr = &indptr[0]
         out.labelled = labelled
+        out.classes = classes
         out.weights = out.values = NULL
         out.keys = out.fields = NULL
         out.spans = NULL
@@ -357,18 +362,32 @@ cdef inline int read_number(const uint8_t** cursor, const uint8_t* end, float* o
     return fault
 
 
-cdef inline int read_label(const uint8_t** cursor, const uint8_t* end, float* out) noexcept nogil:
-    """A number that is 0 or -1 (becomes 0) or 1; `cursor` advances only past a valid one."""
+cdef inline int put_label(float y, Target* out) noexcept nogil:
+    """Store a number that is 0 or -1 (becomes 0) or 1; or, of several classes, the number of one."""
+    if out.classes > 0:
+        if not (0.0 <= y < out.classes and y == <float><int64_t>y):
+            return LABEL_CLASS
+        out.labels[out.row] = y
+        return GOOD
+    if not (y == 1.0 or y == 0.0 or y == -1.0):
+        return LABEL_RANGE
+    out.labels[out.row] = 1.0 if y == 1.0 else 0.0
+    return GOOD
+
+
+cdef inline int read_label(const uint8_t** cursor, const uint8_t* end, Target* out) noexcept nogil:
+    """Store the label of the current row; `cursor` advances only past a valid one."""
     cdef const uint8_t* p = cursor[0]
     cdef float y = 0.0
     cdef int fault = read_number(&p, end, &y)
     if fault == VALUE_TEXT or (fault == GOOD and not ends_token(p[0])):
         return LABEL_TEXT
-    if fault != GOOD or not (y == 1.0 or y == 0.0 or y == -1.0):
-        return LABEL_RANGE
-    out[0] = 1.0 if y == 1.0 else 0.0
-    cursor[0] = p
-    return GOOD
+    if fault != GOOD:
+        return LABEL_RANGE if out.classes == 0 else LABEL_CLASS
+    fault = put_label(y, out)
+    if fault == GOOD:
+        cursor[0] = p
+    return fault
 
 
 cdef inline int read_key(const uint8_t** cursor, const uint8_t* end, uint64_t* out) noexcept nogil:

@@ -50,7 +50,7 @@ cdef inline int read_head(const uint8_t** cursor, const uint8_t* end, Target* ou
         words += 1
         p = word
         if words == 1:
-            fault = read_label(&p, end, &out.labels[out.row])
+            fault = read_label(&p, end, out)
             if fault == GOOD and p[0] == 35:  # '#' does not begin a comment here
                 fault = LABEL_TEXT
             if fault != GOOD:

@@ -1,0 +1,72 @@
+"""What the commands of ``shoal train`` share: the data, the checks before and after a fit, saving under signals."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.base.interrupts import at_boundaries, status_of
+from shoal.base.logs import is_json
+from shoal.cli.answers import DONE
+from shoal.cli.arguments import format_of, open_reader, schema_of
+
+if TYPE_CHECKING:
+    from shoal.data import Reader
+    from shoal.storage.base import StoragePath
+
+
+@contextlib.contextmanager
+def saving(interrupted: KeyboardInterrupt | None) -> Iterator[Callable[[], KeyboardInterrupt | None]]:
+    """Defer a first Ctrl-C or SIGTERM until the model is saved; ``interrupted`` is one that came before."""
+    if interrupted is not None:
+        yield lambda: interrupted
+        return
+    with at_boundaries() as stopped:
+        yield stopped
+
+
+def exit_status(interrupted: KeyboardInterrupt | None) -> int:
+    """Return the exit status of a fit that was interrupted, or was not."""
+    return DONE if interrupted is None else status_of(interrupted)
+
+
+def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath]) -> tuple[Reader, dict[str, Any]]:
+    """Return the training data and the arguments of the fit, after every check that needs no training."""
+    from shoal.data import FeatureNames
+    from shoal.models import files
+
+    if arguments.names and (arguments.checkpoint_every is not None or arguments.resume):
+        raise ValueError("--names needs an uninterrupted fit: leave out --checkpoint-every and --resume")
+    for target in targets:
+        files.check_target(target, overwrite=arguments.overwrite or arguments.resume)
+    form = format_of(arguments, arguments.data)
+    schema = schema_of(arguments)
+    names = FeatureNames() if arguments.names else None
+    train = open_reader(arguments.data, form, arguments, schema, names)
+    valid = None if arguments.valid is None else open_reader(arguments.valid, form, arguments, schema)
+    if arguments.patience is not None and valid is None:
+        raise ValueError("--patience requires --valid")
+    if arguments.calibrate is not None and valid is None:
+        raise ValueError("--calibrate requires --valid: examples that the model was not trained on")
+    for target in targets:
+        files.make_target(target)
+    return train, {
+        "valid": valid,
+        "epochs": arguments.epochs,
+        "shuffle": arguments.shuffle,
+        "negative_rate": arguments.negative_rate,
+        "warm_up": not arguments.no_warm_up,
+        "seed": arguments.seed,
+        "patience": arguments.patience,
+        "min_delta": arguments.min_delta,
+        "metric": arguments.metric,
+        "progress": arguments.progress if arguments.progress is not None else not (arguments.quiet or is_json()),
+    }
+
+
+def check_learned(examples: int, train: Reader, interrupted: KeyboardInterrupt | None) -> None:
+    """Raise the interrupt, or a ValueError that says why, if nothing was learned."""
+    if examples == 0:
+        raise interrupted or ValueError(f"{train.why_empty()}: the model was not trained")
