@@ -21,6 +21,7 @@ from shoal.cluster.protocol.messages import EndpointMetrics, JobConsistency
 from shoal.cluster.protocol.slot_map import cut_evenly
 from shoal.cluster.protocol.status import (
     ArcStatus,
+    AwaitedStatus,
     EndpointStatus,
     FailoverStatus,
     JobStatus,
@@ -88,7 +89,7 @@ def bodies() -> dict[str, Any]:
             2,
             "server 1 is lost",
             ("a", "b"),
-            JobStatus(9, "SSP(staleness=3)", 2, (1,)),
+            JobStatus(9, "SSP(staleness=3)", 3, (1,), (AwaitedStatus(2, "worker 2 is dead", 59.5),)),
             (ServerStatus(0, "process 7", "10.0.0.9", (EndpointStatus("tcp://h:1", ((0, 64),)),), True, 0.5, "n"),),
             (
                 WorkerStatus(0, "w", "10.0.0.8", 2, 17, True, 0.25),

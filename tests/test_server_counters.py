@@ -25,7 +25,9 @@ class Endpoint:
         self.arcs = {}
         self.busy = False
 
-    def metrics(self):
+    def metrics(self, patience):
+        if self.busy:
+            return None
         return {
             "messages": 3, "statuses": {"deferred": 2}, "requests": {"pull": 3}, "push_staleness": {0: 1},
             "pull_staleness": {}, "narrowed_squared_error": 0.5,
@@ -68,11 +70,22 @@ def test_counts_of_an_arc_that_comes_or_goes_do_not_change_the_counter_of_a_proc
     assert (found["deferrals"], found["weight_squared_error"]) == (2, 0.5)
     endpoint.busy = True
     assert pushed() == 8
+    found = counters.read([loop, loop])
+    assert (found["deferrals"], found["weight_squared_error"], found["messages"]) == (2, 0.5, 3)
     endpoint.busy = False
     del endpoint.arcs[8]
     assert pushed() == 8
     endpoint.arcs[8] = {1: {"rows_pushed": 1003}}
     assert pushed() == 8
+
+
+def test_an_endpoint_that_was_busy_from_the_beginning_has_no_metrics_yet():
+    one, other = Endpoint(), Endpoint()
+    one.busy = True
+    counters = ServerCounters({"a": one, "b": other}, lambda: {1: "w"})
+    assert counters.read([])["messages"] == 3
+    other.busy = True
+    assert "rows" not in ServerCounters({"b": other}, dict).figures([]).numbers
 
 
 def test_the_shares_of_hot_keys_are_of_all_endpoints_and_omit_chance_and_erased_tables():

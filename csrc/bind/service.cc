@@ -385,8 +385,13 @@ py::object hot_keys(const ReplicatedService& service, std::size_t most, double p
   return py::make_tuple(keys, found->second);
 }
 
-py::dict metrics(const ReplicatedService& service) {
-  const ServiceMetrics now = without_gil([&] { return service.metrics(); });
+py::object metrics(const ReplicatedService& service, std::optional<double> patience) {
+  const std::optional<ServiceMetrics> found = without_gil(
+      [&] { return patience ? service.metrics(milliseconds(*patience)) : std::optional(service.metrics()); });
+  if (!found) {
+    return py::none();
+  }
+  const ServiceMetrics& now = *found;
   py::dict clocks;
   for (const auto& [rank, clock] : now.clocks) {
     clocks[py::int_(rank)] = clock;
@@ -551,7 +556,7 @@ void add_service(py::module_& module) {
           py::arg("now_ms"))
       .def("next_time", &ReplicatedService::next_time)
       .def("use_idle_time", &ReplicatedService::use_idle_time, Nogil())
-      .def("metrics", &metrics)
+      .def("metrics", &metrics, py::arg("patience") = py::none())
       .def("arc_loads", &arc_loads, py::arg("patience"))
       .def("table_loads", &table_loads, py::arg("patience"))
       .def("hot_keys", &hot_keys, py::arg("most"), py::arg("patience"));

@@ -415,6 +415,11 @@ std::optional<ReplicationStatus> ReplicatedService::replication(std::chrono::mil
   return lock.owns_lock() ? std::optional(status()) : std::nullopt;
 }
 
+std::optional<ServiceMetrics> ReplicatedService::metrics(std::chrono::milliseconds patience) const {
+  const std::unique_lock lock = lock_within(mutex_, patience);
+  return lock.owns_lock() ? std::optional(service_.metrics()) : std::nullopt;
+}
+
 std::optional<std::vector<Service::ArcLoad>> ReplicatedService::arc_loads(
     std::chrono::milliseconds patience) const {
   const std::unique_lock lock = lock_within(mutex_, patience);

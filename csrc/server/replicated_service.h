@@ -138,6 +138,7 @@ class ReplicatedService {
   void close_sessions() { service_.close_sessions(); }
   ServiceMetrics metrics() const { return service_.metrics(); }
   // As in Service. Nothing if the endpoint is executing a request for so long: heartbeats do not wait for a function of all rows.
+  std::optional<ServiceMetrics> metrics(std::chrono::milliseconds patience) const;
   std::optional<std::vector<Service::ArcLoad>> arc_loads(std::chrono::milliseconds patience) const;
   std::optional<std::vector<Service::TableLoad>> table_loads(std::chrono::milliseconds patience) const;
   std::optional<std::pair<std::vector<HotKey>, std::uint64_t>> hot_keys(

@@ -221,12 +221,14 @@ TEST(who_asks_for_figures_does_not_wait_for_a_long_request) {
   ReplicatedService service(Slots(kSlots), kArcs);
   prepare(service);
   CHECK(service.arc_loads(1ms).has_value());
+  CHECK(service.metrics(1ms).has_value());
   CHECK(service.replication(1ms).has_value());
   bool busy = false;
   service.set_waker([&] {  // is called while the service carries out an assignment
     std::thread([&] {
       busy = true;
       CHECK(!service.arc_loads(1ms).has_value());
+      CHECK(!service.metrics(1ms).has_value());
       CHECK(!service.replication(1ms).has_value());
     }).join();
   });

@@ -66,7 +66,8 @@ class ServerCounters:
         self._services = dict(services)
         self._names = names
         self._lock = threading.Lock()
-        self._held: dict[str, dict[str, int]] = {}  # by address: what was found last
+        self._metrics: dict[str, dict[str, Any] | None] = {}  # by address: what was found last, as in the next ones
+        self._held: dict[str, dict[str, int]] = {}
         self._sizes: dict[str, list[tuple[int, int, int]]] = {}  # by address: table, rows, bytes
         self._arcs: dict[str, dict[int, dict[int, dict[str, int]]]] = {}  # by address, first slot and table
         self._risen: dict[str, Counter[int]] = {name: Counter() for name in _RISING}
@@ -135,7 +136,9 @@ class ServerCounters:
         push_staleness: Counter[int] = Counter()
         pull_staleness: Counter[int] = Counter()
         for address, service in self._services.items():
-            found = service.metrics()
+            found = self._metrics[address] = service.metrics(_BUSY_SECONDS) or self._metrics.get(address)
+            if found is None:
+                continue
             total.update({name: count for name, count in found.items() if isinstance(count, int)})
             total["deferrals"] += found["statuses"].get("deferred", 0)
             requests.update(found["requests"])
