@@ -23,11 +23,12 @@ CSRC = {
     "table": "base",
     "policy": "base table",
     "shard": "base optim batch table policy",
+    "tier": "base optim batch table policy shard",
     "export": "base optim",
     "wire": "base optim",
     "transport": "base wire",
     "server": "base optim batch policy shard wire transport",
-    "bind": "base kernel optim batch table policy shard export wire transport server",
+    "bind": "base kernel optim batch table policy shard tier export wire transport server",
 }
 
 PYTHON = {

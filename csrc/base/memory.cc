@@ -112,6 +112,17 @@ void trim_heap() noexcept {
 #endif
 }
 
+FileMapping::FileMapping(int file, std::size_t offset, std::size_t bytes) : bytes_(bytes) {
+  void* const got =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(offset));
+  if (got == MAP_FAILED) {
+    throw std::bad_alloc();
+  }
+  data_ = static_cast<std::byte*>(got);
+}
+
+FileMapping::~FileMapping() { munmap(data_, bytes_); }
+
 HugeBlock::HugeBlock() : data_(map(kBytes)) {}
 
 HugeBlock::~HugeBlock() {

@@ -48,6 +48,22 @@ class HugeBlock {
   std::byte* data_;
 };
 
+// Memory that the kernel shares through a file descriptor, such as the rings of io_uring. std::bad_alloc if it is refused.
+// Threads: none of its own.
+class FileMapping {
+ public:
+  FileMapping(int file, std::size_t offset, std::size_t bytes);
+  ~FileMapping();
+  FileMapping(const FileMapping&) = delete;
+  FileMapping& operator=(const FileMapping&) = delete;
+
+  std::byte* data() const noexcept { return data_; }
+
+ private:
+  std::byte* data_;
+  std::size_t bytes_;
+};
+
 class Region {
  public:
   static constexpr std::size_t kMapped = std::size_t{16} << 10U;

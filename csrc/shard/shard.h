@@ -367,6 +367,8 @@ class Shard {
   void weights_of(std::span<std::byte* const> rows, float* weights) const;
   class ExpiryEvaluator;  // applies expiry rules to rows
 
+  friend class ShardResidency;  // rows that a tier brings and takes away
+
   // --- for a copy: shard/state_bytes.cc
   friend class ShardCopy;
   // The bytes of a slot before and after its rows and its filter.

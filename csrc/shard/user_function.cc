@@ -104,6 +104,16 @@ struct SlotArrays {
 
 }  // namespace
 
+bool user_function_failed(std::span<const double> results) noexcept {
+  constexpr std::size_t kHead = 2;  // the slot, and the number of words
+  bool failed = false;
+  for (std::size_t at = 0; at + kHead < results.size();
+       at += kHead + static_cast<std::size_t>(results[at + 1])) {
+    failed = results[at + kHead] == kUserFailed;
+  }
+  return failed;
+}
+
 void set_rows_function(RowsFunction function) noexcept { rows_function.store(function); }
 
 std::vector<double> Shard::run_user_function(bool writes, std::span<const double> parameters,

@@ -47,6 +47,10 @@ struct RowsCall {
   const std::shared_ptr<const void>& storage;  // of the arrays: shared by views that outlive the call
 };
 
+// Whether the last call of these results has failed: its first word is then kUserFailed (python/shoal/user_functions.py).
+inline constexpr double kUserFailed = 3;
+bool user_function_failed(std::span<const double> results) noexcept;
+
 // Appends words; false: it has failed, and the words say why.
 using RowsFunction = bool (*)(const RowsCall&, std::vector<double>&);
 void set_rows_function(RowsFunction function) noexcept;

@@ -129,6 +129,12 @@ class SlotTable {
   bool erase(std::uint64_t hash) noexcept;
   void give_back(bool all = false);
 
+  // Takes over the rows of another table of the same slot, which is empty afterwards; the present rows are dropped.
+  // Rows that were found before count as moved.
+  void replace_with(SlotTable& other) noexcept;
+  // Drops all rows and returns their memory.
+  void clear() noexcept;
+
   // What bytes() and later growth depend on, besides the rows.
   struct Capacity {
     std::uint64_t buckets = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "table/slot_table.h"
 #include "table/slot_table_cells.h"
 
@@ -115,6 +116,26 @@ void SlotTable::give_back(bool all) {
       resize_index(buckets);
     }
   }
+}
+
+void SlotTable::clear() noexcept {
+  size_ = 0;
+  give_back();
+}
+
+void SlotTable::replace_with(SlotTable& other) noexcept {
+  SHOAL_DCHECK(first_hash_ == other.first_hash_ && layout_ == other.layout_);
+  clear();
+  std::swap(index_, other.index_);
+  std::swap(slab_, other.slab_);
+  std::swap(size_, other.size_);
+  std::swap(limit_, other.limit_);
+  std::swap(buckets_, other.buckets_);
+  std::swap(scramble_, other.scramble_);
+  std::swap(slab_end_, other.slab_end_);
+  std::swap(slab_free_, other.slab_free_);
+  std::swap(slab_holes_, other.slab_holes_);
+  version_ = std::max(version_, other.version_) + 1;  // never a value that an address was recorded with
 }
 
 // --- the slab ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,526 @@
+// A tiered table against one in memory: equal rows after any trace, with little memory, damaged pages, a full disk and threads.
+
+#include "tier/tiered_shard.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "batch/key_batch.h"
+#include "check.h"
+#include "shard/reductions.h"
+#include "tier/storage_error.h"
+
+namespace shoal {
+namespace {
+
+const std::string kDirectory = std::filesystem::temp_directory_path();
+
+TableSpec adagrad(std::size_t dim, Dtype dtype = Dtype::kFloat32) {
+  return {.dim = dim,
+          .dtype = dtype,
+          .optimizer = Optimizer("Adagrad", {{"lr", 0.1}, {"eps", 1e-8}, {"n0", 0.0}, {"weight_decay", 0.0}}),
+          .init = Init("Uniform", 0.1, 7),
+          .seed = 3};
+}
+
+TableSpec ftrl() {
+  return {
+      .dim = 1,
+      .dtype = Dtype::kFloat32,
+      .optimizer = Optimizer("FTRL", {{"alpha", 0.1}, {"beta", 1.0}, {"l1", 0.1}, {"l2", 0.1}, {"n0", 0.0}}),
+      .init = Init("Zeros", 0, 0),
+      .seed = 1};
+}
+
+// A table in memory and a tiered one, which get the same calls.
+struct Pair {
+  Pair(const TableSpec& spec, std::size_t slots, std::size_t memory, std::size_t threads = 2,
+       ReadQueue::Engine engine = ReadQueue::Engine::kBest)
+      : pool(threads),
+        plain(spec, Slots(slots), pool),
+        tiered(std::make_unique<Shard>(spec, Slots(slots), pool), kDirectory, memory, engine) {}
+
+  KeyBatch batch(std::span<const std::uint64_t> keys) { return KeyBatch(keys, plain.slots(), pool); }
+  static SlotSlices slices(const KeyBatch& batch) { return {batch.hashes(), batch.offsets()}; }
+
+  void push(std::span<const std::uint64_t> keys, float grad) {
+    const KeyBatch some = batch(keys);
+    std::vector<float> grads(keys.size() * plain.rows().dim());
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      grads[i] = grad * static_cast<float>(1 + i % 5);
+    }
+    CHECK_EQ(plain.push_per_key(some, grads), tiered.push_per_key(some, grads, {}, nullptr));
+  }
+  // A pull and a push that goes to the rows it has found.
+  void step(std::span<const std::uint64_t> keys, float grad) {
+    const KeyBatch some = batch(keys);
+    RowLocations locations(some.hashes());
+    std::vector<float> rows(some.size() * plain.rows().dim());
+    std::vector<float> tiered_rows(rows.size());
+    plain.pull(slices(some), rows);
+    tiered.pull(slices(some), tiered_rows, &locations);
+    CHECK(std::ranges::equal(std::as_bytes(std::span(rows)), std::as_bytes(std::span(tiered_rows))));
+    for (float& row : rows) {
+      row = grad - 0.1F * row;
+    }
+    plain.push(slices(some), rows);
+    tiered.push(slices(some), rows, {}, &locations);
+  }
+  void expect_equal() {
+    CHECK_EQ(tiered.verify(), "");
+    CHECK_EQ(plain.size(), tiered.size());
+    CHECK(reduce(plain, Function::kDigest, {}, 0, plain.slots().count()) ==
+          tiered.reduce(Function::kDigest, {}));
+    CHECK_EQ(tiered.verify(), "");
+  }
+
+  ThreadPool pool;
+  Shard plain;
+  TieredShard tiered;
+};
+
+std::vector<std::uint64_t> range(std::uint64_t first, std::size_t count) {
+  std::vector<std::uint64_t> keys(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    keys[i] = first + i;
+  }
+  return keys;
+}
+
+std::vector<std::uint64_t> some_keys(std::mt19937_64& random, std::uint64_t below, std::size_t count) {
+  std::vector<std::uint64_t> keys(count);
+  for (std::uint64_t& key : keys) {
+    key = random() % below;
+    switch (random() % 64) {
+      case 0:
+        key = 0;
+        break;
+      case 1:
+        key = std::numeric_limits<std::uint64_t>::max();
+        break;
+      case 2:
+        key = unmix((std::uint64_t{5} << 61U) | key);  // colliding hashes
+        break;
+      default:
+        break;
+    }
+  }
+  return keys;
+}
+
+void run_trace(Pair& pair, std::uint64_t seed, std::uint64_t below, int steps) {
+  std::mt19937_64 random(seed);
+  std::printf("    seed %llu\n", static_cast<unsigned long long>(seed));
+  for (int i = 0; i < steps; ++i) {
+    const std::size_t count = random() % 4 == 0 ? random() % 3 : random() % 400;
+    const auto keys = some_keys(random, below, count);
+    const KeyBatch batch = pair.batch(keys);
+    const SlotSlices slices = Pair::slices(batch);
+    const std::size_t dim = pair.plain.rows().dim();
+    switch (random() % 10) {
+      case 0: {
+        CHECK_EQ(pair.plain.erase(slices), pair.tiered.erase(slices));
+        break;
+      }
+      case 1: {
+        const std::vector<float> weights(batch.size() * dim, 0.25F);
+        pair.plain.assign(slices, weights);
+        pair.tiered.assign(slices, weights, 0);
+        break;
+      }
+      case 2: {
+        std::vector<std::uint8_t> there(batch.size());
+        std::vector<std::uint8_t> tiered_there(batch.size());
+        pair.plain.contains(slices, there);
+        pair.tiered.contains(slices, tiered_there);
+        CHECK(there == tiered_there);
+        break;
+      }
+      case 3: {
+        std::vector<float> values(batch.size() * dim);
+        std::vector<float> tiered_values(values.size());
+        const std::size_t column = pair.plain.rows().columns() - 1;
+        pair.plain.state(slices, column, values);
+        pair.tiered.state(slices, column, tiered_values);
+        CHECK(values == tiered_values);
+        break;
+      }
+      case 4:
+        if (random() % 8 == 0) {
+          const std::array factor{0.5};
+          CHECK(reduce(pair.plain, Function::kDecay, factor, 0, pair.plain.slots().count()) ==
+                pair.tiered.reduce(Function::kDecay, factor));
+        }
+        break;
+      case 5:
+        pair.push(keys, 0.1F);
+        break;
+      default:
+        pair.step(keys, 0.2F);
+    }
+    CHECK_EQ(pair.plain.size(), pair.tiered.size());
+    if (i % 16 == 0) {
+      pair.expect_equal();
+    }
+  }
+  pair.expect_equal();
+}
+
+TEST(a_tiered_table_equals_one_in_memory_after_any_trace) {
+  for (const std::uint64_t seed : {1U, 2U, 3U}) {
+    Pair wide(adagrad(16), 4, 96 << 10U);
+    run_trace(wide, seed, 4000, 200);
+    CHECK(wide.tiered.tier_stats().merges > 0);
+    CHECK(wide.tiered.tier_stats().misses > 0);
+  }
+  Pair narrow(ftrl(), 2, 32 << 10U);
+  run_trace(narrow, 4, 6000, 300);
+  CHECK(narrow.tiered.tier_stats().misses > 0);
+  Pair half(adagrad(3, Dtype::kFloat16), 8, 48 << 10U, 1, ReadQueue::Engine::kThreads);
+  run_trace(half, 5, 5000, 200);
+  CHECK(half.tiered.tier_stats().misses > 0);
+  CHECK(!half.tiered.tier_stats().is_async);
+  Pair huge(adagrad(1500), 2, 4 << 20U);  // rows of more than a page
+  run_trace(huge, 6, 600, 60);
+  CHECK(huge.tiered.tier_stats().misses > 0);
+}
+
+TEST(memory_stays_within_its_limit) {
+  constexpr std::size_t kMemory = 512 << 10U;
+  Pair pair(adagrad(16), 8, kMemory);
+  for (std::uint64_t first = 0; first < 20000; first += 500) {
+    pair.push(range(first, 500), 0.5F);
+    CHECK(pair.tiered.tier_stats().memory_bytes <= kMemory);
+  }
+  pair.expect_equal();
+  CHECK(pair.tiered.tier_stats().memory_bytes <= kMemory);
+  CHECK_THROWS(pair.push(range(0, 5000), 0.5F), "does not fit in the 524288 bytes");
+  CHECK_EQ(pair.tiered.verify(), "");
+}
+
+TEST(a_miss_takes_one_read_and_an_absent_key_hardly_any) {
+  Pair pair(adagrad(16), 16, 2 << 20U);
+  for (std::uint64_t first = 0; first < 60000; first += 2000) {
+    pair.push(range(first, 2000), 0.5F);
+  }
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 100; ++i) {
+    std::vector<std::uint64_t> keys(100);
+    for (std::uint64_t& key : keys) {
+      key = random() % 60000;
+    }
+    const KeyBatch batch = pair.batch(keys);
+    std::vector<float> rows(batch.size() * 16);
+    pair.tiered.pull(Pair::slices(batch), rows, nullptr);
+  }
+  const TierStats there = pair.tiered.tier_stats();
+  CHECK(there.misses > 5000);
+  CHECK(static_cast<double>(there.reads - there.absent_reads) <= 1.0 * static_cast<double>(there.misses));
+  const KeyBatch absent = pair.batch(range(1U << 30U, 10000));
+  std::vector<std::uint8_t> found(absent.size());
+  pair.tiered.contains(Pair::slices(absent), found);
+  CHECK_EQ(std::ranges::count(found, 1), 0);
+  const TierStats after = pair.tiered.tier_stats();
+  CHECK_EQ(after.absent - there.absent, 10000);
+  CHECK(after.absent_reads - there.absent_reads <= 200);
+}
+
+TEST(clean_rows_are_dropped_without_a_write) {
+  Pair pair(adagrad(16), 4, 128 << 10U);
+  for (std::uint64_t first = 0; first < 4000; first += 200) {
+    pair.push(range(first, 200), 0.5F);
+  }
+  const auto pull = [&](std::uint64_t first) {
+    const KeyBatch batch = pair.batch(range(first, 200));
+    std::vector<float> rows(batch.size() * 16);
+    pair.tiered.pull(Pair::slices(batch), rows, nullptr);
+  };
+  const auto pull_all = [&] {
+    for (std::uint64_t first = 0; first < 4000; first += 200) {
+      pull(first);
+    }
+  };
+  pull_all();
+  pull_all();
+  const TierStats before = pair.tiered.tier_stats();
+  pull_all();
+  const TierStats after = pair.tiered.tier_stats();
+  CHECK_EQ(after.bytes_written, before.bytes_written);
+  CHECK(after.misses > before.misses);
+}
+
+TEST(rows_that_are_used_often_stay) {
+  Pair pair(adagrad(16), 4, 256 << 10U);
+  const auto hot = range(1U << 20U, 100);
+  for (std::uint64_t first = 0; first < 20000; first += 100) {
+    pair.step(hot, 0.5F);
+    pair.step(range(first, 100), 0.5F);
+  }
+  const TierStats before = pair.tiered.tier_stats();
+  pair.step(hot, 0.5F);
+  const TierStats after = pair.tiered.tier_stats();
+  CHECK(after.misses - before.misses <= 5);
+}
+
+TEST(sections_go_into_a_tiered_table_and_come_out_of_it) {
+  Pair pair(adagrad(8), 16, 128 << 10U);
+  pair.push(range(0, 1000), 0.5F);
+  for (std::uint64_t first = 1000; first < 8000; first += 250) {
+    pair.push(range(first, 250), 0.5F);
+  }
+  // From two slots into sixteen, of a table that is larger than memory.
+  Shard coarse(adagrad(8), Slots(2), pair.pool);
+  std::vector<std::byte> bytes;
+  std::vector<std::byte> tiered_bytes;
+  for (std::uint32_t s = 0; s < 16; ++s) {
+    const std::size_t rows = pair.plain.section(Slot{s}, bytes);
+    CHECK_EQ(pair.tiered.section(Slot{s}, tiered_bytes), rows);
+    CHECK(bytes == tiered_bytes);
+    coarse.restore(rows, bytes);
+  }
+  TieredShard loaded(std::make_unique<Shard>(adagrad(8), Slots(16), pair.pool), kDirectory, 128 << 10U);
+  for (std::uint32_t s = 0; s < 2; ++s) {
+    const std::size_t rows = coarse.section(Slot{s}, bytes);
+    CHECK_EQ(loaded.restore(rows, bytes), rows);
+    CHECK_THROWS(loaded.restore(rows, bytes), "in the table already");
+  }
+  CHECK_EQ(loaded.verify(), "");
+  CHECK(loaded.reduce(Function::kDigest, {}) == pair.tiered.reduce(Function::kDigest, {}));
+  CHECK(loaded.tier_stats().memory_bytes <= 128 << 10U);
+}
+
+TEST(a_snapshot_has_the_rows_of_its_moment) {
+  Pair pair(adagrad(8), 16, 128 << 10U);
+  for (std::uint64_t first = 0; first < 6000; first += 250) {
+    pair.push(range(first, 250), 0.5F);
+  }
+  std::vector<std::vector<std::byte>> sections(16);
+  for (std::uint32_t s = 0; s < 16; ++s) {
+    pair.plain.section(Slot{s}, sections[s]);
+  }
+  pair.tiered.pause_writers();
+  TieredSnapshot snapshot(pair.tiered, 0, Snapshot::Kind::kBase, 0, Purpose::kSave);
+  pair.tiered.resume_writers();
+  CHECK_EQ(snapshot.rows(), pair.plain.size());
+  for (std::uint32_t s = 0; s < 16; ++s) {
+    pair.step(range(s * 400, 300), 0.5F);
+    const KeyBatch gone = pair.batch(range(s * 400 + 300, 20));
+    pair.plain.erase(Pair::slices(gone));
+    pair.tiered.erase(Pair::slices(gone));
+    CHECK(snapshot.take(Slot{s}).section == sections[s]);
+  }
+  snapshot.inner().done("base");
+  snapshot.inner().close();
+  pair.expect_equal();
+
+  // A delta on it: the rows of the base outside its ranges, and its own.
+  pair.step(range(100, 50), 0.5F);
+  const KeyBatch gone = pair.batch(range(5000, 20));
+  pair.plain.erase(Pair::slices(gone));
+  pair.tiered.erase(Pair::slices(gone));
+  pair.tiered.pause_writers();
+  TieredSnapshot delta(pair.tiered, 0, Snapshot::Kind::kDelta, 0, Purpose::kSave);
+  pair.tiered.resume_writers();
+  std::vector<std::byte> merged;
+  std::vector<std::byte> now;
+  for (std::uint32_t s = 0; s < 16; ++s) {
+    const Snapshot::Piece piece = delta.take(Slot{s});
+    // The changes of before are in it as well: they came after the moment of the base.
+    const std::size_t base_rows = sections[s].empty() ? 0 : [&] {
+      for (std::size_t rows = 0;; ++rows) {
+        if (pair.plain.section_offsets(rows).back() == sections[s].size()) {
+          return rows;
+        }
+      }
+    }();
+    pair.plain.merge(base_rows, sections[s], piece.rows, piece.section,
+                     DirtyRanges(Slots(16), piece.ranges.bits, piece.ranges.count, piece.ranges.bytes),
+                     merged);
+    pair.plain.section(Slot{s}, now);
+    CHECK(merged == now);
+  }
+}
+
+// Changes bytes of the file behind the table's back.
+void damage(const TieredShard& tiered, std::uint64_t offset) {
+  alignas(PageFile::kPage) static std::array<std::byte, PageFile::kPage> page;
+  const auto at = static_cast<off_t>(offset / PageFile::kPage * PageFile::kPage);
+  CHECK_EQ(pread(tiered.file().descriptor(), page.data(), page.size(), at), std::ssize(page));
+  page[offset % PageFile::kPage] ^= std::byte{16};
+  CHECK_EQ(pwrite(tiered.file().descriptor(), page.data(), page.size(), at), std::ssize(page));
+}
+
+// Pages that were written, of runs or not.
+std::uint64_t pages_of(const TieredShard& tiered) {
+  return static_cast<std::uint64_t>(lseek(tiered.file().descriptor(), 0, SEEK_END)) / PageFile::kPage;
+}
+
+TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
+  Pair pair(adagrad(16), 2, 64 << 10U);
+  for (std::uint64_t first = 0; first < 2000; first += 100) {
+    pair.push(range(first, 100), 0.5F);
+  }
+  pair.expect_equal();
+  // A flipped bit is found, unless its page is of no run; wrong rows are never returned.
+  const auto digest = pair.tiered.reduce(Function::kDigest, {});
+  std::mt19937_64 random(11);
+  int found = 0;
+  for (int i = 0; i < 60; ++i) {
+    const std::uint64_t offset = random() % (pages_of(pair.tiered) * PageFile::kPage);
+    damage(pair.tiered, offset);
+    try {
+      CHECK(pair.tiered.reduce(Function::kDigest, {}) == digest);
+    } catch (const TierCorruptionError& error) {
+      ++found;
+      const std::string what = error.what();
+      CHECK(what.find("is damaged: slot ") != std::string::npos);
+      CHECK(what.find("byte " + std::to_string(offset / PageFile::kPage * PageFile::kPage)) !=
+            std::string::npos);
+    }
+    damage(pair.tiered, offset);  // back
+  }
+  CHECK(found >= 20);
+  pair.expect_equal();
+  // Batches fail before they change anything.
+  for (std::uint64_t page = 0; page < pages_of(pair.tiered); ++page) {
+    damage(pair.tiered, page * PageFile::kPage + 100);
+  }
+  const std::uint64_t step = pair.tiered.shard().step();
+  const KeyBatch batch = pair.batch(range(0, 100));
+  std::vector<float> grads(batch.size() * 16, 1.0F);
+  CHECK_THROWS(pair.tiered.push(Pair::slices(batch), grads, {}, nullptr), "load the last checkpoint");
+  CHECK_EQ(pair.tiered.shard().step(), step);
+  for (std::uint64_t page = 0; page < pages_of(pair.tiered); ++page) {
+    damage(pair.tiered, page * PageFile::kPage + 100);
+  }
+  pair.expect_equal();
+  CHECK_EQ(ftruncate(pair.tiered.file().descriptor(), PageFile::kPage), 0);
+  CHECK_THROWS(pair.tiered.reduce(Function::kDigest, {}), "was truncated");
+}
+
+TEST(a_full_disk_changes_nothing) {
+  Pair pair(adagrad(16), 2, 64 << 10U);
+  for (std::uint64_t first = 0; first < 1000; first += 100) {
+    pair.push(range(first, 100), 0.5F);
+  }
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit less = before;
+  less.rlim_cur = pair.tiered.file().file_bytes();
+  setrlimit(RLIMIT_FSIZE, &less);
+  int failed = 0;
+  for (std::uint64_t first = 1000; first < 3000; first += 100) {
+    const KeyBatch batch = pair.batch(range(first, 100));
+    const std::vector<float> grads(batch.size() * 16, 1.0F);
+    const std::uint64_t step = pair.tiered.shard().step();
+    try {
+      pair.tiered.push(Pair::slices(batch), grads, {}, nullptr);
+    } catch (const TierStorageError& error) {
+      ++failed;
+      CHECK(std::string(error.what()).find(kDirectory + " cannot write") != std::string::npos);
+      CHECK_EQ(pair.tiered.shard().step(), step);
+      continue;
+    }
+    pair.plain.push(Pair::slices(batch), grads);
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  CHECK(failed > 0);
+  pair.expect_equal();
+  pair.push(range(5000, 100), 0.5F);
+  pair.expect_equal();
+}
+
+TEST(the_file_ends_with_its_last_chunk_and_is_gone_with_the_table) {
+  std::uint64_t largest = 0;
+  {
+    Pair pair(adagrad(16), 2, 64 << 10U);
+    for (std::uint64_t first = 0; first < 4000; first += 100) {
+      pair.push(range(first, 100), 0.5F);
+    }
+    largest = pair.tiered.file().used_bytes();
+    for (std::uint64_t first = 0; first < 4000; first += 100) {
+      const KeyBatch batch = pair.batch(range(first, 100));
+      CHECK_EQ(pair.tiered.erase(Pair::slices(batch)), 100);
+    }
+    CHECK_EQ(pair.tiered.size(), 0);
+    const std::array everything{1.0};
+    pair.tiered.reduce(Function::kDecay, everything);
+    for (std::uint64_t first = 0; first < 300; first += 100) {
+      pair.push(range(first, 100), 0.5F);
+    }
+    CHECK(pair.tiered.file().used_bytes() < largest);
+    CHECK(pair.tiered.file().used_bytes() <= pair.tiered.file().file_bytes());
+  }
+  CHECK(largest > 0);
+}
+
+TEST(what_a_tiered_table_cannot_have_is_refused) {
+  ThreadPool pool(1);
+  const auto make = [&](const TableSpec& spec, std::size_t memory, const std::string& directory) {
+    return TieredShard(std::make_unique<Shard>(spec, Slots(16), pool), directory, memory);
+  };
+  CHECK_THROWS(make(adagrad(2), 1000, kDirectory), "needs at least 65536 bytes");
+  CHECK_THROWS(make(adagrad(2), 1 << 20U, kDirectory + "/no such directory"), "cannot be created");
+  TableSpec most = adagrad(2);
+  most.lifecycle = Lifecycle(std::nullopt, {{"MaxRows", {{"rows", 100}, {"frequent", 0}}}});
+  CHECK_THROWS(make(most, 1 << 20U, kDirectory), "no MaxRows rule");
+}
+
+TEST(threads_share_a_tiered_table) {
+  Pair pair(adagrad(4), 16, 128 << 10U);
+  constexpr std::size_t kThreads = 3;
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 2; ++round) {
+        for (std::uint64_t first = 0; first < 3000; first += 250) {
+          const KeyBatch batch = pair.batch(range(t << 32U | first, 250));
+          std::vector<float> rows(batch.size() * 4, 1.0F);
+          pair.tiered.push(Pair::slices(batch), rows, {}, nullptr);
+          pair.tiered.pull(Pair::slices(batch), rows, nullptr);
+        }
+      }
+    });
+  }
+  std::size_t saved = 0;
+  pair.tiered.pause_writers();
+  {
+    TieredSnapshot snapshot(pair.tiered, 0, Snapshot::Kind::kPlain, 0, Purpose::kSave);
+    pair.tiered.resume_writers();
+    for (std::uint32_t s = 0; s < 16; ++s) {
+      saved += snapshot.take(Slot{s}).rows;
+    }
+    CHECK_EQ(saved, snapshot.rows());
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK_EQ(pair.tiered.size(), kThreads * 3000);
+  for (int round = 0; round < 2; ++round) {
+    for (std::size_t t = 0; t < kThreads; ++t) {
+      for (std::uint64_t first = 0; first < 3000; first += 250) {
+        const KeyBatch batch = pair.batch(range(t << 32U | first, 250));
+        pair.plain.push(Pair::slices(batch), std::vector<float>(batch.size() * 4, 1.0F));
+      }
+    }
+  }
+  pair.expect_equal();
+}
+
+}  // namespace
+}  // namespace shoal
