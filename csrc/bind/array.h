@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace shoal::bind {
@@ -55,6 +57,18 @@ Array<T> view(std::span<const T> data, const py::object& owner) {
 template <class T>
 Array<T> copied(const std::vector<T>& data) {
   return Array<T>(static_cast<py::ssize_t>(data.size()), data.data());
+}
+
+// An array that owns its bytes.
+inline Array<std::uint8_t> owned(std::vector<std::byte>&& bytes) {
+  if (bytes.empty()) {
+    return fresh<std::uint8_t>(0);
+  }
+  auto held = std::make_unique<std::vector<std::byte>>(std::move(bytes));
+  const auto* const kept = held.get();
+  const py::capsule owner(held.release(),
+                          [](void* vector) { delete static_cast<std::vector<std::byte>*>(vector); });
+  return view(std::span(reinterpret_cast<const std::uint8_t*>(kept->data()), kept->size()), owner);
 }
 
 // (hashes, weights), of rows of `dim` weights.

@@ -54,6 +54,13 @@ TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string
                     std::uint64_t init_seed, std::uint64_t seed, const std::optional<NamedForm>& admit,
                     const std::vector<NamedForm>& expire);
 
+// By the names that Python uses.
+Purpose purpose_of(const std::string& name);
+Snapshot::Kind kind_of(const std::string& name);
+pybind11::dict dict_of(const ShardStats& stats);
+// Names of the stored columns, without metadata.
+std::vector<std::string> columns_of(const Shard& shard);
+
 // A slot in a snapshot: (rows, the section's bytes, the filter's bytes).
 pybind11::tuple section_of(Snapshot::Piece&& piece);
 // The changes of a slot: (rows, the section's bytes, the filter's bytes or None if those of the base are still valid, bits,
@@ -65,6 +72,7 @@ void add_base(pybind11::module_& module);
 void add_batch(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
 void add_shard(pybind11::module_& module);
+void add_tiered_shard(pybind11::module_& module);
 void add_user_step(pybind11::module_& module);
 void add_user_function(pybind11::module_& module);
 void add_wire(pybind11::module_& module);

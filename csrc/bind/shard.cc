@@ -110,15 +110,6 @@ Array<float> state(const Shard& shard, const KeyBatch& batch, std::size_t column
   return values;
 }
 
-std::vector<std::string> columns(const Shard& shard) {
-  const auto names = shard.spec().optimizer.columns();
-  std::vector<std::string> all(names.begin(), names.end());
-  if (shard.rows().has_row_state()) {
-    all.emplace_back(shard.spec().optimizer.row_state());
-  }
-  return all;
-}
-
 Array<std::uint32_t> metadata(const Shard& shard, const KeyBatch& batch, std::size_t k) {
   Array<std::uint32_t> values = fresh<std::uint32_t>(batch.size());
   const auto to = out(values);
@@ -129,18 +120,6 @@ Array<std::uint32_t> metadata(const Shard& shard, const KeyBatch& batch, std::si
 
 void check_slot(const Shard& shard, std::size_t slot) {
   SHOAL_CHECK(slot < shard.slots().count(), "there is no slot " + std::to_string(slot));
-}
-
-// An array that owns its bytes.
-Array<std::uint8_t> owned(std::vector<std::byte>&& bytes) {
-  if (bytes.empty()) {
-    return fresh<std::uint8_t>(0);
-  }
-  auto held = std::make_unique<std::vector<std::byte>>(std::move(bytes));
-  const auto* const kept = held.get();
-  const py::capsule owner(held.release(),
-                          [](void* vector) { delete static_cast<std::vector<std::byte>*>(vector); });
-  return view(std::span(reinterpret_cast<const std::uint8_t*>(kept->data()), kept->size()), owner);
 }
 
 // (rows, the section's bytes, the filter's bytes)
@@ -157,21 +136,12 @@ py::tuple section(const Shard& shard, std::size_t slot) {
   return py::make_tuple(rows, owned(std::move(bytes)), owned(std::move(filter)));
 }
 
-Purpose purpose_of(const std::string& name) {
-  SHOAL_CHECK(name == "save" || name == "export", "there is no purpose " + name);
-  return name == "save" ? Purpose::kSave : Purpose::kExport;
-}
-
 // Keeps the shard alive as long as the result. Done by hand: keep_alive<0, 1> also inspects the result of a call whose
 // arguments did not match, which is null, and crashes (pybind11 3.1).
 py::object snapshot(const py::object& self, std::uint32_t clock, const std::string& kind, std::size_t most,
                     const std::string& purpose) {
-  SHOAL_CHECK(kind == "plain" || kind == "base" || kind == "delta", "there is no snapshot " + kind);
-  auto made = std::make_unique<Snapshot>(self.cast<Shard&>(), clock,
-                                         kind == "plain"  ? Snapshot::Kind::kPlain
-                                         : kind == "base" ? Snapshot::Kind::kBase
-                                                          : Snapshot::Kind::kDelta,
-                                         most, purpose_of(purpose));
+  auto made =
+      std::make_unique<Snapshot>(self.cast<Shard&>(), clock, kind_of(kind), most, purpose_of(purpose));
   py::object held = py::cast(std::move(made));
   py::detail::keep_alive_impl(held, self);
   return held;
@@ -285,8 +255,11 @@ void restore_filter(Shard& shard, std::size_t cut, std::size_t slot, const Array
   shard.restore_filter(Slots(cut), Slot{static_cast<std::uint32_t>(slot)}, bytes);
 }
 
-py::dict stats(const Shard& shard) {
-  const ShardStats stats = shard.stats();
+py::dict stats(const Shard& shard) { return dict_of(shard.stats()); }
+
+}  // namespace
+
+py::dict dict_of(const ShardStats& stats) {
   py::dict all;
   all["rows"] = stats.rows;
   all["cells"] = stats.cells;
@@ -311,7 +284,26 @@ py::dict stats(const Shard& shard) {
   return all;
 }
 
-}  // namespace
+Purpose purpose_of(const std::string& name) {
+  SHOAL_CHECK(name == "save" || name == "export", "there is no purpose " + name);
+  return name == "save" ? Purpose::kSave : Purpose::kExport;
+}
+
+Snapshot::Kind kind_of(const std::string& name) {
+  SHOAL_CHECK(name == "plain" || name == "base" || name == "delta", "there is no snapshot " + name);
+  return name == "plain"  ? Snapshot::Kind::kPlain
+         : name == "base" ? Snapshot::Kind::kBase
+                          : Snapshot::Kind::kDelta;
+}
+
+std::vector<std::string> columns_of(const Shard& shard) {
+  const auto names = shard.spec().optimizer.columns();
+  std::vector<std::string> all(names.begin(), names.end());
+  if (shard.rows().has_row_state()) {
+    all.emplace_back(shard.spec().optimizer.row_state());
+  }
+  return all;
+}
 
 TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string& optimizer,
                     std::map<std::string, double> params, const std::string& init, double init_parameter,
@@ -405,7 +397,7 @@ void add_shard(py::module_& module) {
       .def("assign", &assign, py::arg("batch"), py::arg("rows").noconvert(), py::arg("clock") = 0)
       .def("erase", &erase, py::arg("batch"))
       .def("contains", &contains, py::arg("batch"))
-      .def("columns", &columns)
+      .def("columns", &columns_of)
       .def("state", &state, py::arg("batch"), py::arg("column"))
       .def("metadata_names", [](const Shard& shard) { return shard.rows().metadata().names(); })
       .def("metadata", &metadata, py::arg("batch"), py::arg("k"))

@@ -95,8 +95,9 @@ if TYPE_CHECKING:
     from shoal.table.future import Future
     from shoal.table.key_batch import KeyBatch
     from shoal.table.spec import TableSpec
-    from shoal.table.stats import TableStats
+    from shoal.table.stats import TableStats, TierStats
     from shoal.table.table import Table
+    from shoal.table.tiered import Tiered
     from shoal.tools import convert as convert
     from shoal.tools.compact import compact
     from shoal.tools.load import load
@@ -167,6 +168,8 @@ __all__ = [
     "TableSpec",
     "TableStats",
     "TensorBoard",
+    "TierStats",
+    "Tiered",
     "TimeToLive",
     "Uniform",
     "UserCodeError",
@@ -226,8 +229,9 @@ _NAMES_OF = {
     "shoal.table.future": "Future",
     "shoal.table.key_batch": "KeyBatch",
     "shoal.table.spec": "TableSpec",
-    "shoal.table.stats": "TableStats",
+    "shoal.table.stats": "TableStats TierStats",
     "shoal.table.table": "Table",
+    "shoal.table.tiered": "Tiered",
     "shoal.tools.compact": "compact",
     "shoal.tools.load": "load",
     "shoal.tools.reports": "report",

@@ -46,6 +46,7 @@ from shoal.storage.base import StorageDir
 from shoal.storage.transaction import DataFile, DataFileWriter, ManifestTransaction, check_replaceable, map_in_order
 from shoal.table.shard import Snapshot
 from shoal.table.spec import TableRecord, TableSpec
+from shoal.table.tiered import AnyLocalShard
 
 __all__ = [
     "LocalSnapshotSet",
@@ -129,8 +130,8 @@ class TableSnapshot(NamedTuple):
 
 @contextmanager
 def snapshots(
-    tables: Iterable[tuple[TableSpec, _core.Shard, str]], clock: int, purpose: str = "save"
-) -> Iterator[list[tuple[TableSpec, _core.Snapshot, str]]]:
+    tables: Iterable[tuple[TableSpec, AnyLocalShard, str]], clock: int, purpose: str = "save"
+) -> Iterator[list[tuple[TableSpec, _core.Snapshot | _core.TieredSnapshot, str]]]:
     """Take a consistent snapshot of tables, each of its own kind; updates wait meanwhile. ``clock`` is the store's.
 
     The ``purpose`` is "save" or "export": changes are tracked separately for each.
@@ -154,7 +155,7 @@ def unknown_base(table: str, base: ChainEntry | None) -> ValueError:
 
 
 @contextmanager
-def _frozen(shard: _core.Shard) -> Iterator[_core.Shard]:
+def _frozen(shard: AnyLocalShard) -> Iterator[AnyLocalShard]:
     shard.pause_writers()
     try:
         yield shard

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoal.base import logs
 from shoal.base.defaults import BATCH_SIZE
+from shoal.base.sizes import parse_size
 from shoal.cli.answers import Answer, warn
 
 if TYPE_CHECKING:
@@ -153,16 +154,12 @@ def port(text: str) -> int:
     return int(text)
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
-
-
 def size(text: str) -> int:
     """Parse a number of bytes: 8GiB, 8G, 1.5g, 512 MB or 100000; units are powers of 1024."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write it as 8GiB, 512M or 100000")
-    number, unit = found.groups()
-    return int(float(number) * 1024 ** (" kmgt".index((unit or " ").lower())))
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def cached(parser: argparse.ArgumentParser) -> None:

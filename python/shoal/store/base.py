@@ -35,6 +35,7 @@ from shoal.table.rwlock import RwLock
 from shoal.table.shard import ShardReader
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
+from shoal.table.tiered import Tiered
 
 __all__ = ["Data", "Data_co", "Splittable", "Store"]
 
@@ -334,6 +335,7 @@ class Store(StoreFiles):
         seed: int = 0,
         admit: Admission | None = None,
         expire: Expiry | Iterable[Expiry] | None = None,
+        storage: Tiered | None = None,
     ) -> Table:
         """Create a table, or return the existing one with the same description.
 
@@ -356,6 +358,8 @@ class Store(StoreFiles):
             Which keys get a row; default: all that are pushed. Others wait: they read their initial row.
         expire : TimeToLive, DecayedScore, MinNorm or MaxRows, or several of them, optional
             Rows that a sweep drops; default: none.
+        storage : Tiered, optional
+            Where rows are that do not fit in memory; default: all rows are in memory. Only for local stores.
 
         Returns
         -------
@@ -364,7 +368,9 @@ class Store(StoreFiles):
         Raises
         ------
         ValueError
-            A table of that name has another description.
+            A table of that name has another description, or another storage; or storage does not suit it.
+        StorageError
+            The storage cannot be made.
         """
         if optimizer is None:
             optimizer = _ADD if dtype == "int64" else _FTRL
@@ -375,9 +381,25 @@ class Store(StoreFiles):
         with self._locked():
             known = self._tables.get(name)
             if known is None:
-                known = self._add(spec, self._make_shard(spec))
+                known = self._add(spec, self._make_shard(spec) if storage is None else self._make_tiered(spec, storage))
+            elif storage is not None and storage != self._storage_of(name):
+                raise ValueError(
+                    f"table {name!r} exists with storage {self._storage_of(name)!r} instead of {storage!r}: make it "
+                    f"with its storage first, and then load or train"
+                )
         check_same(known.spec, spec)
         return known
+
+    def _make_tiered(self, spec: TableSpec, storage: Tiered) -> ShardReader:
+        """Make the rows of a table that are on disk as well."""
+        raise ValueError(
+            f"table {spec.name!r} cannot have {storage!r} here: only tables of shoal.local() are larger than memory; "
+            f"add servers, or leave storage out"
+        )
+
+    def _storage_of(self, name: str) -> Tiered | None:
+        """Return where the rows of a table are that do not fit in memory."""
+        return None
 
     def _add(self, spec: TableSpec, reader: ShardReader) -> Table:
         table = self._tables[spec.name] = Table(

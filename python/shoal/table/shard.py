@@ -4,7 +4,7 @@ Threads: implementations are safe from any thread.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from shoal.user_functions import Description, failure
 
 __all__ = [
     "OTHER_STORE",
+    "LocalCalls",
     "LocalShard",
     "PendingAnswers",
     "PendingPush",
@@ -216,13 +217,8 @@ class Snapshot(Protocol):
         """Release what was not read."""
 
 
-class LocalShard(_core.Shard):
-    """The rows of a table in this process: the engine's shard, which has completed a call when it returns."""
-
-    @classmethod
-    def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, budget: _core.Budget | None = None) -> Self:
-        """Make an empty shard of a table, with a memory budget or without one."""
-        return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget)
+class LocalCalls:
+    """What the shards of this process have in common: a call is complete when it returns."""
 
     def as_shard(self) -> Self:
         """Return itself."""
@@ -241,7 +237,7 @@ class LocalShard(_core.Shard):
         self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
     ) -> list[npt.NDArray[np.float64]]:
         """Call a function of a user; raise its error."""
-        answers = [self.reduce(function, description.parameters(hashes))]
+        answers = [cast("_core.Shard", self).reduce(function, description.parameters(hashes))]
         if error := failure(answers):
             raise error
         return answers
@@ -252,7 +248,16 @@ class LocalShard(_core.Shard):
 
     def marks_clock(self, store_clock: int, /) -> int:
         """Return the table's clock."""
-        return self.table_clock(store_clock)
+        return cast("_core.Shard", self).table_clock(store_clock)
+
+
+class LocalShard(LocalCalls, _core.Shard):
+    """The rows of a table in the memory of this process."""
+
+    @classmethod
+    def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, budget: _core.Budget | None = None) -> Self:
+        """Make an empty shard of a table, with a memory budget or without one."""
+        return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget)
 
 
 def pull_and_expand(

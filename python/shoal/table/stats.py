@@ -3,7 +3,56 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["TableStats"]
+__all__ = ["TableStats", "TierStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """The tier of a table at one moment; counters start when the table is made or loaded.
+
+    Parameters
+    ----------
+    rows_in_memory, rows_on_disk : int
+        A row may be in both; those on disk include rows that were changed or erased since.
+    memory_bytes : int
+        What the limit is compared with.
+    index_bytes : int
+        Of these, the filters, the fences of pages and the counters of use.
+    disk_bytes : int
+        Size of the file.
+    hits, misses, absent : int
+        Unique keys of calls whose row was in memory, was read from disk, or did not exist.
+    reads : int
+        Pages that were read for them, ``absent_reads`` for keys that do not exist.
+    absent_reads : int
+    rows_changed : int
+        Unique keys of calls that change rows.
+    merges : int
+        How often the rows of a slot were written anew.
+    merged_bytes_read, bytes_written : int
+        By merges, and by functions of all rows.
+    is_direct : bool
+        Whether the file system reads and writes around its cache (``O_DIRECT``).
+    is_async : bool
+        Whether pages are read by ``io_uring``, and not by threads.
+    """
+
+    rows_in_memory: int
+    rows_on_disk: int
+    memory_bytes: int
+    index_bytes: int
+    disk_bytes: int
+    hits: int
+    misses: int
+    absent: int
+    absent_reads: int
+    reads: int
+    rows_changed: int
+    merges: int
+    merged_bytes_read: int
+    bytes_written: int
+    is_direct: bool
+    is_async: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +81,8 @@ class TableStats:
         Keys that wait for admission, if the rule counts them individually.
     expired : dict of int
         Rows dropped by each of the table's expiry rules, by class name; for `MaxRows`, pushes included.
+    tier : TierStats, optional
+        Of a table whose rows are on disk as well (:class:`shoal.Tiered`); ``bytes`` and ``load`` are of its memory.
     """
 
     rows: int
@@ -48,3 +99,4 @@ class TableStats:
     refused: int = 0
     waiting: int = 0
     expired: Mapping[str, int] = field(default_factory=dict)
+    tier: TierStats | None = None

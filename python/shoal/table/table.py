@@ -28,6 +28,7 @@ from shoal.table.rwlock import RwLock
 from shoal.table.shard import Shard, ShardReader, pull_and_expand
 from shoal.table.spec import TableSpec
 from shoal.table.stats import TableStats
+from shoal.table.tiered import tier_of
 from shoal.user_functions import counted, describe, merged
 
 __all__ = ["Table"]
@@ -820,12 +821,13 @@ class Table:
     def stats(self) -> TableStats:
         """Read the table's statistics."""
         native = self.shard.stats()
+        tier = tier_of(self.shard)
         rows, size, cells = native["rows"], native["bytes"], native["cells"]
         return TableStats(
             rows=rows,
             bytes=size,
             bytes_per_row=size / rows if rows else float("nan"),
-            load=rows / cells if cells else 0.0,
+            load=(rows if tier is None else tier.rows_in_memory) / cells if cells else 0.0,
             pulls=native["pulls"],
             pushes=native["pushes"],
             keys_pulled=native["rows_pulled"],
@@ -836,6 +838,7 @@ class Table:
             refused=native["refused"],
             waiting=native["waiting"],
             expired={name: native[f"expired_by_{name}"] for name in (type(rule).__name__ for rule in self.spec.expire)},
+            tier=tier,
         )
 
     def forecast(self, *rules: Expiry) -> TableSweep:

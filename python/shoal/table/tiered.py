@@ -1,0 +1,110 @@
+"""Tables that are larger than memory: where their other rows are, and the shard that holds them.
+
+Threads: a shard is safe from any thread; its calls run one at a time.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from shoal import _core
+from shoal.base.sizes import parse_size
+from shoal.table.shard import LocalCalls, LocalShard
+from shoal.table.spec import TableRecord, TableSpec
+from shoal.table.stats import TierStats
+
+__all__ = ["AnyLocalShard", "Tiered", "TieredLocalShard", "tier_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiered:
+    """Storage of a table of a local store that is larger than memory: its rows are on a local disk.
+
+    Rows that are used often, and those that have changed, are in memory. Results are those of a table in memory, bit
+    for bit. ``docs/tiered.md`` says how to size it, and when it does not pay.
+
+    Parameters
+    ----------
+    path : path
+        A directory on a local SSD or NVMe disk, created if missing. The rows are in a file without a name, which the
+        system removes with the process: it is no checkpoint. Tables may share the directory.
+    memory : int or str
+        Bytes of memory that the table may use, as a number or as in ``"8GiB"``: rows, and about 2 bytes for each row on
+        disk. At least 4096 for each slot of the store.
+
+    Raises
+    ------
+    ValueError, TypeError
+        ``memory`` is not a size.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import shoal
+    >>> with tempfile.TemporaryDirectory() as directory, shoal.local(slots=16) as store:
+    ...     table = store.table("user", dim=4, storage=shoal.Tiered(directory, memory="64KiB"))
+    ...     for first in range(0, 10_000, 500):
+    ...         keys = np.arange(first, first + 500, dtype=np.uint64)
+    ...         table.push(keys, np.ones((500, 4), np.float32)).wait()
+    ...     stats = table.stats()
+    ...     print(stats.rows, stats.bytes < 100_000)
+    10000 True
+    """
+
+    path: str | os.PathLike[str]
+    memory: int | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
+        if isinstance(self.memory, bool) or not isinstance(self.memory, int | str):
+            raise TypeError(f"memory must be a number of bytes or a size such as '8GiB', got {self.memory!r}")
+        if not 0 < self.memory_bytes < 2**63:
+            raise ValueError(f"memory must be a number of bytes above 0, got {self.memory!r}")
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory as a number."""
+        return parse_size(self.memory) if isinstance(self.memory, str) else self.memory
+
+
+class TieredLocalShard(LocalCalls, _core.TieredShard):
+    """The rows of a table in this process and on its disk."""
+
+    @classmethod
+    def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, storage: Tiered) -> Self:
+        """Make an empty shard of a table, with its file in a directory that is made if missing.
+
+        Raises
+        ------
+        ValueError
+            The memory is too small, or the table has a rule that needs all rows in memory.
+        StorageError
+            The file cannot be made.
+        """
+        directory = Path(storage.path)
+        directory.mkdir(parents=True, exist_ok=True)
+        return cls(
+            **TableRecord.of(spec).native(),
+            slots=slots,
+            pool=pool,
+            directory=str(directory),
+            memory=storage.memory_bytes,
+        )
+
+    def reserve(self, rows: Sequence[int], /) -> None:
+        """Reserve nothing: rows go to disk as they come."""
+
+    @property
+    def tier(self) -> TierStats:
+        """Statistics of the tier."""
+        return TierStats(**self.tier_stats())
+
+
+AnyLocalShard = LocalShard | TieredLocalShard
+
+
+def tier_of(shard: object) -> TierStats | None:
+    """Return the statistics of a shard's tier; None if it has none."""
+    return shard.tier if isinstance(shard, TieredLocalShard) else None
