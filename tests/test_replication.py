@@ -926,6 +926,31 @@ def test_copies_are_made_although_one_save_follows_another_and_saves_although_co
     assert same_arcs(p, cluster.newcomer.replica(1))
 
 
+def test_a_write_that_waited_before_a_stream_was_opened_is_not_in_it() -> None:
+    cluster = Copying()
+    p = cluster.primary
+    prepare(p, "bsp", 0)
+    p.assign(2, ARCS, [(9, "n", "", [], ARCS[:1])])  # a stream of the past
+    p.assign(3, ARCS)
+    cluster.epoch = 3
+    workers = [Worker(rank, epoch=NEWEST) for rank in range(3)]
+    deliver(p, workers[0].numbers(Op.SAVE_BEGIN, [0, 0, 0, 0, 1], sequence=1, clock=1))
+    for worker in workers:
+        deliver(p, worker.tick(0))
+    assert p.next_session() is not None  # the save has begun: the ticks have released it
+    deliver(p, workers[0].numbers(Op.SAVE_END, [1], sequence=2, clock=1))
+    p.dismiss(0, 1, *p.fence(0, 1))
+    cluster.begin()
+    while not cluster.watch():
+        cluster.step()
+    assert p.replication()["position"] == 0
+    keys = np.arange(1, 9, dtype=np.uint64) << np.uint64(60)
+    cluster.send(workers[1].push(keys, np.ones((8, 4)), sequence=1, table=1, clock=1))
+    cluster.settle()
+    assert p.replication()["position"] == 1
+    assert same_arcs(p, cluster.newcomer.replica(1))
+
+
 NAME = [7, 8, 9, 10]  # of a written checkpoint
 BASE_SAVE, DELTA_SAVE = 1, 2
 

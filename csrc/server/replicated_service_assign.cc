@@ -204,9 +204,8 @@ void ReplicatedService::update_streams(const Assignment& assignment, std::span<c
     }
     update_stream(*log_.find(wanted.stream), wanted, assignment, handovers);
   }
-  if (log_.has_streams()) {
-    service_.track_executed();
-  }
+  // Without streams nothing is appended: what is executed now concerns no stream that is opened later.
+  service_.track_executed(log_.has_streams());
 }
 
 void ReplicatedService::append_catch_up(StreamId stream, std::uint32_t epoch,

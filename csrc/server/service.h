@@ -219,8 +219,8 @@ class Service {
     std::vector<std::byte> parameters;  // the frame: float64 of a SWEEP, numbers of a SAVE_BEGIN
     Executed executed;
   };
-  // From now on executed() and take_released() report what each call does.
-  void track_executed();
+  // Whether executed() and take_released() report what each call does, from now on.
+  void track_executed(bool tracks);
   const Executed& executed() const noexcept { return executed_; }
   std::vector<ReleasedWrite> take_released();
   // Executes a write that an equal Service has executed, in the arcs below `end_slot`. Map, limits and saves in progress are not

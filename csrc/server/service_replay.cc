@@ -7,10 +7,15 @@
 
 namespace shoal {
 
-void Service::track_executed() {
+void Service::track_executed(bool tracks) {
   const std::lock_guard lock(mutex_);
-  tracks_ = true;
-  executed_.arcs.reserve(arcs_.size());
+  tracks_ = tracks;
+  if (tracks) {
+    executed_.arcs.reserve(arcs_.size());
+  } else {
+    executed_ = {};
+    released_writes_.clear();
+  }
 }
 
 std::vector<Service::ReleasedWrite> Service::take_released() {
