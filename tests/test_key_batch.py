@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import shoal
 from oracle.hashing import LAST_KEY, keys_of, mix, neighbours, one_per_slot, unmix
+from shoal import _core
 
 EDGES = np.array([0, 1, 2**63 - 1, 2**63, LAST_KEY - 1, LAST_KEY], np.uint64)
 any_keys = hnp.arrays(np.uint64, st.integers(0, 60), elements=st.integers(0, LAST_KEY))
@@ -34,6 +35,19 @@ def assert_is_the_batch_of(batch, keys, slots):
 def test_a_batch_is_sorted_unique_and_cut_by_slot(keys, slots, threads):
     with shoal.local(threads=threads, slots=slots) as store:
         assert_is_the_batch_of(store.key_batch(keys), keys, slots)
+
+
+@given(keys=any_keys | few_keys, slots=st.sampled_from([2, 4, 32]), last=st.none() | st.integers(0, 5))
+def test_unique_keys_are_those_of_a_batch(keys, slots, last):
+    unique = _core.UniqueKeys(keys, slots, _core.ThreadPool(2), last)
+    assert_is_the_batch_of(unique, keys if last is None else np.append(keys, np.uint64(last)), slots)
+
+
+def test_unique_keys_are_of_uint64():
+    with pytest.raises(TypeError):
+        _core.UniqueKeys(np.zeros(3, np.int32), 4, _core.ThreadPool(1))
+    with pytest.raises(ValueError, match="slots must be a power of two"):
+        _core.UniqueKeys(np.zeros(3, np.uint64), 5, _core.ThreadPool(1))
 
 
 @given(keys=any_keys | few_keys, last=st.integers(0, LAST_KEY) | st.integers(0, 5), threads=st.sampled_from([1, 2]))

@@ -10,6 +10,7 @@
 #include "batch/key_batch.h"
 #include "batch/merge.h"
 #include "batch/summed_batch.h"
+#include "batch/unique_keys.h"
 #include "bind/array.h"
 #include "bind/bind.h"
 
@@ -26,6 +27,15 @@ std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size
   const py::gil_scoped_release nogil;
   return pool.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
     return std::make_unique<KeyBatch>(input, Slots(slots), pool.threads, scratch, last);
+  });
+}
+
+std::unique_ptr<UniqueKeys> make_unique_keys(const Array<std::uint64_t>& keys, std::size_t slots,
+                                             PoolWithScratch& pool, std::optional<std::uint64_t> last) {
+  const auto input = in(keys);
+  const py::gil_scoped_release nogil;
+  return pool.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
+    return std::make_unique<UniqueKeys>(input, Slots(slots), pool.threads, scratch, last);
   });
 }
 
@@ -121,6 +131,19 @@ void add_batch(py::module_& module) {
            py::arg("pool"))
       .def("is_of", &is_of, py::arg("keys").noconvert(), py::arg("pool"))
       .def("verify", &KeyBatch::verify);
+  py::class_<UniqueKeys>(module, "UniqueKeys")
+      .def(py::init(&make_unique_keys), py::arg("keys").noconvert(), py::arg("slots"), py::arg("pool"),
+           py::arg("last") = py::none())
+      .def("__len__", &UniqueKeys::size)
+      .def_property_readonly(
+          "hashes",
+          [](const py::object& self) { return view(self.cast<const UniqueKeys&>().hashes(), self); })
+      .def_property_readonly(
+          "inverse",
+          [](const py::object& self) { return view(self.cast<const UniqueKeys&>().inverse(), self); })
+      .def_property_readonly("offsets", [](const py::object& self) {
+        return view(self.cast<const UniqueKeys&>().offsets(), self);
+      });
   py::class_<SummedBatch>(module, "SummedBatch")
       .def(py::init(&make_summed), py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("dim"),
            py::arg("slots"), py::arg("pool"), py::arg("counting") = false, py::arg("integers") = false)

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "batch/unique_keys.h"
 #include "bind/array.h"
 #include "bind/bind.h"
 #include "kernel/by_feature.h"
@@ -27,14 +28,18 @@ std::span<const float> in_or_empty(const Floats& array) {
 }
 
 // The keys of the batch are those of the entries, followed by the bias's key once if there is a bias.
-Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
-                     bool bias) {
-  const auto columns = batch.inverse();
+Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values,
+                     std::span<const std::uint32_t> columns, bool bias) {
   SHOAL_CHECK(!bias || !columns.empty(), "a batch with a bias ends with the bias key");
   return {.indptr = in(indptr),
           .columns = bias ? columns.first(columns.size() - 1) : columns,
           .values = in_or_empty(values),
           .bias = bias ? std::optional(columns.back()) : std::nullopt};
+}
+
+Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
+                     bool bias) {
+  return examples_of(indptr, values, batch.inverse(), bias);
 }
 
 Array<double> logistic_margins(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
@@ -232,13 +237,13 @@ Array<std::int64_t> count_min_positions(const Array<std::uint64_t>& keys, std::u
 using ByFeature = ExamplesByFeature;
 
 std::unique_ptr<ByFeature> by_feature(const Array<std::int64_t>& indptr, const Floats& values,
-                                      const KeyBatch& batch, bool bias, const Array<float>& labels,
+                                      const UniqueKeys& keys, bool bias, const Array<float>& labels,
                                       const Floats& weights, PoolWithScratch& pool) {
-  const Examples examples = examples_of(indptr, values, batch, bias);
+  const Examples examples = examples_of(indptr, values, keys.inverse(), bias);
   const auto truth = in(labels);
   const auto scale = in_or_empty(weights);
   const py::gil_scoped_release nogil;
-  return std::make_unique<ByFeature>(examples, batch.size(), truth, scale, pool.threads);
+  return std::make_unique<ByFeature>(examples, keys.size(), truth, scale, pool.threads);
 }
 
 void by_feature_add(ByFeature& examples, const Array<std::uint32_t>& keys, const Array<double>& deltas,
@@ -274,7 +279,7 @@ Array<float> by_feature_bounds(ByFeature& examples, ByFeature::Keys own,
 void add_kernel(py::module_& module) {
   py::class_<ByFeature>(module, "ExamplesByFeature")
       .def(py::init(&by_feature), py::arg("indptr").noconvert(), py::arg("values").noconvert(),
-           py::arg("batch"), py::arg("bias"), py::arg("labels").noconvert(), py::arg("weights").noconvert(),
+           py::arg("keys"), py::arg("bias"), py::arg("labels").noconvert(), py::arg("weights").noconvert(),
            py::arg("pool"))
       .def("margins",
            [](const ByFeature& examples) {

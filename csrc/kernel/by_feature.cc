@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <type_traits>
 
 #include "base/check.h"
 #include "base/simd.h"
@@ -16,10 +17,12 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kRangeExamples = 8192;  // whose states take 192 KiB
+constexpr std::size_t kRangeExamples = 8192;  // whose margins and slopes take 96 KiB
 constexpr std::size_t kMostRanges = 512;
 constexpr std::size_t kEntriesPerStart = 2;  // at least, so that the starts take less than the entries
 constexpr std::size_t kChunk = 256;          // examples whose slopes are computed at a time
+constexpr std::size_t kStartsAhead = 24;     // keys whose starts are prefetched
+constexpr std::size_t kEntriesAhead = 12;    // keys whose first entries are prefetched
 
 // The fewest ranges that are as small as wanted, unless their starts would take more memory than the entries.
 std::size_t ranges_for(std::size_t examples, std::size_t entries, std::size_t keys) noexcept {
@@ -28,8 +31,8 @@ std::size_t ranges_for(std::size_t examples, std::size_t entries, std::size_t ke
   return std::max<std::size_t>(1, std::min({wanted, affordable, kMostRanges}));
 }
 
-// e^x for |x| <= 708: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series up to r^13, within half a unit of the last place before
-// rounding; then n is added to the exponent. (Cody and Waite, Software Manual for the Elementary Functions, 1980.)
+// e^x for |x| <= 708, within a relative 1e-11: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series up to r^9; then n is added to
+// the exponent. (Cody and Waite, Software Manual for the Elementary Functions, 1980.)
 SHOAL_INLINE double exponential(double x) noexcept {
   constexpr double kShift = 0x1.8p52;  // the sum's low bits are the integer
   constexpr double kLn2High = 0x1.62e42fefa0000p-1;
@@ -37,11 +40,7 @@ SHOAL_INLINE double exponential(double x) noexcept {
   const double shifted = x * 0x1.71547652b82fep+0 + kShift;
   const double n = shifted - kShift;
   const double r = (x - n * kLn2High) - n * kLn2Low;
-  double sum = 1.0 / 6227020800.0;
-  sum = sum * r + 1.0 / 479001600.0;
-  sum = sum * r + 1.0 / 39916800.0;
-  sum = sum * r + 1.0 / 3628800.0;
-  sum = sum * r + 1.0 / 362880.0;
+  double sum = 1.0 / 362880.0;
   sum = sum * r + 1.0 / 40320.0;
   sum = sum * r + 1.0 / 5040.0;
   sum = sum * r + 1.0 / 720.0;
@@ -56,36 +55,43 @@ SHOAL_INLINE double exponential(double x) noexcept {
 }
 
 // Changed examples, whose slopes are computed at a time.
-template <class State>
 struct Chunk {
   std::size_t size = 0;
-  std::array<State*, kChunk> examples;
+  std::array<std::uint32_t, kChunk> examples;
   std::array<double, kChunk> margins;
-  std::array<double, kChunk> weights;  // negative for label 1
-  std::array<double, kChunk> slopes;
+  std::array<float, kChunk> weights;  // negative for label 1
+  std::array<float, kChunk> slopes;
 };
 
 // w / (1 + e^-a) for label 0, -w / (1 + e^a) for label 1.
-SHOAL_CLONES void slopes_of(std::size_t size, double* margins, double* weights, double* slopes) noexcept {
+SHOAL_CLONES void slopes_of(std::size_t size, const double* margins, const float* weights,
+                            float* slopes) noexcept {
   for (std::size_t i = 0; i < size; ++i) {
-    const double z = -std::copysign(1.0, weights[i]) * margins[i];
+    const auto weight = static_cast<double>(weights[i]);
+    const double z = -std::copysign(1.0, weight) * margins[i];
     const double bounded = z < -708.0 ? -708.0 : (z > 708.0 ? 708.0 : z);
-    slopes[i] = weights[i] / (1.0 + exponential(bounded));
+    slopes[i] = static_cast<float>(weight / (1.0 + exponential(bounded)));
   }
 }
 
-template <class State>
-void follow(Chunk<State>& chunk) noexcept {
+void follow(Chunk& chunk, float* slopes) noexcept {
   slopes_of(chunk.size, chunk.margins.data(), chunk.weights.data(), chunk.slopes.data());
   for (std::size_t c = 0; c < chunk.size;
        ++c) {  // of an example that is there twice, the last is of both additions
-    chunk.examples[c]->slope = chunk.slopes[c];
+    slopes[chunk.examples[c]] = chunk.slopes[c];
   }
   chunk.size = 0;
 }
 
-double value_at(const float* values, std::size_t e) noexcept {
-  return values == nullptr ? 1.0 : static_cast<double>(values[e]);
+std::size_t example_of(std::uint32_t entry) noexcept { return entry; }
+double value_of(std::uint32_t /*entry*/) noexcept { return 1.0; }
+template <class Entry>
+std::size_t example_of(const Entry& entry) noexcept {
+  return entry.example;
+}
+template <class Entry>
+double value_of(const Entry& entry) noexcept {
+  return static_cast<double>(entry.value);
 }
 
 }  // namespace
@@ -96,30 +102,60 @@ ExamplesByFeature::ExamplesByFeature(const Examples& examples, std::size_t keys,
     : size_(examples.size()),
       keys_(keys),
       partition_{size_, ranges_for(size_, examples.columns.size(), keys)},
-      states_(size_) {
+      margins_(size_),
+      slopes_(size_),
+      weights_(weights.size()) {
   check_examples(examples, keys);
   check_labels(labels, weights, size_);
   const std::size_t entries = examples.columns.size() + (examples.bias ? size_ : 0);
   SHOAL_CHECK(entries <= std::numeric_limits<std::uint32_t>::max(),
               "a solver holds fewer than 2^32 features of examples, got " + std::to_string(entries));
-  examples_ = Buffer<std::uint32_t>(entries);
-  values_ = Buffer<float>(examples.values.empty() ? 0 : entries);
+  examples_ = Buffer<std::uint32_t>(examples.values.empty() ? entries : 0);
+  entries_ = Buffer<Entry>(examples.values.empty() ? 0 : entries);
   bases_ = Buffer<std::uint64_t>(ranges() + 1);
   starts_ = Buffer<std::uint32_t>(ranges() * (keys + 1));
   for (std::size_t i = 0; i < size_; ++i) {
     const float weight = weights.empty() ? 1.0F : weights[i];
-    const float given = labels[i] == 1.0F ? -weight : weight;
-    states_[i] = {.margin = 0.0, .slope = static_cast<double>(given) / 2.0, .weight = given};
+    margins_[i] = 0.0;
+    slopes_[i] = (labels[i] == 1.0F ? -weight : weight) / 2.0F;
   }
+  std::copy(weights.begin(), weights.end(), weights_.begin());
   for (std::size_t r = 0; r <= ranges(); ++r) {
     const std::size_t first = partition_.begin(r);
     bases_[r] = begin_of(examples, first) + (examples.bias ? first : 0);
   }
-  pool.run(ranges(), [&](std::size_t r) { fill(examples, r); });
+  with_entries(
+      [&](auto* to) { pool.run(ranges(), [&](std::size_t r) { fill(examples, r, to + bases_[r]); }); });
+}
+
+template <class Work>
+void ExamplesByFeature::with_entries(const Work& work) {
+  if (entries_.size() != 0) {
+    work(entries_.data());
+  } else {
+    work(examples_.data());
+  }
+}
+
+template <class Item, class Work>
+void ExamplesByFeature::each_key(const Item* entries, std::size_t range, std::span<const std::uint32_t> keys,
+                                 const Work& work) const {
+  const Item* const first = entries + bases_[range];
+  const std::uint32_t* const starts = starts_.data() + range * (keys_ + 1);
+  for (std::size_t j = 0; j < keys.size(); ++j) {
+    if (j + kStartsAhead < keys.size()) {
+      __builtin_prefetch(starts + keys[j + kStartsAhead]);
+    }
+    if (j + kEntriesAhead < keys.size()) {
+      __builtin_prefetch(first + starts[keys[j + kEntriesAhead]]);
+    }
+    work(j, first + starts[keys[j]], first + starts[keys[j] + std::size_t{1}]);
+  }
 }
 
 // A counting sort: starts[k + 1] is the number of entries of k, then where they begin, and in the end where they end.
-void ExamplesByFeature::fill(const Examples& examples, std::size_t range) noexcept {
+template <class Item>
+void ExamplesByFeature::fill(const Examples& examples, std::size_t range, Item* to) noexcept {
   const std::size_t begin = partition_.begin(range);
   const std::size_t end = partition_.begin(range + 1);
   std::uint32_t* const starts = starts_.data() + range * (keys_ + 1);
@@ -138,31 +174,21 @@ void ExamplesByFeature::fill(const Examples& examples, std::size_t range) noexce
     starts[k + 1] = before;
     before += count;
   }
-  std::uint32_t* const to = examples_.data() + bases_[range];
-  float* const values = values_.size() == 0 ? nullptr : values_.data() + bases_[range];
-  const auto put = [&](std::size_t i, std::uint32_t k, float value) {
-    const std::uint32_t at = starts[k + 1]++;
-    to[at] = static_cast<std::uint32_t>(i);
-    if (values != nullptr) {
-      values[at] = value;
+  const auto put = [&](std::size_t i, std::uint32_t k, [[maybe_unused]] float value) {
+    if constexpr (std::is_same_v<Item, Entry>) {
+      to[starts[k + 1]++] = {static_cast<std::uint32_t>(i), value};
+    } else {
+      to[starts[k + 1]++] = static_cast<std::uint32_t>(i);
     }
   };
   for (std::size_t i = begin; i < end; ++i) {
     for (std::size_t e = begin_of(examples, i); e < begin_of(examples, i + 1); ++e) {
-      put(i, examples.columns[e], values == nullptr ? 1.0F : examples.values[e]);
+      put(i, examples.columns[e], examples.values.empty() ? 1.0F : examples.values[e]);
     }
     if (examples.bias) {
       put(i, *examples.bias, 1.0F);
     }
   }
-}
-
-ExamplesByFeature::Entries ExamplesByFeature::entries(std::size_t range, std::size_t from,
-                                                      std::size_t to) const noexcept {
-  const std::uint32_t* const starts = starts_.data() + range * (keys_ + 1);
-  const std::size_t first = bases_[range] + starts[from];
-  return {examples_.data() + first, values_.size() == 0 ? nullptr : values_.data() + first,
-          starts[to] - starts[from]};
 }
 
 void ExamplesByFeature::check_keys(std::span<const std::uint32_t> keys, std::size_t numbers) const {
@@ -179,32 +205,46 @@ void ExamplesByFeature::check_keys(std::span<const std::uint32_t> keys, std::siz
 void ExamplesByFeature::add(std::span<const std::uint32_t> keys, std::span<const double> deltas,
                             ThreadPool& pool) {
   check_keys(keys, deltas.size());
-  pool.run(ranges(), [&](std::size_t r) {
-    Chunk<State> chunk;
-    for (std::size_t j = 0; j < keys.size(); ++j) {
-      if (deltas[j] == 0.0) {
-        continue;
-      }
-      const Entries of_key = entries(r, keys[j], keys[j] + std::size_t{1});
-      for (std::size_t e = 0; e < of_key.size; ++e) {
-        State& state = states_[of_key.examples[e]];
-        state.margin += deltas[j] * value_at(of_key.values, e);
-        chunk.examples[chunk.size] = &state;
-        chunk.margins[chunk.size] = state.margin;
-        chunk.weights[chunk.size] = static_cast<double>(state.weight);
-        if (++chunk.size == kChunk) {
-          follow(chunk);
+  const std::span<std::uint32_t> moved = moved_.claim(keys.size());
+  const std::span<double> moves = moves_.claim(keys.size());
+  std::size_t count = 0;
+  for (std::size_t j = 0; j < keys.size(); ++j) {
+    moved[count] = keys[j];
+    moves[count] = deltas[j];
+    count += deltas[j] != 0.0 ? 1U : 0U;
+  }
+  if (count == 0) {
+    return;
+  }
+  const float* const weights = weights_.size() == 0 ? nullptr : weights_.data();
+  with_entries([&](const auto* entries) {
+    pool.run(ranges(), [&](std::size_t r) {
+      Chunk chunk;
+      each_key(entries, r, moved.first(count), [&](std::size_t j, const auto* entry, const auto* end) {
+        while (entry != end) {
+          const auto* const stop =
+              entry + std::min(end - entry, static_cast<std::ptrdiff_t>(kChunk - chunk.size));
+          for (std::size_t c = chunk.size; entry != stop; ++entry, ++c) {
+            const std::size_t i = example_of(*entry);
+            margins_[i] += moves[j] * value_of(*entry);
+            chunk.examples[c] = static_cast<std::uint32_t>(i);
+            chunk.margins[c] = margins_[i];
+            chunk.weights[c] = std::copysign(weights == nullptr ? 1.0F : weights[i], slopes_[i]);
+            chunk.size = c + 1;
+          }
+          if (chunk.size == kChunk) {
+            follow(chunk, slopes_.data());
+          }
         }
-      }
-    }
-    follow(chunk);
+      });
+      follow(chunk, slopes_.data());
+    });
   });
 }
 
 void ExamplesByFeature::margins(std::span<double> out) const {
   check_sizes(out.size(), size_, "margins");
-  std::transform(states_.begin(), states_.end(), out.begin(),
-                 [](const State& state) { return state.margin; });
+  std::copy(margins_.begin(), margins_.end(), out.begin());
 }
 
 template <class Part>
@@ -224,15 +264,28 @@ void ExamplesByFeature::add_up(std::span<float> out, ThreadPool& pool, const Par
 void ExamplesByFeature::gradient(std::span<const std::uint32_t> keys, std::span<float> out,
                                  ThreadPool& pool) {
   check_keys(keys, out.size());
-  add_up(out, pool, [&](std::size_t r, double* partials) {
-    for (std::size_t j = 0; j < keys.size(); ++j) {
-      const Entries of_key = entries(r, keys[j], keys[j] + std::size_t{1});
-      double sums[4] = {};  // four additions are in flight at a time
-      for (std::size_t e = 0; e < of_key.size; ++e) {
-        sums[e % 4] += states_[of_key.examples[e]].slope * value_at(of_key.values, e);
-      }
-      partials[j] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    }
+  with_entries([&](const auto* entries) {
+    add_up(out, pool, [&](std::size_t r, double* partials) {
+      each_key(entries, r, keys, [&](std::size_t j, const auto* entry, const auto* end) {
+        const auto term = [&](std::ptrdiff_t k) {
+          return static_cast<double>(slopes_[example_of(entry[k])]) * value_of(entry[k]);
+        };
+        double a = 0.0;  // four additions are in flight at a time
+        double b = 0.0;
+        double c = 0.0;
+        double d = 0.0;
+        for (; end - entry >= 4; entry += 4) {
+          a += term(0);
+          b += term(1);
+          c += term(2);
+          d += term(3);
+        }
+        for (; entry != end; ++entry) {
+          a += term(0);
+        }
+        partials[j] = (a + b) + (c + d);
+      });
+    });
   });
 }
 
@@ -251,27 +304,30 @@ void ExamplesByFeature::bounds(Keys own, std::span<const Keys> near, std::span<f
     near_ = Buffer<double>(size_);
     std::fill(near_.begin(), near_.end(), 0.0);
   }
-  const auto each_near = [&](std::size_t r, const auto& work) {
-    for (const auto& [from, to] : near) {
-      const Entries some = entries(r, from, to);
-      for (std::size_t e = 0; e < some.size; ++e) {
-        work(some.examples[e], std::abs(value_at(some.values, e)));
+  const float* const weights = weights_.size() == 0 ? nullptr : weights_.data();
+  with_entries([&](const auto* entries) {
+    const auto each_near = [&](std::size_t r, const auto& work) {
+      for (const auto& [from, to] : near) {
+        const std::uint32_t* const starts = starts_.data() + r * (keys_ + 1);
+        std::for_each(entries + bases_[r] + starts[from], entries + bases_[r] + starts[to],
+                      [&](const auto& entry) { work(example_of(entry), std::abs(value_of(entry))); });
       }
-    }
-  };
-  add_up(out, pool, [&](std::size_t r, double* partials) {
-    each_near(r, [&](std::size_t i, double size) { near_[i] += size; });
-    for (std::size_t k = own.first; k < own.second; ++k) {
-      const Entries of_key = entries(r, k, k + 1);
-      double sum = 0.0;
-      for (std::size_t e = 0; e < of_key.size; ++e) {
-        const std::size_t i = of_key.examples[e];
-        sum += kSlope * std::abs(static_cast<double>(states_[i].weight)) *
-               std::abs(value_at(of_key.values, e)) * near_[i];
+    };
+    add_up(out, pool, [&](std::size_t r, double* partials) {
+      const std::uint32_t* const starts = starts_.data() + r * (keys_ + 1);
+      each_near(r, [&](std::size_t i, double size) { near_[i] += size; });
+      for (std::size_t k = own.first; k < own.second; ++k) {
+        double sum = 0.0;
+        std::for_each(entries + bases_[r] + starts[k], entries + bases_[r] + starts[k + 1],
+                      [&](const auto& entry) {
+                        const std::size_t i = example_of(entry);
+                        const double weight = weights == nullptr ? 1.0 : static_cast<double>(weights[i]);
+                        sum += kSlope * weight * std::abs(value_of(entry)) * near_[i];
+                      });
+        partials[k - own.first] = sum;
       }
-      partials[k - own.first] = sum;
-    }
-    each_near(r, [&](std::size_t i, double /*size*/) { near_[i] = 0.0; });
+      each_near(r, [&](std::size_t i, double /*size*/) { near_[i] = 0.0; });
+    });
   });
 }
 

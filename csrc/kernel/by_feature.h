@@ -13,13 +13,14 @@
 //   range r   entries base(r) to base(r + 1); those of key k are base(r) + starts[r][k] to base(r) + starts[r][k + 1]
 //
 // Slopes follow the margins: `add` computes those of the examples that it changes. 1 / (1 + e^-z) with e^x by a polynomial,
-// without branches, so that it is computed for several examples at a time; it is within 4 units in the last place.
+// without branches, so that it is computed for several examples at a time, in float64; slopes are kept as float32. The entries
+// of a key in a range are few, so those of the keys that come next are prefetched.
 //
 // Invariants
 //   I1  margins are X w in float64, w the sum of all deltas; rounded at each addition.
-//   I2  slopes are those of the margins.
+//   I2  slopes are those of the margins; their signs are those of the labels.
 //
-// Threads: one caller at a time; the pool shares the ranges. Memory: 8 bytes an entry, 4 without values; 24 an example; 4 a key
+// Threads: one caller at a time; the pool shares the ranges. Memory: 8 bytes an entry, 4 without values; 12 an example, 16 with weights; 4 a key
 // and range.
 
 #pragma once
@@ -58,20 +59,20 @@ class ExamplesByFeature {
   void bounds(Keys own, std::span<const Keys> near, std::span<float> out, ThreadPool& pool);
 
  private:
-  struct State {  // of an example, in one cache line or two
-    double margin;
-    double slope;
-    float weight;  // negative for label 1
-  };
-  struct Entries {
-    const std::uint32_t* examples;
-    const float* values;  // null: each is 1
-    std::size_t size;
+  struct Entry {
+    std::uint32_t example;
+    float value;
   };
 
   std::size_t ranges() const noexcept { return partition_.parts; }
-  Entries entries(std::size_t range, std::size_t from, std::size_t to) const noexcept;
-  void fill(const Examples& examples, std::size_t range) noexcept;
+  template <class Work>  // calls work(entries), of type Entry, or of type std::uint32_t if each value is 1
+  void with_entries(const Work& work);
+  template <class Item,
+            class Work>  // calls work(j, first, end) for the entries of each of `keys` in the range
+  void each_key(const Item* entries, std::size_t range, std::span<const std::uint32_t> keys,
+                const Work& work) const;
+  template <class Item>
+  void fill(const Examples& examples, std::size_t range, Item* to) noexcept;
   void check_keys(std::span<const std::uint32_t> keys, std::size_t numbers) const;
   template <class Part>  // calls part(range, numbers of the range), and adds up the numbers
   void add_up(std::span<float> out, ThreadPool& pool, const Part& part);
@@ -79,13 +80,18 @@ class ExamplesByFeature {
   std::size_t size_;
   std::size_t keys_;
   Partition partition_;  // of the examples, into ranges
-  Buffer<State> states_;
-  Buffer<std::uint32_t> examples_;  // of each entry
-  Buffer<float> values_;            // likewise; empty: each is 1
+  Buffer<double> margins_;
+  Buffer<float>
+      slopes_;  // not negative for label 0, not positive for label 1: the sign of a zero is the label's too
+  Buffer<float> weights_;           // empty: each is 1
+  Buffer<Entry> entries_;           // empty: each value is 1
+  Buffer<std::uint32_t> examples_;  // then of each entry
   Buffer<std::uint64_t> bases_;     // ranges + 1
   Buffer<std::uint32_t> starts_;    // ranges x (keys + 1)
   Buffer<double> near_;             // sums of a call of bounds(), 0 otherwise
-  Buffer<double> partials_;         // of a call
+  Buffer<double> partials_;         // of a call, as the next two
+  Buffer<std::uint32_t> moved_;
+  Buffer<double> moves_;
 };
 
 }  // namespace shoal

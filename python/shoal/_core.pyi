@@ -51,6 +51,16 @@ class KeyBatch:
     def is_of(self, keys: npt.NDArray[np.uint64], pool: ThreadPool) -> bool: ...
     def verify(self) -> bool: ...
 
+class UniqueKeys:
+    def __init__(self, keys: npt.NDArray[np.uint64], slots: int, pool: ThreadPool, last: int | None = None) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]: ...
+    @property
+    def inverse(self) -> npt.NDArray[np.uint32]: ...
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]: ...
+
 class SummedBatch:
     def __init__(
         self,
@@ -537,7 +547,7 @@ class ExamplesByFeature:
         self,
         indptr: npt.NDArray[np.int64],
         values: npt.NDArray[np.float32] | None,
-        batch: KeyBatch,
+        keys: UniqueKeys,
         bias: bool,
         labels: npt.NDArray[np.float32],
         weights: npt.NDArray[np.float32] | None,

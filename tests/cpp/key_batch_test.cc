@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <random>
 #include <span>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "base/mix.h"
 #include "base/threads.h"
 #include "batch/summed_batch.h"
+#include "batch/unique_keys.h"
 #include "check.h"
 
 using namespace shoal;
@@ -388,4 +390,48 @@ TEST(expanding_gives_each_key_the_row_of_its_hash) {
   std::vector<float> out(3);
   CHECK_THROWS(batch.expand(std::vector<float>(3), 1, out, *pools()[0]), "rows");
   CHECK_THROWS(batch.expand(std::vector<float>(2), 1, std::span(out).first(2), *pools()[0]), "out");
+}
+
+// ---- UniqueKeys ----------------------------------------------------------------------------------------------------------
+
+TEST(unique_keys_are_those_of_a_key_batch) {
+  std::mt19937_64 random(17);
+  const Slots slots(64);
+  // Few keys, so many that tables grow, and all different; several parts; with a key at the end that is new or is not.
+  for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{700}, std::size_t{300'000}}) {
+    for (const std::uint64_t different :
+         {std::uint64_t{1}, std::uint64_t{900}, std::uint64_t{150'000}, kGreatest}) {
+      Keys keys(n);
+      std::generate(keys.begin(), keys.end(), [&] { return random() % different * 0x9e3779b97f4a7c15U; });
+      for (const auto last : {std::optional<std::uint64_t>{}, std::optional<std::uint64_t>{kGreatest},
+                              std::optional<std::uint64_t>{keys.empty() ? 0 : keys[0]}}) {
+        for (ThreadPool* pool : compared_pools()) {
+          KeyBatchScratch scratch;
+          const KeyBatch sorted(keys, slots, *pool, scratch, last);
+          const UniqueKeys unique(keys, slots, *pool, scratch, last);
+          CHECK_EQ(unique.size(), sorted.size());
+          CHECK(std::ranges::equal(unique.hashes(), sorted.hashes()));
+          CHECK(std::ranges::equal(unique.inverse(), sorted.inverse()));
+          CHECK(std::ranges::equal(unique.offsets(), sorted.offsets()));
+        }
+      }
+    }
+  }
+}
+
+TEST(unique_keys_that_meet_in_one_place_of_a_table_are_sorted) {
+  // Hashes whose low bits are equal: without the sort, n^2 / 2 comparisons, minutes.
+  constexpr std::size_t kKeys = 200'000;
+  Keys keys(kKeys);
+  for (std::size_t i = 0; i < kKeys; ++i) {
+    keys[i] = unmix(static_cast<std::uint64_t>(i) << 32U);
+  }
+  for (ThreadPool* pool : compared_pools()) {
+    KeyBatchScratch scratch;
+    const UniqueKeys unique(keys, Slots(64), *pool, scratch);
+    CHECK_EQ(unique.size(), kKeys);
+    for (std::size_t i = 0; i < kKeys; ++i) {
+      CHECK_EQ(unique.inverse()[i], i);
+    }
+  }
 }

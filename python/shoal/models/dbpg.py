@@ -30,7 +30,7 @@ Invariants
         store gives the same bits as one worker on a cluster.
 
 Threads: the caller's; the store's threads share the work of the kernels. Memory: 8 bytes for each feature of every
-example in addition to the batches, and up to 40 more while they are sorted.
+example in addition to the batches, and 4 more while they are sorted.
 """
 
 from __future__ import annotations
@@ -61,13 +61,17 @@ from shoal.models.sources import check_iterable
 from shoal.models.training import begin_fit
 from shoal.optim import Proximal
 from shoal.table.arrays import Rows
-from shoal.table.future import Future
+from shoal.table.future import Waitable
+from shoal.table.key_batch import KeyBatch
 
 log = logging.getLogger(__name__)
 
 _BLOCKS = 256  # by default
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
+Chosen = npt.NDArray[np.int64] | slice  # some keys of a block
+
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +165,13 @@ class SolverResult(NamedTuple):
 class _Block:
     """The keys of one block of features, and this worker's state of them."""
 
-    def __init__(self, first: int, keys: npt.NDArray[np.uint64], bounds: Singles) -> None:
-        self.first = first  # of its keys among all
-        self.keys = keys
+    def __init__(self, first: int, batch: KeyBatch, bounds: Singles) -> None:
+        self.batch = batch
+        self.keys = batch.keys
+        self.numbers = np.arange(first, first + len(batch), dtype=np.uint32)  # of its keys among all
         self.bounds = bounds  # u
-        self.weights = np.zeros(len(keys), np.float32)
-        self.slopes = np.zeros(len(keys), np.float32)  # the workers' gradient of the last step
+        self.weights = np.zeros(len(batch), np.float32)
+        self.slopes = np.zeros(len(batch), np.float32)  # the workers' gradient of the last step
 
 
 class _Examples:
@@ -176,31 +181,31 @@ class _Examples:
         store = model.store
         blocks = solver.blocks_for(store.slots)
         self._workers = store.workers
-        batch = store.key_batch(whole.keys, last=BIAS_KEY if model.has_bias else None)
+        unique = _core.UniqueKeys(whole.keys, store.slots, store.workers, BIAS_KEY if model.has_bias else None)
         self._by_feature = _core.ExamplesByFeature(
-            whole.indptr, whole.values, batch.native, model.has_bias, whole.labels, whole.weights, store.workers
+            whole.indptr, whole.values, unique, model.has_bias, whole.labels, whole.weights, store.workers
         )
         first_slots = -(-np.arange(blocks + 1) * store.slots // blocks)  # slot s is in block s * blocks // slots
-        runs = [(int(begin), int(end)) for begin, end in pairwise(batch.offsets[first_slots])]
-        keys = batch.keys
+        runs = [(int(begin), int(end)) for begin, end in pairwise(unique.offsets[first_slots])]
+        keys = _core.unmix(unique.hashes)
         self.blocks = []
         for b, (begin, end) in enumerate(runs):
             near = {(b + step) % blocks for step in range(-solver.delay, solver.delay + 1)}
             bounds = self._by_feature.bounds((begin, end), [runs[other] for other in sorted(near)], self._workers)
-            self.blocks.append(_Block(begin, keys[begin:end], bounds))
+            self.blocks.append(_Block(begin, store.key_batch(keys[begin:end]), bounds))
 
     def margins(self) -> Floats:
         """Return the margins of the examples."""
         return self._by_feature.margins()
 
-    def gradient(self, block: _Block, chosen: npt.NDArray[np.int64]) -> Singles:
+    def gradient(self, block: _Block, chosen: Chosen) -> Singles:
         """Compute this worker's part of the gradient of some keys of the block."""
-        return self._by_feature.gradient((block.first + chosen).astype(np.uint32), self._workers)
+        return self._by_feature.gradient(block.numbers[chosen], self._workers)
 
-    def move(self, block: _Block, chosen: npt.NDArray[np.int64], weights: Singles) -> None:
+    def move(self, block: _Block, chosen: Chosen, weights: Singles) -> None:
         """Set the weights of some keys of the block, and update the margins to them."""
         deltas = weights.astype(np.float64) - block.weights[chosen]
-        self._by_feature.add((block.first + chosen).astype(np.uint32), deltas, self._workers)
+        self._by_feature.add(block.numbers[chosen], deltas, self._workers)
         block.weights[chosen] = weights
 
 
@@ -221,14 +226,14 @@ class _Solver:
         self._store, self._table, self._solver = store, model.table, solver
         self._coordinator = PassCoordinator(store, model.table.name)
         self._examples = _Examples(model, whole, solver)
-        self._waiting: deque[tuple[_Block, npt.NDArray[np.int64], Future[Rows] | None]] = deque()
+        self._waiting: deque[tuple[_Block, Chosen, Rows, Waitable | None]] = deque()  # rows that are being pulled
         self._violation = 0.0
         self.sent = 0
         self.passed_over = 0
         for block in self._examples.blocks:
-            rows = self._table.pull(block.keys)
+            rows = self._table.pull_unique(block.batch)
             block.slopes = rows[:, 1].copy()
-            self._examples.move(block, np.arange(len(block.keys)), rows[:, 0])
+            self._examples.move(block, _ALL, rows[:, 0])
 
     def margins(self) -> Floats:
         """Return the margins of the examples."""
@@ -247,10 +252,11 @@ class _Solver:
     def _receive(self, left: int) -> None:
         """Receive the oldest updates, until at most `left` are in flight."""
         while len(self._waiting) > left:
-            block, chosen, handle = self._waiting.popleft()
-            if handle is None:
+            block, chosen, rows, pull = self._waiting.popleft()
+            if len(rows) == 0:
                 continue
-            rows = handle.wait()
+            if pull is not None:
+                pull.wait()
             old, slopes = block.weights[chosen], rows[:, 1]
             violations = np.where(
                 old == 0,
@@ -262,22 +268,25 @@ class _Solver:
             self._examples.move(block, chosen, rows[:, 0])
 
     def _iterate(self, block: _Block, *, everything: bool) -> None:
-        chosen = np.arange(len(block.keys))
+        chosen: Chosen = _ALL
+        batch = block.batch
         if not everything and self._solver.slack is not None:
             calm = np.abs(block.slopes) <= (1 - self._solver.slack) * self._solver.l1
-            chosen = np.flatnonzero(~((block.weights == 0) & calm))
-        self.sent += len(chosen)
-        self.passed_over += len(block.keys) - len(chosen)
-        handle = None
-        if len(chosen):
-            pairs = np.stack([self._examples.gradient(block, chosen), block.bounds[chosen]], axis=1)
-            pushed = self._table.push(block.keys[chosen], pairs)
+            chosen = np.flatnonzero((block.weights != 0) | ~calm)
+            batch = self._store.key_batch(block.keys[chosen])
+        self.sent += len(batch)
+        self.passed_over += len(block.keys) - len(batch)
+        pairs = np.empty((len(batch), 2), np.float32)
+        if len(batch):
+            pairs[:, 0] = self._examples.gradient(block, chosen)
+            pairs[:, 1] = block.bounds[chosen]
+            pushed = self._table.push_unique(batch, pairs, copy=False)
             if not isinstance(self._store.consistency, BSP):
                 pushed.wait()
         self._store.tick()
-        if len(chosen):
-            handle = self._table.pull_async(block.keys[chosen])
-        self._waiting.append((block, chosen, handle))
+        rows = np.empty((len(batch), 2), np.float32)
+        pull = self._table.reader.pull(batch.native, rows) if len(batch) else None
+        self._waiting.append((block, chosen, rows, pull))
 
 
 def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> SolverResult:
