@@ -61,8 +61,8 @@ def bodies() -> dict[str, Any]:
     return {
         "hello": of["hello"]("worker", "process 7 on host"),
         "welcome": of["welcome"]("0123456789abcdef", "10.0.0.9", 64, 2.0, 10.0, 3, 600.0, 1),
-        "join": of["join"](2, ("tcp://:5571", "tcp://h:1"), 4, JobConsistency("ssp", 3, False), "node7", True),
-        "joined": of["joined"](1, slots, tables, 2, 9, 4, 5, 60.0, True, 3, {"barrier": 7}),
+        "join": of["join"](2, ("tcp://:5571", "tcp://h:1"), 4, JobConsistency("ssp", 3, False), "node7", True, 8),
+        "joined": of["joined"](1, slots, tables, 2, 9, 4, 5, 60.0, True, 3, {"barrier": 7}, 6, 2),
         "ask-map": of["ask-map"](),
         "map": of["map"](slots),
         "ask-table": of["ask-table"](forms[1]),
@@ -107,6 +107,7 @@ def bodies() -> dict[str, Any]:
         "rebalance": of["rebalance"]((7, 0, 300)),
         "stop-cluster": of["stop-cluster"](),
         "accepted": of["accepted"]("server 1 ends"),
+        "hand-over": of["hand-over"](True),
         "leave": of["leave"](1),
         "left": of["left"](),
         "waiting": of["waiting"]("other servers"),
@@ -121,6 +122,7 @@ def bodies() -> dict[str, Any]:
         "tell-figures": of["tell-figures"](),
         "server-gone": of["server-gone"](1, "server 1 is lost", "it was silent"),
         "worker-gone": of["worker-gone"](1, 2, "worker 1 is dead"),
+        "workers-change": of["workers-change"](9),
         "map-changed": of["map-changed"](slots),
         "scheduler-stopped": of["scheduler-stopped"](),
     }

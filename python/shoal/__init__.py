@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         StorageError,
         UserCodeError,
         WorkerLostError,
+        WorkersChangedError,
         WrongProcessError,
     )
     from shoal.export import Export, ExportTable, open_export
@@ -176,6 +177,7 @@ __all__ = [
     "UserOptimizer",
     "WithProbability",
     "WorkerLostError",
+    "WorkersChangedError",
     "WrongProcessError",
     "Zeros",
     "by_source",
@@ -214,7 +216,8 @@ _NAMES_OF = {
     "read_parquet read_vw",
     "shoal.errors": "ClosedError ClusterChangedError CorruptionError DeadlineExceededError "
     "DependencyError FencedError MemoryBudgetExceededError NotConnectedError ProtocolError SaveConflictError "
-    "ServerLostError ShoalError SnapshotLostError StorageError UserCodeError WorkerLostError WrongProcessError",
+    "ServerLostError ShoalError SnapshotLostError StorageError UserCodeError WorkerLostError WorkersChangedError "
+    "WrongProcessError",
     "shoal.export": "Export ExportTable open_export",
     "shoal.lifecycle": "AfterBloom AfterCount DecayedScore MaxRows MinNorm TimeToLive WithProbability",
     "shoal.metrics": "Metrics",

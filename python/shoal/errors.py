@@ -25,6 +25,7 @@ __all__ = [
     "TransportError",
     "UserCodeError",
     "WorkerLostError",
+    "WorkersChangedError",
     "WrongProcessError",
 ]
 
@@ -78,6 +79,20 @@ class ServerLostError(NotConnectedError):
 
 class WorkerLostError(ShoalError):
     """A worker that the others train with was lost, or has left."""
+
+
+class WorkersChangedError(ShoalError):
+    """The number of workers changes: this one has handed over what is left of its fit, and its job ends.
+
+    Attributes
+    ----------
+    leaves : bool
+        Whether this worker was asked to end. Otherwise it connects again and repeats the program, whose fit continues.
+    """
+
+    def __init__(self, message: str, *, leaves: bool) -> None:
+        super().__init__(message)
+        self.leaves = leaves
 
 
 class FencedError(ShoalError):

@@ -58,6 +58,22 @@ class _Terminate:
             raise Terminated
 
 
+class _Note:
+    """A handler that records the first signal, and raises a second one."""
+
+    def __init__(self, terminate: _Terminate) -> None:
+        self.came: KeyboardInterrupt | None = None
+        self._terminate = terminate
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and not self._terminate.is_new():
+            return
+        interrupt = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+        if self.came is not None:
+            raise interrupt
+        self.came = interrupt
+
+
 def _is_main() -> bool:
     return threading.current_thread() is threading.main_thread()
 
@@ -80,9 +96,12 @@ def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
     """Defer the first Ctrl-C or SIGTERM to the end of a batch; a second one raises at once.
 
     Only if Ctrl-C would have raised KeyboardInterrupt, and SIGTERM would have raised `Terminated` or ended the
-    process: the program's own handlers are kept.
+    process: the program's own handlers are kept. Within another block of this function the signal is the same for both.
     """
-    came: KeyboardInterrupt | None = None
+    outer = signal.getsignal(signal.SIGTERM) if _is_main() else None
+    if isinstance(outer, _Note):
+        yield lambda: outer.came
+        return
     before: dict[int, Any] = {}
     terminate = _Terminate()
     if _is_main():
@@ -94,19 +113,11 @@ def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
         if found is signal.SIG_DFL or isinstance(found, _Terminate):
             before[signal.SIGTERM] = found
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        if number == signal.SIGTERM and not terminate.is_new():
-            return
-        interrupt = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
-        if came is not None:
-            raise interrupt
-        came = interrupt
-
+    note = _Note(terminate)
     for number in before:
         signal.signal(number, note)
     try:
-        yield lambda: came
+        yield lambda: note.came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

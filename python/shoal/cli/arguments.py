@@ -162,6 +162,16 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def workers_number(text: str) -> int | tuple[int, int]:
+    """Parse a number of workers, or the least and the greatest one: 4, 2:8."""
+    from shoal.cluster.protocol.environment import parse_workers
+
+    try:
+        return parse_workers(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def cached(parser: argparse.ArgumentParser) -> None:
     """Add the option of the cache of remote exports."""
     parser.add_argument(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.base.logs import LOG_FORMAT, identify
 from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, print_output, warn
-from shoal.cli.arguments import command, log_options, seconds, size
+from shoal.cli.arguments import command, log_options, seconds, size, workers_number
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
@@ -175,7 +175,10 @@ def add(commands: Any) -> None:
     )
     launch.add_argument("--servers", type=int, default=1, metavar="N", help="number of servers (default: %(default)s)")
     launch.add_argument(
-        "--workers", type=int, metavar="N", help="number of workers, each of which runs the program (default: 1)"
+        "--workers",
+        type=workers_number,
+        metavar="N[:M]",
+        help="number of workers, each of which runs the program (default: 1); N:M starts N, and up to M may take part",
     )
     launch.add_argument(
         "--threads", type=int, default=1, metavar="N", help="threads of each server (default: %(default)s)"
@@ -469,6 +472,8 @@ def _launch(arguments: argparse.Namespace) -> Answer:
         return _launch_on_ray(arguments, program)
     group = find_group(os.environ)
     if group is not None and group.size > 1 and group.launcher in ("mpirun", "srun"):
+        if isinstance(arguments.workers, tuple):
+            raise ValueError(f"{group.launcher} starts a fixed number of workers: leave --workers out")
         if arguments.workers is not None and arguments.workers != group.size - arguments.servers - 1:
             raise ValueError(
                 f"{group.launcher} has started {group.size} processes, which leaves "
@@ -509,8 +514,13 @@ def _launch(arguments: argparse.Namespace) -> Answer:
             warn(failed)
         return Answer("", {}, status)
     workers = 1 if arguments.workers is None else arguments.workers
-    if workers < 1 or arguments.servers < 1:
+    if (workers if isinstance(workers, int) else workers[0]) < 1 or arguments.servers < 1:
         raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
+    if isinstance(workers, tuple) and arguments.worker_restarts:
+        raise ValueError(
+            f"--worker-restarts {arguments.worker_restarts}: a job whose number of workers may change waits for no "
+            "replacement. Leave it out, or pass one number of workers"
+        )
     for restart in range(arguments.restarts + 1):
         status, failed = _launch_once(arguments, program, workers)
         if not failed:
@@ -522,7 +532,7 @@ def _launch(arguments: argparse.Namespace) -> Answer:
     return Answer("", {}, status)
 
 
-def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int) -> tuple[int, str]:
+def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int | tuple[int, int]) -> tuple[int, str]:
     """Run a program on a cluster on this machine; return its exit status, and the failure of the first process."""
     from shoal.cluster.launch.child import ProcessFailedError, exit_status
     from shoal.cluster.launch.local_cluster import running
@@ -532,7 +542,7 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
     try:
         with running(
             arguments.servers,
-            workers=workers,
+            workers=workers[0] if isinstance(workers, tuple) else workers,
             threads=arguments.threads,
             memory=arguments.memory,
             heartbeat=arguments.heartbeat,
@@ -546,6 +556,9 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
             allow_code=arguments.allow_code,
             journal=arguments.journal,
         ) as cluster:
+            if isinstance(workers, tuple):
+                least, most = workers
+                warn(f"more workers may join: SHOAL_SCHEDULER={cluster.address} SHOAL_WORKERS={least}:{most}")
             first = run_workers(
                 cluster,
                 program,
@@ -569,6 +582,8 @@ def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
     from shoal.ray.launch import connected, run_workers
 
     workers = 1 if arguments.workers is None else arguments.workers
+    if isinstance(workers, tuple):
+        raise ValueError(f"--workers {workers[0]}:{workers[1]}: Ray starts a fixed number of workers. Pass one number")
     if workers < 1 or arguments.servers < 1:
         raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
     for option, restarts in (("restarts", arguments.restarts), ("worker-restarts", arguments.worker_restarts)):

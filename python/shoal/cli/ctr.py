@@ -15,7 +15,7 @@ from shoal.base.logs import is_json
 from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import command, log_options, machine, open_reader
 from shoal.cli.tracking import make_trackers, tracking_options
-from shoal.cli.train import open_store, resuming
+from shoal.cli.train import open_store, repeated, resuming
 from shoal.cli.train_options import (
     add_cluster_options,
     add_progress_option,
@@ -84,7 +84,7 @@ def add(kinds: Any) -> None:
         "train ctr",
         "Train a click-through-rate model in PyTorch: DeepFM, DCN-V2, DLRM, ...",
         EXAMPLES,
-        train_ctr,
+        repeated(train_ctr),
     )
     ctr.add_argument("--config", required=True, metavar="FILE", help="configuration in TOML: data, model, training")
     ctr.add_argument("--architecture", metavar="NAME", help="deepfm, dcnv2, ...: name in [model]")

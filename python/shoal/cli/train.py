@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.base.interrupts import at_boundaries
 from shoal.base.plural import counted
 from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import (
@@ -144,7 +146,9 @@ def add(commands: Any) -> Any:
     """Add the command and its kinds of models; return the object to which further kinds are added."""
     train = command(commands, "train", "Train a model.", EXAMPLES)
     kinds = train.add_subparsers(title="kinds of models", metavar="KIND", required=True)
-    lr = command(kinds, "train lr", "Train a logistic regression with FTRL-Proximal.", LR_EXAMPLES, _tidy(train_lr))
+    lr = command(
+        kinds, "train lr", "Train a logistic regression with FTRL-Proximal.", LR_EXAMPLES, repeated(_tidy(train_lr))
+    )
     add_fit_options(lr)
     add_ftrl_options(lr)
     add_normalized_option(lr)
@@ -168,7 +172,7 @@ def add(commands: Any) -> Any:
     machine(lr)
     log_options(lr, "worker")
     add_cluster_options(lr)
-    fm = command(kinds, "train fm", "Train a factorization machine.", FM_EXAMPLES, _tidy(train_fm))
+    fm = command(kinds, "train fm", "Train a factorization machine.", FM_EXAMPLES, repeated(_tidy(train_fm)))
     add_fit_options(fm)
     add_ftrl_options(fm)
     add_normalized_option(fm)
@@ -267,6 +271,29 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
     with open_store(arguments) as store:
         model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, **_table_of(arguments))
         return fitted(arguments, model, train, how)
+
+
+def repeated(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Namespace], Answer]:
+    """Make a command begin again when the number of workers of its fit has changed, which then continues."""
+
+    def repeat(arguments: argparse.Namespace) -> Answer:
+        from shoal.cluster.protocol.environment import find_worker_range
+        from shoal.errors import WorkersChangedError
+
+        while True:
+            try:
+                workers = arguments.workers or find_worker_range(os.environ)
+                if arguments.cluster is None or not isinstance(workers, tuple):
+                    return run(arguments)
+                with at_boundaries():  # from the connection on, until the fit can hand over its state
+                    return run(arguments)
+            except WorkersChangedError as change:
+                if change.leaves:
+                    return Answer(str(change), {"model": None, "left": True})
+                warn(str(change))
+                arguments.overwrite = True  # what is there was written by this fit
+
+    return repeat
 
 
 def _tidy(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Namespace], Answer]:

@@ -6,7 +6,7 @@ import argparse
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.arguments import FORMATS, admission, expiry
+from shoal.cli.arguments import FORMATS, admission, expiry, workers_number
 
 if TYPE_CHECKING:
     from shoal.consistency import Consistency
@@ -273,7 +273,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         metavar="RULE",
         help="bsp (default): synchronous steps; ssp:N: workers at most N batches apart; asp: asynchronous",
     )
-    group.add_argument("--workers", type=int, metavar="N", help="number of workers (default: from the environment)")
+    group.add_argument(
+        "--workers",
+        type=workers_number,
+        metavar="N[:M]",
+        help="number of workers, or the least and the greatest one (default: from the environment)",
+    )
     group.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
     group.add_argument(
         "--tracing",

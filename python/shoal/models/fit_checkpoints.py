@@ -126,6 +126,8 @@ class FitCheckpointer:
         self._clocks = coordinator.clocks_of_pass
         self._is_behind = lambda: coordinator.is_behind
         coordinator.needs_all = True
+        if coordinator.continued and coordinator.rank == 0:
+            files.make_target(self.directory)  # a fit that ends by an error removes a new one
 
     def fit_began(self) -> None:
         """Do nothing: a checkpoint is written after a batch."""

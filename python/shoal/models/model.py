@@ -426,8 +426,8 @@ class Model(LinearWeights, SavedModel):
         resume: Resume,
     ) -> None:
         """Learn from batches by a plan: the part of `fit` after its arguments are resolved."""
-        with PassCoordinator(self._store, self.name, can_replace=True).fitting() as coordinator:
-            has_begun, fit_states = taken_over([self], coordinator)
+        with PassCoordinator(self._store, self.name, can_replace=True, can_change=True).fitting() as coordinator:
+            has_begun, fit_states = taken_over([self], coordinator, needs_all=checkpointer is not None)
             fit_state = None if fit_states is None else fit_states[0]
             if not has_begun:
                 fit_state = begin_or_resume(

@@ -13,6 +13,9 @@ Rows, in a table of the model's name and "-team"
     rank              a number that this worker publishes to the others: its float32 and the remainder
     2^32 + rank       passes that this worker has ended in this fit, and the clock of the last one's end
 
+If the number of workers changes, a worker that is within its pass hands over its state (takeover.py) and writes that it
+has moved. It has not ended its pass then, so all others are within it or wait for its end, see this, and move as well.
+
 The others do not wait for a worker that leaves a fit early, which it announces, nor for one that died; a fit that needs
 all of them (`needs_all`) raises WorkerLostError. If the job waits for a replacement of a worker that died, that one
 continues from the state that its predecessor has published (takeover.py): it is *behind* while it repeats clocks that
@@ -39,20 +42,25 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.consistency import ASP, BSP, SSP
-from shoal.errors import DeadlineExceededError, ShoalError, WorkerLostError
+from shoal.errors import DeadlineExceededError, ShoalError, WorkerLostError, WorkersChangedError
 from shoal.models.worker_messages import Exchanged, WorkerMessages
 from shoal.optim import SGD
 from shoal.store.base import Store
 from shoal.table.table import Table
 
-__all__ = ["PassCoordinator", "Position"]
+__all__ = ["PassCoordinator", "Position", "WorkersMoveError"]
 
 _ENDED = np.uint64(1 << 32)
 _NEVER = 1e9  # number of passes that a worker writes when it makes no more
+_MOVED = 2e9  # that it writes when it has handed over its state
 _LONGEST_SECONDS = 86400.0  # to wait while others measure; a worker that dies meanwhile is not waited for
 
 
 _fits: WeakKeyDictionary[Store, Counter[str]] = WeakKeyDictionary()  # begun in each store, by name of the model
+
+
+class WorkersMoveError(Exception):
+    """The workers hand over their states: raised within a pass, after a clock."""
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -91,8 +99,10 @@ class PassCoordinator:
         Of the model's table.
     can_replace : bool
         Whether the fit publishes states, from which the replacement of a worker continues, if the job waits for one.
+    can_change : bool
+        Whether the fit hands over its state when the number of workers changes.
     remedy : str
-        Of a fit that does not.
+        Of a fit that does not publish states.
 
     Attributes
     ----------
@@ -100,14 +110,24 @@ class PassCoordinator:
         Whether the fit ends with an error when one of the workers is lost or leaves.
     can_replace : bool
         Whether a replacement continues this fit.
+    may_change : bool
+        Whether the number of workers may change in this fit.
     fit : int
         Number of this fit among those of the model in this store, from 1.
     change : bytes or None
         What the predecessor of this worker has published of its last counted clock, by `publish_change`.
     """
 
-    def __init__(self, store: Store, name: str, *, can_replace: bool = False, remedy: str = "") -> None:
+    def __init__(
+        self, store: Store, name: str, *, can_replace: bool = False, can_change: bool = False, remedy: str = ""
+    ) -> None:
         self._store = store
+        self.may_change = store.workers_range is not None and not store.taking_splits
+        if store.workers_range is not None and not can_change:
+            raise ShoalError(
+                f"the job may have {store.workers_range[0]} to {store.workers_range[1]} workers, and this kind of fit "
+                f"needs a fixed number{remedy}: pass one number of workers (--workers {store.num_workers})"
+            )
         self.needs_all = False
         self._is_alone = store.num_workers == 1 or store.taking_splits
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
@@ -134,7 +154,7 @@ class PassCoordinator:
             )
         if not self._is_alone:
             self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))
-        if not self._is_alone or self.can_replace:
+        if not self._is_alone or self.can_replace or self.may_change:
             self._messages = WorkerMessages(store, name, self.wait_for_all)
 
     @property
@@ -148,6 +168,8 @@ class PassCoordinator:
         self.begin()
         try:
             yield self
+        except WorkersChangedError:
+            raise
         except BaseException:
             self.abandon()
             raise
@@ -222,6 +244,36 @@ class PassCoordinator:
         self._behind = max(0, self._store.joined_at - position.clock)
         self.change = self._messages.published_change(position.clock, self._store.joined_at)
 
+    # ---- another number of workers -----------------------------------------------------------------------------------
+
+    @property
+    def continued(self) -> bool:
+        """Whether the workers of another job have handed over their states to this one."""
+        return self.may_change and self._store.continued is not None
+
+    def check_change(self) -> None:
+        """Raise WorkersMoveError within a pass, after a clock, if the workers are to hand over their states."""
+        if self.may_change and self._store.workers_change:
+            raise WorkersMoveError
+
+    def hand_over(self, state: bytes, *, returns: bool) -> None:
+        """Hand over the state of this worker; nothing of the fit may follow. The others need not wait for it."""
+        self._store.flush()
+        self._messages.hand_over(state)
+        if not self._is_alone:
+            self._table.assign(self._mine + _ENDED, np.array([[_MOVED, 0]], np.float32))
+        self._store.hand_over(returns=returns)
+
+    def handed_over(self) -> list[bytes | None]:
+        """Return the states that the workers of the job before have handed over; None of one that died before."""
+        assert self._store.continued is not None
+        return self._messages.handed_over(*self._store.continued)
+
+    def _check_moved(self, rows: npt.NDArray[np.float32]) -> None:
+        """Raise WorkersMoveError if one of the others has handed over its state."""
+        if np.any(rows[:, 0] >= _MOVED):
+            raise WorkersMoveError
+
     # ---- passes ------------------------------------------------------------------------------------------------------
 
     def end_pass(self, empty_clock: Callable[[], None] = lambda: None, meet: Callable[[], bool] = lambda: True) -> None:
@@ -242,6 +294,7 @@ class PassCoordinator:
             while not meet():
                 pass
             self.wait_for_all()  # ends no clock
+            self._check_moved(self._table.pull(self._ranks + _ENDED))
             return
         self._mark_end()
         self._tick()
@@ -257,6 +310,7 @@ class PassCoordinator:
                 empty_clock()
         while True:
             rows = self._table.pull(self._ranks + _ENDED)
+            self._check_moved(rows)
             self._check(self._ranks[rows[:, 0] >= _NEVER].tolist())
             behind = self._ranks[rows[:, 0] < self._passes]
             if set(behind.tolist()) <= self._store.lost_workers:
@@ -303,7 +357,8 @@ class PassCoordinator:
 
     def _left(self) -> list[int]:
         """Return the ranks of the workers that have left this fit."""
-        return [int(rank) for rank in self._ranks[self._table.pull(self._ranks + _ENDED)[:, 0] >= _NEVER]]
+        passes = self._table.pull(self._ranks + _ENDED)[:, 0]
+        return [int(rank) for rank in self._ranks[(passes >= _NEVER) & (passes < _MOVED)]]
 
     def _check(self, left: Iterable[int] = ()) -> None:
         """Raise WorkerLostError if this fit needs all workers, and one was lost or has left."""
@@ -325,6 +380,7 @@ class PassCoordinator:
             return Exchanged([flag], [message])
         found = self._messages.exchange(message, flag=flag, to=to)
         if not found.is_past and any(flag is None for flag in found.flags):
+            self._check_moved(self._table.pull(self._ranks + _ENDED))
             self._check(rank for rank, flag in enumerate(found.flags) if flag is None)
         return found
 

@@ -15,21 +15,31 @@ made: `WorkerState.unmeasured` counts their examples.
 What a batch changes outside of tables, such as the random numbers of a dropout, cannot be made again from the data. A
 model that has such a state publishes it in each clock that changes it, before the clock ends.
 
+If the number of workers changes, each hands over such a state after a clock, and the workers of the next job divide
+what all have left of the pass (docs/decisions/0038-changing-workers.md).
+
 Threads: the one that fits.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
 
 import msgspec
 
+from shoal.errors import WorkerLostError, WorkersChangedError
 from shoal.models.history import Fit, Pass, Point
 from shoal.models.learner import FitState, Learner
 from shoal.models.pass_coordinator import PassCoordinator, Position
+from shoal.models.shares import divided
 
-__all__ = ["Publisher", "taken_over"]
+__all__ = ["Publisher", "hand_over", "taken_over"]
+
+log = logging.getLogger(__name__)
 
 _SECONDS = 5.0  # between two states that are published within a pass
 
@@ -112,6 +122,29 @@ class Publisher:
                 model.set_own_state(own)
 
 
+def hand_over(
+    models: Sequence[Learner], coordinator: PassCoordinator, fit_states: Sequence[FitState], *, leaves: bool
+) -> NoReturn:
+    """Hand over the states of a worker within a pass to the job that continues its own.
+
+    Raises
+    ------
+    WorkersChangedError
+        Always, when that is done.
+    """
+    described = [_described(model, model.own_state()) for model in models]
+    state = _Published(coordinator.position(), list(fit_states), described)
+    coordinator.hand_over(msgspec.msgpack.encode(state), returns=not leaves)
+    examples = models[0].examples
+    if leaves:
+        text = f"this worker leaves the fit after {examples:,} examples, and the others continue from its position"
+    else:
+        text = (
+            f"the number of workers changes after {examples:,} examples of this worker's: connect again, and repeat it"
+        )
+    raise WorkersChangedError(text, leaves=leaves)
+
+
 def _described(model: Learner, own: bytes) -> _Model:
     record = model.record
     return _Model(
@@ -128,26 +161,67 @@ def _described(model: Learner, own: bytes) -> _Model:
     )
 
 
-def taken_over(models: Sequence[Learner], coordinator: PassCoordinator) -> tuple[bool, list[FitState] | None]:
-    """Return whether the predecessor of this worker has begun this fit, and the states to continue from.
+def taken_over(
+    models: Sequence[Learner], coordinator: PassCoordinator, *, needs_all: bool = False
+) -> tuple[bool, list[FitState] | None]:
+    """Return whether others have begun this fit, and the states to continue from, one of each model.
 
-    The records of the models are those of the predecessor then. Without states the fit is over.
+    Others are the predecessor of this worker, or the workers of the job that this one continues: what they had left of
+    the pass is divided. The records of the models are theirs then. Without states the fit is over.
+
+    Raises
+    ------
+    WorkerLostError
+        A worker died before it had handed over its state, and the fit ``needs_all``.
     """
+    if coordinator.continued:
+        return _continued(models, coordinator, needs_all=needs_all)
     content = coordinator.published()
     if content is None:
         return False, None
     state = _published.decode(content)
     if state.position.fit < coordinator.fit:
         return False, None
-    for model, its in zip(models, state.models, strict=True):
+    _restore(models, state, state.models)
+    if state.position.fit > coordinator.fit:
+        return True, None
+    coordinator.continue_from(state.position)
+    return True, state.fit_states
+
+
+def _continued(
+    models: Sequence[Learner], coordinator: PassCoordinator, *, needs_all: bool
+) -> tuple[bool, list[FitState] | None]:
+    contents = coordinator.handed_over()
+    states = [_published.decode(content) for content in contents if content is not None]
+    if len(states) < len(contents):
+        text = (
+            f"{len(contents) - len(states)} of {len(contents)} workers died before they had handed over what was left "
+            "of their shares, when the number of workers changed"
+        )
+        if needs_all or not states:
+            raise WorkerLostError(f"{text}: start the fit again, with resume=True (--resume) if it writes checkpoints")
+        log.warning("%s: the others continue without it", text)
+    first, rank, workers = states[0], coordinator.rank, models[0].store.num_workers
+    if first.position.fit < coordinator.fit:
+        return False, None
+    _restore(models, first, states[rank % len(states)].models)
+    if first.position.fit > coordinator.fit:
+        return True, None
+    fit_states = []
+    for number, one in enumerate(first.fit_states or ()):
+        left = [state.fit_states[number].workers[0] for state in states if state.fit_states and one.workers]
+        fit_states.append(replace(one, workers=(divided(left, workers)[rank],)) if left else one)
+    return True, fit_states
+
+
+def _restore(models: Sequence[Learner], state: _Published, own: Sequence[_Model]) -> None:
+    """Give models the records of a state, and the own states of one."""
+    for model, its, one in zip(models, state.models, own, strict=True):
         record = model.record
         record.restore(
             points=its.points, passes=its.passes, fits=its.fits, best_pass=its.best_pass, examples=its.examples
         )
         record.format, record.schema = its.format, dict(its.schema)
         record.classes, record.columns = its.classes, its.columns
-        model.set_own_state(its.own)
-    if state.position.fit > coordinator.fit:
-        return True, None
-    coordinator.continue_from(state.position)
-    return True, state.fit_states
+        model.set_own_state(one.own)

@@ -33,20 +33,20 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 
-from shoal.base.interrupts import at_boundaries
+from shoal.base.interrupts import Terminated, at_boundaries
 from shoal.data import Batch, Reader
 from shoal.errors import ShoalError
 from shoal.models.history import Fit
 from shoal.models.learner import FitObserver, FitState, Learner
 from shoal.models.merging import measure_together, merge_pass
 from shoal.models.model_trainer import BEGINNING, ModelTrainer
-from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models.pass_coordinator import PassCoordinator, WorkersMoveError
 from shoal.models.pass_reader import PassReader
 from shoal.models.plan import Plan
 from shoal.models.progress import show_progress
 from shoal.models.shares import share_of
 from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
-from shoal.models.takeover import Publisher
+from shoal.models.takeover import Publisher, hand_over
 from shoal.storage.base import StorageDir
 from shoal.store.base import Store
 
@@ -85,6 +85,8 @@ def train(
     try:
         for observer in observers:
             observer.fit_began()
+        if coordinator.may_change:
+            coordinator.wait_for_all()  # all have begun: each may hand over its state from now on
         run.passes([BEGINNING] * len(models) if fit_states is None else fit_states)
     except BaseException as error:
         for observer in observers:
@@ -119,10 +121,13 @@ class _TrainingRun:
         self._publisher = publisher
         self._stack = ExitStack()
         self._trainers: list[ModelTrainer] = []
+        self._interrupted: Callable[[], KeyboardInterrupt | None] | None = None  # of the whole fit
 
     def passes(self, begins: Sequence[FitState]) -> None:
         plan, first = self._plan, begins[0].epoch
         with self._stack:
+            if self._coordinator.may_change:
+                self._interrupted = self._stack.enter_context(at_boundaries())
             self._trainers = trainers = [
                 ModelTrainer(model, plan, self._stack, self._best_folder, begin)
                 for model, begin in zip(self._models, begins, strict=True)
@@ -166,10 +171,12 @@ class _TrainingRun:
                 with at_boundaries() as interrupted:
                     for observer in self._observers:
                         observer.pass_done(learning[0].fit_state(FitState(epoch=epoch + 1), between=True))
-                    if (interrupt := interrupted()) is not None:
+                    if (interrupt := interrupted()) is not None and not self._leaves():
                         raise interrupt
             for trainer in trainers:
                 trainer.finish()
+            if self._interrupted is not None and (interrupt := self._interrupted()) is not None:
+                raise interrupt
 
     def _sweep(self) -> None:
         """Drop the rows that the tables' expiry rules select: all workers are at one clock, and end it."""
@@ -194,6 +201,7 @@ class _TrainingRun:
         for trainer, its in zip(trainers, at, strict=True):
             trainer.begin(its)
         publishes = self._publisher is not None and self._coordinator.can_replace
+        publishes = publishes or self._coordinator.may_change
         follow = (bool(self._observers) or publishes) and self._plan.keeps_batches
         rank, workers = first.store.rank, first.store.num_workers
         data = PassReader(
@@ -209,6 +217,8 @@ class _TrainingRun:
                 closing(iter(data)) as batches,
                 ExitStack() as stack,
             ):
+                interrupted = self._interrupted or interrupted
+                self._check_change()
                 self._skip(batches, trainers, data, fit_state)
                 repeats = first.store.repeats if first.store.clock == first.store.joined_at else 0
                 ready = stack.enter_context(closing(first.prepared(batches)))
@@ -230,6 +240,7 @@ class _TrainingRun:
                         if self._publisher is not None and self._publisher.is_due():
                             self._publisher.publish([_fit_state(trainer, data) for trainer in self._trainers])
                         bar.update()
+                        self._check_change()
                         if (interrupt := interrupted()) is not None:
                             for observer in self._observers:
                                 observer.interrupted(fit_state())
@@ -240,9 +251,28 @@ class _TrainingRun:
                     raise
             self._end_pass(first, fit_state)
             complete = True
+        except WorkersMoveError:
+            states = [_fit_state(trainer, data) for trainer in self._trainers]
+            hand_over(self._models, self._coordinator, states, leaves=self._leaves())
         finally:
             for trainer in trainers:
                 trainer.end(skipped=data.skipped, complete=complete, reader=data.last)
+
+    def _leaves(self) -> bool:
+        """Whether this worker was asked to end, and the others are enough to continue."""
+        store = self._stores[0]
+        if self._interrupted is None or store.workers_range is None:
+            return False
+        return isinstance(self._interrupted(), Terminated) and store.num_workers > store.workers_range[0]
+
+    def _check_change(self) -> None:
+        """Raise WorkersMoveError if this worker is to hand over its state.
+
+        Only before it has marked the end of its pass: after that others may have seen that all have ended theirs.
+        """
+        if self._leaves():
+            raise WorkersMoveError
+        self._coordinator.check_change()
 
     def _skip(
         self,

@@ -10,11 +10,12 @@ Each number of a row holds one byte, 0 to 255, which every filter of values tran
 If workers are replaced, message k stays in slot k mod 4 until message k + 4: a replacement repeats the calls since the
 last state that its predecessor has published, and receives the messages that it has missed. Slots 4 and 5 hold such
 states in turns, so that one of them is complete at any moment; slots 6 and 7 likewise what a clock has changed outside
-of tables.
+of tables. Slot 8 holds the state that a worker hands over to the job that continues its own.
 
 Invariants
     M1  A call is one of all workers, at the same clock. The k-th call of a worker exchanges the k-th messages.
     M2  The message of a worker that was lost or has left is None: its rows have another number.
+    M4  Rows of another job are not read, except those of slot 8.
     M3  A call that the predecessor of this worker has begun with all others changes no message.
 
 Threads: the one that fits.
@@ -40,6 +41,8 @@ _RANK_BITS = 32
 _SLOT_BITS = 24
 _SLOTS = 4  # for messages: one more than the calls between two passes
 _STATES = 2  # slots for states, and as many for what clocks have changed
+_HANDED_OVER = _SLOTS + 2 * _STATES
+_CALL_BITS = 24  # of numbers of calls, below the number of the job
 
 
 class Exchanged(NamedTuple):
@@ -78,7 +81,7 @@ class WorkerMessages:
         self._blocks: dict[int, int] = {}  # that this worker has in each slot
         self._published = 0
         self._changes = 0
-        self.number = 0
+        self.number = store.job << _CALL_BITS
 
     def exchange(self, message: bytes = b"", *, flag: int = 0, to: int | None = None) -> Exchanged:
         """Send a message to all workers, or to the worker ``to``; return those of all.
@@ -127,18 +130,20 @@ class WorkerMessages:
         """Publish a state of this worker for its replacement; the calls before have taken effect everywhere."""
         self._published += 1
         self._store.flush()
-        self._put(_SLOTS + self._published % _STATES, self._published, 0, state)
+        self._put(_SLOTS + self._published % _STATES, self._published, self._store.job, state)
 
     def published(self) -> bytes | None:
         """Return the last state that this worker's predecessor has published; None: there is none."""
-        number, slot, length, first = max(self._own(_SLOTS))
-        self._published = number
-        return self._content(self._store.rank, slot, first, length) if number else None
+        found = self._own(_SLOTS)
+        if not found:
+            return None
+        self._published, slot, length, first = max(found)
+        return self._content(self._store.rank, slot, first, length)
 
     def publish_change(self, clock: int, change: bytes) -> None:
         """Publish what the clock that is about to end has changed outside of tables."""
         self._changes += 1
-        self._put(_SLOTS + _STATES + self._changes % _STATES, clock + 1, 0, change)
+        self._put(_SLOTS + _STATES + self._changes % _STATES, clock + 1, self._store.job, change)
 
     def published_change(self, begin: int, end: int) -> bytes | None:
         """Return what the last of the clocks from ``begin`` to ``end`` - 1 that changed anything has published."""
@@ -154,10 +159,24 @@ class WorkerMessages:
         found: list[tuple[int, int, int, bytes]] = []
         for slot in range(first_slot, first_slot + _STATES):
             first = self._pull(self._store.rank, slot, 0, 1)
-            number, _, length = _HEAD.unpack_from(first)
-            found.append((number, slot, length, first))
+            number, job, length = _HEAD.unpack_from(first)
+            if number and job == self._store.job:
+                found.append((number, slot, length, first))
             self._blocks[slot] = -(-(_HEAD.size + length) // _BLOCK)
         return found
+
+    def hand_over(self, state: bytes) -> None:
+        """Leave the state of this worker for the job that continues its own."""
+        self._put(_HANDED_OVER, self._store.job, 0, state)
+
+    def handed_over(self, job: int, workers: int) -> list[bytes | None]:
+        """Return the states that the workers of a job have handed over, by rank; None of one that died before."""
+        states: list[bytes | None] = []
+        for rank in range(workers):
+            first = self._pull(rank, _HANDED_OVER, 0, 1)
+            number, _, length = _HEAD.unpack_from(first)
+            states.append(self._content(rank, _HANDED_OVER, first, length) if number == job else None)
+        return states
 
     def _put(self, slot: int, number: int, flag: int, content: bytes) -> None:
         """Replace what this worker has in a slot, its first block last."""

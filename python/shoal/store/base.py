@@ -134,6 +134,29 @@ class Store(StoreFiles):
         return 0
 
     @property
+    def job(self) -> int:
+        """Number of the job that this worker is part of."""
+        return 0
+
+    @property
+    def workers_range(self) -> tuple[int, int] | None:
+        """The least and the greatest number of workers, if workers may join and leave while a model is fitted."""
+        return None
+
+    @property
+    def workers_change(self) -> bool:
+        """Whether a worker waits to join, or another one has left: each hands over its state, and leaves the job."""
+        return False
+
+    @property
+    def continued(self) -> tuple[int, int] | None:
+        """Number of the job whose workers have handed over their states to this one, and how many they were."""
+        return None
+
+    def hand_over(self, *, returns: bool) -> None:
+        """Announce that this worker has handed over its state, and whether it takes part in the job that continues."""
+
+    @property
     def barriers(self) -> dict[str, int]:
         """How many barriers of each name this worker has passed; set by a replacement that begins at a later one."""
         return {}

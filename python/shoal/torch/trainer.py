@@ -564,11 +564,12 @@ def fit(
     watching = Callbacks(model, callbacks)
     reader, valid = model.reading(reader), model.reading(valid)
     remedy = '; one with dense="servers" and staleness=0 can'
-    made = PassCoordinator(model.store, model.name, can_replace=model.can_be_replaced, remedy=remedy)
+    is_free = model.can_be_replaced
+    made = PassCoordinator(model.store, model.name, can_replace=is_free, can_change=is_free, remedy=remedy)
     with made.fitting() as coordinator, contextlib.ExitStack() as leaving:
         coordinator.needs_all = True
         leaving.callback(model.leave)
-        has_begun, fit_states = taken_over([model], coordinator)
+        has_begun, fit_states = taken_over([model], coordinator, needs_all=True)
         if not has_begun:
             fit_state = begin_or_resume(
                 model, reader, valid, plan, checkpointer, resume=resume, coordinator=coordinator

@@ -317,6 +317,15 @@ class LocalCluster:
         with SchedulerClient(self.address, "observer", keys=keys) as client:
             return client.drain(server, timeout=timeout)
 
+    def has_workers(self, *, timeout: float = 60.0) -> bool:
+        """Return whether there are workers, in a job or waiting for one."""
+        from shoal.cluster.protocol.curve import Keys
+        from shoal.cluster.protocol.scheduler_client import SchedulerClient
+
+        keys = None if self.curve is None else Keys.load(self.curve, "worker")
+        with SchedulerClient(self.address, "observer", keys=keys) as client:
+            return bool(client.status(timeout=timeout).workers)
+
     def stop(self) -> None:
         """End all processes; returns when they have ended."""
         with self._lock:

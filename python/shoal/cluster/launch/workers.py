@@ -58,12 +58,17 @@ def _start_worker(
     command: Sequence[str],
     address: str,
     rank: int,
-    workers: int,
+    workers: int | tuple[int, int],
     ended: queue.SimpleQueue[ChildProcess],
     emit: Callable[[str], None],
     curve: str | os.PathLike[str] | None,
 ) -> ChildProcess:
-    identity = {"SHOAL_SCHEDULER": address, "SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
+    identity = {"SHOAL_SCHEDULER": address}
+    if isinstance(workers, tuple):  # ranks are those of a job, and the program may take part in several
+        identity |= {"SHOAL_RANK": "", "SHOAL_WORKERS": "{}:{}".format(*workers)}
+        workers = workers[1]
+    else:
+        identity |= {"SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
     if curve is not None:
         identity["SHOAL_CURVE"] = os.path.abspath(curve)
     return ChildProcess(
@@ -78,7 +83,7 @@ def _start_worker(
 def run_workers(
     cluster: LocalCluster,
     command: Sequence[str],
-    workers: int,
+    workers: int | tuple[int, int],
     emit: Callable[[str], None],
     *,
     restarts: int = 0,
@@ -92,7 +97,9 @@ def run_workers(
     cluster : LocalCluster
     command : sequence of str
         The program and its arguments.
-    workers : int
+    workers : int or (int, int)
+        Number of workers; of a range the least number is started, and others may join. Returns when they have ended
+        too.
     emit : callable
         Called with every line of a worker's output, from threads.
     restarts : int
@@ -126,7 +133,7 @@ def run_workers(
     cluster.on_dead_worker = kill_dead
     patience = PATIENCE_SECONDS
     try:
-        while len(children) < workers:
+        while len(children) < (workers[0] if isinstance(workers, tuple) else workers):
             rank = len(children)
             with held_back():
                 children.append(
@@ -152,10 +159,13 @@ def run_workers(
             if child not in going or child.process.returncode != 0:
                 return child
             going.remove(child)
+        while isinstance(workers, tuple) and cluster.has_workers():
+            with contextlib.suppress(queue.Empty):  # a server or the scheduler
+                return cluster.ended.get(timeout=_POLL_SECONDS)
         return None
     except KeyboardInterrupt as interrupt:
         patience = 0.0
-        _forward(interrupt, children, grace, warn)
+        _forward(interrupt, children, grace, warn, as_interrupt=isinstance(workers, tuple))
         raise
     finally:
         cluster.on_dead_worker = None
@@ -163,12 +173,20 @@ def run_workers(
 
 
 def _forward(
-    interrupt: KeyboardInterrupt, children: Sequence[ChildProcess], grace: float, warn: Callable[[str], None]
+    interrupt: KeyboardInterrupt,
+    children: Sequence[ChildProcess],
+    grace: float,
+    warn: Callable[[str], None],
+    *,
+    as_interrupt: bool = False,
 ) -> None:
-    """Forward the received signal to the workers, and wait ``grace`` seconds for them to end."""
+    """Forward the received signal to the workers, and wait ``grace`` seconds for them to end.
+
+    With ``as_interrupt`` they receive SIGINT: a SIGTERM makes one of them leave a fit that the others continue.
+    """
     terminated = isinstance(interrupt, Terminated)
     for child in children:
-        child.signal(signal.SIGTERM if terminated else signal.SIGINT)
+        child.signal(signal.SIGTERM if terminated and not as_interrupt else signal.SIGINT)
     warn(
         f"{'terminated (SIGTERM)' if terminated else 'interrupted'}: the workers have {grace:g} s to save what they "
         f"have learned (--grace); {'the signal' if terminated else 'Ctrl-C'} again ends them at once"

@@ -96,12 +96,59 @@ def find_worker(environment: Environment) -> ProcessIdentity | None:
     >>> find_worker({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"})
     ProcessIdentity(launcher='torchrun', rank=1, size=4, host=None)
     """
+    if find_worker_range(environment) is not None:
+        return None
     process = _pair(environment, "shoal", "SHOAL_RANK", "SHOAL_WORKERS") or find_group(environment)
     if process is None:
         job = volcano(environment)
         if job.index is not None and job.workers is not None:
             process = _checked(ProcessIdentity("Volcano", job.index, job.workers), "VC_TASK_INDEX")
     return process
+
+
+def find_worker_range(environment: Environment) -> tuple[int, int] | None:
+    """Find the least and the greatest number of workers, if it may change: SHOAL_WORKERS, as in ``2:8``.
+
+    Raises
+    ------
+    ValueError
+        The variable has a colon, and is not two numbers.
+    """
+    text = environment.get("SHOAL_WORKERS") or ""
+    if ":" not in text:
+        return None
+    try:
+        found = parse_workers(text)
+    except ValueError as error:
+        raise ValueError(f"SHOAL_WORKERS in the environment: {error}") from None
+    return found if isinstance(found, tuple) else None
+
+
+def parse_workers(text: str) -> int | tuple[int, int]:
+    """Parse a number of workers, or the least and the greatest one: ``4``, ``2:8``.
+
+    Raises
+    ------
+    ValueError
+        The text has another form.
+
+    Examples
+    --------
+    >>> parse_workers("4"), parse_workers("2:8")
+    (4, (2, 8))
+    """
+    words = text.split(":")
+    try:
+        numbers = [int(word) for word in words]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1:
+        return numbers[0]
+    if len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
+        raise ValueError(
+            f"{text!r} is not a number of workers: pass one, as in 4, or the least and greatest, as in 2:8"
+        )
+    return numbers[0], numbers[1]
 
 
 def find_group(environment: Environment) -> ProcessIdentity | None:

@@ -76,6 +76,7 @@ __all__ = [
     "GetMapReply",
     "GetMetrics",
     "GetView",
+    "HandOver",
     "Heartbeat",
     "Hello",
     "HelloReply",
@@ -115,6 +116,7 @@ __all__ = [
     "TakeSplit",
     "ViewReply",
     "WorkerGone",
+    "WorkersChange",
     "checked",
     "decode",
     "encode",
@@ -201,7 +203,7 @@ class Join(_Message, frozen=True, tag="join"):
 
     A server passes the addresses of its endpoints (tcp://host:port; an empty host or 0.0.0.0 stands for the host of its
     connection) and the name of its node, a worker its settings of the job. No slots move to a ``spare`` server because
-    it joins.
+    it joins. With ``most`` the number of workers may change, from ``workers`` to ``most``.
     """
 
     rank: _Small | None = None
@@ -210,6 +212,7 @@ class Join(_Message, frozen=True, tag="join"):
     rules: JobConsistency | None = None
     node: Annotated[str, Meta(max_length=253)] = ""
     spare: bool = False
+    most: _Small = 0
 
 
 class JoinReply(_Message, frozen=True, tag="joined"):
@@ -217,7 +220,8 @@ class JoinReply(_Message, frozen=True, tag="joined"):
 
     ``replacement_seconds`` is how long the job waits for a replacement of a worker that died. A worker that is one has
     ``replaces``; its predecessor has passed so many barriers of each name, and up to ``repeats`` clocks from ``clock``
-    on may be in part those of its predecessor.
+    on may be in part those of its predecessor. A job whose number of workers has changed ``continues`` the one of that
+    number, which had ``handed_over`` workers.
     """
 
     rank: _Small
@@ -231,6 +235,8 @@ class JoinReply(_Message, frozen=True, tag="joined"):
     replaces: bool = False
     repeats: _Word = 0
     passed: dict[_Name, _Word] = {}
+    continues: _Word = 0
+    handed_over: _Small = 0
 
 
 class GetMap(_Message, frozen=True, tag="ask-map"):
@@ -324,6 +330,12 @@ class ViewReply(_Message, frozen=True, tag="view"):
     """The view of :class:`shoal.cluster.scheduler.monitor.Monitor`, at most a second old."""
 
     view: dict[str, Any]
+
+
+class HandOver(_Message, frozen=True, tag="hand-over"):
+    """A worker has put its state on the servers for the job that continues this one; ``returns``: it joins that too."""
+
+    returns: bool
 
 
 class Leave(_Message, frozen=True, tag="leave"):
@@ -468,6 +480,12 @@ class WorkerGone(_Message, frozen=True, tag="worker-gone"):
     text: _Text
 
 
+class WorkersChange(_Message, frozen=True, tag="workers-change"):
+    """The number of workers of a job is to change: they hand over their states and leave it."""
+
+    job: _Word
+
+
 class MapChanged(_Message, frozen=True, tag="map-changed"):
     """The map has changed: endpoints of it serve what it says."""
 
@@ -489,6 +507,7 @@ RequestBody: TypeAlias = (
     | GetMetrics
     | GetStatus
     | GetView
+    | HandOver
     | Leave
     | ReportStream
     | Drain
@@ -512,7 +531,7 @@ ReplyBody: TypeAlias = (
     | ErrorReply
 )
 OrderBody: TypeAlias = StartJob | Hold | Admit | Fence | Dismiss | AddTable | DropTable | ReportMetrics
-Event: TypeAlias = ServerGone | WorkerGone | MapChanged | SchedulerStopped
+Event: TypeAlias = ServerGone | WorkerGone | WorkersChange | MapChanged | SchedulerStopped
 
 
 # --- envelopes ----------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ from shoal.cluster.protocol.messages import (
     Events,
     Figures,
     GetView,
+    HandOver,
     Heartbeat,
     Hello,
     HelloReply,
@@ -302,6 +303,7 @@ class SchedulerClient:
         rank: int | None = None,
         addresses: tuple[str, ...] = (),
         workers: int | None = None,
+        most: int = 0,
         consistency: Consistency | None = None,
         node: str = "",
         spare: bool = False,
@@ -318,6 +320,8 @@ class SchedulerClient:
             Of a server: its endpoints; a host that is left out or ``0.0.0.0`` is filled in by the scheduler.
         workers : int, optional
             Of a worker: number of workers of the job; default: that of the scheduler.
+        most : int
+            Of a worker: the greatest number of workers, if it may change, from ``workers`` on; else 0.
         consistency : Consistency, optional
             Of a worker.
         node : str
@@ -342,7 +346,7 @@ class SchedulerClient:
         if self._welcome is None:
             self.hello(timeout=timeout)
         rules = None if consistency is None else JobConsistency(consistency.mode, consistency.waits, consistency.mean)
-        body = Join(rank, addresses, workers, rules, node, spare)
+        body = Join(rank, addresses, workers, rules, node, spare, most)
         try:
             joined = self.call(body, JoinReply, timeout=deadline - time.monotonic(), doing="joining the cluster")
         except DeadlineExceededError:
@@ -509,6 +513,18 @@ class SchedulerClient:
         """
         doing = "asking the scheduler to end the cluster"
         return self.call(StopCluster(), AcceptedReply, timeout=timeout, doing=doing).text
+
+    def hand_over(self, *, timeout: float, returns: bool) -> None:
+        """Announce that this worker has handed over its state to the job that continues its own.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+        returns : bool
+            Whether this process joins that job.
+        """
+        self.call(HandOver(returns), AcceptedReply, timeout=timeout, doing="handing over the state of this worker")
 
     def leave(self, *, timeout: float, status: int = 0) -> None:
         """Leave the cluster: the others do not wait for this process.

@@ -150,6 +150,12 @@ class ReplacementOverdue(_Record, frozen=True, tag="overdue"):
     rank: int
 
 
+class FormingOverdue(_Record, frozen=True, tag="forming-overdue"):
+    """Not all workers that the next job waits for have come in time."""
+
+    now: float
+
+
 class EventsSeen(_Record, frozen=True, tag="seen"):
     """All peers have received this many events."""
 
@@ -189,6 +195,7 @@ Input: TypeAlias = (
     | Died
     | MembersSilent
     | ReplacementOverdue
+    | FormingOverdue
     | EventsSeen
     | Bound
     | Restarted
@@ -317,6 +324,22 @@ class JobState(_State, frozen=True):
     clock: int
     vacant: dict[int, VacancyState] = {}
     passed: dict[str, int] = {}
+    least: int = 0
+    most: int = 0
+    continues: int = 0
+    continued: int = 0
+    changes: bool = False
+    handed_over: dict[int, bool] = {}
+    coming: int = 0
+
+
+class ContinuationState(_State, frozen=True):
+    """A job that continues another one: see `.members.Continuation`."""
+
+    job: int
+    size: int
+    expected: int
+    until: float
 
 
 class FailoverState(_State, frozen=True):
@@ -375,3 +398,4 @@ class MembershipState(_State, frozen=True):
     forming: list[bytes]
     queue: list[bytes]
     silent: bool
+    continuation: ContinuationState | None = None

@@ -4,6 +4,8 @@
                then all workers receive JoinReply; it ends when the last worker has left or died, and the next join
                begins another
     queue      workers that wait for the end of the job, or for a rank
+    change     workers of a job of 2 to 8, say, wait in the queue, or one wants to leave: its members hand over their
+               states and leave, and the next job, of all that stay and come, continues it
     vacancy    the place of a worker that died, for as long as the others wait for its replacement: it is fenced, and no
                clock ends without it. A replacement begins at its last counted clock; without one it is dismissed
 
@@ -14,9 +16,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from shoal.base.plural import counted
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
+    AcceptedReply,
     Admit,
     BarrierReply,
     Dismiss,
@@ -32,9 +37,18 @@ from shoal.cluster.protocol.messages import (
     StartJob,
     TakeSplit,
     WorkerGone,
+    WorkersChange,
 )
 from shoal.cluster.scheduler.inputs import MembershipState, Settings
-from shoal.cluster.scheduler.members import DataPass, FormingJob, Job, Vacancy, WorkerPeer, restore_job
+from shoal.cluster.scheduler.members import (
+    Continuation,
+    DataPass,
+    FormingJob,
+    Job,
+    Vacancy,
+    WorkerPeer,
+    restore_job,
+)
 from shoal.cluster.scheduler.numbers import NumberSource
 from shoal.cluster.scheduler.orders import Operation, Orders
 from shoal.cluster.scheduler.peers import Peers
@@ -47,6 +61,7 @@ __all__ = ["Jobs"]
 _MAY_BE_DEAD_AFTER = 2  # heartbeats missed
 _MAX_SPLITS = 1 << 24
 _MAX_PASSES = 1024  # unfinished ones
+_RETURN_SECONDS = 20.0  # for the workers of a job to join the one that continues it
 
 
 class Jobs:
@@ -73,6 +88,7 @@ class Jobs:
         self._incarnations: dict[int, int] = {}
         self._clocks_before = 0  # of the last job
         self._forming = FormingJob()
+        self._continuation: Continuation | None = None  # until the next job begins
         self._admitting: WorkerPeer | None = None
         self._queue: dict[bytes, WorkerPeer] = {}  # workers, by sender, that wait for the end of the job or for a rank
         self._vacant = False  # whether one of them may get a place
@@ -85,6 +101,7 @@ class Jobs:
             "incarnations": dict(self._incarnations),
             "clocks_before": self._clocks_before,
             "job": None if self.job is None else self.job.save(),
+            "continuation": None if self._continuation is None else self._continuation.save(),
             "forming": list(self._forming.workers),
             "queue": list(self._queue),
             "silent": self.members_silent,
@@ -96,6 +113,8 @@ class Jobs:
         self.members_silent = state.silent
         workers = {sender: peer for sender, peer in self._peers.known.items() if isinstance(peer, WorkerPeer)}
         self.job = None if state.job is None else restore_job(state.job, workers)
+        if state.continuation is not None:
+            self._continuation = Continuation(**structs.asdict(state.continuation))
         for sender in state.forming:
             self._forming.add(workers[sender])
         self._queue = {sender: workers[sender] for sender in state.queue}
@@ -129,6 +148,10 @@ class Jobs:
             fault = f"{worker} has joined already"
         elif not 1 <= size <= MAX_WORKERS:
             fault = f"a job has from 1 to {MAX_WORKERS} workers, got workers={size}"
+        elif join.most and not size <= join.most <= MAX_WORKERS:
+            fault = f"a job has {size} to {MAX_WORKERS} workers, got {join.most} as the greatest number"
+        elif join.most and join.rank is not None:
+            fault = f"the number of workers may change, and ranks with it: leave out rank={join.rank}"
         elif join.rank is not None and not 0 <= join.rank < size:
             fault = f"rank {join.rank} is out of range for {counted(size, 'worker')}: ranks start at 0"
         elif join.rules is None:
@@ -137,7 +160,7 @@ class Jobs:
             self._peers.reply(worker, number, ErrorReply("input", fault))
             return
         worker.join = number
-        worker.wants = Join(join.rank, (), size, join.rules)
+        worker.wants = Join(join.rank, (), size, join.rules, most=join.most)
         worker.waiting[number] = "the other workers"
         self._queue[worker.sender] = worker
         self._seat()
@@ -158,8 +181,13 @@ class Jobs:
         """Admit a worker: returns an empty string, the reason for a refusal, or None if it has to wait."""
         job = self.job
         assert job is not None
+        if job.most:
+            fault = self._disagrees(worker, (job.least, job.most), job.consistency)
+            if not fault and job.size < job.most:
+                self._change(job, f"{worker.about} waits to join")
+            return fault or None
         if self._admitting is None and (found := self._vacancy_for(worker)) is not None:
-            fault = self._disagrees(worker, job.size, job.consistency)
+            fault = self._disagrees(worker, (job.size, 0), job.consistency)
             if not fault:
                 self._admitting = worker
                 self._orders.begin(self._take_over(job, found, worker))
@@ -170,7 +198,7 @@ class Jobs:
         rank = min(job.dead) if worker.wants.rank is None else worker.wants.rank
         if rank not in job.dead:
             return None
-        fault = self._disagrees(worker, job.size, job.consistency)
+        fault = self._disagrees(worker, (job.size, 0), job.consistency)
         if not fault:
             self._admitting = worker
             job.dead.discard(rank)
@@ -189,7 +217,7 @@ class Jobs:
         if first is not None:
             assert first.wants.workers is not None
             assert first.wants.rules is not None
-            fault = self._disagrees(worker, first.wants.workers, first.wants.rules)
+            fault = self._disagrees(worker, (first.wants.workers, first.wants.most), first.wants.rules)
             if fault:
                 return fault
         if not self._forming.takes(worker):
@@ -198,10 +226,14 @@ class Jobs:
         return ""
 
     @staticmethod
-    def _disagrees(worker: WorkerPeer, size: int, rules: JobConsistency) -> str:
-        if worker.wants.workers != size:
-            has = counted(size, "worker")
-            return f"the job has {has}, and {worker.about} asks for {worker.wants.workers}: pass the same everywhere"
+    def _disagrees(worker: WorkerPeer, numbers: tuple[int, int], rules: JobConsistency) -> str:
+        assert worker.wants.workers is not None
+        own = (worker.wants.workers, worker.wants.most)
+        if own != numbers:
+            has, asks = (
+                counted(least, "worker") if not most else f"{least} to {most} workers" for least, most in (numbers, own)
+            )
+            return f"the job has {has}, and {worker.about} asks for {asks}: pass the same everywhere"
         if worker.wants.rules != rules:
             return f"the job has {rules}, and {worker.about} asks for {worker.wants.rules}: pass the same everywhere"
         return ""
@@ -220,6 +252,10 @@ class Jobs:
             return (
                 f"rank {rank} belongs to {holder.about}, last heartbeat {self._peers.now - holder.last_heard:.1f} s ago"
             )
+        if self.job is not None and self.job.most:
+            if self.job.size < self.job.most:
+                return f"the {counted(self.job.size, 'worker')} of the job have not handed over their states yet"
+            return f"the job has {self.job.most} workers, as many as it may have"
         if self.job is not None:
             size, left = counted(self.job.size, "worker"), len(self.job.members)
             return f"the job of {size} continues with {left}; the next one begins after it"
@@ -231,7 +267,10 @@ class Jobs:
         if self._servers.map is None or self.job is not None or self._servers.broken or first is None:
             return
         assert first.wants.rules is not None
-        if len(self._forming) < self._forming.size:
+        if not first.wants.most:
+            self._continuation = None
+        after = self._continuation
+        if len(self._forming) < max(self._forming.size, after.expected if after is not None else 0):
             return
         members = self._forming.assign_ranks()
         self._forming.clear()
@@ -241,6 +280,11 @@ class Jobs:
             worker.waiting[worker.join] = "the servers to start the job"
         number = self._numbers.draw(32) or 1
         self.job = Job(number, first.wants.rules, len(members), members)
+        if first.wants.most:
+            self.job.least, self.job.most = first.wants.workers or 0, first.wants.most
+        if after is not None:
+            self.job.continues, self.job.continued = after.job, after.size
+            self._continuation = None
         self._peers.notes.append(f"a job of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
         self._orders.begin(self._start(self.job, list(members.values())))
 
@@ -336,6 +380,8 @@ class Jobs:
         """Give replacements their whole time: the scheduler was not there."""
         for one in self.job.vacant.values() if self.job is not None else ():
             one.until = self._peers.now + self._settings.replacement_seconds
+        if self._continuation is not None:
+            self._continuation.until = self._peers.now + _RETURN_SECONDS
 
     def _reply_joined(
         self, job: Job, worker: WorkerPeer, clock: int, *, replaces: bool = False, repeats: int = 0
@@ -353,10 +399,12 @@ class Jobs:
             job.number,
             clock,
             job.size,
-            self._settings.replacement_seconds,
+            self._settings.replacement_seconds if not job.most else 0.0,
             replaces,
             repeats,
             dict(job.passed) if replaces else {},
+            job.continues,
+            job.continued,
         )
         self._peers.reply(worker, worker.join, joined)
 
@@ -364,8 +412,56 @@ class Jobs:
         if self.job is not None and not (self.job.members or self.job.vacant) and self._admitting is None:
             self._peers.notes.append("the job has ended")
             self._clocks_before = self.job.clock
-            self.job = None
+            job, self.job = self.job, None
+            if job.most:
+                self._continue(job)
             self._seat()
+
+    # --- another number of workers ----------------------------------------------------------------------------
+
+    def _change(self, job: Job, why: str) -> None:
+        """Have the members of a job hand over their states and leave it."""
+        if not job.changes:
+            job.changes = True
+            self._peers.notes.append(f"the number of workers changes: {why}")
+            self._peers.publish(WorkersChange(job.number))
+
+    def hand_over(self, worker: WorkerPeer, number: int, *, returns: bool) -> None:
+        """Process that a member has handed over its state."""
+        if self.job is None or not self.is_member(worker) or not self.job.most:
+            self._peers.reply(worker, number, ErrorReply("protocol", f"{worker} has a job of fixed workers"))
+            return
+        if not self.job.handed_over:
+            self.job.coming = len(self._joining())
+        self.job.handed_over[worker.rank] = returns
+        self._change(self.job, f"{worker} leaves")
+        self._peers.reply(worker, number, AcceptedReply())
+
+    def _joining(self) -> list[WorkerPeer]:
+        """Return the workers that wait to take part in a job whose number of workers may change."""
+        return [worker for worker in self._queue.values() if worker.wants.most]
+
+    def _continue(self, job: Job) -> None:
+        """Have the next job continue one whose workers have handed over their states; without those it is over."""
+        if job.handed_over:
+            expected = min(job.most, sum(job.handed_over.values()) + job.coming)
+            self._continuation = Continuation(job.number, job.size, expected, self._peers.now + _RETURN_SECONDS)
+            return
+        for worker in self._joining():
+            del self._queue[worker.sender]
+            text = "the job that this worker waited to take part in has ended"
+            self._peers.reply(worker, worker.join, ErrorReply("input", text))
+            worker.join = 0
+
+    def forming_overdue(self) -> bool:
+        """Whether workers that have left a job have not joined the one that continues it in time."""
+        after = self._continuation
+        return after is not None and after.expected > 0 and after.until <= self._peers.now
+
+    def expect_no_more(self) -> None:
+        """Begin the next job with the workers that have come, if they are enough."""
+        assert self._continuation is not None
+        self._continuation.expected = 0
 
     # --- leaving and dying ------------------------------------------------------------------------------------
 
@@ -399,7 +495,7 @@ class Jobs:
             assert self.job is not None
             text = f"{worker} is dead, {why}"
             seconds = self._settings.replacement_seconds
-            if seconds and not self._servers.broken and self.job.size < MAX_WORKERS:
+            if seconds and not self.job.most and not self._servers.broken and self.job.size < MAX_WORKERS:
                 self._peers.notes.append(f"{text}: the job waits {seconds:g} s for its replacement")
                 gone = Vacancy(worker.incarnation, text, self._peers.now + seconds)
                 self.job.vacant[worker.rank] = gone
@@ -409,6 +505,8 @@ class Jobs:
             self._peers.notes.append(text)
             self._peers.publish(WorkerGone(worker.rank, worker.incarnation, text))
             self.job.dead.add(worker.rank)
+            if worker.rank in self.job.handed_over:
+                self.job.handed_over[worker.rank] = False
             self._take_out(worker)
             if not self._servers.broken:
                 self._orders.begin(self._dismiss(worker.rank, worker.incarnation))

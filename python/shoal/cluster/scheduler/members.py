@@ -24,11 +24,12 @@ from shoal.cluster.protocol.messages import (
     Request,
     StreamProgress,
 )
-from shoal.cluster.scheduler.inputs import JobState, PassState, PeerState, VacancyState
+from shoal.cluster.scheduler.inputs import ContinuationState, JobState, PassState, PeerState, VacancyState
 from shoal.cluster.scheduler.splits import SplitTracker
 
 __all__ = [
     "AddressProbe",
+    "Continuation",
     "DataPass",
     "FormingJob",
     "Job",
@@ -246,6 +247,23 @@ class Vacancy:
 
 
 @dataclass(slots=True, eq=False)
+class Continuation:
+    """A job that has ended for another number of workers, and the next one continues it.
+
+    ``job`` and ``size`` are its own; the next one has ``expected`` workers, or those that have come ``until`` a time.
+    """
+
+    job: int
+    size: int
+    expected: int
+    until: float
+
+    def save(self) -> ContinuationState:
+        """Return the state."""
+        return ContinuationState(job=self.job, size=self.size, expected=self.expected, until=self.until)
+
+
+@dataclass(slots=True, eq=False)
 class Job:
     """The workers of a job, and what they have agreed on."""
 
@@ -262,6 +280,13 @@ class Job:
     clock: int = 0  # the greatest that servers reported
     vacant: dict[int, Vacancy] = field(default_factory=dict)  # by rank
     passed: dict[str, int] = field(default_factory=dict)  # barriers that all have passed, by name
+    least: int = 0  # workers that it may have, if their number may change; else 0, as the next
+    most: int = 0
+    continues: int = 0  # the number of the job that it continues
+    continued: int = 0  # workers of that one
+    changes: bool = False  # its workers hand over their states, for another number of workers
+    handed_over: dict[int, bool] = field(default_factory=dict)  # by rank: whether the worker joins the next job too
+    coming: int = 0  # workers that waited when the first one had handed over its state
 
     def forget_passes(self) -> None:
         """Remove the passes that all workers have finished."""
@@ -287,6 +312,13 @@ class Job:
             clock=self.clock,
             vacant={rank: one.save() for rank, one in self.vacant.items()},
             passed=dict(self.passed),
+            least=self.least,
+            most=self.most,
+            continues=self.continues,
+            continued=self.continued,
+            changes=self.changes,
+            handed_over=dict(self.handed_over),
+            coming=self.coming,
         )
 
 
@@ -308,6 +340,8 @@ def restore_job(state: JobState, workers: Mapping[bytes, WorkerPeer]) -> Job:
     job.reached.update(state.reached)
     job.vacant = {rank: Vacancy(**structs.asdict(one)) for rank, one in state.vacant.items()}
     job.passed = dict(state.passed)
+    job.least, job.most, job.continues, job.continued = state.least, state.most, state.continues, state.continued
+    job.changes, job.handed_over, job.coming = state.changes, dict(state.handed_over), state.coming
     return job
 
 
@@ -332,12 +366,17 @@ class FormingJob:
 
     @property
     def size(self) -> int:
-        """Number of workers of the job; 0 while none has joined."""
+        """Number of workers of the job, or the least one; 0 while none has joined."""
         return self.first.wants.workers or 0 if self.first is not None else 0
+
+    @property
+    def most(self) -> int:
+        """The greatest number of workers of the job; 0 while none has joined."""
+        return max(self.size, self.first.wants.most) if self.first is not None else 0
 
     def takes(self, worker: WorkerPeer) -> bool:
         """Whether there is a free place for this worker."""
-        return not self.workers or (len(self) < self.size and worker.wants.rank not in self.ranked)
+        return not self.workers or (len(self) < self.most and worker.wants.rank not in self.ranked)
 
     def add(self, worker: WorkerPeer) -> None:
         """Add a worker."""
@@ -355,7 +394,7 @@ class FormingJob:
 
     def assign_ranks(self) -> dict[int, WorkerPeer]:
         """Return the workers by rank."""
-        free = (rank for rank in range(self.size) if rank not in self.ranked)
+        free = (rank for rank in range(len(self)) if rank not in self.ranked)
         placed = dict(self.ranked)
         placed.update((next(free), worker) for worker in self.workers.values() if worker.wants.rank is None)
         return dict(sorted(placed.items()))

@@ -80,6 +80,7 @@ from shoal.cluster.protocol.messages import (
     GetMapReply,
     GetMetrics,
     GetView,
+    HandOver,
     Heartbeat,
     Hello,
     Join,
@@ -116,6 +117,7 @@ from shoal.cluster.scheduler.inputs import (
     DrainRequested,
     Ended,
     EventsSeen,
+    FormingOverdue,
     Input,
     MembershipState,
     MembersSilent,
@@ -325,6 +327,8 @@ class Membership:
             self._accept(MembersSilent(peers.now, silent))
         while (late := self._jobs.replacement_overdue()) is not None and not self.broken:
             self._accept(ReplacementOverdue(peers.now, late))
+        if self._jobs.forming_overdue() and not self.broken:
+            self._accept(FormingOverdue(peers.now))
         plan_at = self._replicas.plan_at
         if plan_at is not None and plan_at <= peers.now and not self.broken:
             self._accept(Planned(peers.now))
@@ -426,6 +430,8 @@ class Membership:
             self._jobs.set_members_silent(entry.silent)
         elif isinstance(entry, ReplacementOverdue):
             self._jobs.give_up(entry.rank)
+        elif isinstance(entry, FormingOverdue):
+            self._jobs.expect_no_more()
         elif isinstance(entry, EventsSeen):
             self._peers.drop_events(entry.events)
         elif isinstance(entry, Bound):
@@ -730,6 +736,8 @@ class Membership:
             self._tables.create(peer, number, body)
         elif isinstance(body, Barrier):
             self._jobs.barrier(peer, number, body.name)
+        elif isinstance(body, HandOver):
+            self._jobs.hand_over(peer, number, returns=body.returns)
         elif isinstance(body, GetMetrics):
             self._servers.report_metrics(peer, number)
         elif isinstance(body, TakeSplit):

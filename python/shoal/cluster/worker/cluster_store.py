@@ -43,6 +43,7 @@ from shoal.cluster.protocol.messages import (
     TableReply,
     TakeSplit,
     WorkerGone,
+    WorkersChange,
 )
 from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.scheduler_client import PendingRequest
@@ -83,7 +84,7 @@ class ClusterStore(ConnectedStore):
         address: str,
         *,
         consistency: Consistency,
-        workers: int | None,
+        workers: int | tuple[int, int] | None,
         rank: int | None,
         timeout: float,
         threads: int | None,
@@ -100,7 +101,9 @@ class ClusterStore(ConnectedStore):
         self._saved_bytes: dict[str, float] = {}  # by the filters of each table
         self._shared_storage = shared_storage
         self._consistency = consistency
-        self._wanted_place = (workers, rank)
+        self._workers_wanted, self._most_workers = workers if isinstance(workers, tuple) else (workers, 0)
+        self._wanted_rank = rank
+        self._changing: frozenset[int] = frozenset()  # jobs whose number of workers is to change
         self._splits_loops = 0
         self._lost_workers: frozenset[int] = frozenset()
         self._passes = 0  # calls of `splits`
@@ -128,13 +131,23 @@ class ClusterStore(ConnectedStore):
             raise TypeError(f"consistency is one of BSP(), SSP(staleness) and ASP(), got {self._consistency!r}")
         if not isinstance(self._shared_storage, bool):
             raise TypeError(f"shared_storage is True or False, got {self._shared_storage!r}")
-        workers, rank = self._wanted_place
-        self._wanted_place = (bounded("workers", workers, 1, MAX_WORKERS), bounded("rank", rank, 0, MAX_WORKERS - 1))
+        self._workers_wanted = bounded("workers", self._workers_wanted, 1, MAX_WORKERS)
+        self._wanted_rank = bounded("rank", self._wanted_rank, 0, MAX_WORKERS - 1)
+        if self._most_workers:
+            least = self._workers_wanted or 1
+            self._most_workers = bounded("the greatest number of workers", self._most_workers, least, MAX_WORKERS) or 0
+            if self._wanted_rank is not None:
+                raise ValueError(
+                    f"the number of workers may change, and ranks with it: leave out rank={self._wanted_rank}"
+                )
 
     def _join(self) -> tuple[Requests, int]:
-        workers, rank = self._wanted_place
         self._joined: JoinReply = self._scheduler.join(
-            timeout=self._timeout, rank=rank, workers=workers, consistency=self._consistency
+            timeout=self._timeout,
+            rank=self._wanted_rank,
+            workers=self._workers_wanted,
+            most=self._most_workers,
+            consistency=self._consistency,
         )
         identify_store("worker", rank=self._joined.rank, job=self._joined.job)
         worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
@@ -194,6 +207,31 @@ class ClusterStore(ConnectedStore):
     def is_replacement(self) -> bool:
         """Whether this worker has the place of one that died: see :attr:`shoal.Store.is_replacement`."""
         return self._joined.replaces
+
+    @property
+    def job(self) -> int:
+        """Number of the job."""
+        return self._joined.job
+
+    @property
+    def workers_range(self) -> tuple[int, int] | None:
+        """The least and the greatest number of workers: see :attr:`shoal.Store.workers_range`."""
+        return (self._workers_wanted or 1, self._most_workers) if self._most_workers else None
+
+    @property
+    def workers_change(self) -> bool:
+        """Whether the workers are to hand over their states: see :attr:`shoal.Store.workers_change`."""
+        return self._joined.job in self._changing
+
+    @property
+    def continued(self) -> tuple[int, int] | None:
+        """The job that this one continues, and its number of workers."""
+        return (self._joined.continues, self._joined.handed_over) if self._joined.continues else None
+
+    def hand_over(self, *, returns: bool) -> None:
+        """Announce that this worker has handed over its state: see :meth:`shoal.Store.hand_over`."""
+        self._check_usable()
+        self._scheduler.hand_over(timeout=self._timeout, returns=returns)
 
     @property
     def repeats(self) -> int:
@@ -552,5 +590,7 @@ class ClusterStore(ConnectedStore):
     def _on_event(self, event: Event) -> None:
         if isinstance(event, WorkerGone):
             self._lost_workers = self._lost_workers | {event.rank}
+        elif isinstance(event, WorkersChange):
+            self._changing = self._changing | {event.job}
         else:
             super()._on_event(event)

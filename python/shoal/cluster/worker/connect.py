@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from typing import Literal, overload
 
 from shoal.base.logs import configure_logging, find_log_format
-from shoal.cluster.protocol.environment import find_keys, find_metrics_port, find_scheduler, find_tracing, find_worker
+from shoal.cluster.protocol.environment import (
+    find_keys,
+    find_metrics_port,
+    find_scheduler,
+    find_tracing,
+    find_worker,
+    find_worker_range,
+)
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.cluster.worker.filters import Filters
 from shoal.cluster.worker.reader_store import ReaderStore
@@ -27,7 +34,7 @@ def connect(
     address: str | None = None,
     *,
     consistency: Consistency = ...,
-    workers: int | None = None,
+    workers: int | tuple[int, int] | None = None,
     rank: int | None = None,
     timeout: float = 60.0,
     threads: int | None = None,
@@ -57,7 +64,7 @@ def connect(
     address: str | None = None,
     *,
     consistency: Consistency = _BSP,
-    workers: int | None = None,
+    workers: int | tuple[int, int] | None = None,
     rank: int | None = None,
     timeout: float = 60.0,
     threads: int | None = None,
@@ -80,9 +87,10 @@ def connect(
     consistency : Consistency
         What a pull may see of other workers' pushes: ``shoal.BSP()``, ``shoal.SSP(staleness)`` or ``shoal.ASP()``; the
         same for all workers.
-    workers : int, optional
+    workers : int or (int, int), optional
         Number of workers of the job, the same for all; default: from the environment (``docs/cluster.md``), or from the
-        scheduler.
+        scheduler. A pair is the least and the greatest number, between which workers may join and leave while a model
+        is fitted (``docs/training.md``).
     rank : int, optional
         Rank of this worker, from 0; default: from the environment, or any free one.
     timeout : float
@@ -152,6 +160,8 @@ def connect(
     if mode != "train":
         raise ValueError(f"mode is 'train' or 'read', got {mode!r}")
     process = find_worker(os.environ)
+    if workers is None and rank is None:
+        workers = find_worker_range(os.environ)
     if process is not None and workers in (None, process.size):
         workers = process.size
         rank = process.rank if rank is None else rank

@@ -1,0 +1,332 @@
+"""Workers join a fit and leave it while it runs: each example of a pass counts once."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shoal
+from cluster_fakes import TIMEOUT
+from cluster_standin import Cluster, cluster
+from shoal.base.interrupts import Terminated
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.models import training
+from shoal.models.callbacks import Callback
+from shoal.models.shares import Share, WorkerState, divided
+from tiers import long_after
+
+EXAMPLES, BATCH, SERVERS = 480, 8, 2
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every example has one key of its own: its row shows how often it was learned from."""
+    path = tmp_path_factory.mktemp("log") / "log.libsvm"
+    path.write_text("".join(f"{number % 2} {number}:1\n" for number in range(EXAMPLES)))
+    return path
+
+
+class Counting:
+    """Counts the occurrences of keys in the batches that a model learns from, over all workers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts: np.ndarray[Any, Any] = np.zeros(EXAMPLES, np.int64)
+        self._lock = threading.Lock()
+        learn = shoal.LogisticRegression.learn
+
+        def counted(model: Any, batch: Any, *arguments: Any) -> Any:
+            result = learn(model, batch, *arguments)
+            with self._lock:
+                np.add.at(self.counts, batch.keys.astype(np.int64), 1)
+            return result
+
+        monkeypatch.setattr(shoal.LogisticRegression, "learn", counted)
+
+
+class Pace(Callback):
+    """Calls a function after each batch of a worker, in the worker's thread."""
+
+    def __init__(self, react: Callable[[int], None]) -> None:
+        self._react = react
+        self._batches = 0
+
+    def batch_done(self, progress: Any) -> None:
+        self._batches += 1
+        self._react(self._batches)
+
+
+class Found:
+    """What a worker returns: the metrics of its fit, and the numbers of workers of its jobs."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.examples = 0
+        self.measured: list[int] = []
+        self.valid: list[int] = []
+        self.digest = ""
+        self.left = False
+
+
+def work(
+    made: Cluster, log: Path, react: Callable[[int], None], mode: Any, span: tuple[int, int], how: dict[str, Any]
+) -> Found:
+    """Run the program of a worker, again whenever the number of workers has changed."""
+    found = Found()
+    pace = Pace(react)
+    while True:
+        try:
+            with shoal.connect(made.address, workers=span, threads=1, timeout=TIMEOUT, consistency=mode) as store:
+                found.sizes.append(store.num_workers)
+                part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
+                with shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store) as model:
+                    model.fit(part, valid=part, progress=False, callbacks=pace, **{"epochs": 2} | how)
+                    store.barrier()
+                    passes = model.history.passes
+                    found.examples, found.digest = model.examples, model.table.digest()
+                    found.measured = [done.metrics.examples for done in passes]
+                    found.valid = [done.valid.examples for done in passes if done.valid is not None]
+                    assert len(model.history.fits) == 1
+                    return found
+        except shoal.WorkersChangedError as change:
+            if change.leaves:
+                found.left = True
+                return found
+
+
+def first_pace(made: Cluster, joined: threading.Event, batch: int, others: int) -> Callable[[int], None]:
+    """Let others join after some batches, and go on when they wait; slowly, so that the fit does not end before."""
+    arrived = threading.Event()
+
+    def react(batches: int) -> None:
+        if batches < batch:
+            return
+        joined.set()
+        waiting = made.scheduler.membership._jobs._queue
+        deadline = time.monotonic() + TIMEOUT
+        while not arrived.is_set() and len(waiting) < others and time.monotonic() < deadline:
+            waiting = made.scheduler.membership._jobs._queue
+            time.sleep(0.005)
+        arrived.set()
+        time.sleep(0.01)
+
+    return react
+
+
+PLANS = {
+    "batches": {"warm_up": False},
+    "shuffled": {"shuffle": 4, "negative_rate": 1.0},
+    "checkpoints": {"warm_up": False, "checkpoint_every": 3},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [shoal.BSP(), shoal.SSP(2), shoal.ASP()], ids=str)
+@pytest.mark.parametrize("name", long_after(1, PLANS))
+def test_workers_that_join_take_part_and_each_example_counts_once(
+    name: str, mode: Any, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    batch = random.Random(seed).randrange(1, EXAMPLES // BATCH // 2)
+    counting = Counting(monkeypatch)
+    how = PLANS[name] | ({"directory": tmp_path / "model"} if name == "checkpoints" else {})
+    joined = threading.Event()
+    with cluster(SERVERS, 1) as made, ThreadPoolExecutor(4) as pool:
+
+        def join(_: int) -> Found:
+            assert joined.wait(TIMEOUT)
+            return work(made, log, lambda batches: None, mode, (2, 4), how)
+
+        pace = first_pace(made, joined, batch, 2)
+        ends = [pool.submit(work, made, log, pace, mode, (2, 4), how) for _ in range(2)]
+        ends += [pool.submit(join, number) for number in range(2)]
+        found = [end.result(2 * TIMEOUT) for end in ends]
+    assert {one.examples for one in found} == {2 * EXAMPLES}
+    assert all(one.measured == [EXAMPLES] * 2 and one.valid == [EXAMPLES] * 2 for one in found)
+    assert len({one.digest for one in found}) == 1
+    assert counting.counts.tolist() == [2] * EXAMPLES
+    assert {one.sizes[-1] for one in found} == {4}
+    assert found[0].sizes[0] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [shoal.BSP(), shoal.ASP()], ids=str)
+def test_a_worker_that_is_told_to_leave_hands_over_its_share(
+    mode: Any, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker leaves, and with the least number left another one that is told to is interrupted as usual."""
+    counting = Counting(monkeypatch)
+    leaving = threading.local()
+    monkeypatch.setattr(training, "at_boundaries", lambda: _Boundaries(leaving))
+
+    def leave(batches: int) -> None:
+        if batches == 6:
+            leaving.interrupt = Terminated()
+
+    with cluster(SERVERS, 1) as made, ThreadPoolExecutor(3) as pool:
+        paces: list[Callable[[int], None]] = [leave, lambda batches: None, lambda batches: None]
+        how = {"warm_up": False}
+
+        def begin(react: Callable[[int], None]) -> Found:
+            return work(made, log, react, mode, (2, 3), how)
+
+        ends = [pool.submit(begin, react) for react in paces]
+        left, *stayed = [end.result(2 * TIMEOUT) for end in ends]
+    assert left.left
+    assert {one.examples for one in stayed} == {2 * EXAMPLES}
+    assert all(one.measured == [EXAMPLES] * 2 for one in stayed)
+    assert counting.counts.tolist() == [2] * EXAMPLES
+    assert stayed[0].sizes[-1] == 2
+
+
+class _Boundaries:
+    """Interrupts of one thread, as `at_boundaries` reports those of the process."""
+
+    def __init__(self, leaving: threading.local) -> None:
+        self._leaving = leaving
+
+    def __enter__(self) -> Callable[[], Any]:
+        return lambda: getattr(self._leaving, "interrupt", None)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_a_fit_that_cannot_hand_over_its_state_is_refused(log: Path) -> None:
+    with (
+        cluster(1, 1) as made,
+        shoal.connect(made.address, workers=(1, 2), threads=1, timeout=TIMEOUT) as store,
+        shoal.LogisticRegression(None, store, solver=shoal.DBPG()) as model,
+        pytest.raises(shoal.ShoalError, match=r"may have 1 to 2 workers, and this kind of fit needs a fixed number"),
+    ):
+        model.fit(shoal.read_libsvm(log), progress=False)
+
+
+def test_workers_that_ask_for_other_numbers_or_a_rank_are_refused() -> None:
+    with cluster(1, 1) as made, shoal.connect(made.address, workers=(1, 3), threads=1, timeout=TIMEOUT):
+        for workers, text in (((1, 2), "1 to 3 workers, and .* asks for 1 to 2 workers"), (2, "asks for 2 workers")):
+            with pytest.raises(ValueError, match=text):
+                shoal.connect(made.address, workers=workers, threads=1, timeout=TIMEOUT)
+        with pytest.raises(ValueError, match="leave out rank=0"):
+            shoal.connect(made.address, workers=(1, 3), rank=0, threads=1, timeout=TIMEOUT)
+        with pytest.raises(ValueError, match="greatest number of workers must be from 3"):
+            shoal.connect(made.address, workers=(3, 2), threads=1, timeout=TIMEOUT)
+
+
+def test_a_worker_that_waits_for_a_job_that_ends_is_told() -> None:
+    with cluster(1, 1) as made, ThreadPoolExecutor(1) as pool:
+        with shoal.connect(made.address, workers=(1, 2), threads=1, timeout=TIMEOUT) as store:
+            waits = pool.submit(shoal.connect, made.address, workers=(1, 2), threads=1, timeout=TIMEOUT)
+            while not store.workers_change:
+                time.sleep(0.01)
+        with pytest.raises(ValueError, match="the job that this worker waited to take part in has ended"):
+            waits.result(TIMEOUT)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_pass_that_is_divided_again_and_again_has_each_batch_once(data: st.DataObject) -> None:
+    """Any number of workers learn from some batches of what they have left, then others divide the rest."""
+    workers = data.draw(st.integers(1, 4), "workers")
+    sizes = [data.draw(st.integers(0, 12), f"batches of split {rank}") for rank in range(workers)]
+    learned: list[tuple[int, int]] = []
+    states = [WorkerState(shares=(Share(rank=rank, workers=workers),), seen=EMPTY) for rank in range(workers)]
+    for _ in range(data.draw(st.integers(0, 5), "changes")):
+        states = [learn_some(state, sizes, data.draw(st.integers(0, 4), "learned"), learned) for state in states]
+        states = divided(states, data.draw(st.integers(1, 5), "workers"))
+    for state in states:
+        learn_some(state, sizes, 1000, learned)
+    assert sorted(learned) == [(rank, batch) for rank, size in enumerate(sizes) for batch in range(size)]
+
+
+EMPTY = shoal.metrics.Accumulator().to_dict()
+
+
+def learn_some(state: WorkerState, sizes: list[int], count: int, learned: list[tuple[int, int]]) -> WorkerState:
+    """Learn from some batches of a worker's shares, as `PassReader` does, and return the state after them."""
+    from dataclasses import replace
+
+    shares = list(state.shares)
+    while count and shares:
+        share = shares[0]
+        batch = share.batches + share.skip
+        if batch >= sizes[share.rank]:
+            shares.pop(0)
+            continue
+        learned.append((share.rank, batch))
+        shares[0] = replace(share, batches=batch + 1, skip=share.step - 1)
+        count -= 1
+    return replace(state, shares=tuple(shares))
+
+
+# Slow until the test lets it run.
+PROGRAM = """
+import pathlib, sys, time
+import shoal
+from shoal.cli import main
+
+learn = shoal.LogisticRegression.learn
+
+def slowed(*arguments):
+    if not pathlib.Path("go").exists():
+        time.sleep(0.1)
+    return learn(*arguments)
+
+shoal.LogisticRegression.learn = slowed
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def wait_for_workers(address: str, count: int) -> None:
+    deadline = time.monotonic() + 2 * TIMEOUT
+    with SchedulerClient(address, "observer") as client:
+        while (job := client.status(timeout=TIMEOUT).job) is None or job.size != count:
+            assert time.monotonic() < deadline, f"the job has not had {count} workers in time: {job}"
+            time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")
+def test_processes_join_a_launched_fit_and_leave_it_by_sigterm(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    train = ["program.py", "train", "lr", "--cluster", "--data", str(log), "--format", "libsvm", "--quiet"]
+    train += ["--output", "model", "--batch-size", "1", "--no-warm-up", "--epochs", "2", "--resume"]
+    train += ["--checkpoint-every", "50"]
+    launch = [sys.executable, "-m", "shoal", "launch", "--workers", "1:3", *train]
+    piped: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(launch, **piped) as process:
+        assert process.stdout is not None
+        found = None
+        while found is None:
+            line = process.stdout.readline()
+            assert line, "the cluster has not begun"
+            found = re.search(r"SHOAL_SCHEDULER=(\S+) SHOAL_WORKERS=(\S+)", line)
+        environment = {**os.environ, "SHOAL_SCHEDULER": found[1], "SHOAL_WORKERS": found[2]}
+        others = [subprocess.Popen([sys.executable, *train], env=environment, **piped) for _ in range(2)]
+        wait_for_workers(found[1], 3)
+        others[0].send_signal(signal.SIGTERM)
+        wait_for_workers(found[1], 2)
+        assert others[0].wait(2 * TIMEOUT) == 0
+        (tmp_path / "go").touch()
+        outputs = [other.communicate(timeout=2 * TIMEOUT)[0] for other in others]
+        outputs.append(process.communicate(timeout=2 * TIMEOUT)[0])
+    assert [other.returncode for other in others] == [0, 0], outputs
+    assert process.returncode == 0, outputs
+    with shoal.LogisticRegression.load(tmp_path / "model") as model:
+        assert model.examples == 2 * EXAMPLES
+        assert [done.metrics.examples for done in model.history.passes] == [EXAMPLES] * 2
