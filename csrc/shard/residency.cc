@@ -3,21 +3,22 @@
 #include <cstring>
 #include <mutex>
 
+#include "shard/probe_pipeline.h"
+
 namespace shoal {
 
-std::span<std::byte* const> ShardResidency::find(std::size_t place, const SlotSlices& batch,
-                                                 RowLocations& locations,
-                                                 std::vector<std::byte*>& scratch) const {
-  const std::size_t first = batch.offsets[place];
-  const std::size_t count = batch.offsets[place + 1] - first;
-  SlotTable& slot = table(place);
-  if (locations.knows(place, slot)) {
-    return locations.rows(first, count);
-  }
-  scratch.resize(count);
-  slot.find(batch.hashes.subspan(first, count), scratch);
-  locations.note(place, slot, first, scratch);
-  return scratch;
+void ShardResidency::locate(const SlotSlices& batch, RowLocations& locations, std::size_t first,
+                            std::size_t end) const {
+  struct Finder {
+    std::size_t touched = 0;
+
+    void enter(SlotState&, std::span<const std::uint64_t>) {}
+    void use(Probe& /*run*/, std::size_t /*first*/, PrefetchCursor& ahead) const noexcept { ahead.drain(); }
+  };
+  Finder finder;
+  ProbePipeline<NoLock>(shard_.tables_, shard_.first_, shard_.layout_, batch.hashes, batch.offsets,
+                        Probe::kMax, &locations, &locations)
+      .walk(first, end, finder);
 }
 
 void ShardResidency::make_room(std::size_t place, std::size_t more) const {

@@ -39,11 +39,10 @@ class ShardResidency {
     return table(place).bytes_with(more, false);
   }
 
-  // Prepares locations of a batch; then their rows may be found, slot by slot.
+  // Prepares locations of a batch for locate(), which records all rows of the slots with places from `first` to `end`: those that
+  // are not known are found. Then locations.rows() are null where rows are absent.
   void prepare(const SlotSlices& batch, RowLocations& locations) const { shard_.known(batch, &locations); }
-  // The rows of the batch's hashes in that slot, null where absent: those that the locations know, or else found and recorded there.
-  std::span<std::byte* const> find(std::size_t place, const SlotSlices& batch, RowLocations& locations,
-                                   std::vector<std::byte*>& scratch) const;
+  void locate(const SlotSlices& batch, RowLocations& locations, std::size_t first, std::size_t end) const;
 
   std::vector<SlotTable::Entry> entries(std::size_t place) const { return table(place).entries(); }
   bool has(std::size_t place, std::uint64_t hash) const { return table(place).find_one(hash) != nullptr; }

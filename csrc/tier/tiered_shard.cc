@@ -82,19 +82,22 @@ void TieredShard::note(std::size_t place) noexcept {
 TieredShard::Found TieredShard::look_up(const SlotSlices& batch, RowLocations& locations, std::size_t first,
                                         std::size_t end, Use use, std::span<std::size_t> needed) {
   Found found;
-  std::vector<std::byte*> scratch;
+  residency_.locate(batch, locations, first, end);
+  const bool counts_uses = memory_used_ > memory_ / 4 * 3;  // before that no row is about to be evicted
   for (std::size_t s = first; s < end; ++s) {
     if (batch.offsets[s] == batch.offsets[s + 1]) {
       continue;
     }
     TieredSlot& slot = slots_[s];
-    const auto rows = residency_.find(s, batch, locations, scratch);
+    const auto rows = locations.rows(batch.offsets[s], batch.offsets[s + 1] - batch.offsets[s]);
     const std::uint64_t* const hashes = batch.hashes.data() + batch.offsets[s];
     std::size_t missing = 0;
     const std::size_t missed = found.misses.size();
     for (std::size_t r = 0; r < rows.size(); ++r) {
       if (rows[r] != nullptr) {
-        slot.heat.add(hashes[r], use == Use::kReads ? 2 : 1);
+        if (counts_uses) {
+          slot.heat.add(hashes[r], use == Use::kReads ? 2 : 1);
+        }
         continue;
       }
       ++missing;
