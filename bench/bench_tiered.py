@@ -4,6 +4,7 @@
     python bench/bench_tiered.py --rows 2e7 --seconds 60 --peer   with RocksDB, if rocksdb_bench was built
 
     probe     reads random pages of a file of the same size, with the same queues, by build/release/bench/cpp/read_probe
+    resident  pulls and pushes a table that fits in memory, with a tier and without one, in turn
     load      pushes every key once, in random order
     pull      pulls uniform keys: misses are random reads, hardly any is a hit
     absent    asks for keys that are not there
@@ -108,6 +109,7 @@ def main() -> None:
     raw = None
     if (PROGRAMS / "read_probe").exists():
         raw = probe(args.dir, rows * ROW)
+    resident(args.dir, min(rows, 1_000_000))
     with shoal.local(slots=args.slots) as store:
         table = store.table("t", dim=DIM, optimizer=ADAGRAD, storage=shoal.Tiered(args.dir, memory=memory))
         counted = Counted(table)
@@ -171,6 +173,37 @@ def main() -> None:
     if args.peer:
         for s in args.zipf:
             peer(args, rows, memory, s)
+
+
+def resident(directory: Path, rows: int) -> None:
+    """Compare steps of a tiered table whose rows are all in memory with those of a table without a tier."""
+    rng = np.random.default_rng(2)
+    with shoal.local() as plain, shoal.local() as tiered:
+        tables = [
+            plain.table("t", dim=DIM, optimizer=ADAGRAD),
+            tiered.table(
+                "t", dim=DIM, optimizer=ADAGRAD, storage=shoal.Tiered(directory, memory=400 * rows + (1 << 26))
+            ),
+        ]
+        for table in tables:
+            load(table, rows, rng)
+        for n in (100, 1000, 8192, 65536):
+            took: list[list[float]] = [[], []]
+            for _ in range(60):
+                keys = rng.integers(0, rows, n).astype(np.uint64)
+                for table, seconds in zip(tables, took, strict=True):
+                    batch = table.key_batch(keys)
+                    grads = np.full((len(batch), DIM), 0.5, np.float32)
+                    begun = time.process_time()
+                    table.pull_unique(batch)
+                    table.push_unique(batch, grads).wait()
+                    seconds.append(time.process_time() - begun)
+            without, with_tier = (np.median(seconds) * 1e6 for seconds in took)
+            print(
+                f"resident, {n} keys: {with_tier:,.0f} us of CPU time a step, {without:,.0f} without a tier: "
+                f"{with_tier / without:.2f}"
+            )
+        check(tables[0].digest() == tables[1].digest(), "the tables differ")
 
 
 def named(s: float) -> str:
