@@ -48,7 +48,8 @@ def both(frames: list[bytes], *, replies: bool, limit: int = LIMIT) -> wire.Read
     h = slow.header
     for name in (*numbers, "payload_bytes"):
         assert getattr(fast, name) == h[name], name
-    assert (fast.reply, fast.packed, fast.keep, fast.timed) == tuple(bool(h["flags"] & bit) for bit in (1, 2, 4, 32))
+    found = (fast.reply, fast.packed, fast.keep, fast.timed, fast.dated)
+    assert found == tuple(bool(h["flags"] & bit) for bit in (1, 2, 4, 32, 64))
     assert fast.counts.tolist() == slow.counts
     assert fast.part == h["flags"] >> 8
     assert fast.values.tobytes() == slow.values
@@ -78,6 +79,15 @@ def test_the_times_of_a_reply_are_those_that_the_document_defines():
         assert reply.times == (1250 * 2**2, 3)
         plain = _core.decode(opened(folder / f"{op}-answer")[1])
         assert (plain.timed, plain.times) == (False, None)
+
+
+def test_the_clock_of_a_dated_reply_is_read_as_the_document_says():
+    folder = HERE / "golden" / "wire-v2"
+    asked = _core.decode(opened(folder / "pull-dated")[1], replies=False)
+    assert (asked.dated, asked.clock) == (True, 11)
+    reply = _core.decode(opened(folder / "pull-answer-dated")[1])
+    assert (reply.dated, reply.timed, reply.clock, reply.times) == (True, True, 9, (1250 * 2**2, 3))
+    assert not _core.decode(opened(folder / "pull-answer")[1]).dated
 
 
 def test_every_message_of_version_1_is_refused_by_both_versions():
@@ -127,7 +137,7 @@ def test_the_worked_example_of_the_document_is_right():
 
 
 HEX = {f"{byte:02x}" for byte in range(256)}
-FLAGS = ("reply", "packed", "keep", "digest", "counted", "timed")
+FLAGS = ("reply", "packed", "keep", "digest", "counted", "timed", "dated")
 numbers = {
     "op": st.integers(0, 21), "status": st.sampled_from([s.value for s in _core.Status]), "dtype": st.integers(0, 6),
     "dim": st.integers(0, 65535), "table": st.integers(0, 2**32 - 1), "worker": st.integers(0, 2**32 - 1),
@@ -189,7 +199,7 @@ def messages(draw):
     parts, dtypes, allowed = (wire.ANSWERS if replies else wire.REQUESTS).get(op, ([], {0}, 0))
     if op == wire.REPLICATE and not replies:
         parts, dtypes, allowed = wire.RECORDS[record]
-    flags |= draw(st.sampled_from([0, wire.COUNTED]))
+    flags |= draw(st.sampled_from([0, wire.COUNTED, wire.DATED]))
     flags &= allowed | 0xFF00
     dtype = draw(st.sampled_from(sorted(dtypes)))
     hashes = sorted(draw(st.sets(st.integers(0, 2**64 - 1), min_size=count, max_size=count)))

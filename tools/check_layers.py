@@ -17,6 +17,7 @@ from pathlib import Path
 
 CSRC = {
     "base": "",
+    "cache": "base",
     "kernel": "base",
     "optim": "base",
     "batch": "base",
@@ -28,7 +29,7 @@ CSRC = {
     "wire": "base optim",
     "transport": "base wire",
     "server": "base optim batch policy shard wire transport",
-    "bind": "base kernel optim batch table policy shard tier export wire transport server",
+    "bind": "base cache kernel optim batch table policy shard tier export wire transport server",
 }
 
 PYTHON = {

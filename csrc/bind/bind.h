@@ -70,6 +70,7 @@ pybind11::tuple changes_of(Snapshot::Piece&& piece);
 void add_build(pybind11::module_& module);
 void add_base(pybind11::module_& module);
 void add_batch(pybind11::module_& module);
+void add_cache(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
 void add_shard(pybind11::module_& module);
 void add_tiered_shard(pybind11::module_& module);

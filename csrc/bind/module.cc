@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_base(module);
   shoal::bind::add_build(module);
   shoal::bind::add_batch(module);
+  shoal::bind::add_cache(module);
   shoal::bind::add_kernel(module);
   shoal::bind::add_shard(module);
   shoal::bind::add_tiered_shard(module);

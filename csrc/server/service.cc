@@ -345,7 +345,7 @@ void Service::send(const Call& call, Header header, std::size_t frames, PooledBu
   header.worker = call.header.worker;
   header.incarnation = call.header.incarnation;
   header.sequence = call.header.sequence;
-  header.clock = call.header.clock;
+  header.clock = (header.flags & wire::kDated) != 0 ? header.clock : call.header.clock;
   header.job = call.header.job;
   header.epoch = epoch_;
   const std::array<wire::Frame, 2> payload{first.bytes(), second.bytes()};

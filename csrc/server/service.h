@@ -424,6 +424,7 @@ class Service {
   void answer(const Call& call, Table& table);
   void answer_pull(const Call& call, Table& table);
   void send_weights(const Call& call, PooledBuffer values, std::size_t dim);
+  std::uint32_t included() const noexcept;
   void answer_contains(const Call& call);
   void answer_state(const Call& call, Table& table);
   void answer_slot(const Call& call);

@@ -151,11 +151,25 @@ void Service::answer_pull(const Call& call, Table& table) {
   send_weights(call, std::move(values), dim);
 }
 
+// The number of clocks all of whose pushes the rows of slices_ include under SSP.
+std::uint32_t Service::included() const noexcept {
+  std::uint32_t clocks = ~std::uint32_t{0};
+  for (const Slice& slice : slices_) {
+    const Arc& arc = *slice.arc;
+    clocks = std::min(clocks, arc.mode() == Mode::kBsp ? arc.applied() : arc.clocks().floor());
+  }
+  return slices_.empty() ? 0 : clocks;
+}
+
 // Sends weights as requested: in 16 bits, without their zeros.
 void Service::send_weights(const Call& call, PooledBuffer values, std::size_t dim) {
   Header header{.dtype = wire::Dtype::kFloat32,
                 .dim = static_cast<std::uint16_t>(dim),
                 .count = count_of(call.hashes.size())};
+  if ((call.header.flags & wire::kDated) != 0) {
+    header.flags = wire::kDated;
+    header.clock = included();
+  }
   const std::size_t size = call.hashes.size() * dim;
   const std::size_t plain = values.size();
   if (call.header.dtype != wire::Dtype::kFloat32) {
@@ -176,7 +190,7 @@ void Service::send_weights(const Call& call, PooledBuffer values, std::size_t di
     PooledBuffer some = call.out.acquire(kept);
     pack(words, map.bytes(), some.as<Word>());
     metrics_.weight_bytes_saved += plain - map.size() - some.size();
-    header.flags = wire::kPacked;
+    header.flags |= wire::kPacked;
     send(call, header, 2, std::move(map), std::move(some));
     return true;
   };

@@ -68,7 +68,7 @@ bool read_header(std::span<const Frame> frames, const Limits& limits, Header& he
     return wrong(fault, kBad, "there is no op %u", static_cast<unsigned>(read.op));
   }
   if ((read.flags & ((1U << kPartShift) - 1U) & ~unsigned{kFlags}) != 0) {
-    return wrong(fault, kBad, "flags %04x: of the lower eight, version %u knows bits 0 to 5",
+    return wrong(fault, kBad, "flags %04x: of the lower eight, version %u knows bits 0 to 6",
                  static_cast<unsigned>(read.flags), static_cast<unsigned>(kVersion));
   }
   if (read.is_reply() != limits.replies) {

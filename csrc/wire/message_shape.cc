@@ -35,7 +35,7 @@ MessageShape shape_of_record(Record record) noexcept {
 MessageShape shape_of_request(const Header& header) noexcept {
   switch (header.op) {
     case Op::kPull:
-      return {{FrameKind::kHashes}, 1, kWeights, kPacked | kKeep | kDigest | kTimed};
+      return {{FrameKind::kHashes}, 1, kWeights, kPacked | kKeep | kDigest | kTimed | kDated};
     case Op::kPush:
       return {{FrameKind::kHashes, FrameKind::kValues},
               2,
@@ -78,7 +78,7 @@ MessageShape shape_of_request(const Header& header) noexcept {
 MessageShape shape_of_answer(Op op) noexcept {
   switch (op) {
     case Op::kPull:
-      return {{FrameKind::kValues}, 1, kWeights, kReply | kPacked | kTimed};
+      return {{FrameKind::kValues}, 1, kWeights, kReply | kPacked | kTimed | kDated};
     case Op::kContains:
       return {{FrameKind::kElements}, 1, bit(Dtype::kUint8), kReply | kTimed};
     case Op::kState:

@@ -45,7 +45,7 @@ using Frame = std::span<const std::byte>;
 
 inline constexpr std::uint32_t kMagic = 0x4c4f4853U;  // "SHOL" as it lies in memory
 inline constexpr std::uint8_t kVersion = 2;
-// flags: bits 0 to 5 are these; bits 8 to 15 are the client's number for a part of a call; the others are 0.
+// flags: bits 0 to 6 are these; bits 8 to 15 are the client's number for a part of a call; the others are 0.
 inline constexpr std::uint16_t kReply = 1U << 0U;
 inline constexpr std::uint16_t kPacked = 1U
                                          << 1U;  // values without their zeros; in a PULL: the reply may be so
@@ -54,7 +54,9 @@ inline constexpr std::uint16_t kDigest = 1U << 3U;   // 16 bytes replace the key
 inline constexpr std::uint16_t kCounted = 1U << 4U;  // one more frame: how often each row occurred
 inline constexpr std::uint16_t kTimed =
     1U << 5U;  // asks for the server's times (wire/times.h); the aux of the reply has them
-inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest | kCounted | kTimed;
+inline constexpr std::uint16_t kDated =
+    1U << 6U;  // in a PULL: asks which clocks the rows include; the clock of the reply has it
+inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest | kCounted | kTimed | kDated;
 inline constexpr unsigned kPartShift = 8;
 inline constexpr std::size_t kMaxNestedFrames = 4;               // besides the nested header
 inline constexpr std::size_t kMaxFrames = 1 + kMaxNestedFrames;  // besides the header

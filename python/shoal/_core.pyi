@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypedDict, overload
+from typing import Any, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,10 @@ class WrongProcessError(ShoalError): ...
 class TransportError(ShoalError): ...
 class MemoryBudgetExceededError(ShoalError): ...
 class SnapshotLostError(ShoalError): ...
+
+_Sums: TypeAlias = tuple[
+    npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.uint32] | None
+]
 
 class Budget:
     def __init__(self, slots: int, bytes: int) -> None: ...
@@ -294,6 +298,48 @@ class TieredSnapshot:
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], int, int, npt.NDArray[np.uint8]]: ...
     def done(self, name: str) -> None: ...
     def close(self) -> None: ...
+
+class RowCache:
+    def __init__(self, rows: int, dim: int, counted: bool = False) -> None: ...
+    @property
+    def sums(self) -> int: ...
+    def read(
+        self,
+        hashes: npt.NDArray[np.uint64],
+        clocks: int,
+        reader: int,
+        may_join: bool,
+        rows: npt.NDArray[np.float32],
+        slots: int,
+    ) -> tuple[
+        npt.NDArray[np.uint32],
+        npt.NDArray[np.uint64],
+        npt.NDArray[np.uint64],
+        npt.NDArray[np.uint32],
+        list[int],
+        _Sums | None,
+    ]: ...
+    def fill(
+        self,
+        hashes: npt.NDArray[np.uint64],
+        reader: int,
+        clocks: int,
+        is_kept: bool,
+        rows: npt.NDArray[np.float32],
+    ) -> None: ...
+    def add(
+        self,
+        hashes: npt.NDArray[np.uint64],
+        grads: npt.NDArray[np.float32],
+        counts: npt.NDArray[np.uint32] | None,
+        clock: int,
+        slots: int,
+    ) -> _Sums | None: ...
+    def send_older(self, clock: int, slots: int) -> _Sums | None: ...
+    def send_rows(self, hashes: npt.NDArray[np.uint64], slots: int) -> _Sums | None: ...
+    def forget(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    def verify(self) -> bool: ...
 
 class Service:
     def __init__(
@@ -641,6 +687,8 @@ class Message:
     @property
     def times(self) -> tuple[int, int] | None: ...
     @property
+    def dated(self) -> bool: ...
+    @property
     def digest(self) -> bytes: ...
     @property
     def in_place(self) -> bool: ...
@@ -710,7 +758,11 @@ def encode_header(
     digest: bool = False,
     counted: bool = False,
     timed: bool = False,
+    dated: bool = False,
 ) -> bytes: ...
+def scatter_rows(
+    positions: npt.NDArray[np.uint32], some: npt.NDArray[np.float32], rows: npt.NDArray[np.float32], dim: int
+) -> None: ...
 def digest(hashes: npt.NDArray[np.uint64], seed: int) -> bytes: ...
 def narrow(
     rows: npt.NDArray[np.float32], hashes: npt.NDArray[np.uint64], dtype: int, seed: int, message: int

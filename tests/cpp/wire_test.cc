@@ -96,6 +96,8 @@ std::vector<Sent> samples() {
   }
   add(Op::kPull, kTimed | kPacked, f32, {hashes});
   add(Op::kPull, kReply | kTimed, f32, {floats}, 0x40021001);
+  add(Op::kPull, kDated | kTimed, f32, {hashes});
+  add(Op::kPull, kReply | kDated | kTimed, f32, {floats}, 0x40021001);
   add(Op::kPush, kDigest, Dtype::kFloat16, {digest, halves});
   add(Op::kPush, kDigest | kPacked, f32, {digest, map, kept});
   add(Op::kPush, kKeep, f32, {hashes, floats});
@@ -189,7 +191,7 @@ TEST(values_are_float32_however_they_travelled) {
     CHECK_EQ(got.values.size(), values.size() * sizeof(float));
     ++seen;
   }
-  CHECK_EQ(seen, 21);
+  CHECK_EQ(seen, 22);
 }
 
 TEST(plain_values_of_an_answer_are_put_where_they_are_wanted_and_nothing_else_is) {
@@ -470,8 +472,8 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
   sent.header.op = Op{22};
   check_refused(sent, "there is no op 22");
   sent = push;
-  sent.header.flags = 0x40;
-  check_refused(sent, "flags 0040");
+  sent.header.flags = 0x80;
+  check_refused(sent, "flags 0080");
   sent.header.flags = kReply;
   check_refused(sent, "a reply where requests are taken");
   sent.header.flags = kKeep | kDigest;
@@ -482,6 +484,9 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
   check_refused(sent, "cannot have the flags 0021", {.replies = true});
   sent = {{.op = Op::kPull, .status = Status::kDeferred, .flags = kReply | kTimed, .sequence = 77}, {}};
   check_refused(sent, "cannot have the flags 0021", {.replies = true});
+  sent = push;
+  sent.header.flags = kDated;
+  check_refused(sent, "a push cannot have the flags 0040");
   sent = push;
   sent.header.flags = 0;
   check_refused(sent, "a request where replies are taken", {.replies = true});

@@ -1,0 +1,155 @@
+// Bindings of the rows that a worker keeps.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/mix.h"
+#include "bind/array.h"
+#include "bind/bind.h"
+#include "cache/row_cache.h"
+
+namespace shoal::bind {
+
+namespace {
+
+using Hashes = Array<std::uint64_t>;
+
+// The begin of each slot's hashes, and their end.
+Array<std::uint64_t> offsets_of(std::span<const std::uint64_t> hashes, std::size_t slots) {
+  const Slots cut(slots);
+  Array<std::uint64_t> offsets = fresh<std::uint64_t>(slots + 1);
+  const auto to = out(offsets);
+  std::ranges::fill(to, std::uint64_t{0});
+  for (const std::uint64_t hash : hashes) {
+    ++to[index_of(cut.of(hash)) + std::size_t{1}];
+  }
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    to[slot + 1] += to[slot];
+  }
+  return offsets;
+}
+
+// (hashes, offsets, gradients, counts or None); None: there are none.
+py::object sums_of(const RowCache::Sums& sums, const RowCache& cache, std::size_t slots) {
+  if (sums.hashes.empty()) {
+    return py::none();
+  }
+  Array<float> grads = fresh<float>(sums.hashes.size(), cache.dim());
+  std::ranges::copy(sums.grads, grads.mutable_data());
+  return py::make_tuple(copied(sums.hashes), offsets_of(sums.hashes, slots), grads,
+                        sums.counts.empty() ? py::object(py::none()) : py::object(copied(sums.counts)));
+}
+
+// (positions that were fetched, their hashes, their offsets, positions that were joined, readers, sums).
+py::tuple read(RowCache& cache, const Hashes& hashes, std::uint32_t clocks, std::uint32_t reader,
+               bool may_join, Array<float>& rows, std::size_t slots) {
+  const auto input = in(hashes);
+  const auto to = out(rows);
+  RowCache::Rest rest;
+  {
+    const py::gil_scoped_release nogil;
+    cache.read(input, clocks, reader, may_join, to, rest);
+  }
+  Array<std::uint64_t> fetched = fresh<std::uint64_t>(rest.fetched.size());
+  const auto some = out(fetched);
+  for (std::size_t i = 0; i < some.size(); ++i) {
+    some[i] = input[rest.fetched[i]];
+  }
+  return py::make_tuple(copied(rest.fetched), fetched, offsets_of(some, slots), copied(rest.joined),
+                        rest.readers, sums_of(rest.sums, cache, slots));
+}
+
+void fill(RowCache& cache, const Hashes& hashes, std::uint32_t reader, std::uint32_t clocks, bool is_kept,
+          const Array<float>& rows) {
+  const auto input = in(hashes);
+  const auto from = in(rows);
+  const py::gil_scoped_release nogil;
+  cache.fill(input, reader, clocks, is_kept, from);
+}
+
+py::object add(RowCache& cache, const Hashes& hashes, const Array<float>& grads,
+               const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock, std::size_t slots) {
+  const auto input = in(hashes);
+  const auto from = in(grads);
+  const auto times = counts ? in(*counts) : std::span<const std::uint32_t>{};
+  RowCache::Sums passed;
+  {
+    const py::gil_scoped_release nogil;
+    cache.add(input, from, times, clock, passed);
+  }
+  return sums_of(passed, cache, slots);
+}
+
+py::object send_older(RowCache& cache, std::uint32_t clock, std::size_t slots) {
+  RowCache::Sums sums;
+  {
+    const py::gil_scoped_release nogil;
+    cache.send_older(clock, sums);
+  }
+  return sums_of(sums, cache, slots);
+}
+
+py::object send_rows(RowCache& cache, const Hashes& hashes, std::size_t slots) {
+  RowCache::Sums sums;
+  cache.send_rows(in(hashes), sums);
+  return sums_of(sums, cache, slots);
+}
+
+// Copies row i of `some` to row positions[i] of `rows`.
+void scatter_rows(const Array<std::uint32_t>& positions, const Array<float>& some, Array<float>& rows,
+                  std::size_t dim) {
+  const auto at = in(positions);
+  const auto from = in(some);
+  const auto to = out(rows);
+  SHOAL_CHECK(from.size() == at.size() * dim, "scatter_rows takes one row for each position");
+  const py::gil_scoped_release nogil;
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    SHOAL_CHECK((at[i] + std::size_t{1}) * dim <= to.size(), "a position is beyond the rows");
+    std::copy_n(from.data() + i * dim, dim, to.data() + at[i] * dim);
+  }
+}
+
+py::dict stats(const RowCache& cache) {
+  const RowCache::Stats& stats = cache.stats();
+  py::dict named;
+  named["hits"] = stats.hits;
+  named["fetched"] = stats.fetched;
+  named["joined"] = stats.joined;
+  named["refused"] = stats.refused;
+  named["evicted"] = stats.evicted;
+  named["added"] = stats.added;
+  named["passed"] = stats.passed;
+  named["sent"] = stats.sent;
+  named["held"] = cache.sums();
+  named["capacity"] = cache.capacity();
+  named["bytes"] = cache.bytes();
+  return named;
+}
+
+}  // namespace
+
+void add_cache(py::module_& module) {
+  const auto array = [](const char* name) { return py::arg(name).noconvert(); };
+  py::class_<RowCache>(module, "RowCache")
+      .def(py::init<std::size_t, std::size_t, bool>(), py::arg("rows"), py::arg("dim"),
+           py::arg("counted") = false)
+      .def_property_readonly("sums", &RowCache::sums)
+      .def("read", &read, array("hashes"), py::arg("clocks"), py::arg("reader"), py::arg("may_join"),
+           array("rows"), py::arg("slots"))
+      .def("fill", &fill, array("hashes"), py::arg("reader"), py::arg("clocks"), py::arg("is_kept"),
+           array("rows"))
+      .def("add", &add, array("hashes"), array("grads"), array("counts"), py::arg("clock"), py::arg("slots"))
+      .def("send_older", &send_older, py::arg("clock"), py::arg("slots"))
+      .def("send_rows", &send_rows, array("hashes"), py::arg("slots"))
+      .def("forget", &RowCache::forget)
+      .def("stats", &stats)
+      .def("verify", &RowCache::verify);
+  module.def("scatter_rows", &scatter_rows, array("positions"), array("some"), array("rows"), py::arg("dim"));
+}
+
+}  // namespace shoal::bind

@@ -1,0 +1,165 @@
+// RowCache: the rows of one table that a worker keeps for some clocks, and the gradients that it has not sent yet.
+//
+// Algorithm. A set-associative cache of fixed size in hash order (the bucket of a hash is its place among kWays entries), with the
+// replacement of GCLOCK (Smith, "Sequentiality and prefetching in database systems", 1978): a small count of uses for each entry, and
+// a hand for each bucket that takes uses away, and replaces an entry without any. It moves one step for every kPatience rows that
+// find no room: a stream of rare keys must not wear out the frequent ones, which try again more often than it does. Batches are in hash order, so one pass through
+// a batch is one pass through the buckets, and what it sends is in hash order too.
+//
+// An entry has, each independent of the others,
+//   a copy     weights, with the number of clocks that they include; may be read while that number is large enough
+//   a reader   the number of the pull that is fetching the row, or 0: its answer becomes the copy
+//   a sum      the gradients since the row was last sent, and how often its key occurred
+//
+//   read    copy is new enough ------------------------------------> the row
+//           a reader, no such copy --------------------------------> joined: the caller waits for that pull, and reads again
+//           else: the sum is sent, the entry (a new one, perhaps) gets this pull as its reader -> fetched
+//   fill    the answer of a pull, or its failure
+//   add     gradients of keys that have an entry are summed up; those of others are for the caller to send
+//   send_*  sums leave, and their copies with them: the servers have newer rows then
+//
+// Invariants (verify() checks the first three)
+//   I1  A hash has at most one entry, in its own bucket.
+//   I2  An entry with a sum is in the list of the clock in which the sum began; sums() counts them. A list may also have entries
+//       whose sum has left since. Lists are in ascending order of their clocks.
+//   I3  An entry with a copy, a reader or a sum is in use.
+//   I4  A copy is at least as new as every row that a caller has got of this key from fill() before: an answer becomes the copy
+//       only if its pull is the entry's reader, so no other answer has come since the pull began. Any other answer removes the
+//       copy and the reader, since which of the two is newer is unknown.
+//   I5  A gradient is in one sum, or was returned to be sent, once. Nothing drops a sum but what returns it.
+//   I6  An entry with a reader is not replaced.
+//
+// Memory is reserved once: 24 bytes for each entry, 8 for each dimension, and 4 if occurrences are counted. Pages that no entry has
+// used take none. The lists take 4 bytes for each sum.
+//
+// Threads: one at a time; the owner locks.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "base/memory.h"
+
+namespace shoal {
+
+class RowCache {
+ public:
+  static constexpr std::size_t kWays = 8;
+  static constexpr std::uint32_t kAnyClock = 0xffffffffU;
+
+  // Gradients to be sent, in hash order.
+  struct Sums {
+    std::vector<std::uint64_t> hashes;
+    std::vector<float> grads;           // dim for each
+    std::vector<std::uint32_t> counts;  // empty if occurrences are not counted
+  };
+  // What a read leaves to do. Positions are those of the batch, ascending.
+  struct Rest {
+    std::vector<std::uint32_t> fetched;
+    std::vector<std::uint32_t> joined;
+    std::vector<std::uint32_t> readers;  // whom the joined ones wait for: ascending, each once
+    Sums sums;                           // to be sent before what is fetched
+  };
+  struct Stats {
+    std::uint64_t hits = 0;     // rows that were read here
+    std::uint64_t fetched = 0;  // rows that were fetched
+    std::uint64_t joined = 0;   // rows that waited for another pull
+    std::uint64_t refused = 0;  // of those fetched: rows that no entry was free for
+    std::uint64_t evicted = 0;  // entries that were replaced
+    std::uint64_t added = 0;    // gradients that were added to a sum
+    std::uint64_t passed = 0;   // gradients that were sent at once
+    std::uint64_t sent = 0;     // sums that were sent
+  };
+
+  // Room for at least this many rows. std::invalid_argument: rows or dim is 0, or too many.
+  RowCache(std::size_t rows, std::size_t dim, bool is_counted);
+
+  std::size_t dim() const noexcept { return dim_; }
+  std::size_t capacity() const noexcept { return buckets_ * kWays; }
+  std::size_t bytes() const noexcept;
+  std::size_t sums() const noexcept { return sums_; }
+  const Stats& stats() const noexcept { return stats_; }
+
+  // Copies the rows of ascending hashes that include `clocks` clocks or more. `reader` is the number of this pull, not 0; no
+  // other pull in progress has it. `may_join`: false: rows with a reader are fetched, and their answers removed by fill().
+  void read(std::span<const std::uint64_t> hashes, std::uint32_t clocks, std::uint32_t reader, bool may_join,
+            std::span<float> rows, Rest& rest);
+  // Ends a pull: `rows` are those of `hashes`, which it has fetched, and include `clocks` clocks. `is_kept`: whether they may
+  // become copies.
+  void fill(std::span<const std::uint64_t> hashes, std::uint32_t reader, std::uint32_t clocks, bool is_kept,
+            std::span<const float> rows);
+  // Adds gradients of a clock to the sums of entries in use; the others are appended to `passed`. `counts`: empty: all are 1.
+  void add(std::span<const std::uint64_t> hashes, std::span<const float> grads,
+           std::span<const std::uint32_t> counts, std::uint32_t clock, Sums& passed);
+  // Appends the sums that began at `clock` or before; kAnyClock: all.
+  void send_older(std::uint32_t clock, Sums& sums);
+  // Appends the sums of these hashes, ascending; removes their copies and readers.
+  void send_rows(std::span<const std::uint64_t> hashes, Sums& sums);
+  // Removes all copies and readers.
+  void forget() noexcept;
+
+  bool verify() const;
+
+ private:
+  static constexpr std::uint8_t kUsed = 1;
+  static constexpr std::uint8_t kCopy = 2;
+  static constexpr std::uint8_t kSum = 4;
+  static constexpr std::uint8_t kMaxUses = 15;
+  static constexpr std::uint8_t kPatience = 8;
+  static constexpr std::size_t kNone = ~std::size_t{0};
+
+  struct alignas(kCacheLine) Bucket {
+    std::array<std::uint64_t, kWays> hash;
+    std::array<std::uint32_t, kWays> clocks;  // that the copy includes
+    std::array<std::uint32_t, kWays> since;   // the clock in which the sum began
+    std::array<std::uint32_t, kWays> reader;
+    std::array<std::uint8_t, kWays> flags;
+    std::array<std::uint8_t, kWays> uses;
+    std::uint8_t hand;
+    std::uint8_t refused;  // rows that found no room since the hand moved
+  };
+  static_assert(sizeof(Bucket) == 3 * kCacheLine);
+
+  // The entries whose sums began in a clock, in the order in which they did.
+  struct Begun {
+    std::uint32_t clock = 0;
+    std::vector<std::uint32_t> entries;
+  };
+
+  std::size_t bucket_of(std::uint64_t hash) const noexcept;
+  std::size_t find(std::uint64_t hash) const noexcept;
+  std::size_t find_in(std::size_t bucket, std::uint64_t hash) const noexcept;
+  // Finds the entries of up to kBlock hashes, and prefetches their rows.
+  std::size_t find_block(std::span<const std::uint64_t> hashes, std::size_t begin, bool with_sums,
+                         std::size_t* entries) const noexcept;
+  void prefetch_bucket(std::uint64_t hash) const noexcept;
+  void prefetch_entry(std::size_t entry) const noexcept;
+  std::size_t place(std::uint64_t hash, Sums& sums);
+  void use(std::size_t entry) noexcept;
+  void take(std::size_t entry, Sums& sums);
+  void remove_copy(std::size_t entry) noexcept;
+
+  Bucket& bucket(std::size_t entry) const noexcept { return buckets_data()[entry / kWays]; }
+  Bucket* buckets_data() const noexcept { return reinterpret_cast<Bucket*>(meta_); }
+  float* weights(std::size_t entry) const noexcept { return weights_ + entry * dim_; }
+  float* sum(std::size_t entry) const noexcept { return grads_ + entry * dim_; }
+
+  std::size_t dim_;
+  std::size_t buckets_;
+  bool is_counted_;
+  Region memory_;
+  std::byte* meta_ = nullptr;
+  float* weights_ = nullptr;
+  float* grads_ = nullptr;
+  std::uint32_t* counts_ = nullptr;
+  std::deque<Begun> begun_;
+  std::size_t sums_ = 0;
+  Stats stats_;
+};
+
+}  // namespace shoal
