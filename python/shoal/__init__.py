@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shoal import torch as torch
     from shoal.base.logs import configure_logging
     from shoal.cluster.launch.local_cluster import launch
+    from shoal.cluster.worker.cache import Cache
     from shoal.cluster.worker.connect import connect
     from shoal.cluster.worker.filters import Filters
     from shoal.consistency import ASP, BSP, SSP
@@ -124,6 +125,7 @@ __all__ = [
     "AfterBloom",
     "AfterCount",
     "Batch",
+    "Cache",
     "ClosedError",
     "ClusterChangedError",
     "Constant",
@@ -209,6 +211,7 @@ __all__ = [
 _NAMES_OF = {
     "shoal.base.logs": "configure_logging",
     "shoal.cluster.launch.local_cluster": "launch",
+    "shoal.cluster.worker.cache": "Cache",
     "shoal.cluster.worker.connect": "connect",
     "shoal.cluster.worker.filters": "Filters",
     "shoal.consistency": "ASP BSP SSP",

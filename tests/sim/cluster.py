@@ -16,6 +16,7 @@ from shoal.cluster.protocol.slot_map import cut_evenly
 from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.filters import Filter, Filters
 from shoal.cluster.worker.requests import Requests
+from sim.cached import CachedTable
 from sim.history import History
 from sim.network import CALM, Network, Weather
 
@@ -39,6 +40,8 @@ SUM = {
 class Client:
     """One incarnation of a worker."""
 
+    patience = PATIENCE
+
     def __init__(self, cluster, rank, incarnation, clock, program):
         self.cluster = cluster
         self.rank, self.incarnation, self.clock = rank, incarnation, clock
@@ -56,6 +59,7 @@ class Client:
         self.asked_for_map = False
         self.on_end = None
         self.filter = Filter(cluster.filters, rank, incarnation, cluster.job) if cluster.filters else None
+        self.cached = None if cluster.cache is None else CachedTable(self, cluster.cache, 1)
         self.saver = cluster.make_saver(self)
         self.tasks = []  # its saves
 
@@ -95,6 +99,9 @@ class Client:
         dim = self.cluster.dims[table]
         record = self.cluster.history.pull(self, table, keys)
         out = np.full((len(keys), dim), np.nan, np.float32)
+        if self.cached is not None and table == self.cached.table:
+            batch = _core.KeyBatch(np.asarray(keys, np.uint64), self.cluster.slots, THREAD)
+            return self.cached.pull(batch, out, lambda: self.cluster.history.answered(record, out))
 
         def done(call):
             if call.error is None and call.result is not None:
@@ -107,6 +114,11 @@ class Client:
 
     def push(self, keys, grads, table=1, **arguments):
         record = self.cluster.history.push(self, table, keys, grads)
+        if self.cached is not None and table == self.cached.table:
+            batch = _core.KeyBatch(np.asarray(keys, np.uint64), self.cluster.slots, THREAD)
+            summed = np.empty((len(batch), self.cluster.dims[table]), np.float32)
+            batch.sum(np.ascontiguousarray(grads, np.float32), summed.shape[1], summed, THREAD)
+            return self.cached.push(batch, summed, record)
         self.pushed.add(table)
         _, call = self._submit(
             Op.PUSH, table, keys, values=grads, dim=self.cluster.dims[table],
@@ -153,7 +165,13 @@ class Client:
             payload=[np.asarray(rules, np.float64)], count=len(rules), write=True,
         )  # fmt: skip
 
+    def flush(self):
+        """Send what a cache holds back; return the pushes that are not acknowledged."""
+        return [] if self.cached is None else self.cached.flush()
+
     def tick(self):
+        if self.cached is not None:
+            self.cached.end_clock()
         record = self.cluster.history.tick(self)
         call = self.requests.tick(
             self.clock, sorted(self.pushed), self.now, self.now + PATIENCE,
@@ -192,7 +210,11 @@ class Client:
         """Run what can run, send what is to be sent, and plan to be here when the next thing is due."""
         if not self.alive:
             return
+        if self.cached is not None:
+            self.cached.go()
         self.resume()
+        if self.cached is not None:
+            self.cached.go()
         for task in self.tasks:
             task.go()
         if self.tasks:
@@ -255,6 +277,7 @@ class Cluster:
         make_requests: Callable = Requests,
         tables: dict[int, dict] | None = None,
         filters: Filters | None = None,
+        cache=None,
     ):
         self.network = Network(seed, weather)
         self.random = self.network.random
@@ -262,7 +285,8 @@ class Cluster:
         self.policy, self.make_requests = policy, make_requests
         self.job = 77
         self.filters = filters
-        self.history = History(mode, staleness, workers, mean)
+        self.cache = cache
+        self.history = History(mode, staleness, workers, mean, held=None if cache is None else cache.staleness)
         self.tables = tables or {1: {**SUM, "dim": 2 * workers}}
         self.dims = {table: spec["dim"] for table, spec in self.tables.items()}
         self.services = {}

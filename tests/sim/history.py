@@ -57,7 +57,8 @@ class Event:
 
 
 class History:
-    def __init__(self, mode, staleness, workers, mean=False):
+    def __init__(self, mode, staleness, workers, mean=False, held=None):
+        self.held = held  # clocks for which caches may hold a push back; None: there are none
         self.mode, self.staleness, self.workers, self.mean = mode, staleness, workers, mean
         if mode == "ssp" and staleness == 0:
             self.mode = "bsp"
@@ -125,12 +126,20 @@ class History:
         tick = push.life.ticks.get(push.clock)
         return tick is not None and (push.life.died is None or tick.good) and push.error is None
 
+    def left(self, push):
+        """Whether a push has left its worker for sure, which may have died while it was held back."""
+        tick = push.life.ticks.get(push.clock + self.held)
+        return push.life.died is None or (tick is not None and tick.good)
+
     def must_see(self, pull, push):
         if self.mode == "bsp":
             return push.clock < pull.clock and self.ended(push)
-        if push.good and push.settled < pull.submitted:
+        # What others have pushed may be missing in a row that is kept, within the bound.
+        if push.good and push.settled < pull.submitted and (self.held is None or push.life is pull.life):
             return True
-        return self.mode == "ssp" and push.clock < pull.clock - self.staleness and self.ended(push)
+        if self.mode != "ssp" or push.clock >= pull.clock - self.staleness:
+            return False
+        return self.ended(push) and (self.held is None or self.left(push))
 
     def may_see(self, pull, push):
         if self.mode == "bsp":

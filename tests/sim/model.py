@@ -128,6 +128,10 @@ class Service:
         clock = min(member.clock for member in self.members.values())
         return clock if self.cap is None else min(clock, self.cap)
 
+    def included(self):
+        """Return how many clocks all rows include."""
+        return self.applied if self.mode == "bsp" else self.slowest()
+
     def go_on(self):
         """Merge the clocks that are complete, then answer the pulls that may be answered."""
         while self.mode == "bsp" and self.applied < self.slowest():
@@ -213,8 +217,8 @@ class Service:
     def reply(self, peer, message, status=Status.OK, payload=(), **fields):
         header = _core.encode_header(
             op=message.op, status=status, reply=True, payload=payload, table=message.table, worker=message.worker,
-            incarnation=message.incarnation, sequence=message.sequence, epoch=self.epoch, clock=message.clock,
-            job=self.job, part=message.part, **fields,
+            incarnation=message.incarnation, sequence=message.sequence, epoch=self.epoch,
+            job=self.job, part=message.part, **{"clock": message.clock, **fields},
         )  # fmt: skip
         self.out.append((peer, [header, *payload]))
         self.counts[Status(status).name.lower()] += 1
@@ -238,7 +242,10 @@ class Service:
         else:
             rows = np.empty((message.count, message.dim), np.float32)
             self.tables[message.table].pull(self.batch(message.hashes), rows)
-            self.reply(peer, message, payload=[rows], count=message.count, dim=message.dim, dtype=Dtype.FLOAT32)
+            dated = {"dated": True, "clock": self.included()} if message.dated else {}
+            self.reply(
+                peer, message, payload=[rows], count=message.count, dim=message.dim, dtype=Dtype.FLOAT32, **dated
+            )
 
     def write(self, peer, message, take):
         """Do ``take(places)`` for the rows of the slots that are here and have not seen this sequence."""

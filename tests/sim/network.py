@@ -1,10 +1,10 @@
 """A network and its clock. Everything random comes from one seed, so a schedule that fails can be run again."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-__all__ = ["CALM", "ROUGH", "Network", "Weather"]
+__all__ = ["CALM", "ROUGH", "ROUGH_IN_ORDER", "Network", "Weather"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Weather:
 
 CALM = Weather()
 ROUGH = Weather(loss=0.08, copies=0.08, ghosts=0.02, damage=0.01, reconnects=0.01)
+ROUGH_IN_ORDER = replace(ROUGH, ordered=True)
 
 
 class Network:

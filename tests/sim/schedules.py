@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from shoal.cluster.worker.filters import Filters
 from shoal.cluster.worker.requests import Requests
 from sim import model
+from sim.cached import CachePlan
 from sim.cluster import Cluster
 from sim.history import CHECKERS, amounts
 from sim.network import CALM, ROUGH, Weather
@@ -48,7 +49,7 @@ def counting(seed, clocks, think=0.005, lists=None):
                     yield call
                 later.append(call)
             later.append(client.tick())
-        yield [*later, *client.tasks]
+        yield [*later, *client.flush(), *client.tasks]
 
     return program
 
@@ -68,6 +69,7 @@ class Plan:
     zombies: bool = False  # a dismissed worker was only slow, and continues
     moves: int = 0  # of slots between neighbours: the model's endpoints alone can
     filters: Filters | None = None  # _core's endpoints alone know them
+    cache: CachePlan | None = None  # under SSP and ASP
 
 
 def run(seed, plan, service=model.Service, requests=Requests):
@@ -75,6 +77,7 @@ def run(seed, plan, service=model.Service, requests=Requests):
     cluster = Cluster(
         seed, service, mode=plan.mode, staleness=plan.staleness, mean=plan.mean, workers=plan.workers,
         endpoints=plan.endpoints, weather=plan.weather, make_requests=requests, filters=plan.filters,
+        cache=plan.cache,
     )  # fmt: skip
     lists = [random.Random(k).sample(range(MANY_KEYS), 40 + k) for k in range(4)] if plan.filters else None
     program = counting(seed, plan.clocks, lists=lists)

@@ -50,6 +50,7 @@ from shoal.cli.train_summary import (
 )
 
 if TYPE_CHECKING:
+    from shoal.cluster.worker.cache import Cache
     from shoal.cluster.worker.filters import Filters
     from shoal.data import Reader
     from shoal.models import DBPG, LogisticRegressionGrid, Model
@@ -192,7 +193,7 @@ def open_store(arguments: argparse.Namespace) -> Store:
     from shoal.store.local import local
 
     if arguments.cluster is None:
-        options = ("consistency", "workers", "curve", "tracing", "filter", "shared_storage")
+        options = ("consistency", "workers", "curve", "tracing", "cache", "filter", "shared_storage")
         given = [name.replace("shared_", "no-shared-") for name in options if getattr(arguments, name) is not None]
         if given:
             raise ValueError(f"--{given[0]} requires --cluster")
@@ -216,6 +217,7 @@ def open_store(arguments: argparse.Namespace) -> Store:
         curve=arguments.curve,
         tracing=arguments.tracing,
         filters=_filters(dict(wanted), arguments.seed or 0) if wanted else None,
+        cache=_cache(arguments.cache),
         shared_storage=arguments.shared_storage is None,
     )
 
@@ -518,6 +520,14 @@ def _solver(arguments: argparse.Namespace) -> DBPG | None:
 
 
 _OF_DBPG = ("blocks", "delay", "slack", "tolerance", "passes")
+
+
+def _cache(wanted: tuple[int, int] | None) -> Cache | None:
+    if wanted is None:
+        return None
+    from shoal.cluster.worker.cache import Cache
+
+    return Cache(rows=wanted[0], staleness=wanted[1])
 
 
 def _filters(wanted: dict[str, str], seed: int) -> Filters:

@@ -294,6 +294,13 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         help="servers cannot reach the files of this machine: the worker reads and writes all rows itself",
     )
     group.add_argument(
+        "--cache",
+        type=parse_cache,
+        metavar="ROWS:STALENESS",
+        help="keep up to ROWS rows of each table at the worker, and hold gradients back for up to STALENESS clocks; "
+        "with --consistency ssp:N or asp",
+    )
+    group.add_argument(
         "--filter",
         action="append",
         type=parse_filter,
@@ -301,6 +308,14 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         help="compress messages; exact: key-caching, zeros; unbiased: gradients=bfloat16 or float16, weights=bfloat16 "
         "or float16, threshold=T",
     )
+
+
+def parse_cache(text: str) -> tuple[int, int]:
+    """Read ROWS:STALENESS, such as 1000000:8."""
+    numbers = text.split(":")
+    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROWS:STALENESS, such as 1000000:8")
+    return int(numbers[0]), int(numbers[1])
 
 
 def parse_filter(text: str) -> list[tuple[str, str]]:

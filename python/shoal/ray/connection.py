@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from shoal.consistency import Consistency
 
 if TYPE_CHECKING:
+    from shoal.cluster.worker.cache import Cache
     from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
 
@@ -104,6 +105,7 @@ class Connection:
         consistency: Consistency | None = None,
         threads: int | None = None,
         filters: Filters | Mapping[str, Filters] | None = None,
+        cache: Cache | Mapping[str, Cache] | None = None,
     ) -> ClusterStore:
         """Join the cluster as a worker: see :func:`shoal.connect`, whose parameters these are."""
         from shoal.cluster.worker.connect import connect
@@ -118,5 +120,6 @@ class Connection:
                 threads=threads,
                 curve=directory,
                 filters=filters,
+                cache=cache,
                 shared_storage=self.shared_storage,
             )

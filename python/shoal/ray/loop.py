@@ -26,6 +26,7 @@ import ray.train
 from shoal.ray.connection import Connection
 
 if TYPE_CHECKING:
+    from shoal.cluster.worker.cache import Cache
     from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
 
@@ -87,7 +88,12 @@ def _current() -> _Session:
     return _session
 
 
-def store(*, threads: int | None = None, filters: Filters | Mapping[str, Filters] | None = None) -> ClusterStore:
+def store(
+    *,
+    threads: int | None = None,
+    filters: Filters | Mapping[str, Filters] | None = None,
+    cache: Cache | Mapping[str, Cache] | None = None,
+) -> ClusterStore:
     """Return the store of this worker. The first call joins the cluster; the store is closed after the loop.
 
     Parameters
@@ -95,7 +101,8 @@ def store(*, threads: int | None = None, filters: Filters | Mapping[str, Filters
     threads : int, optional
         Threads that sort and sum this worker's batches; default: the CPUs that Ray has assigned to it.
     filters : Filters, or one for each table's name, optional
-        As in :func:`shoal.connect`. Both parameters have an effect in the first call only.
+    cache : Cache, or one for each table's name, optional
+        Both as in :func:`shoal.connect`. The parameters have an effect in the first call only.
 
     Returns
     -------
@@ -118,7 +125,11 @@ def store(*, threads: int | None = None, filters: Filters | Mapping[str, Filters
         if threads is None:
             threads = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
         session.store = session.connection.connect(
-            rank=context.get_world_rank(), workers=context.get_world_size(), threads=threads, filters=filters
+            rank=context.get_world_rank(),
+            workers=context.get_world_size(),
+            threads=threads,
+            filters=filters,
+            cache=cache,
         )
     return session.store
 

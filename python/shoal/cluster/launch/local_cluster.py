@@ -49,6 +49,7 @@ from shoal.storage.roots import CREDENTIALS, StorageRoots
 from shoal.store.description import make_budget
 
 if TYPE_CHECKING:
+    from shoal.cluster.worker.cache import Cache
     from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
 
@@ -436,6 +437,7 @@ def launch(
     slots: int = 1024,
     timeout: float = 60.0,
     filters: Filters | Mapping[str, Filters] | None = None,
+    cache: Cache | Mapping[str, Cache] | None = None,
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allow_code: Sequence[str | os.PathLike[str]] = (),
@@ -463,6 +465,8 @@ def launch(
     timeout : float
         Seconds for all processes to join, and the deadline of the store's calls.
     filters : Filters, or one for each table's name, optional
+        As in :func:`shoal.connect`.
+    cache : Cache, or one for each table's name, optional
         As in :func:`shoal.connect`.
     storage_roots : sequence of path or URL, optional
         Directories and URLs below which the servers may read and write the files of ``save`` and ``load``; a save or
@@ -537,6 +541,7 @@ def launch(
         threads=threads,
         curve=curve,
         filters=filters,
+        cache=cache,
         tracing=is_traced,
         on_close=cluster.stop,
         supervise=cluster.supervise,

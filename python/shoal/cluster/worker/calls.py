@@ -231,6 +231,9 @@ class Call:
     count: int = 0
     payload: Frames = field(default_factory=list)
     filter: Filter | None = None
+    ahead: int = 0  # clocks by which a pull is for a later one: it waits as a pull of that clock does
+    dated: bool = False  # whether the answers shall say which clocks they include
+    included: int | None = None  # clocks that all answers of a dated pull include
     parts: dict[RequestPart, None] = field(default_factory=dict)  # queued or sent, not answered
     misrouted: int = 0  # runs of slots that wait for a map
     next_number: dict[str, int] = field(default_factory=dict)  # address -> number of its next part
@@ -271,6 +274,8 @@ def new_call(
     dtype: int | None = None,
     filter: Filter | None = None,
     on_done: Callable[[Call], None] | None = None,
+    ahead: int = 0,
+    dated: bool = False,
     find_error: Callable[[Any], ShoalError | None] | None = None,
     trace: CallTrace | None = None,
 ) -> Call:
@@ -303,6 +308,10 @@ def new_call(
         Applied to a pull or a push.
     on_done : callable, optional
         Called with the call when it is settled, from the method that settles it (also from this one).
+    ahead : int
+        Clocks by which a pull is for a later one than `clock`: it waits as a pull of that clock does.
+    dated : bool
+        Whether the answers to a pull shall say which clocks they include: `Call.included`.
     find_error : callable, optional
         Called with the answers of all endpoints: returns the error that they report, or None.
     trace : CallTrace, optional
@@ -317,6 +326,7 @@ def new_call(
     call.on_done = on_done
     call.find_error = find_error
     call.trace = trace
+    call.ahead, call.dated = ahead, dated
     call.filter = filter if op in (Op.PULL, Op.PUSH) else None
     call.hashes, call.begins, call.values, call.out = hashes, begins, values, out
     call.counts = counts

@@ -281,6 +281,13 @@ class Channel:
 
     def wait(self, call: Call, timeout: float | None = None) -> None:
         """Wait until a call is settled; raise its error, or DeadlineExceededError after ``timeout`` seconds."""
+        self.wait_until_settled(call, timeout)
+        if call.error is not None:
+            self._failures.observed(call)
+            raise copy_error(call.error)
+
+    def wait_until_settled(self, call: Call, timeout: float | None = None) -> None:
+        """Wait until a call is settled, successfully or not; raise DeadlineExceededError after ``timeout`` seconds."""
         if not call.done:
             self.check()
             deadline = _deadline(timeout)
@@ -289,9 +296,6 @@ class Channel:
                     raise DeadlineExceededError(
                         f"the {call.name} is not done after {timeout:g} s; it continues: wait again, or longer"
                     )
-        if call.error is not None:
-            self._failures.observed(call)
-            raise copy_error(call.error)
 
     def drain(self, timeout: float | None = None) -> None:
         """Wait until all calls made so far are settled, successfully or not.

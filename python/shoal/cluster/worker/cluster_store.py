@@ -48,6 +48,8 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.scheduler_client import PendingRequest
 from shoal.cluster.protocol.tasks import STALL_SECONDS
+from shoal.cluster.worker.cache import Cache, choose_cache
+from shoal.cluster.worker.cached_shard import CachedShard
 from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.connected_store import ConnectedStore, ask_map, bounded
 from shoal.cluster.worker.filters import Filter, Filters, choose
@@ -90,6 +92,7 @@ class ClusterStore(ConnectedStore):
         threads: int | None,
         curve: str | os.PathLike[str] | None,
         filters: Filters | Mapping[str, Filters] | None,
+        cache: Cache | Mapping[str, Cache] | None = None,
         shared_storage: bool = True,
         metrics_port: str | None = None,
         tracing: bool = False,
@@ -98,6 +101,8 @@ class ClusterStore(ConnectedStore):
     ) -> None:
         self._filters = dict(filters) if isinstance(filters, Mapping) else filters
         self._filtered: dict[str, Filter] = {}
+        self._cache = dict(cache) if isinstance(cache, Mapping) else cache
+        self._cached: dict[str, CachedShard] = {}  # by the table's name
         self._saved_bytes: dict[str, float] = {}  # by the filters of each table
         self._shared_storage = shared_storage
         self._consistency = consistency
@@ -129,6 +134,10 @@ class ClusterStore(ConnectedStore):
             table.encode()  # raises a ValueError for a name that no table can have
         if not isinstance(self._consistency, Consistency):
             raise TypeError(f"consistency is one of BSP(), SSP(staleness) and ASP(), got {self._consistency!r}")
+        for table in self._cache if isinstance(self._cache, dict) else [""]:
+            cache = choose_cache(self._cache, table)
+            if cache is not None:
+                cache.check(self._consistency)
         if not isinstance(self._shared_storage, bool):
             raise TypeError(f"shared_storage is True or False, got {self._shared_storage!r}")
         self._workers_wanted = bounded("workers", self._workers_wanted, 1, MAX_WORKERS)
@@ -231,6 +240,8 @@ class ClusterStore(ConnectedStore):
     def hand_over(self, *, returns: bool) -> None:
         """Announce that this worker has handed over its state: see :meth:`shoal.Store.hand_over`."""
         self._check_usable()
+        if self._cached:
+            self.flush()  # what caches hold back belongs to this job
         self._scheduler.hand_over(timeout=self._timeout, returns=returns)
 
     @property
@@ -259,6 +270,11 @@ class ClusterStore(ConnectedStore):
         """Return, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
         self._check_usable()
         return {table: filter.metrics() for table, filter in self._filtered.items()}
+
+    def cache_metrics(self) -> dict[str, dict[str, int]]:
+        """Return, for each table that has a cache, what it has read, added up and sent: see `docs/cache.md`."""
+        self._check_usable()
+        return {table: shard.rows.metrics() for table, shard in self._cached.items()}
 
     def counters(self) -> Values:
         """As :meth:`.ConnectedStore.counters`, with what the filters of tables save and change."""
@@ -377,15 +393,36 @@ class ClusterStore(ConnectedStore):
     def tick(self) -> None:
         """End this worker's clock: see :meth:`shoal.Store.tick`."""
         self._check_usable()
-        self.channel.tick()
+        with contextlib.ExitStack() as held:
+            for shard in list(self._cached.values()):
+                held.enter_context(shard.rows.lock)  # no gradient of this clock is held back after the tick
+                shard.rows.end_clock()
+            self.channel.tick()
         self.channel.raise_unobserved()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send what caches hold back, and wait for all calls of this process: see :meth:`shoal.Store.flush`."""
+        self._check_usable()
+        self._send_held()
+        super().flush(timeout)
+
+    def _send_held(self) -> None:
+        for shard in list(self._cached.values()):
+            shard.rows.flush()
+
+    def _forget_rows(self) -> None:
+        for shard in list(self._cached.values()):
+            shard.rows.forget()
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait for all workers of the job: see :meth:`shoal.Store.barrier`."""
         self._check_usable()
         seconds = self._timeout if timeout is None else timeout
         self.flush(seconds)
-        self._wait_at_barrier(_BARRIER, seconds)
+        try:
+            self._wait_at_barrier(_BARRIER, seconds)
+        finally:
+            self._forget_rows()  # all workers agree on what came before
 
     def _wait_at_barrier(self, name: str, timeout: float) -> None:
         """Wait for all workers. After a timeout this worker stays at the barrier: the next call continues to wait."""
@@ -422,6 +459,7 @@ class ClusterStore(ConnectedStore):
         finished = -1
         while True:
             self._check_usable()
+            self._send_held()
             self.channel.drain(self._timeout)  # the pushes for the finished split have arrived
             self.channel.raise_unobserved()
             take = TakeSplit(number, count, digest, finished, reissue, self.clock)
@@ -445,7 +483,8 @@ class ClusterStore(ConnectedStore):
             time.sleep(_SPLIT_POLL_SECONDS)
             return
         table = next(iter(self._tables.values()))
-        table.pull(np.zeros(1, np.uint64))  # answered when the others have reached this worker's clock
+        # Answered when the others have reached this worker's clock; a cache takes no such small pull.
+        table.pull(np.zeros(1, np.uint64))
         self.tick()
 
     # ---- tables ------------------------------------------------------------------------------------------------------
@@ -467,14 +506,22 @@ class ClusterStore(ConnectedStore):
         if filters is not None and spec.name not in self._filtered:
             joined = self._joined
             self._filtered[spec.name] = Filter(filters, joined.rank, joined.incarnation, joined.job)
-        return RemoteShard(
+        filter = self._filtered.get(spec.name)
+        is_bulk = self._consistency.is_bulk
+        cache = choose_cache(self._cache, spec.name)
+        if cache is None or is_bulk or spec.is_integer:  # under BSP every row changes with the clock
+            return RemoteShard(self.channel, number, spec, filter, workers=self._workers, is_bulk=is_bulk)
+        shard = self._cached[spec.name] = CachedShard(
             self.channel,
             number,
             spec,
-            self._filtered.get(spec.name),
+            filter,
             workers=self._workers,
-            is_bulk=self._consistency.is_bulk,
+            cache=cache,
+            consistency=self._consistency,
+            slots=self._slots,
         )
+        return shard
 
     @contextlib.contextmanager
     def _snapshots(
@@ -486,6 +533,7 @@ class ClusterStore(ConnectedStore):
             # Under BSP pushes of other workers cannot interfere: none is applied before this worker's next tick.
             with contextlib.ExitStack() as paused:
                 paused.enter_context(self._rwlock.exclusive())
+                self._send_held()
                 self.channel.drain(self._timeout)
                 self.channel.raise_unobserved()
                 if self._shared_storage and shards:
@@ -516,6 +564,7 @@ class ClusterStore(ConnectedStore):
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
         """Load as worker 0 while the other workers wait: the servers read their rows, or this worker sends them."""
         manifest = chain[-1].manifest
+        self._send_held()
         self.channel.drain(self._timeout)
         self._wait_at_barrier("begin of a load", self._timeout)
 
@@ -546,6 +595,7 @@ class ClusterStore(ConnectedStore):
                         self._check_loaded(chain[-1])
                 finally:  # no worker pushes before all have counted the rows
                     self._wait_at_barrier("check of a load", self._timeout)
+                    self._forget_rows()
 
     @contextlib.contextmanager
     def _naming_changes(self, what: str) -> Iterator[None]:
@@ -576,6 +626,10 @@ class ClusterStore(ConnectedStore):
                 )
 
     # ---- closing, and events from the scheduler ----------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        self._send_held()
+        super()._drain()
 
     def _check_left(self) -> None:
         super()._check_left()

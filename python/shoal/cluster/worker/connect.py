@@ -19,6 +19,7 @@ from shoal.cluster.protocol.environment import (
     find_worker,
     find_worker_range,
 )
+from shoal.cluster.worker.cache import Cache
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.cluster.worker.filters import Filters
 from shoal.cluster.worker.reader_store import ReaderStore
@@ -40,6 +41,7 @@ def connect(
     threads: int | None = None,
     curve: str | os.PathLike[str] | None = None,
     filters: Filters | Mapping[str, Filters] | None = None,
+    cache: Cache | Mapping[str, Cache] | None = None,
     shared_storage: bool = True,
     metrics_port: int | str | None = None,
     tracing: bool | None = None,
@@ -70,6 +72,7 @@ def connect(
     threads: int | None = None,
     curve: str | os.PathLike[str] | None = None,
     filters: Filters | Mapping[str, Filters] | None = None,
+    cache: Cache | Mapping[str, Cache] | None = None,
     shared_storage: bool = True,
     metrics_port: int | str | None = None,
     tracing: bool | None = None,
@@ -101,6 +104,9 @@ def connect(
         Directory of the cluster's keys, made by ``shoal keygen``; default: from the environment, or none.
     filters : Filters, or one for each table's name, optional
         Compression of messages; default: none. Each worker may have its own.
+    cache : Cache, or one for each table's name, optional
+        Rows that this worker keeps for some clocks, while it holds back what it pushes to them (``docs/cache.md``);
+        default: none. All workers should have the same. Not used under BSP, nor for tables of integers.
     shared_storage : bool
         Whether the servers see the directories that this worker saves to and loads from, by the same paths. If so, each
         server writes its own rows, while pushes continue, and reads them in a load. Object stores are visible to all.
@@ -152,7 +158,11 @@ def connect(
     is_traced = traces(tracing)
     if mode == "read":
         given = {"consistency": consistency is not _BSP, "workers": workers is not None, "rank": rank is not None}
-        given |= {"filters": filters is not None, "shared_storage": shared_storage is not True}
+        given |= {
+            "filters": filters is not None,
+            "cache": cache is not None,
+            "shared_storage": shared_storage is not True,
+        }
         for name in (name for name, is_given in given.items() if is_given):
             raise ValueError(f"{name} describes a worker, and mode='read' connects a reader: drop one of them")
         keys = curve or find_keys(os.environ)
@@ -174,6 +184,7 @@ def connect(
         threads=threads,
         curve=curve or find_keys(os.environ),
         filters=filters,
+        cache=cache,
         shared_storage=shared_storage,
         metrics_port=port,
         tracing=is_traced,

@@ -242,13 +242,17 @@ class ConnectedStore(Store):
         with self._closing:
             try:
                 if not failed:
-                    self.channel.drain(self._timeout)
+                    self._drain()
             finally:
                 self.channel.leave()
                 with contextlib.suppress(ShoalError):
                     self._scheduler.leave(timeout=_LEAVE_SECONDS)
             if not failed:
                 self._check_left()
+
+    def _drain(self) -> None:
+        """Wait for all calls, before the store is closed."""
+        self.channel.drain(self._timeout)
 
     def _check_left(self) -> None:
         """Raise or log what was not done when the store was closed."""

@@ -60,13 +60,14 @@ def encode(
         digest=bool(sent_as.digest) and not sent_as.keep,
         counted=part.counted,
         timed=part.timed,
+        dated=call.dated and not part.doubts,
         dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
         table=call.table,
         worker=worker.rank,
         incarnation=worker.incarnation,
         sequence=part.sequence,
         epoch=map.epoch,
-        clock=call.clock,
+        clock=call.clock + call.ahead,
         count=count,
         aux=aux,
         job=worker.job,
@@ -139,6 +140,9 @@ def store_answer(part: RequestPart, reply: Any) -> None:
         The answer does not fit the request.
     """
     call = part.call
+    if call.dated:
+        clocks = reply.clock if reply.dated else 0
+        call.included = clocks if call.included is None else min(call.included, clocks)
     if call.out is not None:
         target = call.out[part.begin : part.end]
         if not reply.in_place:

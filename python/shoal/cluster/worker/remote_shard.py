@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -232,38 +232,44 @@ class RemoteShard:
     ) -> PushCallFuture:
         """Apply one step with a gradient for each unique key."""
         mark = self._channel.repetitions if self._filter is None else None
-        future = self._write(Op.PUSH, batch, grads, counts)
-        return PushCallFuture(self._channel, future.call, mark, self._workers, is_bulk=self._is_bulk, after=self._after)
-
-    def _write(
-        self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows, counts: Counts | None = None
-    ) -> CallFuture:
-        return self._channel.begin(
-            op,
+        future = self._channel.begin(
+            Op.PUSH,
             self.number,
             hashes=batch.hashes,
             begins=batch.offsets,
-            values=values,
+            values=grads,
             counts=counts,
-            dim=values.shape[1],
+            dim=grads.shape[1],
             filter=self._filter,
             after=self._after,
         )
+        return PushCallFuture(self._channel, future.call, mark, self._workers, is_bulk=self._is_bulk, after=self._after)
+
+    def _begin(self, op: int, **what: Any) -> CallFuture:
+        """Start a call other than a pull or a push."""
+        return self._channel.begin(op, self.number, **what)
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
         """Set weights."""
         if not self._is_integer and not np.isfinite(rows).all():  # before any server applies a part of it
             raise ValueError(f"weights must be finite: one of them is {rows[~np.isfinite(rows)][0]}")
-        self._write(Op.ASSIGN, batch, rows).wait()
+        self._begin(
+            Op.ASSIGN,
+            hashes=batch.hashes,
+            begins=batch.offsets,
+            values=rows,
+            dim=rows.shape[1],
+            after=self._after,
+        ).wait()
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
         """Remove rows; return how many existed."""
-        return int(self._channel.begin(Op.ERASE, self.number, hashes=batch.hashes, begins=batch.offsets).result())
+        return int(self._begin(Op.ERASE, hashes=batch.hashes, begins=batch.offsets).result())
 
     def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
         """Return which rows exist."""
         there = np.zeros(len(batch), np.uint8)
-        self._channel.begin(Op.CONTAINS, self.number, hashes=batch.hashes, begins=batch.offsets, out=there).wait()
+        self._begin(Op.CONTAINS, hashes=batch.hashes, begins=batch.offsets, out=there).wait()
         return there
 
     def columns(self) -> list[str]:
@@ -274,9 +280,7 @@ class RemoteShard:
         """Read one column."""
         width = list(self._columns.values())[column]
         values = np.empty((len(batch), width), np.float32)
-        self._channel.begin(
-            Op.STATE, self.number, hashes=batch.hashes, begins=batch.offsets, out=values, aux=column, dim=width
-        ).wait()
+        self._begin(Op.STATE, hashes=batch.hashes, begins=batch.offsets, out=values, aux=column, dim=width).wait()
         return values
 
     def metadata_names(self) -> list[str]:
@@ -293,22 +297,19 @@ class RemoteShard:
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         """Read hashes and weights of a slot."""
-        return cast(
-            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self.number, slot=slot).result()
-        )
+        return cast("tuple[npt.NDArray[np.uint64], Rows]", self._begin(Op.SLOT, slot=slot).result())
 
     def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         """Read a slot in the format of checkpoints: number of rows, their bytes, the admission filter."""
-        rows, section, filter = self._channel.begin(Op.SECTION, self.number, slot=slot).result()
+        rows, section, filter = self._begin(Op.SECTION, slot=slot).result()
         edge = len(section) - int(filter)
         return int(rows), section[:edge], section[edge:]
 
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Evaluate a function of all rows, in slot order; a function that changes rows does so exactly once."""
         self._pattern.reduce(function, parameters)  # raises the errors that the servers would raise
-        answers = self._channel.begin(
+        answers = self._begin(
             Op.REDUCE,
-            self.number,
             aux=function,
             payload=[parameters],
             count=len(parameters),
@@ -329,9 +330,8 @@ class RemoteShard:
         if description.unsendable:
             raise ValueError(description.unsendable)
         parameters = description.parameters(hashes)
-        return self._channel.begin(
+        return self._begin(
             Op.REDUCE,
-            self.number,
             aux=function,
             payload=[parameters],
             count=len(parameters),
@@ -342,9 +342,7 @@ class RemoteShard:
 
     def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
         """Drop the rows that expiry rules select, or only count them; return the sums over the endpoints."""
-        answers = self._channel.begin(
-            Op.SWEEP, self.number, aux=int(dry_run), payload=[rules], count=len(rules), write=not dry_run
-        ).result()
+        answers = self._begin(Op.SWEEP, aux=int(dry_run), payload=[rules], count=len(rules), write=not dry_run).result()
         return np.asarray(np.sum(answers, axis=0, dtype=np.uint64))
 
     def table_clock(self, store_clock: int, /) -> int:
@@ -353,7 +351,7 @@ class RemoteShard:
 
     def endpoint_stats(self) -> list[npt.NDArray[np.uint64]]:
         """Return, for each endpoint: step, `_METRICS`, the table's clock."""
-        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self.number).result())
+        return cast("list[npt.NDArray[np.uint64]]", self._begin(Op.STATS).result())
 
     @property
     def step(self) -> int:

@@ -452,6 +452,8 @@ class Requests:
             self._again(part, now + self._pause(part.pauses))
             part.pauses += 1
             part.doubts += status == Status.BAD_REQUEST
+            if part.doubts and part.call.dated:
+                part.message = None  # the server may not know the flag: sent again without
             part.tries = 0
             if status == Status.RETRY:
                 self._hurry(part, now)
@@ -494,6 +496,7 @@ class Requests:
             part.sent_as.frames[0] = hashes
             part.sent_as.keep = True
             part.message = None
+            self.counts["resent"] += 1  # in the order of repetitions: what came after it may have been executed
         self._send(part, now)
 
     def _answer(self, part: RequestPart, reply: Any, now: float) -> None:

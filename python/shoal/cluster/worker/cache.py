@@ -1,0 +1,80 @@
+"""What a worker keeps of a table: a frozen description.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.consistency import Consistency
+
+__all__ = ["Cache", "choose_cache"]
+
+_MAX_ROWS = 2**31
+_MAX_STALENESS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Rows of a table that a worker keeps for some clocks, while it adds up the gradients that it pushes to them.
+
+    ``docs/cache.md`` says what a pull then sees, and how to choose the numbers.
+
+    Parameters
+    ----------
+    rows : int
+        Number of rows that there is room for, 1 to 2^31. They take ``24 + 8 dim`` bytes each, of a table that counts
+        occurrences 4 more.
+    staleness : int
+        Clocks for which a gradient may be held back, 0 to 2^31 - 1; under ASP also those for which a row is kept. Under
+        SSP at most the staleness of the job; half of it saves the most.
+
+    Raises
+    ------
+    ValueError
+        A number is out of its range.
+
+    Examples
+    --------
+    >>> cache = Cache(rows=1_000_000, staleness=8)
+    >>> cache.bytes(dim=1)
+    32000000
+    """
+
+    rows: int
+    staleness: int
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("rows", 1, _MAX_ROWS), ("staleness", 0, _MAX_STALENESS)):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+                raise ValueError(f"a cache needs {name} from {least} to {most}, got {number!r}")
+
+    def bytes(self, dim: int) -> int:
+        """Return the bytes that the rows of a table with ``dim`` weights take."""
+        return self.rows * (24 + 8 * dim)
+
+    def check(self, consistency: Consistency) -> None:
+        """Check that gradients are not held back for longer than the consistency of the job allows.
+
+        Raises
+        ------
+        ValueError
+            They are.
+        """
+        if consistency.mode == "ssp" and not consistency.is_bulk and self.staleness > consistency.waits:
+            raise ValueError(
+                f"a cache with staleness={self.staleness} holds gradients back for longer than "
+                f"SSP(staleness={consistency.waits}) allows: choose at most {consistency.waits} for the cache; half of "
+                "it saves the most"
+            )
+
+
+def choose_cache(cache: Cache | Mapping[str, Cache] | None, table: str) -> Cache | None:
+    """Return the cache of one table, by its name if tables have different ones; None if it has none."""
+    found = cache.get(table) if isinstance(cache, Mapping) else cache
+    if found is not None and not isinstance(found, Cache):
+        raise TypeError(f"cache is a shoal.Cache, or one for each table's name, got {found!r}")
+    return found

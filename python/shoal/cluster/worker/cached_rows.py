@@ -1,0 +1,379 @@
+"""The rows of one table that a worker keeps, and the gradients that it holds back. Without I/O or a clock.
+
+``_core.RowCache`` has the rows; this module decides what is sent, in which order, and what an answer may become. It is
+used by :mod:`shoal.cluster.worker.cached_shard`, and by a simulated cluster.
+
+    pull   the copies that are new enough; the others from the servers, after their own sums were sent
+    push   added up where the row has an entry, otherwise sent
+    tick   sums that began `staleness` clocks before, or earlier, are sent before the clock ends
+
+What a pull sees. Let s be the staleness of the cache, and S that of the job.
+
+    SSP    A push of clock k is sent before the tick of clock k + s. So a row that includes f clocks of the servers
+           includes all pushes that workers made in clocks below f - s. A pull at clock c has to see those of clocks
+           below c - S: it may use rows that include c + s - S clocks. What it fetches waits until the servers have as
+           many and some more, as a pull of a later clock does (`Call.ahead`), and the answer says how many they are
+           (`Call.included`).
+    ASP    A pull at clock c uses rows that were fetched at clock c - s or later.
+
+Invariants
+    I1  A copy includes all pushes of its key that this worker has sent: what is sent removes the copy; an answer
+        becomes one only if all pushes that were sent before it had been acknowledged, or none was sent again.
+    I2  One worker never sees an older row after a newer one (invariant I4 of csrc/cache/row_cache.h).
+    I3  After `end_clock` at clock c no sum is left that began in clock c - s or before.
+
+Threads: any; a lock orders them. Calls are submitted under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.cluster.worker.calls import Call
+from shoal.errors import ShoalError
+from shoal.table.arrays import Counts, Rows
+
+__all__ = ["CachedPull", "CachedRows"]
+
+Op = _core.Op
+
+_ANY_CLOCK = 2**32 - 1
+_READERS = 2**32 - 1  # numbers of pulls are 1 to this
+
+
+class Submit(Protocol):
+    """Submits a pull or a push of the table."""
+
+    def __call__(self, op: int, *, after: Sequence[Call] = (), **what: Any) -> Call: ...
+
+
+class CachedPull:
+    """A pull that some rows of are here. Made by :class:`CachedRows`.
+
+    Parameters
+    ----------
+    owner : CachedRows
+    reader : int
+        Its number.
+    clock : int
+        The clock at which it was made.
+    rows : float32[n, dim]
+        Filled when it is done.
+    """
+
+    __slots__ = (
+        "_fetched",
+        "_joined",
+        "_owner",
+        "_readers",
+        "_rest",
+        "call",
+        "clock",
+        "error",
+        "mark",
+        "reader",
+        "rows",
+    )
+
+    def __init__(self, owner: CachedRows, reader: int, clock: int, rows: Rows) -> None:
+        self._owner = owner
+        self.reader = reader
+        self.clock = clock
+        self.rows = rows
+        self.mark: tuple[int, list[Call]] | None = (
+            None  # repetitions before pushes that are not acknowledged, and these
+        )
+        self.call: Call | None = None  # what is fetched
+        self.error: ShoalError | None = None
+        self._fetched: tuple[npt.NDArray[np.uint32] | None, npt.NDArray[np.uint64], Rows] | None = None
+        self._joined: tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]] | None = None
+        self._readers: list[int] = []
+        self._rest: CachedPull | None = None  # the joined rows that another pull has not brought
+
+    @property
+    def done(self) -> bool:
+        """Whether all rows are there, or it has failed. Never blocks."""
+        return self.advance() is None
+
+    @property
+    def calls(self) -> list[Call]:
+        """Calls of this pull and of those that it waits for."""
+        with self._owner.lock:
+            others = [self._owner.pulls[reader] for reader in self._readers if reader in self._owner.pulls]
+            return [pull.call for pull in (self, *others) if pull.call is not None]
+
+    def advance(self) -> Call | None:
+        """Do what can be done; return a call that this pull waits for, or None if it is done."""
+        with self._owner.lock:
+            return self._owner.advance(self)
+
+
+class CachedRows:
+    """The rows that a worker keeps of a table.
+
+    Parameters
+    ----------
+    cache : _core.RowCache
+        Owned by this object.
+    dim, slots : int
+        Of the table.
+    staleness : int
+        Clocks for which a gradient may be held back.
+    waits : int, optional
+        The staleness of the job under SSP; None: ASP.
+    submit : callable
+        Submits a pull or a push of the table.
+    clock : callable
+        Returns the worker's clock.
+    repetitions : callable
+        Returns how many messages were sent again.
+
+    Attributes
+    ----------
+    lock : RLock
+        May be held while the clock ends.
+    pulls : dict
+        Pulls that have not brought their rows, by their numbers.
+    """
+
+    def __init__(
+        self,
+        cache: _core.RowCache,
+        *,
+        dim: int,
+        slots: int,
+        staleness: int,
+        waits: int | None,
+        submit: Submit,
+        clock: Callable[[], int],
+        repetitions: Callable[[], int],
+    ) -> None:
+        self._cache = cache
+        self._dim = dim
+        self._slots = slots
+        self._staleness = staleness
+        self._waits = waits
+        # What is fetched waits for a newer row than it needs, so that the copy can be used for some clocks.
+        self._ahead = 0 if waits is None else staleness + min(staleness, (waits - staleness) // 2)
+        self._submit = submit
+        self._clock = clock
+        self._repetitions = repetitions
+        self._reader = 0
+        self._unacknowledged: list[Call] = []  # pushes
+        self._mark = 0  # repetitions before the first of them
+        self.lock = threading.RLock()
+        self.pulls: dict[int, CachedPull] = {}
+
+    # --- pulls ------------------------------------------------------------------------------------------------------
+
+    def pull(self, hashes: npt.NDArray[np.uint64], rows: Rows) -> CachedPull:
+        """Read rows, here where they are new enough.
+
+        Parameters
+        ----------
+        hashes : uint64[n]
+            Strictly ascending.
+        rows : float32[n, dim]
+            Contiguous; filled when the pull is done.
+        """
+        with self.lock:
+            return self._read(hashes, rows, self._clock(), may_join=True)
+
+    def pull_from_servers(
+        self,
+        hashes: npt.NDArray[np.uint64],
+        begins: npt.NDArray[np.uint64],
+        rows: Rows,
+        after: Sequence[Call] = (),
+    ) -> CachedPull:
+        """Read rows from the servers, with all pushes of this worker."""
+        with self.lock:
+            self._send(self._cache.send_rows(hashes, self._slots))
+            pull = self._begin(self._clock(), rows)
+            self._fetch(pull, None, hashes, begins, rows, after)
+            return pull
+
+    def _begin(self, clock: int, rows: Rows) -> CachedPull:
+        for pull in list(self.pulls.values()):
+            if pull.call is not None and pull.call.done:
+                self._finish(pull)  # nobody waits for it, perhaps ever
+        self._reader = self._reader % _READERS + 1
+        return CachedPull(self, self._reader, clock, rows)
+
+    def _read(self, hashes: npt.NDArray[np.uint64], rows: Rows, clock: int, *, may_join: bool) -> CachedPull:
+        pull = self._begin(clock, rows)
+        fetched, some, begins, joined, pull._readers, sums = self._cache.read(
+            hashes, self._needed(clock), pull.reader, may_join, rows, self._slots
+        )
+        if len(joined):
+            pull._joined = (joined, hashes[joined])
+        self._send(sums)  # before what is fetched: the copies will include them
+        if len(fetched):
+            is_all = len(fetched) == len(hashes)
+            out = rows if is_all else np.empty((len(fetched), self._dim), np.float32)
+            self._fetch(pull, None if is_all else fetched, some, begins, out, ())
+        return pull
+
+    def _needed(self, clock: int) -> int:
+        """Return how many clocks a row has to include for a pull of this clock."""
+        return max(0, clock - self._staleness if self._waits is None else clock + self._staleness - self._waits)
+
+    def _fetch(
+        self,
+        pull: CachedPull,
+        positions: npt.NDArray[np.uint32] | None,
+        hashes: npt.NDArray[np.uint64],
+        begins: npt.NDArray[np.uint64],
+        out: Rows,
+        after: Sequence[Call],
+    ) -> None:
+        self._unacknowledged = [call for call in self._unacknowledged if not call.done]
+        if self._unacknowledged:
+            pull.mark = self._mark, list(self._unacknowledged)
+        is_dated = self._waits is not None
+        pull._fetched = positions, hashes, out
+        self.pulls[pull.reader] = pull
+        try:
+            pull.call = self._submit(
+                Op.PULL,
+                hashes=hashes,
+                begins=begins,
+                out=out,
+                dim=self._dim,
+                ahead=self._ahead,
+                dated=is_dated,
+                after=after,
+            )
+        except BaseException:
+            self._cache.fill(hashes, pull.reader, 0, False, _NOTHING)
+            del self.pulls[pull.reader]
+            raise
+
+    def _finish(self, pull: CachedPull) -> None:
+        """Take the answer to what a pull has fetched."""
+        call, fetched = pull.call, pull._fetched
+        assert call is not None
+        assert fetched is not None
+        positions, hashes, out = fetched
+        pull._fetched = None
+        pull.error = call.error
+        del self.pulls[pull.reader]
+        is_kept = call.error is None and self._came_in_order(pull)
+        included = pull.clock if self._waits is None else call.included or 0
+        self._cache.fill(hashes, pull.reader, included, is_kept, out if is_kept else _NOTHING)
+        if call.error is None and positions is not None:
+            _core.scatter_rows(positions, out, pull.rows, self._dim)
+
+    def _came_in_order(self, pull: CachedPull) -> bool:
+        """Whether an answer includes all pushes that were sent before its request."""
+        if pull.mark is None:
+            return True
+        repetitions, pushes = pull.mark
+        return repetitions == self._repetitions() and all(call.done for call in pushes)
+
+    def advance(self, pull: CachedPull) -> Call | None:
+        """Do what can be done of a pull; return a call that it waits for, or None if it is done."""
+        if pull._fetched is not None:
+            assert pull.call is not None
+            if not pull.call.done:
+                return pull.call
+            self._finish(pull)
+        if pull.error is not None:
+            return None
+        while pull._readers:
+            other = self.pulls.get(pull._readers[-1])
+            if other is not None and other.call is not None:
+                if not other.call.done:
+                    return other.call
+                self._finish(other)
+            pull._readers.pop()
+        if pull._joined is not None:
+            positions, hashes = pull._joined
+            if pull._rest is None:
+                rows = np.empty((len(hashes), self._dim), np.float32)
+                pull._rest = self._read(hashes, rows, pull.clock, may_join=False)
+            waits_for = self.advance(pull._rest)
+            if waits_for is not None:
+                return waits_for
+            pull.error = pull._rest.error
+            if pull.error is None:
+                _core.scatter_rows(positions, pull._rest.rows, pull.rows, self._dim)
+            pull._joined = None
+        return None
+
+    # --- pushes -----------------------------------------------------------------------------------------------------
+
+    def push(self, hashes: npt.NDArray[np.uint64], grads: Rows, counts: Counts | None) -> Call | None:
+        """Hold gradients back where their rows have an entry, and send the others.
+
+        Parameters
+        ----------
+        hashes : uint64[n]
+            Strictly ascending.
+        grads : float32[n, dim]
+        counts : uint32[n], optional
+            Occurrences, for a table that counts them.
+
+        Returns
+        -------
+        Call or None
+            The push of the others; None: all are held back.
+        """
+        with self.lock:
+            return self._send(self._cache.add(hashes, grads, counts, self._clock(), self._slots))
+
+    def push_to_servers(
+        self, hashes: npt.NDArray[np.uint64], grads: Rows, counts: Counts | None, after: Sequence[Call] = ()
+    ) -> list[Call]:
+        """Send gradients with those that were held back of the same rows."""
+        with self.lock:
+            passed = self._cache.add(hashes, grads, counts, self._clock(), self._slots)
+            sums = self._cache.send_rows(hashes, self._slots)
+            return [call for call in (self._send(passed, after), self._send(sums, after)) if call is not None]
+
+    def end_clock(self) -> None:
+        """Send what may be held back no longer, before the worker ticks."""
+        with self.lock:
+            first = self._clock() - self._staleness
+            if first >= 0 and self._cache.sums:
+                self._send(self._cache.send_older(first, self._slots))
+
+    def flush(self) -> list[Call]:
+        """Send all that is held back; return its push, if there is one, and those that are not acknowledged yet."""
+        with self.lock:
+            self._send(self._cache.send_older(_ANY_CLOCK, self._slots))
+            self._unacknowledged = [call for call in self._unacknowledged if not call.done]
+            return list(self._unacknowledged)
+
+    def forget(self) -> None:
+        """Send all that is held back, and keep no row: the next pulls read from the servers."""
+        with self.lock:
+            self.flush()
+            self._cache.forget()
+
+    def _send(self, sums: _core._Sums | None, after: Sequence[Call] = ()) -> Call | None:
+        if sums is None:
+            return None
+        hashes, begins, grads, counts = sums
+        self._unacknowledged = [call for call in self._unacknowledged if not call.done]
+        if not self._unacknowledged:
+            self._mark = self._repetitions()
+        call = self._submit(
+            Op.PUSH, hashes=hashes, begins=begins, values=grads, counts=counts, dim=self._dim, after=after
+        )
+        self._unacknowledged.append(call)
+        return call
+
+    def metrics(self) -> dict[str, int]:
+        """Return the counts of the cache, by name: see `docs/cache.md`."""
+        with self.lock:
+            return self._cache.stats()
+
+
+_NOTHING = np.empty((0, 1), np.float32)

@@ -1,0 +1,267 @@
+"""The rows of a table that servers hold, some of which this worker keeps: a :class:`.RemoteShard` with a cache.
+
+Pulls and pushes go through :class:`.CachedRows`. Everything else is done by the servers, after all gradients that are
+held back were sent; what changes rows in another way than by a push removes the copies too.
+
+Threads: any number of callers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.cluster.worker.cache import Cache
+from shoal.cluster.worker.cached_rows import CachedPull, CachedRows
+from shoal.cluster.worker.calls import Call
+from shoal.cluster.worker.channel import CallFuture, Channel
+from shoal.cluster.worker.filters import Filter
+from shoal.cluster.worker.remote_shard import RemoteShard
+from shoal.consistency import Consistency
+from shoal.table.arrays import Counts, Rows
+from shoal.table.future import Waitable
+from shoal.table.reductions import CHANGES_ROWS
+from shoal.table.shard import OTHER_STORE, pull_and_expand
+from shoal.table.spec import TableSpec
+from shoal.user_functions import Description
+
+__all__ = ["MIN_KEYS", "CachedShard"]
+
+Op = _core.Op
+
+MIN_KEYS = 16  # a call with fewer goes to the servers
+
+
+class _Requests:
+    """Several calls of which a caller waits for all: :class:`shoal.table.future.Waitable`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls that a later one comes after."""
+        raise NotImplementedError
+
+    def _wait(self, next_call: Callable[[], Call | None], timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (call := next_call()) is not None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self.channel.wait_until_settled(call, left)
+
+
+class PullFuture(_Requests):
+    """A pull that was begun."""
+
+    def __init__(self, channel: Channel, pull: CachedPull) -> None:
+        super().__init__(channel)
+        self._pull = pull
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls that a later one comes after."""
+        return self._pull.calls
+
+    @property
+    def done(self) -> bool:
+        """Whether the rows are there, or it has failed."""
+        return self._pull.done
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the rows; raise the error of the pull."""
+        self._wait(self._pull.advance, timeout)
+        if self._pull.error is not None:
+            call = self._pull.call
+            assert call is not None
+            if call.error is not None:
+                self.channel.wait(call)  # raises its error
+            raise self._pull.error
+
+
+class PushFuture(_Requests):
+    """A push of which some gradients may be held back; waiting for it waits for the others."""
+
+    def __init__(self, shard: CachedShard, channel: Channel, pushes: list[Call]) -> None:
+        super().__init__(channel)
+        self._shard = shard
+        self._pushes = pushes
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls that a later one comes after."""
+        return self._pushes
+
+    @property
+    def done(self) -> bool:
+        """Whether what was sent is acknowledged, or has failed."""
+        return all(call.done for call in self._pushes)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until what was sent is acknowledged; raise its error."""
+        self._wait(lambda: next((call for call in self._pushes if not call.done), None), timeout)
+        for call in self._pushes:
+            self.channel.wait(call)
+
+    def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
+        """Read the row of each key as given, as it is after this push."""
+        shard = self._shard
+        return pull_and_expand(
+            lambda batch, rows: shard.pull_from_servers(batch, rows, shard.rows.flush()), batch, rows, shard.workers
+        )
+
+
+class _Forgetting:
+    """A call that changes rows on the servers, after which no copy is kept."""
+
+    def __init__(self, future: CallFuture, forget: Callable[[], None]) -> None:
+        self._future = future
+        self._forget = forget
+
+    @property
+    def done(self) -> bool:
+        """Whether the call is settled."""
+        return self._future.done
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the call; raise its error."""
+        try:
+            self._future.wait(timeout)
+        finally:
+            self._forget()
+
+    def result(self) -> Any:
+        """Wait, and return the result."""
+        self.wait()
+        return self._future.result()
+
+
+class CachedShard(RemoteShard):
+    """The rows of one table that the servers hold, with those that this worker keeps.
+
+    ``cache`` and ``consistency`` say how long; the other parameters are those of :class:`.RemoteShard`.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        table: int,
+        spec: TableSpec,
+        filter: Filter | None = None,
+        *,
+        workers: _core.ThreadPool,
+        cache: Cache,
+        consistency: Consistency,
+        slots: int,
+    ) -> None:
+        super().__init__(channel, table, spec, filter, workers=workers)
+        self.workers = workers
+        self.rows = CachedRows(
+            _core.RowCache(cache.rows, spec.floats, spec.needs_counts),
+            dim=spec.floats,
+            slots=slots,
+            staleness=cache.staleness,
+            waits=consistency.waits if consistency.mode == "ssp" else None,
+            submit=self._submit,
+            clock=lambda: channel.clock,
+            repetitions=lambda: channel.repetitions,
+        )
+
+    def _submit(self, op: int, *, after: Sequence[Call] = (), **what: Any) -> Call:
+        return self._channel.begin(op, self.number, filter=self._filter, after=after, **what).call
+
+    def after(self, requests: Sequence[Waitable], /) -> Self:
+        """Return a view of the same rows, whose pulls and pushes begin when these requests have succeeded."""
+        others: list[Waitable] = []
+        calls = self.rows.flush()
+        for request in requests:
+            if not isinstance(request, _Requests):
+                others.append(request)
+                continue
+            if request.channel is not self._channel:
+                raise ValueError(OTHER_STORE)
+            calls += request.calls
+        view = super().after(others)
+        view._after = [*view._after, *calls]
+        return view
+
+    # --- pulls and pushes -------------------------------------------------------------------------------------------
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> Waitable:  # type: ignore[override]
+        """Read the row of each unique key."""
+        self._channel.check()
+        if len(batch) < MIN_KEYS or self._after or not rows.flags.c_contiguous:
+            return self.pull_from_servers(batch, rows)
+        self._channel.call_metrics.count_keys(batch.input_size, len(batch))
+        return PullFuture(self._channel, self.rows.pull(batch.hashes, rows))
+
+    def pull_from_servers(self, batch: _core.KeyBatch, rows: Rows, after: Sequence[Call] = ()) -> Waitable:
+        """Read the row of each unique key from the servers."""
+        self._channel.call_metrics.count_keys(batch.input_size, len(batch))
+        pull = self.rows.pull_from_servers(batch.hashes, batch.offsets, rows, [*self._after, *after])
+        return PullFuture(self._channel, pull)
+
+    def push(  # type: ignore[override]
+        self,
+        batch: _core.KeyBatch | _core.SummedBatch,
+        grads: Rows,
+        counts: Counts | None = None,
+        clock: int = 0,
+        locations: _core.RowLocations | None = None,
+        /,
+    ) -> PushFuture:
+        """Apply one step with a gradient for each unique key, some of them later."""
+        self._channel.check()
+        if len(batch) < MIN_KEYS or self._after:
+            pushes = self.rows.push_to_servers(batch.hashes, grads, counts, self._after)
+        else:
+            push = self.rows.push(batch.hashes, grads, counts)
+            pushes = [] if push is None else [push]
+        return PushFuture(self, self._channel, pushes)
+
+    # --- everything else --------------------------------------------------------------------------------------------
+
+    def _begin(self, op: int, **what: Any) -> CallFuture:
+        self._channel.check()
+        after = [*what.pop("after", ()), *self.rows.flush()]
+        return super()._begin(op, after=after, **what)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Keep no copy of how rows were before a change."""
+        try:
+            yield
+        finally:
+            self.rows.forget()
+
+    def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
+        """Set weights."""
+        with self._changing():
+            super().assign(batch, rows, clock)
+
+    def erase(self, batch: _core.KeyBatch, /) -> int:
+        """Remove rows; return how many existed."""
+        with self._changing():
+            return super().erase(batch)
+
+    def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
+        """Evaluate a function of all rows, in slot order; a function that changes rows does so exactly once."""
+        with self._changing() if function in CHANGES_ROWS else contextlib.nullcontext():
+            return super().reduce(function, parameters)
+
+    def run_function(  # type: ignore[override]
+        self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
+    ) -> CallFuture | _Forgetting:
+        """Call a function of a user on all servers; one that changes rows does so exactly once."""
+        future = super().run_function(function, description, hashes)
+        return _Forgetting(future, self.rows.forget) if function in CHANGES_ROWS else future
+
+    def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
+        """Drop the rows that expiry rules select, or only count them; return the sums over the endpoints."""
+        with contextlib.nullcontext() if dry_run else self._changing():
+            return super().sweep(rules, clock, dry_run=dry_run)

@@ -1,0 +1,114 @@
+"""Planted bugs in a worker's cache: each must be found by the checkers that it names."""
+
+from dataclasses import replace
+
+from oracle import row_cache
+from shoal.cluster.worker.cached_rows import CachedRows
+from sim.cached import TWIN
+from sim.network import ROUGH_IN_ORDER
+from sim.schedules import Plan
+
+# --- the rows ---
+
+
+class KeepsRowsForALongTime(row_cache.RowCache):
+    """Reads copies that are a clock too old."""
+
+    def is_new_enough(self, entry, clocks):
+        return super().is_new_enough(entry, clocks - 1)
+
+
+class AddsToWhatItHasSent(row_cache.RowCache):
+    """A sum stays after it was sent, and is sent again."""
+
+    def take(self, entry, taken):
+        if entry.sum is not None:
+            taken.append((entry.hash, entry.sum.copy(), entry.count))
+            if entry.hash % 4:
+                entry.sum = None
+
+
+class KeepsCopiesOfWhatItSends(row_cache.RowCache):
+    """Own pushes are missing in a copy that is read after they were acknowledged."""
+
+    def drop(self, entry):
+        entry.reader = 0
+
+
+class TakesTheLastAnswer(row_cache.RowCache):
+    """Of two pulls of a row, the one that is answered last has the copy, whichever saw more."""
+
+    def read(self, hashes, clocks, reader, may_join, rows, slots):
+        return super().read(hashes, clocks, reader, False, rows, slots)
+
+    def fill(self, hashes, reader, clocks, is_kept, rows):
+        for position, hash in enumerate(hashes.tolist()):
+            entry = self.find(hash)
+            if entry is not None and is_kept:
+                entry.copy, entry.clocks, entry.reader = rows[position].copy(), clocks, 0
+
+
+# --- what is sent, and when ---
+
+
+class HoldsForAnotherClock(CachedRows):
+    def end_clock(self):
+        self._staleness += 1
+        super().end_clock()
+        self._staleness -= 1
+
+
+class ForgetsThatPushesAreHeld(CachedRows):
+    """Waits for the servers, and keeps rows, as if pushes left in their own clock."""
+
+    def _needed(self, clock):
+        return max(0, clock - self._waits)
+
+
+class TrustsTheOrder(CachedRows):
+    """Takes an answer for one that includes all pushes before it, though one of them was lost and sent again."""
+
+    def _came_in_order(self, pull):
+        return True
+
+
+class TakesItsOwnClock(CachedRows):
+    """Dates what is fetched by the worker's clock instead of the slowest one's."""
+
+    def _finish(self, pull):
+        if pull.call.included is not None:
+            pull.call.included = pull.clock + self._staleness
+        super()._finish(pull)
+
+
+class PullsBeforeItPushes(CachedRows):
+    """The sums of what is fetched are sent after the pull, or never."""
+
+    def _read(self, *args, **how):
+        self._late = True
+        try:
+            return super()._read(*args, **how)
+        finally:
+            self._late = False
+
+    def _send(self, sums, after=()):
+        return None if getattr(self, "_late", False) else super()._send(sums, after)
+
+
+SSP = Plan(mode="ssp", staleness=2, clocks=8, weather=ROUGH_IN_ORDER, cache=replace(TWIN, staleness=1))
+SSP_LONG = replace(SSP, staleness=6, clocks=12, cache=replace(TWIN, staleness=1, rows=64))
+SSP_ROOMY = replace(SSP, cache=replace(TWIN, staleness=1, rows=64))
+ASP = Plan(mode="asp", clocks=8, weather=ROUGH_IN_ORDER, cache=replace(TWIN, staleness=2, rows=64))
+
+# name -> (what is wrong: the cache, or what uses it; plan; checkers of which one must find it)
+PLANTED = {
+    "copies are kept for too long": (KeepsRowsForALongTime, SSP_ROOMY, {"bounds"}),
+    "gradients are sent twice": (AddsToWhatItHasSent, SSP_ROOMY, {"exactly once"}),
+    "copies outlive own pushes": (KeepsCopiesOfWhatItSends, SSP_LONG, {"read my writes"}),
+    "the last answer wins": (TakesTheLastAnswer, ASP, {"versions"}),
+    "pushes are held for another clock": (HoldsForAnotherClock, SSP_ROOMY, {"bounds"}),
+    "pulls do not allow for held pushes": (ForgetsThatPushesAreHeld, SSP_ROOMY, {"bounds"}),
+    "answers are trusted to be in order": (TrustsTheOrder, ASP, {"read my writes"}),
+    "rows are dated by the worker's clock": (TakesItsOwnClock, SSP_ROOMY, {"bounds"}),
+    "what is fetched is not sent before": (PullsBeforeItPushes, SSP_ROOMY, {"exactly once"}),
+}
