@@ -33,12 +33,12 @@ class Heat {
 
   unsigned of(std::uint64_t hash) const noexcept {
     const std::size_t at = place_of(hash);
-    return (pairs_[at / 2] >> (at % 2 * 4U)) & kMost;
+    return (unsigned{pairs_[at / 2]} >> (at % 2 * 4U)) & kMost;
   }
   void add(std::uint64_t hash, unsigned uses) noexcept {
     const std::size_t at = place_of(hash);
     const unsigned shift = at % 2 * 4U;
-    const unsigned now = (pairs_[at / 2] >> shift) & kMost;
+    const unsigned now = (unsigned{pairs_[at / 2]} >> shift) & kMost;
     pairs_[at / 2] =
         static_cast<std::uint8_t>(pairs_[at / 2] + ((std::min(kMost, now + uses) - now) << shift));
   }

@@ -57,7 +57,7 @@ TEST(sums_leave_once_and_copies_are_the_last_answers) {
         fetched.push_back(hashes[at]);
         answers[hashes[at]] = static_cast<float>(clock);
         answer.insert(answer.end(), {static_cast<float>(clock), 1});
-        CHECK_EQ(rows[2 * at], -1);
+        CHECK_EQ(rows[2 * at], -1.0F);
         rows[2 * at] = answers[hashes[at]];
       }
       cache.fill(fetched, clock, clock, true, answer);
