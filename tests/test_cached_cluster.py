@@ -150,7 +150,7 @@ def test_what_is_held_back_leaves_with_a_worker_that_closes_its_store():
         assert together(made.address, 1, lambda store: table_of(store).sum()[0], consistency=shoal.ASP()) == [400]
 
 
-def test_splits_that_are_finished_have_no_gradients_held_back():
+def test_flush_sends_what_is_held_back():
     data = [shoal.Batch(np.ones(50, np.float32), np.arange(51), KEYS[:50], None) for _ in range(4)]
 
     def work(store):

@@ -47,10 +47,21 @@ def _refuse(what: str) -> NoReturn:
 class _ReaderShard(RemoteShard):
     """The rows of a table, without the calls that change them."""
 
-    def _write(
-        self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows, counts: Counts | None = None
-    ) -> CallFuture:
-        _refuse("push or assign")
+    def push(
+        self,
+        batch: _core.KeyBatch | _core.SummedBatch,
+        grads: Rows,
+        counts: Counts | None = None,
+        clock: int = 0,
+        locations: _core.RowLocations | None = None,
+        /,
+    ) -> NoReturn:
+        """Refuse."""
+        _refuse("push")
+
+    def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> NoReturn:
+        """Refuse."""
+        _refuse("assign rows")
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
         """Refuse."""
