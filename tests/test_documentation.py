@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import pytest
 
 import check_layers
 import documents
+import shoal
 from documents import PAGES, ROOT, blocks, commands
 from shoal import cli
 from shoal.tools import demo
@@ -230,6 +232,17 @@ def test_every_page_is_linked_from_the_index():
     }
     missing = {*PROSE} - linked - {indexes[0]}
     assert not missing, sorted(str(page.relative_to(ROOT)) for page in missing)
+
+
+def test_every_public_name_of_the_package_is_described():
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.rst"))
+    described = set(re.findall(r"^\.\. auto\w+:: shoal\.(\w+)$", pages, re.MULTILINE))
+    missing = {
+        name
+        for name in shoal.__all__
+        if not inspect.ismodule(getattr(shoal, name)) and not name.startswith("__") and name not in described
+    }
+    assert not missing
 
 
 def test_every_room_of_the_source_has_a_line_in_the_architecture():
