@@ -394,7 +394,13 @@ class Store(StoreFiles):
             A table of that name has another description, or another storage; or storage does not suit it.
         StorageError
             The storage cannot be made.
+        TypeError
+            ``storage`` is something else.
         """
+        if storage is not None and not isinstance(storage, Tiered):
+            raise TypeError(
+                f"storage must be a shoal.Tiered, got {storage!r}: pass shoal.Tiered({storage!r}, memory=...)"
+            )
         if optimizer is None:
             optimizer = _ADD if dtype == "int64" else _FTRL
         rules = () if expire is None else (expire,) if isinstance(expire, Expiry) else tuple(expire)
