@@ -49,6 +49,7 @@ from shoal.storage.roots import CREDENTIALS, StorageRoots
 from shoal.store.description import make_budget
 
 if TYPE_CHECKING:
+    from shoal.cluster.protocol.scheduler_client import SchedulerClient
     from shoal.cluster.worker.cache import Cache
     from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
@@ -311,20 +312,20 @@ class LocalCluster:
         ValueError
             The cluster has no such server, or the others are too few.
         """
+        with self._observe() as client:
+            return client.drain(server, timeout=timeout)
+
+    def _observe(self) -> SchedulerClient:
+        """Connect to the scheduler as a process that is no member."""
         from shoal.cluster.protocol.curve import Keys
         from shoal.cluster.protocol.scheduler_client import SchedulerClient
 
         keys = None if self.curve is None else Keys.load(self.curve, "worker")
-        with SchedulerClient(self.address, "observer", keys=keys) as client:
-            return client.drain(server, timeout=timeout)
+        return SchedulerClient(self.address, "observer", keys=keys)
 
     def has_workers(self, *, timeout: float = 60.0) -> bool:
         """Return whether there are workers, in a job or waiting for one."""
-        from shoal.cluster.protocol.curve import Keys
-        from shoal.cluster.protocol.scheduler_client import SchedulerClient
-
-        keys = None if self.curve is None else Keys.load(self.curve, "worker")
-        with SchedulerClient(self.address, "observer", keys=keys) as client:
+        with self._observe() as client:
             return bool(client.status(timeout=timeout).workers)
 
     def stop(self) -> None:

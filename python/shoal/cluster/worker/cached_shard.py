@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -38,16 +39,16 @@ Op = _core.Op
 MIN_KEYS = 16  # a call with fewer goes to the servers
 
 
-class _Requests:
+class _Requests(ABC):
     """Several calls of which a caller waits for all: :class:`shoal.table.future.Waitable`."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
 
     @property
+    @abstractmethod
     def calls(self) -> list[Call]:
         """The calls that a later one comes after."""
-        raise NotImplementedError
 
     def _wait(self, next_call: Callable[[], Call | None], timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
