@@ -123,7 +123,9 @@ void Shard::end_base(SlotState& slot, Purpose purpose, bool is_base) noexcept {
       since.then->add(*since.now);
     }
     since.now = std::move(since.then);
-    slot.filter_changed |= purpose == Purpose::kSave && slot.filter_changed_then;
+    if (purpose == Purpose::kSave) {  // without a base nothing has changed since it
+      slot.filter_changed = since.now != nullptr && (slot.filter_changed || slot.filter_changed_then);
+    }
   }
   since.then.reset();
   slot.watched = slot.pre_images != nullptr || slot.is_followed();

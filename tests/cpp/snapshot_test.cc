@@ -255,6 +255,24 @@ TEST(a_copy_is_the_whole_state_of_the_moment_whatever_comes_between) {
   }
 }
 
+TEST(a_first_save_that_was_given_up_leaves_no_mark) {
+  for (const Kind& kind : kinds()) {
+    Store saved(kind, 16, 1, Locks::kOne);
+    Store plain(kind, 16, 1, Locks::kOne);
+    for (Store* const store : {&saved, &plain}) {
+      if (store == &saved) {
+        store->shard->begin_base();
+      }
+      std::mt19937_64 random(3);
+      for (int i = 0; i < 8; ++i) {
+        store->change(random, 3000, 1);
+      }
+    }
+    saved.shard->end_base({});
+    CHECK(copied(*saved.shard, [] {}) == copied(*plain.shard, [] {}));
+  }
+}
+
 TEST(what_is_not_taken_is_let_go_and_the_next_snapshot_is_whole) {
   for (const Kind& kind : kinds()) {
     Store store(kind, 16, 1);

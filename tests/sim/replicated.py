@@ -25,7 +25,7 @@ POLL = 0.02  # seconds after which a server looks at its streams at the latest
 LEAST_POLL = 0.002
 REST = 0.3  # seconds without work after which a run ends
 JOIN_SECONDS = 1.5  # for a worker to be admitted
-LIMIT = 12.0  # seconds in which a cluster without work comes to rest
+LIMIT = 24.0  # seconds in which a cluster without work comes to rest: a plan that failed is tried again after 5 s
 
 
 class StreamEnd:
