@@ -671,6 +671,27 @@ def test_workers_learn_of_a_new_map_after_its_primaries_have_confirmed_it():
     assert {endpoint.server for endpoint in events[0].map.endpoints} == {1, 2}
 
 
+def test_copies_that_a_death_has_taken_are_missing_before_the_new_map_is_carried_out():
+    world = started(3, servers=3)
+    assert world.membership.metrics()["slots_without_copies"] == 0
+    first, second = world.servers()[:2]
+    second.paused = True  # it will serve the slots of the first
+    declare_dead(world, first)
+    world.go(1.0)
+    map = world.membership.map  # of before
+    gone = {endpoint.id for endpoint in map.of_server(first.place.rank)}
+    served = {k for k, arc in enumerate(map.arcs) if arc.primary in gone}
+    copied = {k for stream in map.streams if stream.backup in gone for k in stream.arcs}
+    slots = sum(map.arcs[k].end_slot - map.arcs[k].first_slot for k in served | copied)
+    assert served
+    assert copied
+    assert world.membership.metrics()["slots_without_copies"] == slots
+    second.paused = False
+    world.settle()
+    world.quiet()
+    assert world.membership.metrics()["slots_without_copies"] == 0
+
+
 def test_an_order_that_the_dead_server_has_not_executed_is_executed_on_the_copies():
     world = started(4, servers=3)
     first = world.servers()[0]

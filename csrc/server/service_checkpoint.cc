@@ -50,7 +50,9 @@ std::shared_ptr<CheckpointSession> Service::next_session(std::optional<std::chro
   std::unique_lock lock(mutex_);
   const auto has_some = [&] { return sessions_closed_ || !unclaimed_sessions_.empty(); };
   if (most) {
-    session_begun_.wait_for(lock, *most, has_some);
+    if (most->count() != 0) {  // else to wait would cost as much as the calls between
+      session_begun_.wait_for(lock, *most, has_some);
+    }
   } else {
     session_begun_.wait(lock, has_some);
   }

@@ -662,6 +662,7 @@ class Membership:
             self._peers.known.values(),
             self._jobs.job,
             self.map,
+            self._assignments.newest,
             now=self.now,
             cluster=self.cluster,
             generation=self.generation,

@@ -28,6 +28,7 @@ def status_of(
     peers: Iterable[Peer],
     job: Job | None,
     map: ClusterMap | None,
+    newest: ClusterMap | None,
     *,
     now: float,
     cluster: str,
@@ -40,7 +41,11 @@ def status_of(
     draining: Iterable[int],
     failovers: Iterable[FailoverState],
 ) -> StatusReply:
-    """Return the status; servers and workers in the order of their ranks, workers without a place last."""
+    """Return the status; servers and workers in the order of their ranks, workers without a place last.
+
+    Arcs are where the published map has them, with those of their copies that the newest map has too: after a death the
+    published one is of the past until the servers have carried out the newest.
+    """
     peers = list(peers)
     servers, workers, launchers = [], [], []
     members = {} if job is None else job.members
@@ -77,7 +82,7 @@ def status_of(
         tuple(launchers),
         settings.replicas,
         tuple(sorted(draining)),
-        () if map is None else tuple(_arcs(map, peers)),
+        () if map is None or newest is None else tuple(_arcs(map, newest, peers)),
         () if map is None else tuple(_streams(map, peers)),
         tuple(_failover(one, now) for one in failovers),
     )
@@ -90,19 +95,35 @@ def _job(job: Job, now: float) -> JobStatus:
     return JobStatus(job.number, str(job.consistency), job.size, tuple(sorted(job.dead)), awaited)
 
 
-def _arcs(map: ClusterMap, peers: Iterable[Peer]) -> Iterator[ArcStatus]:
+def _arcs(map: ClusterMap, newest: ClusterMap, peers: Iterable[Peer]) -> Iterator[ArcStatus]:
     loads = {(peer.rank, one.first_slot): one for peer in peers if isinstance(peer, ServerPeer) for one in peer.arcs}
-    copies: dict[int, list[int]] = {}
-    for stream in map.streams:
-        for index in stream.arcs:
-            copies.setdefault(index, []).append(map.endpoint(stream.backup).server)
+    held, kept = _holders(map), _holders(newest)
     for k, arc in enumerate(map.arcs):
         where = map.endpoint(arc.primary)
-        held = tuple(sorted(copies.get(k, ())))
+        left = held[k] & kept[k]
+        server = arc.primary if arc.primary in left else newest.arcs[k].primary  # one that has died serves no more
+        copies = tuple(sorted(map.endpoint(id).server for id in left - {server}))
         load = loads.get((where.server, arc.first_slot)) or ArcLoad(arc.first_slot, 0, 0, 0)
         yield ArcStatus(
-            arc.first_slot, arc.end_slot, where.server, where.address, arc.term, held, load.rows, load.bytes, load.load
+            arc.first_slot,
+            arc.end_slot,
+            where.server,
+            where.address,
+            arc.term,
+            copies,
+            load.rows,
+            load.bytes,
+            load.load,
         )
+
+
+def _holders(map: ClusterMap) -> list[set[int]]:
+    """Return the endpoints that have each arc, or a copy of it in sync."""
+    found = [{arc.primary} for arc in map.arcs]
+    for stream in map.streams:
+        for k in stream.arcs:
+            found[k].add(stream.backup)
+    return found
 
 
 def _streams(map: ClusterMap, peers: Iterable[Peer]) -> Iterator[StreamStatus]:
