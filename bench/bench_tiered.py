@@ -9,6 +9,7 @@
     pull      pulls uniform keys: misses are random reads, hardly any is a hit
     absent    asks for keys that are not there
     steps     pulls and pushes uniform keys and Zipf keys, a step timed at a time
+    ahead     the same with a computation between pull and push (--compute), with a prefetch of the next keys or not
     peer      the same steps by MultiGet and WriteBatch in RocksDB, with as much memory
 
 Checks. After the load the table has all rows, a sample of them is what one push leaves, and keys that were never pushed
@@ -89,6 +90,47 @@ def steps(table: shoal.Table, draw: Callable[[int], np.ndarray], batch: int, sec
     return took
 
 
+def compare_ahead(table: shoal.Table, draw: Callable[[int], np.ndarray], args: argparse.Namespace, s: float) -> None:
+    """Compare steps with a computation, with a prefetch of the keys of the next one and without, 40 steps in turn."""
+    matrix = np.ones((256, 256), np.float32)
+
+    def compute() -> None:
+        end = time.perf_counter() + args.compute / 1e3
+        while time.perf_counter() < end:
+            _ = matrix @ matrix
+
+    took: dict[bool, list[float]] = {False: [], True: []}
+    cpu = {False: 0.0, True: 0.0}
+    reads = {False: 0.0, True: 0.0}
+    missed = {False: 0.0, True: 0.0}
+    end = time.perf_counter() + 2 * args.seconds
+    while time.perf_counter() < end:
+        for ahead in (False, True):
+            following = table.key_batch(draw(args.batch))
+            counted = Counted(table)
+            for _ in range(40):
+                keys, following = following, table.key_batch(draw(args.batch))
+                begun = time.perf_counter()
+                if ahead:
+                    table.prefetch(following)
+                rows = table.pull_unique(keys)
+                compute()
+                table.push_unique(keys, np.full_like(rows, 0.5)).wait()
+                took[ahead].append(time.perf_counter() - begun)
+            did = counted()
+            cpu[ahead] += did["cpu"]
+            reads[ahead] += did["reads"]
+            missed[ahead] += did["misses"]
+    for ahead in (False, True):
+        ms = np.array(took[ahead]) * 1e3
+        print(
+            f"{args.compute} ms computed, {named(s)}, {'' if ahead else 'not '}ahead: p50 {np.median(ms):.1f} ms, p99 "
+            f"{np.quantile(ms, 0.99):.1f} ms, mean {ms.mean():.1f} ms, {len(ms)} steps, "
+            f"{cpu[ahead] / len(ms) * 1e3:.1f} ms of CPU time each, "
+            f"{reads[ahead] / max(1, missed[ahead]):.3f} reads a miss; {conditions()}"
+        )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,6 +141,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=1024)
     parser.add_argument("--zipf", type=float, nargs="*", default=[0.0, 1.05, 1.2])
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--compute", type=float, default=20, help="milliseconds between a pull and its push")
     parser.add_argument("--peer", action="store_true")
     args = parser.parse_args()
     rows = int(args.rows)
@@ -161,6 +204,10 @@ def main() -> None:
                 f"{of_raw}, {did['bytes_written'] / (keys * ROW):.2f} bytes written a changed byte, "
                 f"CPU {did['cpu']:.1f} of {did['wall']:.1f} s"
             )
+        for s in args.zipf:
+            draw = zipf(rows, s, rng)
+            steps(table, draw, args.batch, args.seconds / 4)
+            compare_ahead(table, draw, args, s)
         tier = table.stats().tier
         assert tier is not None
         print(

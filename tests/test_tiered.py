@@ -205,6 +205,70 @@ def test_a_model_trains_on_a_tiered_table(tmp_path):
     assert digests[0] == digests[1]
 
 
+def test_prefetched_rows_are_read_once_and_change_no_bit(tmp_path):
+    stores = pair(tmp_path)
+    plain, tiered = (store.tables["t"] for store in stores)
+    train(stores, np.random.default_rng(11), 40)
+    assert tiered.stats().tier.prefetched == 0
+    rng = np.random.default_rng(12)
+    before = tiered.stats().tier
+    batches = [KEYS[rng.integers(0, len(KEYS), 200)] for _ in range(31)]
+    for i, keys in enumerate(batches[:-1]):
+        for table in (plain, tiered):
+            table.prefetch(batches[i + 1] if i % 2 else table.key_batch(batches[i + 1]))
+            rows = table.pull(keys)
+            table.push(keys, np.ones_like(rows)).wait()
+    assert_equal(stores)
+    tier = tiered.stats().tier
+    missed = tier.misses - before.misses
+    assert missed > 1000
+    assert tier.prefetched > 0.9 * missed  # not those of the first batch, and those evicted meanwhile
+    assert tier.reads - before.reads < 1.1 * missed
+    stores[1].close()
+    with pytest.raises(shoal.ClosedError):
+        tiered.prefetch(KEYS)
+
+
+def test_an_error_of_a_prefetch_is_raised_by_the_call_that_needs_the_rows(tmp_path):
+    stores = pair(tmp_path)
+    tiered = stores[1].tables["t"]
+    train(stores, np.random.default_rng(13), 40)
+    file = tier_file(tmp_path)
+    content = os.pread(file, 1 << 24, 0)
+    os.pwrite(file, bytes(len(content)), 0)
+    tiered.prefetch(KEYS[::9])
+    with pytest.raises(shoal.CorruptionError, match="is damaged"):
+        tiered.pull(KEYS[::9])
+    os.pwrite(file, content, 0)
+    os.close(file)
+    np.testing.assert_array_equal(tiered.pull(KEYS[::9]), stores[0].tables["t"].pull(KEYS[::9]))
+    assert_equal(stores)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_fits_read_ahead(tmp_path, threads):
+    rng = np.random.default_rng(14)
+    keys = rng.integers(0, 20_000, 40_000).astype(np.uint64)
+    batches = [
+        shoal.Batch(
+            rng.integers(0, 2, 200).astype(np.float32), np.arange(0, 2001, 10), keys[first : first + 2000], None, None
+        )
+        for first in range(0, 40_000, 2000)
+    ]
+    digests = []
+    for storage in (None, shoal.Tiered(tmp_path, memory="384KiB")):
+        with shoal.local(slots=16, threads=threads) as store:
+            optimizer = shoal.FTRL()
+            table = store.table("lr", optimizer=optimizer, storage=storage)
+            model = shoal.LogisticRegression(optimizer=optimizer, store=store)
+            model.fit(batches, epochs=2, progress=False)
+            digests.append(table.digest())
+            if storage is not None:
+                tier = table.stats().tier
+                assert tier.prefetched > 0.8 * tier.misses > 0
+    assert digests[0] == digests[1]
+
+
 def test_what_cannot_be_tiered_is_refused(tmp_path):
     storage = shoal.Tiered(tmp_path, memory="1MiB")
     with shoal.local(memory=10**8) as store, pytest.raises(ValueError, match="in a store with a memory budget"):

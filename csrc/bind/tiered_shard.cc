@@ -62,6 +62,11 @@ void locate(TieredShard& shard, const KeyBatch& batch, RowLocations& locations) 
   shard.locate(slices(batch), locations);
 }
 
+void prefetch(TieredShard& shard, const KeyBatch& batch, Locations locations) {
+  const py::gil_scoped_release nogil;
+  shard.prefetch(slices(batch), locations);
+}
+
 OccurrenceCounts occurrences_of(const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock) {
   return {.counts = counts ? in(*counts) : std::span<const std::uint32_t>(), .clock = clock};
 }
@@ -230,6 +235,7 @@ py::dict tier_stats(TieredShard& shard) {
   all["disk_bytes"] = stats.disk_bytes;
   all["hits"] = stats.hits;
   all["misses"] = stats.misses;
+  all["prefetched"] = stats.prefetched;
   all["absent"] = stats.absent;
   all["absent_reads"] = stats.absent_reads;
   all["reads"] = stats.reads;
@@ -273,6 +279,7 @@ void add_tiered_shard(py::module_& module) {
       .def("pull_per_key", &pull_per_key, py::arg("batch"), py::arg("rows").noconvert(),
            py::arg("locations") = py::none())
       .def("locate", &locate, py::arg("batch"), py::arg("locations"))
+      .def("prefetch", &prefetch, py::arg("batch"), py::arg("locations") = py::none())
       .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
            py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0,
            py::arg("locations") = py::none())

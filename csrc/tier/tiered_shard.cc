@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "optim/user_rule.h"
+#include "tier/read_rows.h"
 #include "tier/storage_error.h"
 
 namespace shoal {
@@ -41,7 +42,8 @@ TieredShard::TieredShard(std::unique_ptr<Shard> shard, const std::string& direct
       residency_(*shard_),
       shape_(shard_->rows().bytes()),
       file_(directory, shape_.page_bytes, engine),
-      memory_(memory) {
+      memory_(memory),
+      ahead_(file_, shape_, shard_->slots(), memory / 8) {
   const std::size_t count = shard_->slots().count();
   const std::size_t share =
       memory / count / (shape_.row_bytes + 2 * sizeof(std::uint64_t));  // rows of a slot
@@ -95,7 +97,7 @@ TieredShard::Found TieredShard::look_up(const SlotSlices& batch, RowLocations& l
     const std::size_t missed = found.misses.size();
     for (std::size_t r = 0; r < rows.size(); ++r) {
       if (rows[r] != nullptr) {
-        if (counts_uses) {
+        if (counts_uses && use != Use::kPrefetches) {
           slot.heat.add(hashes[r], use == Use::kReads ? 2 : 1);
         }
         continue;
@@ -114,7 +116,8 @@ TieredShard::Found TieredShard::look_up(const SlotSlices& batch, RowLocations& l
   return found;
 }
 
-void TieredShard::bring(const SlotSlices& batch, RowLocations& locations, Use use) {
+std::vector<TieredShard::Found> TieredShard::look_up(const SlotSlices& batch, RowLocations& locations,
+                                                     Use use, std::span<std::size_t> needed) {
   residency_.prepare(batch, locations);
   const Partition partition{batch.hashes.size(),
                             parts_for(batch.hashes.size(), kMinKeysPerThread, shard_->pool().threads())};
@@ -125,17 +128,22 @@ void TieredShard::bring(const SlotSlices& batch, RowLocations& locations, Use us
                      std::lower_bound(batch.offsets.begin(), batch.offsets.end() - 1, partition.begin(part)) -
                      batch.offsets.begin());
   };
-  std::vector<std::size_t> needed(places());
   std::vector<Found> found(partition.parts);
   shard_->pool().run(partition.parts, [&](std::size_t part) {
     found[part] =
         look_up(batch, locations, part == 0 ? 0 : first_slot(part), first_slot(part + 1), use, needed);
   });
+  return found;
+}
+
+void TieredShard::bring(const SlotSlices& batch, RowLocations& locations, Use use) {
+  std::vector<std::size_t> needed(places());
+  std::vector<Found> found = look_up(batch, locations, use, needed);
   make_room(batch, needed);
   for (Found& one : found) {  // a run may be gone now, whose rows were all erased
     std::erase_if(one.misses, [&](std::uint64_t hash) { return slots_[place_of(hash)].run == nullptr; });
   }
-  shard_->pool().run(partition.parts, [&](std::size_t part) { read_missing(found[part].misses); });
+  shard_->pool().run(found.size(), [&](std::size_t part) { read_missing(found[part].misses); });
   for (const Found& one : found) {
     counted_.hits += one.hits;
     counted_.absent += one.absent;
@@ -155,51 +163,48 @@ void TieredShard::read_missing(std::span<const std::uint64_t> misses) {
     residency_.make_room(place, end - first);
     first = end;
   }
-  const PageFile::Lent memory = file_.lend();
-  struct Page {
-    const Run* run;
-    std::size_t number;
-    std::size_t first;  // of the misses that it may hold
-    std::size_t end;
-  };
-  std::vector<Page> pages;
-  std::vector<ReadQueue::Read> reads;
   std::size_t found = 0;
-  const auto use = [&](std::size_t i) {  // while other pages are being read
-    const Page& page = pages[i];
-    page.run->check(page.number, reads[i].to);
-    for (std::size_t miss = page.first; miss < page.end; ++miss) {
-      if (const std::byte* const row = page.run->find(reads[i].to, misses[miss]); row != nullptr) {
-        const std::size_t place = place_of(misses[miss]);
-        residency_.insert(place, misses[miss], row);
-        ++slots_[place].covered;
-        ++found;
-      }
+  const auto use = [&](std::uint64_t hash, const std::byte* row) {
+    if (row != nullptr) {
+      const std::size_t place = place_of(hash);
+      residency_.insert(place, hash, row);
+      ++slots_[place].covered;
+      ++found;
     }
   };
-  for (std::size_t next = 0; next < misses.size();) {
-    pages.clear();
-    reads.clear();
-    for (; next < misses.size(); ++next) {
-      const Run& run = *slots_[place_of(misses[next])].run;
-      const std::size_t number = run.page_of(misses[next]);
-      if (!pages.empty() && pages.back().run == &run && pages.back().number == number) {
-        ++pages.back().end;
-        continue;
-      }
-      if (pages.size() == memory.pages()) {
-        break;
-      }
-      reads.push_back({.offset = run.offset_of(number),
-                       .to = memory.page(pages.size()),
-                       .bytes = static_cast<std::uint32_t>(shape_.page_bytes)});
-      pages.push_back({.run = &run, .number = number, .first = next, .end = next + 1});
+  const ReadAhead::Taken taken = ahead_.take(misses);
+  for (const auto& [hash, row] : taken.rows) {
+    use(hash, row);
+  }
+  prefetched_.fetch_add(found, std::memory_order_relaxed);
+  if (!taken.left.empty()) {
+    RowReads reads(file_);
+    const auto run_of = [&](std::size_t i) -> const Run& { return *slots_[place_of(taken.left[i])].run; };
+    const auto use_read = [&](std::size_t i, const std::byte* row) { use(taken.left[i], row); };
+    for (std::size_t next = 0; next < taken.left.size();) {
+      next = reads.read(taken.left, next, run_of, use_read);
     }
-    memory.read(reads, use);
-    reads_.fetch_add(pages.size(), std::memory_order_relaxed);
+    reads_.fetch_add(reads.pages_read(), std::memory_order_relaxed);
   }
   found_.fetch_add(found, std::memory_order_relaxed);
   absent_reads_.fetch_add(misses.size() - found, std::memory_order_relaxed);
+}
+
+void TieredShard::prefetch(const SlotSlices& batch, RowLocations* locations) {
+  const auto lock = enter();
+  residency_.check(batch);
+  const bool is_on_disk =
+      std::ranges::any_of(slots_, [](const TieredSlot& slot) { return slot.run != nullptr; });
+  if (!is_on_disk && locations == nullptr) {
+    return;
+  }
+  RowLocations own(batch.hashes);
+  std::vector<std::size_t> needed(places());
+  std::vector<std::uint64_t> misses;
+  for (const Found& one : look_up(batch, locations != nullptr ? *locations : own, Use::kPrefetches, needed)) {
+    misses.insert(misses.end(), one.misses.begin(), one.misses.end());
+  }
+  ahead_.request(misses, [&](std::size_t place) -> const Run& { return *slots_[place].run; });
 }
 
 template <class Op>
@@ -214,13 +219,14 @@ auto TieredShard::with_rows(const SlotSlices& batch, RowLocations* locations, Us
   const auto count = [&] {
     for (std::size_t s = 0; s < places(); ++s) {
       if (batch.offsets[s] != batch.offsets[s + 1]) {
-        slots_[s].changed |= use != Use::kReads;
+        slots_[s].changed |= use >= Use::kChanges;
         note(s);
       }
     }
   };
   try {
     bring(batch, known, use);
+    ahead_.trim();
     counted_.rows_changed += use != Use::kReads ? batch.hashes.size() : 0;
     if constexpr (std::is_void_v<decltype(op(known))>) {
       op(known);
@@ -462,7 +468,7 @@ void TieredShard::write_run(std::size_t place, std::span<const SlotTable::Entry>
     written_.fetch_add(merged->file_bytes(), std::memory_order_relaxed);
     merges_.fetch_add(1, std::memory_order_relaxed);
   }
-  slot.run = std::move(merged);
+  ahead_.merged(place, std::exchange(slot.run, std::move(merged)), entries, slot.erased);
   slot.covered = entries.size();
   slot.erased = {};
   slot.changed = false;

@@ -9,6 +9,7 @@
 //            drops the others; if some row of the slot has changed, all its rows in memory are first merged with its run into a new one
 //            that replaces the old in one assignment. The hand leaves slots to fill up while it goes around, so a merge of a whole run
 //            is shared by many changed rows
+//   ahead    rows of calls to come are read meanwhile, where they are known (tier/read_ahead.h)
 //   heat     counters that say which rows were used again (tier/heat.h), halved when the hand passes
 //   whole    functions of all rows bring in one slot at a time, all of it, and then drop what they have brought
 //
@@ -17,12 +18,13 @@
 //   I2  a row of a run is valid unless a row of that hash is in memory or in `erased`
 //   I3  covered is the number of rows of the run that I2 makes invalid; so a slot has rows in memory + run - covered rows
 //   I4  in a slot that has not changed, every row in memory equals that of the run, and erased is empty
+//   I5  a row that was read ahead, and was not used, equals that of the run
 //
 // A failing disk: a call throws TierStorageError or TierCorruptionError before its shard has begun, and no row is lost or changed;
 // functions of all rows that change them may have finished some slots.
 //
-// Memory: rows, index, filters, fences and heat are at most `memory` bytes; besides, working memory of 4 MiB a thread, one slot during a
-// function of all rows, and what a save must keep.
+// Memory: rows, index, filters, fences and heat are at most `memory` bytes; besides, working memory of 4 MiB a thread, an eighth of
+// `memory` for rows that are read ahead, one slot during a function of all rows, and what a save must keep.
 //
 // Threads: any number of callers; calls are processed one at a time, each by all threads of the pool. Locks, in this order: turn_, mutex_,
 // then those of the shard.
@@ -46,6 +48,7 @@
 #include "shard/snapshot.h"
 #include "tier/heat.h"
 #include "tier/page_file.h"
+#include "tier/read_ahead.h"
 #include "tier/run.h"
 
 namespace shoal {
@@ -58,6 +61,7 @@ struct TierStats {
   std::uint64_t disk_bytes = 0;    // of the file
   std::uint64_t hits = 0;          // keys of batches whose rows were in memory
   std::uint64_t misses = 0;        // read from the disk
+  std::uint64_t prefetched = 0;    // of these, before the call that needed them
   std::uint64_t absent = 0;        // neither in memory nor on disk
   std::uint64_t absent_reads = 0;  // of these, for which a page was read
   std::uint64_t reads = 0;         // pages read for batches
@@ -96,6 +100,8 @@ class TieredShard {
   void state(const SlotSlices& batch, std::size_t column, std::span<float> values);
   void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values);
   void locate(const SlotSlices& batch, RowLocations& locations);
+  // Begins to read the rows of a later call that are on disk, and locates the others.
+  void prefetch(const SlotSlices& batch, RowLocations* locations);
 
   std::size_t section(Slot slot, std::vector<std::byte>& bytes);
   void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights);
@@ -110,6 +116,7 @@ class TieredShard {
   // Rows and bytes are those of the whole table, and of its memory.
   ShardStats stats();
   TierStats tier_stats();
+  std::size_t ahead_bytes();  // of rows that are read ahead
   std::string verify();
   const PageFile& file() const noexcept { return file_; }
 
@@ -131,7 +138,7 @@ class TieredShard {
     std::uint64_t hits = 0;
     std::uint64_t absent = 0;
   };
-  enum class Use : std::uint8_t { kReads, kChanges, kCreates };
+  enum class Use : std::uint8_t { kPrefetches, kReads, kChanges, kCreates };
 
   // The calling thread's turn, and the lock of everything here.
   std::unique_lock<std::mutex> enter();
@@ -140,6 +147,8 @@ class TieredShard {
   template <class Op>
   auto with_rows(const SlotSlices& batch, RowLocations* locations, Use use, const Op& op);
   void bring(const SlotSlices& batch, RowLocations& locations, Use use);
+  std::vector<Found> look_up(const SlotSlices& batch, RowLocations& locations, Use use,
+                             std::span<std::size_t> needed);
   void read_missing(std::span<const std::uint64_t> misses);
   Found look_up(const SlotSlices& batch, RowLocations& locations, std::size_t first, std::size_t end, Use use,
                 std::span<std::size_t> needed);
@@ -175,10 +184,12 @@ class TieredShard {
   TierStats counted_;  // of calls; the rest is computed
   std::atomic<std::uint64_t> reads_{0};
   std::atomic<std::uint64_t> found_{0};
+  std::atomic<std::uint64_t> prefetched_{0};
   std::atomic<std::uint64_t> absent_reads_{0};
   std::atomic<std::uint64_t> merges_{0};
   std::atomic<std::uint64_t> merged_read_{0};
   std::atomic<std::uint64_t> written_{0};
+  ReadAhead ahead_;  // after the runs and the file, which it uses
 };
 
 // Snapshot of a tiered table: as Snapshot, whose take of a slot brings the slot into memory first.

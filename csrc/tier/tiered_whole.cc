@@ -62,7 +62,7 @@ auto TieredShard::with_slot(std::size_t place, bool changes, const Op& op) {
     load_slot(place);
     if (changes) {
       // All its rows are in memory: the run is of no more use, and rows may be erased.
-      slot.run.reset();
+      ahead_.forget(place, std::move(slot.run));
       slot.covered = 0;
       slot.erased = {};
       slot.changed = true;
@@ -178,15 +178,21 @@ TierStats TieredShard::tier_stats() {
   stats.index_bytes = tier_index_bytes();
   stats.disk_bytes = file_.file_bytes();
   stats.misses = found_.load();
+  stats.prefetched = prefetched_.load();
   stats.absent_reads = absent_reads_.load();
   stats.absent += stats.absent_reads;
-  stats.reads = reads_.load();
+  stats.reads = reads_.load() + ahead_.reads();
   stats.merges = merges_.load();
   stats.merged_bytes_read = merged_read_.load();
   stats.bytes_written = written_.load();
   stats.is_direct = file_.is_direct();
   stats.is_async = file_.is_async();
   return stats;
+}
+
+std::size_t TieredShard::ahead_bytes() {
+  const auto lock = enter();
+  return ahead_.bytes();
 }
 
 std::string TieredShard::verify() {
@@ -196,6 +202,7 @@ std::string TieredShard::verify() {
     const TieredSlot& slot = slots_[s];
     std::size_t covered = 0;
     std::size_t unequal = 0;
+    std::size_t unequal_ahead = 0;
     const std::size_t rows = residency_.rows(s);
     if (slot.run != nullptr) {
       const auto entries = residency_.entries(s);
@@ -204,6 +211,8 @@ std::string TieredShard::verify() {
         entry = std::find_if(entry, entries.end(),
                              [&](const SlotTable::Entry& one) { return one.hash >= from.hash(); });
         const bool is_here = entry != entries.end() && entry->hash == from.hash();
+        const std::byte* const ahead = ahead_.find(s, from.hash());
+        unequal_ahead += ahead != nullptr && std::memcmp(ahead, from.row(), shape_.row_bytes) != 0 ? 1U : 0U;
         covered += is_here || std::ranges::binary_search(slot.erased, from.hash()) ? 1U : 0U;
         unequal += is_here && std::memcmp(entry->row, from.row(), shape_.row_bytes) != 0 ? 1U : 0U;
       }
@@ -213,6 +222,8 @@ std::string TieredShard::verify() {
                " rows of its run are invalid instead of " + std::to_string(slot.covered);
     } else if (!slot.changed && (unequal != 0 || rows != covered || !slot.erased.empty())) {
       broken = "slot " + std::to_string(s) + " breaks invariant I4";
+    } else if (unequal_ahead != 0) {
+      broken = "slot " + std::to_string(s) + " breaks invariant I5";
     }
   }
   return broken;

@@ -15,6 +15,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/crc32c.h"
@@ -124,9 +125,18 @@ std::vector<std::uint64_t> some_keys(std::mt19937_64& random, std::uint64_t belo
 void run_trace(Pair& pair, std::uint64_t seed, std::uint64_t below, int steps) {
   std::mt19937_64 random(seed);
   std::printf("    seed %llu\n", static_cast<unsigned long long>(seed));
+  const auto draw = [&] {
+    return some_keys(random, below, random() % 4 == 0 ? random() % 3 : random() % 400);
+  };
+  auto next = draw();
   for (int i = 0; i < steps; ++i) {
-    const std::size_t count = random() % 4 == 0 ? random() % 3 : random() % 400;
-    const auto keys = some_keys(random, below, count);
+    const auto keys = std::exchange(next, draw());
+    for (const auto& ahead : {keys, next, draw()}) {  // of this call, of the next one, and of none
+      if (random() % 3 == 0) {
+        const KeyBatch later = pair.batch(ahead);
+        pair.tiered.prefetch(Pair::slices(later), nullptr);
+      }
+    }
     const KeyBatch batch = pair.batch(keys);
     const SlotSlices slices = Pair::slices(batch);
     const std::size_t dim = pair.plain.rows().dim();
@@ -185,6 +195,7 @@ TEST(a_tiered_table_equals_one_in_memory_after_any_trace) {
     run_trace(wide, seed, 4000, 200);
     CHECK(wide.tiered.tier_stats().merges > 0);
     CHECK(wide.tiered.tier_stats().misses > 0);
+    CHECK(wide.tiered.tier_stats().prefetched > 100);
   }
   Pair narrow(ftrl(), 2, 32 << 10U);
   run_trace(narrow, 4, 6000, 300);
@@ -236,6 +247,80 @@ TEST(a_miss_takes_one_read_and_an_absent_key_hardly_any) {
   const TierStats after = pair.tiered.tier_stats();
   CHECK_EQ(after.absent - there.absent, 10000);
   CHECK(after.absent_reads - there.absent_reads <= 200);
+}
+
+// Pulls random keys; before each pull the keys of the next one are prefetched, if `ahead`. Returns the pages that were read.
+std::uint64_t pull_some(Pair& pair, bool ahead, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const std::uint64_t before = pair.tiered.tier_stats().reads;
+  auto keys = some_keys(random, 20000, 200);
+  for (int i = 0; i < 40; ++i) {
+    const auto next = some_keys(random, 20000, 200);
+    if (ahead) {
+      const KeyBatch later = pair.batch(next);
+      pair.tiered.prefetch(Pair::slices(later), nullptr);
+      pair.tiered.prefetch(Pair::slices(later), nullptr);  // nothing is read twice
+    }
+    pair.step(keys, 0.5F);
+    keys = next;
+  }
+  pair.step(keys, 0.5F);
+  return pair.tiered.tier_stats().reads - before;
+}
+
+TEST(pages_that_were_read_ahead_are_not_read_again) {
+  std::array<std::uint64_t, 2> reads{};
+  std::array<std::uint64_t, 2> misses{};
+  for (const bool ahead : {false, true}) {
+    Pair pair(adagrad(16), 4, 512 << 10U);
+    for (std::uint64_t first = 0; first < 20000; first += 400) {
+      pair.push(range(first, 400), 0.5F);
+    }
+    const TierStats before = pair.tiered.tier_stats();
+    reads[ahead ? 1 : 0] = pull_some(pair, ahead, 5);
+    const TierStats after = pair.tiered.tier_stats();
+    misses[ahead ? 1 : 0] = after.misses - before.misses;
+    // The first call is not known ahead, and rows may be evicted between a prefetch and its call.
+    CHECK(!ahead || static_cast<double>(after.prefetched) >= 0.9 * static_cast<double>(misses[1]));
+    CHECK(ahead || after.prefetched == 0);
+    pair.expect_equal();
+  }
+  CHECK_EQ(misses[0], misses[1]);
+  CHECK(reads[1] <= reads[0] + reads[0] / 50);  // two rows of a page, one of them read ahead
+}
+
+TEST(prefetches_that_no_call_uses_are_bounded) {
+  constexpr std::size_t kMemory = 256 << 10U;
+  Pair pair(adagrad(16), 4, kMemory);
+  for (std::uint64_t first = 0; first < 20000; first += 400) {
+    pair.push(range(first, 400), 0.5F);
+  }
+  const std::uint64_t before = pair.tiered.tier_stats().reads;
+  for (std::uint64_t first = 0; first < 20000; first += 400) {
+    const KeyBatch later = pair.batch(range(first, 400));
+    pair.tiered.prefetch(Pair::slices(later), nullptr);
+    CHECK(pair.tiered.ahead_bytes() <= kMemory / 8 + 4096);
+  }
+  pair.expect_equal();
+  CHECK(pair.tiered.tier_stats().reads - before <= 20000 / 8);
+  pull_some(pair, true, 6);  // requests without use make room for others
+  CHECK(pair.tiered.tier_stats().prefetched > 1000);
+  pair.expect_equal();
+}
+
+TEST(a_prefetch_of_rows_in_memory_or_of_absent_keys_reads_nothing) {
+  Pair pair(adagrad(16), 4, 1 << 20U);
+  for (std::uint64_t first = 0; first < 20000; first += 400) {
+    pair.push(range(first, 400), 0.5F);
+  }
+  const std::uint64_t before = pair.tiered.tier_stats().reads;
+  const KeyBatch here = pair.batch(range(19900, 100));
+  pair.tiered.prefetch(Pair::slices(here), nullptr);
+  CHECK_EQ(pair.tiered.ahead_bytes(), 0);
+  const KeyBatch absent = pair.batch(range(1U << 30U, 1000));
+  pair.tiered.prefetch(Pair::slices(absent), nullptr);
+  pair.expect_equal();
+  CHECK(pair.tiered.tier_stats().reads - before <= 20);
 }
 
 TEST(clean_rows_are_dropped_without_a_write) {
@@ -401,6 +486,7 @@ TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
   const std::uint64_t step = pair.tiered.shard().step();
   const KeyBatch batch = pair.batch(range(0, 100));
   std::vector<float> grads(batch.size() * 16, 1.0F);
+  pair.tiered.prefetch(Pair::slices(batch), nullptr);  // the call that needs the rows reports it
   CHECK_THROWS(pair.tiered.push(Pair::slices(batch), grads, {}, nullptr), "load the last checkpoint");
   CHECK_EQ(pair.tiered.shard().step(), step);
   for (std::uint64_t page = 0; page < pages_of(pair.tiered); ++page) {
@@ -490,6 +576,8 @@ TEST(threads_share_a_tiered_table) {
       for (int round = 0; round < 2; ++round) {
         for (std::uint64_t first = 0; first < 3000; first += 250) {
           const KeyBatch batch = pair.batch(range(t << 32U | first, 250));
+          const KeyBatch later = pair.batch(range(t << 32U | (first + 250) % 3000, 250));
+          pair.tiered.prefetch(Pair::slices(later), nullptr);
           std::vector<float> rows(batch.size() * 4, 1.0F);
           pair.tiered.push(Pair::slices(batch), rows, {}, nullptr);
           pair.tiered.pull(Pair::slices(batch), rows, nullptr);

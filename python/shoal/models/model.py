@@ -530,12 +530,21 @@ class Model(LinearWeights, SavedModel):
         return self._store.key_batch(batch.keys, last=self._last)
 
     def sort_ahead(self, batch: Batch) -> KeyBatch:
-        """As `sort`, in a thread other than the one that learns."""
-        return KeyBatch(batch.keys, self._store.slots, self._sorters, self._last)
+        """As `sort`, in a thread other than the one that learns; begin to read their rows that are on disk."""
+        keys = KeyBatch(batch.keys, self._store.slots, self._sorters, self._last)
+        for table in self._tables:
+            table.prefetch(keys)
+        return keys
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, KeyBatch]]:
-        """Sort the keys of each batch, ahead where it is faster."""
-        return preprocessing.sorted_ahead(batches, self.sort, self.sort_ahead, overlap=self._store.threads > 1)
+        """Sort the keys of each batch, ahead where it is faster, or where rows are on disk."""
+        return preprocessing.sorted_ahead(
+            batches,
+            self.sort,
+            self.sort_ahead,
+            overlap=self._store.threads > 1,
+            always=any(table.reader.reads_ahead for table in self._tables),
+        )
 
     def save_weights(self, folder: StorageDir) -> None:
         """Write the tables into a new folder, without waiting for the disk."""

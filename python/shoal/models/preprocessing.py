@@ -223,14 +223,21 @@ Made = TypeVar("Made")
 
 
 def sorted_ahead(
-    batches: Iterable[Batch], sort: Callable[[Batch], Made], ahead: Callable[[Batch], Made], *, overlap: bool
+    batches: Iterable[Batch],
+    sort: Callable[[Batch], Made],
+    ahead: Callable[[Batch], Made],
+    *,
+    overlap: bool,
+    always: bool = False,
 ) -> Generator[tuple[Batch, Made], None, None]:
     """Sort the keys of each batch; if ``overlap``, ahead where it is faster, while the consumer uses the one before.
+
+    ``always``: ahead whatever its size.
 
     ``sort`` is called by this thread, ``ahead`` by the helper.
     """
 
     def background(batch: Batch) -> Callable[[Batch], Made] | None:
-        return ahead if overlap and WORTH_A_THREAD <= batch.nnz < SHARED_BY_THREADS else None
+        return ahead if always or (overlap and WORTH_A_THREAD <= batch.nnz < SHARED_BY_THREADS) else None
 
     return prefetch_map(batches, sort, background, "shoal sort")

@@ -36,6 +36,13 @@ class _ExportShard:
     def __len__(self) -> int:
         return self._table.rows_written
 
+    @property
+    def reads_ahead(self) -> bool:
+        return False
+
+    def prefetch(self, batch: _core.KeyBatch, locations: _core.RowLocations | None = None, /) -> None:
+        pass
+
     def make_locations(self, batch: _core.KeyBatch, /) -> None:
         return None
 

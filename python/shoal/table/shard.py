@@ -60,6 +60,13 @@ class ShardReader(Protocol):
     def make_locations(self, batch: _core.KeyBatch, /) -> _core.RowLocations | None:
         """Make room for the positions of a batch's rows, which a pull finds and a push reuses; None: not supported."""
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `prefetch` reads from a disk."""
+
+    def prefetch(self, batch: _core.KeyBatch, locations: _core.RowLocations | None = None, /) -> None:
+        """Prepare a later call: find the positions of a batch's rows, and begin to read those that are on disk."""
+
     def pull(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
     ) -> Waitable | None:
@@ -105,9 +112,6 @@ class Shard(ShardReader, Protocol):
     @property
     def retains_arrays(self) -> bool:
         """Whether a push keeps a reference to its arrays until it is done."""
-
-    def locate(self, batch: _core.KeyBatch, locations: _core.RowLocations, /) -> None:
-        """Find the positions of a batch's rows without reading them."""
 
     def push(
         self,
@@ -258,6 +262,16 @@ class LocalShard(LocalCalls, _core.Shard):
     def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, budget: _core.Budget | None = None) -> Self:
         """Make an empty shard of a table, with a memory budget or without one."""
         return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """False: all rows are in memory."""
+        return False
+
+    def prefetch(self, batch: _core.KeyBatch, locations: _core.RowLocations | None = None, /) -> None:
+        """Find the positions of a batch's rows."""
+        if locations is not None:
+            self.locate(batch, locations)
 
 
 def pull_and_expand(

@@ -22,6 +22,8 @@ class TierStats:
         Size of the file.
     hits, misses, absent : int
         Unique keys of calls whose row was in memory, was read from disk, or did not exist.
+    prefetched : int
+        Of the misses, rows that were read before the call: see :meth:`shoal.Table.prefetch`.
     reads : int
         Pages that were read for them, ``absent_reads`` for keys that do not exist.
     absent_reads : int
@@ -44,6 +46,7 @@ class TierStats:
     disk_bytes: int
     hits: int
     misses: int
+    prefetched: int
     absent: int
     absent_reads: int
     reads: int

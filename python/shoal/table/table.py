@@ -342,6 +342,35 @@ class Table:
 
         return Future(self._rwlock.shared(both), lambda: rows)
 
+    def prefetch(self, keys: Keys | KeyBatch) -> None:
+        """Begin to read the rows of a later call that are on disk, and return.
+
+        Parameters
+        ----------
+        keys : uint64[n], int64[n] or KeyBatch
+            Those of the call, or from this store's ``key_batch``.
+
+        Notes
+        -----
+        For tables with a storage (:class:`shoal.Tiered`); others do nothing. No result depends on it, and no page is
+        read twice. Rows that were read take up to an eighth of the storage's memory, in addition to it, until a call
+        uses them or the keys of 8 later calls were prefetched; rows without room are read by their call. An error of
+        the disk is raised by the call that needs the rows. Fits and :class:`shoal.torch.Pipeline` do this themselves.
+        Safe from any thread.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> with shoal.local() as store:
+        ...     table = store.table("t")
+        ...     for keys in np.arange(6, dtype=np.uint64).reshape(2, 3):
+        ...         table.prefetch(keys)
+        """
+        reader = self.reader
+        if reader.reads_ahead:
+            batch = keys if isinstance(keys, KeyBatch) else self._batch(keys)
+            reader.prefetch(batch.native)
+
     def pull_unique(self, batch: KeyBatch, *, out: AnyRows | None = None) -> AnyRows:
         """Read the rows of a batch's unique keys, in hash order.
 

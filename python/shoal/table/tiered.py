@@ -97,6 +97,11 @@ class TieredLocalShard(LocalCalls, _core.TieredShard):
         """Reserve nothing: rows go to disk as they come."""
 
     @property
+    def reads_ahead(self) -> bool:
+        """True: a prefetch begins to read rows."""
+        return True
+
+    @property
     def tier(self) -> TierStats:
         """Statistics of the tier."""
         return TierStats(**self.tier_stats())

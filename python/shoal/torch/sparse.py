@@ -175,7 +175,9 @@ class SparseModule(nn.Module):
     # ---- ahead of forward ----------------------------------------------------------------------------------------
 
     def sort_ahead(self, keys: Tensor, *, workers: _core.ThreadPool | None = None) -> PendingLookup:
-        """Sort the keys of a later forward, and in a local store find their rows. Nothing is pulled.
+        """Sort the keys of a later forward, and in a local store find their rows, or begin to read them from disk.
+
+        Nothing is pulled.
 
         Parameters
         ----------
@@ -197,7 +199,7 @@ class SparseModule(nn.Module):
         lookup = self._new_lookup(given, workers)
         lookup.digest = _core.digest(given, _SEED)
         if lookup.locations is not None:
-            self._table.shard.locate(lookup.batch.native, lookup.locations)
+            self._table.reader.prefetch(lookup.batch.native, lookup.locations)
         return self._put(lookup)
 
     def prefetch(self, keys: Tensor) -> PendingLookup:

@@ -194,7 +194,12 @@ class RemoteShard:
     def make_locations(self, batch: _core.KeyBatch, /) -> None:
         """Return None: the rows are not in this process."""
 
-    def locate(self, batch: _core.KeyBatch, locations: _core.RowLocations, /) -> None:
+    @property
+    def reads_ahead(self) -> bool:
+        """False: the rows are not in this process."""
+        return False
+
+    def prefetch(self, batch: _core.KeyBatch, locations: _core.RowLocations | None = None, /) -> None:
         """Do nothing."""
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> CallFuture:
