@@ -67,7 +67,7 @@ class Fails:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.service, name)
 
-    def hold(self) -> None:
+    def hold(self, job: int = 0) -> None:
         raise RuntimeError("out of order")
 
 

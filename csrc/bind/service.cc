@@ -1,3 +1,7 @@
+// Service and its replicas in Python: orders, messages, assignments, metrics and saves.
+//
+// Over 600 lines: the bindings of one class.
+
 #include "server/replica_orders.h"
 #include "server/replicated_service.h"
 
@@ -79,40 +83,53 @@ void add_orders(py::class_<Face>& face) {
   face.def(
           "start_job",
           [](Face& self, std::uint32_t job, const std::string& mode, std::uint32_t staleness, bool mean,
-             std::uint32_t before) {
+             std::uint32_t before, bool is_named) {
             SHOAL_CHECK(mode == "bsp" || mode == "ssp" || mode == "asp",
                         "no mode " + mode + ": bsp, ssp or asp");
             const Mode chosen = mode == "bsp" ? Mode::kBsp : (mode == "ssp" ? Mode::kSsp : Mode::kAsp);
-            on(self, [&](auto& service) { service.start_job(job, chosen, staleness, mean, before); });
+            on(self,
+               [&](auto& service) { service.start_job(job, chosen, staleness, mean, before, is_named); });
           },
           py::arg("job"), py::arg("mode"), py::arg("staleness") = 0, py::arg("mean") = false,
-          py::arg("before") = 0, Nogil())
+          py::arg("before") = 0, py::arg("is_named") = false, Nogil())
+      .def(
+          "end_job",
+          [](Face& self, std::uint32_t job) { on(self, [&](auto& service) { service.end_job(job); }); },
+          py::arg("job"), Nogil())
       .def(
           "admit",
-          [](Face& self, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
-            on(self, [&](auto& service) { service.admit(rank, incarnation, clock); });
+          [](Face& self, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
+             std::uint32_t job) {
+            on(self, [&](auto& service) { service.admit(rank, incarnation, clock, job); });
           },
-          py::arg("rank"), py::arg("incarnation"), py::arg("clock"), Nogil())
+          py::arg("rank"), py::arg("incarnation"), py::arg("clock"), py::arg("job") = kDefaultJob, Nogil())
       .def(
           "fence",
-          [](Face& self, std::uint32_t rank, std::uint32_t incarnation) {
-            const LastTick last = on(self, [&](auto& service) { return service.fence(rank, incarnation); });
+          [](Face& self, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t job) {
+            const LastTick last =
+                on(self, [&](auto& service) { return service.fence(rank, incarnation, job); });
             return std::pair(last.clock, last.tables);
           },
-          py::arg("rank"), py::arg("incarnation"), Nogil())
+          py::arg("rank"), py::arg("incarnation"), py::arg("job") = kDefaultJob, Nogil())
       .def(
           "dismiss",
           [](Face& self, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
-             std::vector<std::uint32_t> tables) {
+             std::vector<std::uint32_t> tables, std::uint32_t job) {
             const LastTick last{.clock = clock, .tables = std::move(tables)};
-            return on(self, [&](auto& service) { return service.dismiss(rank, incarnation, last); });
+            return on(self, [&](auto& service) { return service.dismiss(rank, incarnation, last, job); });
           },
           py::arg("rank"), py::arg("incarnation"), py::arg("clock") = 0,
-          py::arg("tables") = std::vector<std::uint32_t>(), Nogil())
+          py::arg("tables") = std::vector<std::uint32_t>(), py::arg("job") = kDefaultJob, Nogil())
       .def(
-          "hold", [](Face& self) { return on(self, [](auto& service) { return service.hold(); }); }, Nogil())
+          "hold",
+          [](Face& self, std::uint32_t job) {
+            return on(self, [&](auto& service) { return service.hold(job); });
+          },
+          py::arg("job") = kDefaultJob, Nogil())
       .def(
-          "resume", [](Face& self) { on(self, [](auto& service) { service.resume(); }); }, Nogil())
+          "resume",
+          [](Face& self, std::uint32_t job) { on(self, [&](auto& service) { service.resume(job); }); },
+          py::arg("job") = kDefaultJob, Nogil())
       .def(
           "add_table",
           [](Face& self, std::uint32_t id, std::size_t dim, const std::string& dtype,
@@ -423,6 +440,19 @@ py::object metrics(const ReplicatedService& service, std::optional<double> patie
   all["applied"] = now.applied;
   all["floor"] = now.floor;
   all["clocks"] = clocks;
+  py::dict jobs;
+  for (const auto& job : now.jobs) {
+    py::dict its_clocks;
+    for (const auto& [rank, clock] : job.clocks) {
+      its_clocks[py::int_(rank)] = clock;
+    }
+    py::dict one;
+    one["applied"] = job.applied;
+    one["floor"] = job.floor;
+    one["clocks"] = its_clocks;
+    jobs[py::int_(job.number)] = one;
+  }
+  all["jobs"] = jobs;
   all["pull_staleness"] = histogram(now.pull_staleness);
   all["push_staleness"] = histogram(now.push_staleness);
   return all;

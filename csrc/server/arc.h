@@ -12,10 +12,15 @@
 //              rules; they are executed before the step of c.
 //   SSP, ASP   push() and sweep() act at once.
 //
+// Several jobs may be served at once (server/job_state.h), each with its own clocks: a job's pushes of a clock are applied when its own
+// workers have ticked it. A table may be used by several jobs: then their operations and steps act on its rows in the order in which
+// the arc executes them, each as a whole, and a job reads what any of them has applied. The steps of several jobs that one message
+// ends are made in the order in which the jobs began.
+//
 // It knows no peers, replies, sockets, key lists or encodings.
 //
 // Invariants
-//   I1  In BSP applied() <= clocks().floor(), and nothing is kept for a clock below applied().
+//   I1  There is a default job, and the numbers of the jobs differ.
 //   I2  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is repeated. A push, or the
 //       step of a clock, that ran out of memory continues where it stopped. An operation that was executed is not executed again.
 //   I3  Budget decisions depend on the slots alone: each has the same share in any arc.
@@ -41,6 +46,7 @@
 #include "server/clocks.h"
 #include "server/dedup_window.h"
 #include "server/disposal.h"
+#include "server/job_state.h"
 #include "server/pending_pushes.h"
 #include "server/slot_range.h"
 #include "shard/reductions.h"
@@ -49,7 +55,13 @@
 
 namespace shoal {
 
-enum class Mode : std::uint8_t { kBsp, kSsp, kAsp };
+// A worker: a rank of a job.
+struct WorkerId {
+  std::uint32_t job = 0;
+  std::uint32_t rank = 0;
+
+  bool operator==(const WorkerId&) const = default;
+};
 
 // The last tick of a worker: its clock, and the tables that it named (under BSP).
 struct LastTick {
@@ -74,19 +86,21 @@ class Arc {
   struct Table {
     std::shared_ptr<Shard> shard;    // shared: a save may outlive the table
     std::shared_ptr<Shard> loading;  // replaces `shard` when the load ends
-    std::uint32_t loader = 0;        // the rank of the worker that loads
+    WorkerId loader{};               // the worker that loads
     // A save of a base or a delta that another endpoint executes.
     struct Save {
-      std::uint32_t rank = 0;
+      WorkerId worker{};
       std::uint64_t sequence = 0;
       bool is_followed = false;  // false: a save of this shard had not closed
     };
     std::optional<Save> save;
     std::string full;  // why a BSP step was not made: no memory, or a failed optimizer; until one is
+    std::uint32_t reached =
+        0;  // the greatest clock of the table that a named job which has ended has reached
   };
   // Who writes, and where.
   struct Write {
-    std::uint32_t rank = 0;
+    WorkerId worker{};
     std::uint64_t sequence = 0;
     std::uint32_t table = 0;
     std::uint32_t clock = 0;
@@ -122,25 +136,20 @@ class Arc {
   const Slots& slots() const noexcept { return slots_; }  // of the whole table
   std::size_t first_slot() const noexcept { return first_; }
   std::size_t end_slot() const noexcept { return end_; }
-  std::uint32_t job() const noexcept { return job_; }
-  Mode mode() const noexcept { return mode_; }
-  const Clocks& clocks() const noexcept { return clocks_; }
-  std::uint32_t applied() const noexcept { return applied_; }
+  // The default job comes first, the others follow in the order in which they began.
+  const std::vector<std::unique_ptr<JobState>>& jobs() const noexcept { return jobs_; }
+  // Of this number; null: there is none. kDefaultJob means the default job.
+  const JobState* find_job(std::uint32_t number) const noexcept;
   // Of the last record that it has executed (server/replication_log.h), while no replica counts them; not part of its state.
   std::uint64_t stamp() const noexcept { return stamp_; }
   void set_stamp(std::uint64_t stamp) noexcept { stamp_ = stamp; }
-  std::size_t pending_bytes() const noexcept { return pending_.bytes(); }
-  // Of the clock that is merged next.
-  std::size_t next_bytes() const noexcept { return pending_.bytes(applied_); }
   const std::map<std::uint32_t, Table>& tables() const noexcept { return tables_; }
   // Bytes per slot; nullopt: no budget.
   std::optional<std::uint64_t> slot_bytes() const noexcept;
-  // Whether both execute the same job with the same workers; their clocks may differ.
-  bool agrees_with(const Arc& other) const noexcept;
   Table* find(std::uint32_t id) noexcept;
   const Table* find(std::uint32_t id) const noexcept;
-  // Whether a read at this clock sees all that it must see.
-  bool is_complete(std::uint32_t clock) const noexcept;
+  // What Shard calls the store's clock, for an operation of a job at its clock. A job that is not known counts as the default job.
+  std::uint32_t store_clock(std::uint32_t job, std::uint32_t table, std::uint32_t clock) const noexcept;
   // Divides hashes of these slots by slot. Valid until the next cut() or fresh().
   SlotSlices cut(std::span<const std::uint64_t> hashes);
 
@@ -151,21 +160,25 @@ class Arc {
 
   // --- orders: arc_control.cc ---------------------------------------------------------------------------------------
 
-  // Starts a job without admitted workers; pending work of the last job is dropped, tables stay. Its clock starts at 0; the
-  // tables' clocks continue from the clock `before` that the last job reached.
-  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before);
-  // std::invalid_argument if the worker would miss applied clocks.
-  void check_admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) const;
+  // Starts a job without admitted workers, at clock 0. Tables stay. The default job replaces the last one, whose pending work is
+  // dropped, and the tables' clocks continue from the clock `before` that it reached. A named job begins beside the others.
+  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before,
+                 bool is_named = false);
+  // Ends a named job: pending work is dropped.
+  void end_job(std::uint32_t job);
+  // std::invalid_argument if the worker would miss applied clocks, or there is no such job.
+  void check_admit(const WorkerId& worker, std::uint32_t incarnation, std::uint32_t clock) const;
   // Whether it has admitted the worker, or an earlier incarnation.
-  bool serves(std::uint32_t rank, std::uint32_t incarnation) const noexcept;
+  bool serves(const WorkerId& worker, std::uint32_t incarnation) const noexcept;
   // Whether an admission replaces an admitted worker.
-  bool replaces(std::uint32_t rank, std::uint32_t incarnation) const noexcept;
-  // These two return the number of dropped pushes, of clocks that the worker has not ticked.
-  std::size_t admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
-  std::size_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last);
-  LastTick fence(std::uint32_t rank, std::uint32_t incarnation);
-  std::uint32_t hold() { return clocks_.hold(); }
-  void resume() { clocks_.resume(); }
+  bool replaces(const WorkerId& worker, std::uint32_t incarnation) const noexcept;
+  // These two return the number of dropped pushes, of clocks that the worker has not ticked. In a job that is not known fence() and
+  // dismiss() have no effect, and neither have hold() and resume().
+  std::size_t admit(const WorkerId& worker, std::uint32_t incarnation, std::uint32_t clock);
+  std::size_t dismiss(const WorkerId& worker, std::uint32_t incarnation, const LastTick& last);
+  LastTick fence(const WorkerId& worker, std::uint32_t incarnation);
+  std::uint32_t hold(std::uint32_t job);
+  void resume(std::uint32_t job);
   // Bytes per slot; before the first table is added.
   void set_memory(std::uint64_t slot_bytes);
   // An empty shard of these slots, for add_table() or load_begin(). MemoryBudgetExceededError.
@@ -176,8 +189,8 @@ class Arc {
   // --- writes: arc_write.cc -----------------------------------------------------------------------------------------
 
   // Whether a call of the worker has been executed here, in any slot; or in this one.
-  bool has_done(std::uint32_t rank, std::uint64_t sequence) const noexcept;
-  bool has_done(std::uint32_t rank, std::uint64_t sequence, std::size_t slot) const noexcept;
+  bool has_done(const WorkerId& worker, std::uint64_t sequence) const noexcept;
+  bool has_done(const WorkerId& worker, std::uint64_t sequence, std::size_t slot) const noexcept;
   // What is left of a write; valid until the next cut() or fresh(). Changes nothing.
   Fresh fresh(const Write& write, std::span<const std::uint64_t> hashes);
   // `owner` keeps the memory of the rows; null: they are copied if they are kept.
@@ -185,7 +198,7 @@ class Arc {
   void assign(const Write& write, const Rows& rows, const Fresh& fresh);
   void erase(const Write& write, const Fresh& fresh);
   // Rows that the call erased in the slots of these hashes, however often it came.
-  std::uint64_t erased(std::uint32_t rank, std::uint64_t sequence,
+  std::uint64_t erased(const WorkerId& worker, std::uint64_t sequence,
                        std::span<const std::uint64_t> hashes) const noexcept;
   // A function that changes rows of the slots [first, end): its results, also if it is repeated.
   const std::vector<double>& change(const Write& write, Function function, std::span<const double> parameters,
@@ -199,32 +212,39 @@ class Arc {
   // `step`: the table's step; its clock; the name of the base of the next delta.
   void load_end(const Write& write, std::uint64_t step, std::uint32_t table_clock, const std::string& base);
   void drop_loading(std::uint32_t table);
-  // A save that another endpoint executes, of a base or a delta of this table; and the end of the saves of a worker, or of the one
-  // that began with call `sequence`: its name, if it was written.
+  // A save that another endpoint executes, of a base or a delta of this table; and the end of all saves, of those of a job's workers, of
+  // one of them, or of the one that began with call `sequence`: its name, if it was written.
   void begin_save(const Write& write);
-  void end_saves(std::optional<std::uint32_t> rank = {}, std::optional<std::uint64_t> sequence = {},
-                 const std::optional<std::string>& name = {});
+  void end_saves(std::optional<std::uint32_t> job = {}, std::optional<std::uint32_t> rank = {},
+                 std::optional<std::uint64_t> sequence = {}, const std::optional<std::string>& name = {});
   // A call without effect on rows was executed.
-  void mark(const Write& write) { history(write.rank).calls().mark(write.sequence); }
+  void mark(const Write& write) { history(write.worker).calls().mark(write.sequence); }
 
   // --- clocks: arc_step.cc ------------------------------------------------------------------------------------------
 
   // Ends a clock of a worker, who pushed to these tables in it.
-  void tick(std::uint32_t rank, std::span<const std::uint32_t> tables);
-  // Whether a clock has ended that is not applied.
-  bool has_step() const noexcept { return mode_ == Mode::kBsp && applied_ < clocks_.floor(); }
-  // Applies the next one. If it throws, it stays pending.
-  void step();
+  void tick(const WorkerId& worker, std::span<const std::uint32_t> tables);
+  // Applies the next clock of the n-th job that has ended and is not applied. If it throws, it stays pending.
+  void step(std::size_t n) { step(*jobs_[n]); }
 
  private:
   friend class ArcCopy;
   friend class ArcRestorer;
   Arc(Slots slots, std::size_t first, std::size_t end);
 
-  DedupWindow& history(std::uint32_t rank);
-  DedupWindow* find_history(std::uint32_t rank) const noexcept;
+  JobState* mutable_job(std::uint32_t number) noexcept;
+  // The caller has checked that it is known.
+  JobState& job(std::uint32_t number);
+  DedupWindow& history(const WorkerId& worker);
+  DedupWindow* find_history(const WorkerId& worker) const noexcept;
   Table& table(std::uint32_t id);
-  std::size_t forget(std::uint32_t rank);
+  std::size_t forget(JobState& job, std::uint32_t rank);
+  // What a job that ends, or is replaced, has begun.
+  void drop_loads(std::uint32_t job);
+  // The greatest clock of a table that the named jobs have reached.
+  std::uint32_t reached(std::uint32_t id, const Table& table) const noexcept;
+  void tick(JobState& job, std::uint32_t rank, std::span<const std::uint32_t> tables);
+  void step(JobState& job);
   // The rows that are left to do, copied to the workspace if others lie between them.
   Rows rest(const Fresh& fresh, const Rows& rows, std::size_t dim, std::uint64_t sequence, DedupWindow& dedup,
             SlotSlices& slices);
@@ -234,7 +254,7 @@ class Arc {
   void mark(const SlotSlices& slices, std::uint64_t sequence, DedupWindow& dedup) const noexcept;
   void step_rows(const Write& write, Table& table, const SlotSlices& slices, const Rows& rows,
                  DedupWindow& dedup);
-  void step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& step);
+  void step_table(JobState& job, std::uint32_t id, Table& table);
 
   // What the shards refer to. They keep it: a save may outlive the arc.
   struct ShardContext {
@@ -249,18 +269,9 @@ class Arc {
   Disposal* disposal_ = nullptr;
   std::shared_ptr<ShardContext> context_ = std::make_shared<ShardContext>();
 
-  std::uint32_t job_ = 0;
-  Mode mode_ = Mode::kBsp;
-  std::uint32_t staleness_ = 0;
-  bool mean_ = false;
-  Clocks clocks_;
-  std::uint32_t applied_ = 0;
   std::uint64_t stamp_ = 0;
-  std::vector<std::unique_ptr<DedupWindow>> dedup_;  // by rank, from its first write on
-  std::vector<std::vector<std::uint32_t>>
-      tick_tables_;  // by rank: the tables that its last tick named, under BSP
+  std::vector<std::unique_ptr<JobState>> jobs_;
   std::map<std::uint32_t, Table> tables_;
-  PendingPushes pending_;
   std::vector<std::uint64_t> offsets_;  // one more than slots: scratch
 };
 

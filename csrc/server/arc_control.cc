@@ -10,7 +10,9 @@
 namespace shoal {
 
 Arc::Arc(Slots slots, std::size_t first, std::size_t end)
-    : slots_(slots), first_(first), end_(end), offsets_(end - first + 1) {}
+    : slots_(slots), first_(first), end_(end), offsets_(end - first + 1) {
+  jobs_.push_back(std::make_unique<JobState>());
+}
 
 Arc::Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspace, Disposal& disposal)
     : Arc(slots, first, end) {
@@ -33,84 +35,193 @@ Arc::Table& Arc::table(std::uint32_t id) {
   return *found;
 }
 
-void Arc::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before) {
-  job_ = job;
-  mode_ = mode == Mode::kSsp && staleness == 0 ? Mode::kBsp : mode;
-  staleness_ = staleness;
-  mean_ = mean;
-  clocks_.clear();
-  applied_ = 0;
-  dedup_.clear();
-  tick_tables_.clear();
-  pending_.clear();
-  end_saves();
-  for (auto& [id, table] : tables_) {
-    disposal_->add(std::move(table.loading));
-    table.full.clear();
-    table.shard->set_clock(table.shard->table_clock(before), 0);
+// --- jobs -------------------------------------------------------------------------------------------------------
+
+const JobState* Arc::find_job(std::uint32_t number) const noexcept {
+  if (number == kDefaultJob) {
+    return jobs_.front().get();
   }
+  const auto found = std::ranges::find(jobs_, number, [](const auto& job) { return job->number; });
+  return found == jobs_.end() ? nullptr : found->get();
 }
 
-std::size_t Arc::forget(std::uint32_t rank) {
+JobState* Arc::mutable_job(std::uint32_t number) noexcept {
+  if (number == kDefaultJob) {
+    return jobs_.front().get();
+  }
+  const auto found = std::ranges::find(jobs_, number, [](const auto& job) { return job->number; });
+  return found == jobs_.end() ? nullptr : found->get();
+}
+
+JobState& Arc::job(std::uint32_t number) {
+  JobState* const found = mutable_job(number);
+  SHOAL_CHECK(found != nullptr, "there is no job " + std::to_string(number));
+  return *found;
+}
+
+std::uint32_t Arc::store_clock(std::uint32_t job, std::uint32_t table, std::uint32_t clock) const noexcept {
+  const JobState* const known = find_job(job);
+  const Table* const its = find(table);
+  if (known == nullptr || !known->is_named || its == nullptr) {
+    return clock;
+  }
+  return clock + known->origin(table) - its->shard->table_clock(0);
+}
+
+std::uint32_t Arc::reached(std::uint32_t id, const Table& table) const noexcept {
+  std::uint32_t most = table.reached;
+  for (const auto& job : jobs_) {
+    if (job->is_named) {
+      most = std::max(most, job->origin(id) + job->clocks.greatest());
+    }
+  }
+  return most;
+}
+
+void Arc::start_job(std::uint32_t number, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before,
+                    bool is_named) {
+  auto fresh = std::make_unique<JobState>();
+  fresh->number = number;
+  fresh->is_named = is_named;
+  fresh->mode = mode == Mode::kSsp && staleness == 0 ? Mode::kBsp : mode;
+  fresh->staleness = staleness;
+  fresh->mean = mean;
+  if (is_named) {
+    const std::uint32_t now = jobs_.front()->clocks.greatest();
+    for (const auto& [id, table] : tables_) {
+      fresh->origins[id] = std::max(table.shard->table_clock(now), reached(id, table));
+    }
+    jobs_.push_back(std::move(fresh));
+    return;
+  }
+  JobState& last = *jobs_.front();
+  end_saves(last.number);
+  drop_loads(last.number);
   for (auto& [id, table] : tables_) {
-    if (table.loader == rank) {
+    table.full.clear();
+    table.shard->set_clock(std::max(table.shard->table_clock(before), reached(id, table)), 0);
+  }
+  jobs_.front() = std::move(fresh);
+}
+
+void Arc::end_job(std::uint32_t number) {
+  const auto found =
+      std::ranges::find_if(jobs_, [&](const auto& job) { return job->is_named && job->number == number; });
+  if (found == jobs_.end()) {
+    return;
+  }
+  end_saves(number);
+  drop_loads(number);
+  for (auto& [id, table] : tables_) {
+    table.reached = std::max(table.reached, (*found)->origin(id) + (*found)->clocks.greatest());
+  }
+  jobs_.erase(found);
+}
+
+void Arc::drop_loads(std::uint32_t number) {
+  for (auto& [id, table] : tables_) {
+    if (table.loading != nullptr && table.loader.job == number) {
       disposal_->add(std::move(table.loading));
     }
   }
-  end_saves(rank);
-  return pending_.drop(rank, clocks_.clock(rank));
 }
 
-void Arc::check_admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) const {
-  const auto& workers = clocks_.workers();
+// --- workers ----------------------------------------------------------------------------------------------------
+
+std::size_t Arc::forget(JobState& job, std::uint32_t rank) {
+  for (auto& [id, table] : tables_) {
+    if (table.loader == WorkerId{.job = job.number, .rank = rank}) {
+      disposal_->add(std::move(table.loading));
+    }
+  }
+  end_saves(job.number, rank);
+  return job.pending.drop(rank, job.clocks.clock(rank));
+}
+
+void Arc::check_admit(const WorkerId& worker, std::uint32_t incarnation, std::uint32_t clock) const {
+  const auto [number, rank] = worker;
+  const JobState* const job = find_job(number);
+  SHOAL_CHECK(job != nullptr, "there is no job " + std::to_string(number) + " to admit rank " +
+                                  std::to_string(rank) + " to: start it first");
+  const auto& workers = job->clocks.workers();
   const bool known = rank < workers.size() && workers[rank].incarnation >= incarnation;
-  SHOAL_CHECK(known || mode_ != Mode::kBsp || clock >= applied_,
+  SHOAL_CHECK(known || job->mode != Mode::kBsp || clock >= job->applied,
               "rank " + std::to_string(rank) + " cannot join at clock " + std::to_string(clock) +
-                  ": the clocks before " + std::to_string(applied_) + " are applied; hold() first");
+                  ": the clocks before " + std::to_string(job->applied) + " are applied; hold() first");
 }
 
-bool Arc::replaces(std::uint32_t rank, std::uint32_t incarnation) const noexcept {
-  const auto& workers = clocks_.workers();
-  return rank < workers.size() && workers[rank].admitted && workers[rank].incarnation < incarnation;
+bool Arc::replaces(const WorkerId& worker, std::uint32_t incarnation) const noexcept {
+  const JobState* const job = find_job(worker.job);
+  if (job == nullptr || worker.rank >= job->clocks.workers().size()) {
+    return false;
+  }
+  const Clocks::Worker& known = job->clocks.workers()[worker.rank];
+  return known.admitted && known.incarnation < incarnation;
 }
 
-bool Arc::serves(std::uint32_t rank, std::uint32_t incarnation) const noexcept {
-  const auto& workers = clocks_.workers();
-  return rank < workers.size() && workers[rank].admitted && workers[rank].incarnation <= incarnation;
+bool Arc::serves(const WorkerId& worker, std::uint32_t incarnation) const noexcept {
+  const JobState* const job = find_job(worker.job);
+  if (job == nullptr || worker.rank >= job->clocks.workers().size()) {
+    return false;
+  }
+  const Clocks::Worker& known = job->clocks.workers()[worker.rank];
+  return known.admitted && known.incarnation <= incarnation;
 }
 
-std::size_t Arc::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
-  check_admit(rank, incarnation, clock);
-  const std::size_t dropped = replaces(rank, incarnation) ? forget(rank) : 0;
-  if (clocks_.admit(rank, incarnation, clock) && rank < dedup_.size()) {
-    dedup_[rank].reset();
+std::size_t Arc::admit(const WorkerId& worker, std::uint32_t incarnation, std::uint32_t clock) {
+  check_admit(worker, incarnation, clock);
+  JobState& its = job(worker.job);
+  const std::size_t dropped = replaces(worker, incarnation) ? forget(its, worker.rank) : 0;
+  if (its.clocks.admit(worker.rank, incarnation, clock) && worker.rank < its.dedup.size()) {
+    its.dedup[worker.rank].reset();
   }
   return dropped;
 }
 
-LastTick Arc::fence(std::uint32_t rank, std::uint32_t incarnation) {
-  if (!clocks_.fence(rank, incarnation)) {
+LastTick Arc::fence(const WorkerId& worker, std::uint32_t incarnation) {
+  JobState* const its = mutable_job(worker.job);
+  if (its == nullptr || !its->clocks.fence(worker.rank, incarnation)) {
     return {};
   }
-  return {.clock = clocks_.clock(rank),
-          .tables = rank < tick_tables_.size() ? tick_tables_[rank] : std::vector<std::uint32_t>()};
+  return {.clock = its->clocks.clock(worker.rank),
+          .tables = worker.rank < its->tick_tables.size() ? its->tick_tables[worker.rank]
+                                                          : std::vector<std::uint32_t>()};
 }
 
-std::size_t Arc::dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last) {
-  const auto& workers = clocks_.workers();
+std::size_t Arc::dismiss(const WorkerId& worker, std::uint32_t incarnation, const LastTick& last) {
+  JobState* const its = mutable_job(worker.job);
+  if (its == nullptr) {
+    return 0;
+  }
+  const std::uint32_t rank = worker.rank;
+  const auto& workers = its->clocks.workers();
   std::size_t dropped = 0;
-  if (serves(rank, incarnation)) {
+  if (serves(worker, incarnation)) {
     // A client ends a clock when every endpoint has ended the previous one, so this is at most one tick. A client that behaves
     // otherwise has only its last tick's tables.
-    while (workers[rank].incarnation == incarnation && clocks_.clock(rank) < last.clock) {
-      tick(rank, clocks_.clock(rank) + 1 == last.clock ? std::span<const std::uint32_t>(last.tables)
-                                                       : std::span<const std::uint32_t>());
+    while (workers[rank].incarnation == incarnation && its->clocks.clock(rank) < last.clock) {
+      tick(*its, rank,
+           its->clocks.clock(rank) + 1 == last.clock ? std::span<const std::uint32_t>(last.tables)
+                                                     : std::span<const std::uint32_t>());
     }
-    dropped = forget(rank);
+    dropped = forget(*its, rank);
   }
-  clocks_.dismiss(rank, incarnation);
+  its->clocks.dismiss(rank, incarnation);
   return dropped;
 }
+
+std::uint32_t Arc::hold(std::uint32_t number) {
+  JobState* const its = mutable_job(number);
+  return its == nullptr ? 0 : its->clocks.hold();
+}
+
+void Arc::resume(std::uint32_t number) {
+  if (JobState* const its = mutable_job(number); its != nullptr) {
+    its->clocks.resume();
+  }
+}
+
+// --- tables -----------------------------------------------------------------------------------------------------
 
 void Arc::set_memory(std::uint64_t slot_bytes) {
   SHOAL_DCHECK(tables_.empty());
@@ -119,10 +230,6 @@ void Arc::set_memory(std::uint64_t slot_bytes) {
 
 std::optional<std::uint64_t> Arc::slot_bytes() const noexcept {
   return context_->budget ? std::optional<std::uint64_t>(context_->budget->share()) : std::nullopt;
-}
-
-bool Arc::agrees_with(const Arc& other) const noexcept {
-  return job_ == other.job_ && mode_ == other.mode_ && clocks_.agrees_with(other.clocks_);
 }
 
 std::shared_ptr<Shard> Arc::make_shard(const TableSpec& spec) {
@@ -138,7 +245,7 @@ std::shared_ptr<Shard> Arc::make_shard(const TableSpec& spec) {
 
 void Arc::add_table(std::uint32_t id, std::shared_ptr<Shard> shard) {
   tables_.try_emplace(id,
-                      Table{.shard = std::move(shard), .loading = {}, .loader = 0, .save = {}, .full = {}});
+                      Table{.shard = std::move(shard), .loading = {}, .loader = {}, .save = {}, .full = {}});
 }
 
 void Arc::drop_table(std::uint32_t id) {
@@ -146,7 +253,10 @@ void Arc::drop_table(std::uint32_t id) {
   disposal_->add(std::move(dropped.shard));
   disposal_->add(std::move(dropped.loading));
   tables_.erase(id);
-  pending_.drop_table(id);
+  for (const auto& job : jobs_) {
+    job->pending.drop_table(id);
+    job->origins.erase(id);
+  }
 }
 
 }  // namespace shoal

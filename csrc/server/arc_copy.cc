@@ -15,6 +15,9 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x43524153;  // "SARC"
 constexpr std::uint8_t kVersion = 2;
+// Of arcs that have, or had, named jobs: their state follows in the last piece.
+constexpr std::uint8_t kVersionJobs = 3;
+constexpr std::uint32_t kMaxJobs = 65536;
 constexpr std::size_t kHeadBytes = ArcRestorer::kHeadBytes;
 constexpr std::size_t kMaxText = 4096;
 enum class Kind : std::uint8_t { kHead, kTable, kSlot, kTail };
@@ -26,11 +29,12 @@ ByteWriter begun() {
 }
 
 // Fills the first kHeadBytes.
-std::vector<std::byte> finished(Kind kind, std::size_t number, std::vector<std::byte> piece) {
+std::vector<std::byte> finished(std::uint8_t version, Kind kind, std::size_t number,
+                                std::vector<std::byte> piece) {
   const auto body = std::span(piece).subspan(kHeadBytes);
   ByteWriter head;
   head.put(kMagic);
-  head.put(kVersion);
+  head.put(version);
   head.put(kind);
   head.put(std::uint16_t{0});
   head.put(static_cast<std::uint32_t>(number));
@@ -67,34 +71,14 @@ ArcCopy::ArcCopy(const Arc& arc)
   head.put(static_cast<std::uint32_t>(arc.tables_.size()));
   head_ = head.take();
   ByteWriter tail = begun();
-  tail.put(arc.job_);
-  tail.put(arc.mode_);
-  tail.put(arc.staleness_);
-  tail.put(static_cast<std::uint8_t>(arc.mean_ ? 1 : 0));
-  tail.put(arc.applied_);
-  arc.clocks_.save(tail);
-  // A rank's window is made by its first call, also where that was refused: one without a write is not written.
-  std::size_t ranks = arc.dedup_.size();
-  while (ranks != 0 && (arc.dedup_[ranks - 1] == nullptr || arc.dedup_[ranks - 1]->is_new())) {
-    --ranks;
+  arc.jobs_.front()->save(tail);
+  const bool has_named = arc.jobs_.size() > 1 || std::ranges::any_of(arc.tables_, [](const auto& table) {
+                           return table.second.reached != 0;
+                         });
+  version_ = has_named ? kVersionJobs : kVersion;
+  if (has_named) {
+    save_named(arc, tail);
   }
-  tail.put(static_cast<std::uint32_t>(ranks));
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const bool has_window = arc.dedup_[rank] != nullptr && !arc.dedup_[rank]->is_new();
-    tail.put(static_cast<std::uint8_t>(has_window ? 1 : 0));
-    if (has_window) {
-      arc.dedup_[rank]->save(tail);
-    }
-  }
-  ranks = arc.tick_tables_.size();
-  while (ranks != 0 && arc.tick_tables_[ranks - 1].empty()) {
-    --ranks;
-  }
-  tail.put(static_cast<std::uint32_t>(ranks));
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    tail.put_array(std::span<const std::uint32_t>(arc.tick_tables_[rank]));
-  }
-  arc.pending_.save(tail);
   tail_ = tail.take();
   bytes_ = head_.size() + tail_.size();
   for (const auto& [id, table] : arc.tables_) {
@@ -112,25 +96,42 @@ ArcCopy::ArcCopy(const Arc& arc)
   }
 }
 
+void ArcCopy::save_named(const Arc& arc, ByteWriter& tail) {
+  tail.put(static_cast<std::uint32_t>(arc.tables_.size()));
+  for (const auto& [id, table] : arc.tables_) {
+    tail.put(id);
+    tail.put(table.reached);
+  }
+  tail.put(static_cast<std::uint32_t>(arc.jobs_.size() - 1));
+  for (const auto& job : std::span(arc.jobs_).subspan(1)) {
+    tail.put(static_cast<std::uint32_t>(job->origins.size()));
+    for (const auto& [id, clock] : job->origins) {
+      tail.put(id);
+      tail.put(clock);
+    }
+    job->save(tail);
+  }
+}
+
 std::vector<std::byte> ArcCopy::next() {
   const std::size_t number = next_++;
   if (number == 0) {
-    return finished(Kind::kHead, number, std::move(head_));
+    return finished(version_, Kind::kHead, number, std::move(head_));
   }
   if (tables_.empty()) {
-    return finished(Kind::kTail, number, std::move(tail_));
+    return finished(version_, Kind::kTail, number, std::move(tail_));
   }
   Table& table = tables_.front();
   if (!table.piece.empty()) {
     slot_ = range_.first;
-    return finished(Kind::kTable, number, std::exchange(table.piece, {}));
+    return finished(version_, Kind::kTable, number, std::exchange(table.piece, {}));
   }
   ByteWriter out = begun();
   table.shard->take(Slot{static_cast<std::uint32_t>(slot_)}, out);
   if (++slot_ == range_.end) {
     tables_.pop_front();
   }
-  return finished(Kind::kSlot, number, out.take());
+  return finished(version_, Kind::kSlot, number, out.take());
 }
 
 void ArcCopy::cancel() noexcept {
@@ -163,8 +164,11 @@ void ArcRestorer::add(std::span<const std::byte> piece) {
   ByteReader head(piece, "a piece of an arc");
   head.check(head.take<std::uint32_t>("magic") == kMagic, "magic", "is not that of a piece");
   const auto version = head.take<std::uint8_t>("version");
-  head.check(version == kVersion, "version",
-             "is " + std::to_string(version) + ", and this server reads " + std::to_string(kVersion));
+  head.check(version == kVersion || version == kVersionJobs, "version",
+             "is " + std::to_string(version) + ", and this server reads " + std::to_string(kVersion) +
+                 " and " + std::to_string(kVersionJobs));
+  head.check(number_ == 0 || version == version_, "version", "is not that of the first piece");
+  version_ = version;
   head.check(head.take_enum("kind", Kind::kTail) == kind && head.take<std::uint16_t>("kind") == 0, "kind",
              "is not that of piece " + std::to_string(number_));
   head.check(head.take<std::uint32_t>("number") == number_, "number", "is not " + std::to_string(number_));
@@ -223,29 +227,37 @@ void ArcRestorer::add_table(ByteReader& in) {
 }
 
 void ArcRestorer::add_tail(ByteReader& in) {
-  const std::size_t first = arc_->first_;
-  const std::size_t end = arc_->end_;
-  arc_->job_ = in.take<std::uint32_t>("job");
-  arc_->mode_ = in.take_enum("mode", Mode::kAsp);
-  arc_->staleness_ = in.take<std::uint32_t>("staleness");
-  arc_->mean_ = in.take_flag("mean");
-  arc_->applied_ = in.take<std::uint32_t>("applied");
-  arc_->clocks_ = Clocks::restore(in);
-  arc_->dedup_.resize(in.take_between<std::uint32_t>("windows", 0, Clocks::kMaxWorkers));
-  for (auto& window : arc_->dedup_) {
-    if (in.take_flag("window")) {
-      window = std::make_unique<DedupWindow>(first, end);
-      window->restore(in);
-    }
+  const SlotRange range{arc_->first_, arc_->end_};
+  arc_->jobs_.front()->restore(in, arc_->slots_, range, dims_);
+  if (version_ == kVersionJobs) {
+    add_named(in);
   }
-  arc_->tick_tables_.resize(in.take_between<std::uint32_t>("last ticks", 0, Clocks::kMaxWorkers));
-  for (auto& named : arc_->tick_tables_) {
-    named = in.take_array<std::uint32_t>("last tick");
-  }
-  arc_->pending_ = PendingPushes::restore(in, arc_->slots_, {first, end}, dims_);
-  in.check(arc_->mode_ != Mode::kBsp || arc_->pending_.empty() || arc_->pending_.next() >= arc_->applied_,
-           "pending pushes", "are of a clock that is applied");
   is_whole_ = true;
+}
+
+void ArcRestorer::add_named(ByteReader& in) {
+  constexpr const char* kField = "named jobs";
+  const auto table = [&] {
+    const auto id = in.take<std::uint32_t>(kField);
+    in.check(dims_.contains(id), kField, "use a table that the arc does not have");
+    return id;
+  };
+  for (auto left = in.take<std::uint32_t>(kField); left != 0; --left) {
+    const auto id = table();
+    arc_->find(id)->reached = in.take<std::uint32_t>(kField);
+  }
+  for (auto left = in.take_between<std::uint32_t>(kField, 0, kMaxJobs); left != 0; --left) {
+    auto job = std::make_unique<JobState>();
+    job->is_named = true;
+    for (auto origins = in.take<std::uint32_t>(kField); origins != 0; --origins) {
+      const auto id = table();
+      job->origins[id] = in.take<std::uint32_t>(kField);
+    }
+    job->restore(in, arc_->slots_, {arc_->first_, arc_->end_}, dims_);
+    in.check(job->number != kDefaultJob && arc_->find_job(job->number) == nullptr, kField,
+             "have a number twice");
+    arc_->jobs_.push_back(std::move(job));
+  }
 }
 
 std::unique_ptr<Arc> ArcRestorer::finish() {

@@ -21,76 +21,71 @@ constexpr std::size_t kMaxIdleBytes = std::size_t{64} << 20U;
 
 }  // namespace
 
-void Arc::tick(std::uint32_t rank, std::span<const std::uint32_t> tables) {
-  if (mode_ == Mode::kBsp) {
-    if (rank >= tick_tables_.size()) {
-      tick_tables_.resize(rank + std::size_t{1});
+void Arc::tick(const WorkerId& worker, std::span<const std::uint32_t> tables) {
+  tick(job(worker.job), worker.rank, tables);
+}
+
+void Arc::tick(JobState& job, std::uint32_t rank, std::span<const std::uint32_t> tables) {
+  if (job.mode == Mode::kBsp) {
+    if (rank >= job.tick_tables.size()) {
+      job.tick_tables.resize(rank + std::size_t{1});
     }
     std::vector<std::uint32_t> named;  // without unknown tables, whose number is unbounded
     std::ranges::copy_if(tables, std::back_inserter(named),
                          [&](std::uint32_t id) { return tables_.contains(id); });
-    pending_.tick(clocks_.clock(rank), named);
-    tick_tables_[rank] = std::move(named);
+    job.pending.tick(job.clocks.clock(rank), named);
+    job.tick_tables[rank] = std::move(named);
   }
-  clocks_.tick(rank);
+  job.clocks.tick(rank);
 }
 
-bool Arc::is_complete(std::uint32_t clock) const noexcept {
-  switch (mode_) {
-    case Mode::kBsp:
-      return clock <= applied_;
-    case Mode::kSsp:
-      return clock <= std::uint64_t{clocks_.floor()} + staleness_;
-    case Mode::kAsp:
-      break;
-  }
-  return true;
-}
-
-void Arc::step() {
-  if (pending_.empty() || pending_.next() >= clocks_.floor()) {
-    applied_ = clocks_.floor();
+void Arc::step(JobState& job) {
+  PendingPushes& pending = job.pending;
+  if (pending.empty() || pending.next() >= job.clocks.floor()) {
+    job.applied = job.clocks.floor();
     return;
   }
-  SHOAL_DCHECK(pending_.next() >= applied_);
-  if (pending_.next() > applied_) {
-    applied_ = pending_.next();
+  SHOAL_DCHECK(pending.next() >= job.applied);
+  if (pending.next() > job.applied) {
+    job.applied = pending.next();
     return;
   }
   // Sweeps come before the step: their answers described the rows as they are now.
-  for (PendingPushes::Sweep& sweep : pending_.first().sweeps) {
+  for (PendingPushes::Sweep& sweep : pending.first().sweeps) {
     Table* const table = sweep.done ? nullptr : find(sweep.table);
     if (table != nullptr) {
-      table->shard->sweep(first_, end_, applied_, sweep.rules, false);
+      table->shard->sweep(first_, end_, store_clock(job.number, sweep.table, job.applied), sweep.rules,
+                          false);
       table->full.clear();
     }
     sweep.done = true;
   }
-  const std::size_t kept = pending_.bytes(applied_);
-  while (const auto id = pending_.next_table()) {
+  const std::size_t kept = pending.bytes(job.applied);
+  while (const auto id = pending.next_table()) {
     if (Table* const table = find(*id)) {
-      step_table(*id, *table, pending_.first());
+      step_table(job, *id, *table);
     }
-    pending_.finish_table(*id);
+    pending.finish_table(*id);
   }
-  pending_.pop();
+  pending.pop();
   if (kept > kMaxIdleBytes) {
     trim_heap();
   }
-  ++applied_;
+  ++job.applied;
 }
 
-void Arc::step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& step) {
+void Arc::step_table(JobState& job, std::uint32_t id, Table& table) {
+  PendingPushes::ClockStep& step = job.pending.first();
   Shard& shard = *table.shard;
   const std::size_t dim = shard.rows().dim();
   const Elements elements = shard.spec().optimizer.elements();
   // Counts are added up, also where gradients are averaged.
   const std::size_t divisor =
-      mean_ && elements == Elements::kFloat32 ? std::max<std::size_t>(step.ticked, 1) : 1;
+      job.mean && elements == Elements::kFloat32 ? std::max<std::size_t>(step.ticked, 1) : 1;
   std::vector<SortedList> lists;
   std::size_t total = 0;
   std::size_t longest = 0;
-  for (const PendingPushes::Push& push : pending_.pushes(id)) {
+  for (const PendingPushes::Push& push : job.pending.pushes(id)) {
     if (!push.hashes.empty()) {
       lists.push_back({push.hashes, push.grads, push.counts});
       total += push.hashes.size();
@@ -124,7 +119,7 @@ void Arc::step_table(std::uint32_t id, Table& table, PendingPushes::ClockStep& s
   std::size_t stepped = 0;
   try {
     const OccurrenceCounts occurrences{.counts = all.counts.subspan(all.counts.empty() ? 0 : step.stepped),
-                                       .clock = applied_};
+                                       .clock = store_clock(job.number, id, job.applied)};
     shard.push(cut(all.hashes.subspan(step.stepped)), all.grads.subspan(step.stepped * dim), occurrences,
                &stepped, nullptr, &workspace_->shard);
   } catch (const MemoryBudgetExceededError& error) {

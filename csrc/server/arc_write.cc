@@ -18,33 +18,35 @@ constexpr std::size_t kFewPerSlot = 4;
 
 }  // namespace
 
-DedupWindow& Arc::history(std::uint32_t rank) {
-  if (rank >= dedup_.size()) {
-    dedup_.resize(rank + std::size_t{1});
+DedupWindow& Arc::history(const WorkerId& worker) {
+  auto& windows = job(worker.job).dedup;
+  if (worker.rank >= windows.size()) {
+    windows.resize(worker.rank + std::size_t{1});
   }
-  if (dedup_[rank] == nullptr) {
-    dedup_[rank] = std::make_unique<DedupWindow>(first_, end_);
+  if (windows[worker.rank] == nullptr) {
+    windows[worker.rank] = std::make_unique<DedupWindow>(first_, end_);
   }
-  return *dedup_[rank];
+  return *windows[worker.rank];
 }
 
-DedupWindow* Arc::find_history(std::uint32_t rank) const noexcept {
-  return rank < dedup_.size() ? dedup_[rank].get() : nullptr;
+DedupWindow* Arc::find_history(const WorkerId& worker) const noexcept {
+  const JobState* const job = find_job(worker.job);
+  return job == nullptr ? nullptr : job->find_history(worker.rank);
 }
 
-bool Arc::has_done(std::uint32_t rank, std::uint64_t sequence) const noexcept {
-  DedupWindow* const dedup = find_history(rank);
+bool Arc::has_done(const WorkerId& worker, std::uint64_t sequence) const noexcept {
+  DedupWindow* const dedup = find_history(worker);
   return dedup != nullptr && dedup->calls().contains(sequence);
 }
 
-bool Arc::has_done(std::uint32_t rank, std::uint64_t sequence, std::size_t slot) const noexcept {
-  DedupWindow* const dedup = find_history(rank);
+bool Arc::has_done(const WorkerId& worker, std::uint64_t sequence, std::size_t slot) const noexcept {
+  DedupWindow* const dedup = find_history(worker);
   return dedup != nullptr && dedup->slot(slot).contains(sequence);
 }
 
-std::uint64_t Arc::erased(std::uint32_t rank, std::uint64_t sequence,
+std::uint64_t Arc::erased(const WorkerId& worker, std::uint64_t sequence,
                           std::span<const std::uint64_t> hashes) const noexcept {
-  const DedupWindow* const dedup = find_history(rank);
+  const DedupWindow* const dedup = find_history(worker);
   if (dedup == nullptr) {
     return 0;
   }
@@ -105,7 +107,7 @@ SlotSlices Arc::cut(std::span<const std::uint64_t> hashes) {
 }
 
 Arc::Fresh Arc::fresh(const Write& write, std::span<const std::uint64_t> hashes) {
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   Fresh fresh{.slices = cut(hashes)};
   if (hashes.empty()) {
     fresh.any = !dedup.calls().contains(write.sequence);
@@ -162,13 +164,14 @@ void Arc::mark(const SlotSlices& slices, std::uint64_t sequence, DedupWindow& de
 
 void Arc::push(const Write& write, const Rows& rows, const Fresh& fresh, std::shared_ptr<const void> owner) {
   Table& target = table(write.table);
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   SlotSlices slices;
   const Rows some = rest(fresh, rows, target.shard->rows().dim(), write.sequence, dedup, slices);
-  if (mode_ != Mode::kBsp) {
+  JobState& writer = job(write.worker.job);
+  if (writer.mode != Mode::kBsp) {
     step_rows(write, target, slices, some, dedup);
   } else {
-    PendingPushes::Push kept{.rank = write.rank,
+    PendingPushes::Push kept{.rank = write.worker.rank,
                              .sequence = write.sequence,
                              .hashes = some.hashes,
                              .grads = some.values,
@@ -177,7 +180,7 @@ void Arc::push(const Write& write, const Rows& rows, const Fresh& fresh, std::sh
     if (kept.owner == nullptr || some.hashes.data() != rows.hashes.data()) {
       kept.keep({}, workspace_->buffers);
     }
-    pending_.add(write.clock, write.table, std::move(kept));
+    writer.pending.add(write.clock, write.table, std::move(kept));
   }
   mark(slices, write.sequence, dedup);
 }
@@ -186,8 +189,10 @@ void Arc::step_rows(const Write& write, Table& table, const SlotSlices& slices, 
                     DedupWindow& dedup) {
   std::size_t stepped = 0;
   try {
-    table.shard->push(slices, rows.values, {.counts = rows.counts, .clock = write.clock}, &stepped, nullptr,
-                      &workspace_->shard);
+    table.shard->push(
+        slices, rows.values,
+        {.counts = rows.counts, .clock = store_clock(write.worker.job, write.table, write.clock)}, &stepped,
+        nullptr, &workspace_->shard);
   } catch (const std::bad_alloc&) {
     // Record where it stopped: when it is sent again, it continues there.
     const auto& [hashes, offsets] = slices;
@@ -205,16 +210,16 @@ void Arc::step_rows(const Write& write, Table& table, const SlotSlices& slices, 
 
 void Arc::assign(const Write& write, const Rows& rows, const Fresh& fresh) {
   Table& target = table(write.table);
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   SlotSlices slices;
   const Rows some = rest(fresh, rows, target.shard->rows().dim(), write.sequence, dedup, slices);
-  target.shard->assign(slices, some.values, write.clock);
+  target.shard->assign(slices, some.values, store_clock(write.worker.job, write.table, write.clock));
   mark(slices, write.sequence, dedup);
 }
 
 void Arc::erase(const Write& write, const Fresh& fresh) {
   Table& target = table(write.table);
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   SlotSlices slices;
   rest(fresh, {fresh.slices.hashes, {}, {}}, 0, write.sequence, dedup, slices);
   auto& erased = dedup.erased(write.sequence);
@@ -239,7 +244,7 @@ void Arc::erase(const Write& write, const Fresh& fresh) {
 const std::vector<double>& Arc::change(const Write& write, Function function,
                                        std::span<const double> parameters, std::size_t first,
                                        std::size_t end) {
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   // Reserve room for the answer first: changed rows cannot be restored.
   auto& answer = dedup.answer(write.sequence);
   if (!dedup.calls().contains(write.sequence)) {
@@ -250,22 +255,24 @@ const std::vector<double>& Arc::change(const Write& write, Function function,
 }
 
 const std::vector<std::uint64_t>& Arc::sweep(const Write& write, std::span<const Expiry> rules) {
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   // Reserve room for the answer first: removed rows cannot be restored.
   auto& answer = dedup.swept(write.sequence);
   if (dedup.calls().contains(write.sequence)) {
     return answer;
   }
   Table& target = table(write.table);
-  const bool keeps = mode_ == Mode::kBsp;
-  answer = target.shard->sweep(first_, end_, write.clock, rules, keeps);
+  JobState& writer = job(write.worker.job);
+  const bool keeps = writer.mode == Mode::kBsp;
+  const std::uint32_t clock = store_clock(write.worker.job, write.table, write.clock);
+  answer = target.shard->sweep(first_, end_, clock, rules, keeps);
   if (keeps) {
     const std::size_t count = rules.empty() ? target.shard->spec().lifecycle.expire().size() : rules.size();
     answer.resize(Shard::kSweepHead + 2 * count);  // without the words that only a dry run returns
-    pending_.sweep(write.clock, {.rank = write.rank,
-                                 .sequence = write.sequence,
-                                 .table = write.table,
-                                 .rules = {rules.begin(), rules.end()}});
+    writer.pending.sweep(write.clock, {.rank = write.worker.rank,
+                                       .sequence = write.sequence,
+                                       .table = write.table,
+                                       .rules = {rules.begin(), rules.end()}});
   } else {
     target.full.clear();
   }
@@ -287,14 +294,14 @@ void Arc::begin_save(const Write& write) {
   if (is_followed) {
     saved->shard->begin_base();
   }
-  saved->save = {.rank = write.rank, .sequence = write.sequence, .is_followed = is_followed};
+  saved->save = {.worker = write.worker, .sequence = write.sequence, .is_followed = is_followed};
 }
 
-void Arc::end_saves(std::optional<std::uint32_t> rank, std::optional<std::uint64_t> sequence,
-                    const std::optional<std::string>& name) {
+void Arc::end_saves(std::optional<std::uint32_t> job, std::optional<std::uint32_t> rank,
+                    std::optional<std::uint64_t> sequence, const std::optional<std::string>& name) {
   for (auto& [id, table] : tables_) {
-    if (!table.save || (rank && table.save->rank != *rank) ||
-        (sequence && table.save->sequence != *sequence)) {
+    if (!table.save || (job && table.save->worker.job != *job) ||
+        (rank && table.save->worker.rank != *rank) || (sequence && table.save->sequence != *sequence)) {
       continue;
     }
     if (table.save->is_followed) {
@@ -309,15 +316,15 @@ void Arc::end_saves(std::optional<std::uint32_t> rank, std::optional<std::uint64
 // --- loads ------------------------------------------------------------------------------------------------------
 
 void Arc::load_begin(const Write& write, std::shared_ptr<Shard> shard) {
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   Table& target = table(write.table);
   disposal_->add(std::exchange(target.loading, std::move(shard)));
-  target.loader = write.rank;
+  target.loader = write.worker;
   dedup.calls().mark(write.sequence);
 }
 
 void Arc::load_rows(const Write& write, std::size_t rows, std::span<const std::byte> section) {
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   if (!dedup.calls().contains(write.sequence)) {
     table(write.table).loading->restore(rows, section);
     dedup.calls().mark(write.sequence);
@@ -325,20 +332,29 @@ void Arc::load_rows(const Write& write, std::size_t rows, std::span<const std::b
 }
 
 void Arc::load_filter(const Write& write, Slots cut, Slot slot, std::span<const std::byte> filter) {
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   table(write.table).loading->restore_filter(cut, slot, filter);
   dedup.calls().mark(write.sequence);
 }
 
 void Arc::load_end(const Write& write, std::uint64_t step, std::uint32_t table_clock,
                    const std::string& base) {
-  DedupWindow& dedup = history(write.rank);
+  DedupWindow& dedup = history(write.worker);
   if (dedup.calls().contains(write.sequence)) {
     return;
   }
   Table& target = table(write.table);
   target.loading->set_step(step);
-  target.loading->set_clock(table_clock, write.clock);
+  // Each job goes on from the loaded clock.
+  const JobState& writer = job(write.worker.job);
+  target.loading->set_clock(table_clock, writer.is_named ? jobs_.front()->clocks.greatest() : write.clock);
+  target.reached = 0;
+  for (const auto& one : jobs_) {
+    if (one->is_named) {
+      const std::uint32_t now = one.get() == &writer ? write.clock : one->clocks.greatest();
+      one->origins[write.table] = table_clock - now;
+    }
+  }
   if (!base.empty()) {
     target.loading->track(base);
   }

@@ -10,8 +10,7 @@
 
 namespace shoal {
 
-CheckpointSession::CheckpointSession(const Name& name, std::span<const TableRequest> tables,
-                                     std::uint32_t clock)
+CheckpointSession::CheckpointSession(const Name& name, std::span<const TableRequest> tables)
     : name_(name), loads_(!tables.empty() && !tables.front().kind) {
   tables_.reserve(tables.size());
   summaries_.reserve(tables.size() * kSummaryWords);
@@ -25,8 +24,8 @@ CheckpointSession::CheckpointSession(const Name& name, std::span<const TableRequ
       if (!table.kind) {
         continue;
       }
-      const Snapshot& snapshot =
-          source.snapshot.emplace(*part.shard, clock, *table.kind, 0, Purpose::kSave, table.parts.size());
+      const Snapshot& snapshot = source.snapshot.emplace(*part.shard, part.clock, *table.kind, 0,
+                                                         Purpose::kSave, table.parts.size());
       summary[0] = std::max(summary[0], snapshot.step());
       summary[1] = std::max(summary[1], std::uint64_t{snapshot.table_clock()});
       summary[2] += snapshot.rows();

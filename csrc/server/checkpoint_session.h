@@ -45,6 +45,7 @@ class CheckpointSession {
  public:
   // The call that began the session.
   struct Name {
+    std::uint32_t job = 0;
     std::uint32_t rank = 0;
     std::uint32_t incarnation = 0;
     std::uint64_t sequence = 0;
@@ -56,6 +57,7 @@ class CheckpointSession {
     std::shared_ptr<Shard> shard;
     std::size_t first = 0;
     std::size_t end = 0;
+    std::uint32_t clock = 0;  // of the save, as the shard counts (Shard::table_clock)
   };
   struct TableRequest {
     std::vector<Part> parts;                                      // in the order of their slots
@@ -65,7 +67,7 @@ class CheckpointSession {
 
   // The tables are all saved or all loaded, are in no other session, and have a base if their kind requires one; their parts are
   // of the same slots, which will be taken. No row may change during the call; a Service changes its shards under its mutex alone.
-  CheckpointSession(const Name& name, std::span<const TableRequest> tables, std::uint32_t clock);
+  CheckpointSession(const Name& name, std::span<const TableRequest> tables);
   ~CheckpointSession();
   CheckpointSession(const CheckpointSession&) = delete;
   CheckpointSession& operator=(const CheckpointSession&) = delete;

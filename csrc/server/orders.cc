@@ -39,12 +39,25 @@ struct Write {
   void operator()(const StartJob& order) const {
     put_all(to, order.job, static_cast<std::uint8_t>(order.mode), order.staleness,
             static_cast<std::uint8_t>(order.mean), order.before);
+    if (order.is_named) {
+      to.put(std::uint8_t{1});
+    }
   }
-  void operator()(const Admit& order) const { put_all(to, order.rank, order.incarnation, order.clock); }
-  void operator()(const Fence& order) const { put_all(to, order.rank, order.incarnation); }
-  void operator()(const Dismiss& order) const { put_all(to, order.rank, order.incarnation, order.last); }
-  void operator()(const Hold& /*order*/) const {}
-  void operator()(const Resume& /*order*/) const {}
+  void operator()(const Admit& order) const {
+    put_all(to, order.rank, order.incarnation, order.clock);
+    put_job(order.job);
+  }
+  void operator()(const Fence& order) const {
+    put_all(to, order.rank, order.incarnation);
+    put_job(order.job);
+  }
+  void operator()(const Dismiss& order) const {
+    put_all(to, order.rank, order.incarnation, order.last);
+    put_job(order.job);
+  }
+  void operator()(const Hold& order) const { put_job(order.job); }
+  void operator()(const Resume& order) const { put_job(order.job); }
+  void operator()(const EndJob& order) const { to.put(order.job); }
   void operator()(const SetMemory& order) const { put_all(to, order.slot_bytes); }
   void operator()(const AddTable& order) const { put_all(to, order.id, order.spec); }
   void operator()(const DropTable& order) const { put_all(to, order.id); }
@@ -75,6 +88,11 @@ struct Write {
     }
   }
 
+  void put_job(std::uint32_t job) const {
+    if (job != kDefaultJob) {
+      to.put(job);
+    }
+  }
   void put(std::span<const SlotRange> arcs) const {
     std::vector<std::uint64_t> bounds;
     for (const SlotRange& range : arcs) {
@@ -105,6 +123,7 @@ std::vector<std::byte> encode(const Order& order) {
 Order decode_order(std::span<const std::byte> bytes) {
   ByteReader from(bytes, kName);
   const auto number = [&](const char* field) { return from.take<std::uint32_t>(field); };
+  const auto job = [&] { return from.left() == 0 ? kDefaultJob : number("the job"); };
   const auto ranges = [&] {
     const auto bounds = from.take_array<std::uint64_t>("the slots");
     std::vector<SlotRange> found;
@@ -123,6 +142,7 @@ Order decode_order(std::span<const std::byte> bytes) {
       start.staleness = number("the staleness");
       start.mean = from.take_flag("the mean");
       start.before = number("the clock before");
+      start.is_named = from.left() != 0 && from.take_flag("whether it is named");
       order = start;
       break;
     }
@@ -131,6 +151,7 @@ Order decode_order(std::span<const std::byte> bytes) {
       admit.rank = number("the rank");
       admit.incarnation = number("the incarnation");
       admit.clock = number("the clock");
+      admit.job = job();
       order = admit;
       break;
     }
@@ -138,6 +159,7 @@ Order decode_order(std::span<const std::byte> bytes) {
       Fence fence;
       fence.rank = number("the rank");
       fence.incarnation = number("the incarnation");
+      fence.job = job();
       order = fence;
       break;
     }
@@ -147,14 +169,15 @@ Order decode_order(std::span<const std::byte> bytes) {
       dismiss.incarnation = number("the incarnation");
       dismiss.last.clock = number("the clock");
       dismiss.last.tables = from.take_array<std::uint32_t>("the tables");
+      dismiss.job = job();
       order = std::move(dismiss);
       break;
     }
     case 4:
-      order = Hold{};
+      order = Hold{job()};
       break;
     case 5:
-      order = Resume{};
+      order = Resume{job()};
       break;
     case 6:
       order = SetMemory{from.take<std::uint64_t>("the bytes of a slot")};
@@ -203,6 +226,9 @@ Order decode_order(std::span<const std::byte> bytes) {
       order = std::move(catch_up);
       break;
     }
+    case 13:
+      order = EndJob{number("the job")};
+      break;
     default:
       SHOAL_CHECK(false, "there is no order " + std::to_string(kind));
   }
@@ -215,17 +241,19 @@ void execute(const Order& order, Service& service) {
       [&](const auto& one) {
         using One = std::decay_t<decltype(one)>;
         if constexpr (std::is_same_v<One, StartJob>) {
-          service.start_job(one.job, one.mode, one.staleness, one.mean, one.before);
+          service.start_job(one.job, one.mode, one.staleness, one.mean, one.before, one.is_named);
         } else if constexpr (std::is_same_v<One, Admit>) {
-          service.admit(one.rank, one.incarnation, one.clock);
+          service.admit(one.rank, one.incarnation, one.clock, one.job);
         } else if constexpr (std::is_same_v<One, Fence>) {
-          service.fence(one.rank, one.incarnation);
+          service.fence(one.rank, one.incarnation, one.job);
         } else if constexpr (std::is_same_v<One, Dismiss>) {
-          service.dismiss(one.rank, one.incarnation, one.last);
+          service.dismiss(one.rank, one.incarnation, one.last, one.job);
         } else if constexpr (std::is_same_v<One, Hold>) {
-          service.hold();
+          service.hold(one.job);
         } else if constexpr (std::is_same_v<One, Resume>) {
-          service.resume();
+          service.resume(one.job);
+        } else if constexpr (std::is_same_v<One, EndJob>) {
+          service.end_job(one.job);
         } else if constexpr (std::is_same_v<One, SetMemory>) {
           service.set_memory(one.slot_bytes);
         } else if constexpr (std::is_same_v<One, AddTable>) {

@@ -2,6 +2,9 @@
 //
 //   u8 number in Order | its fields; a table's description as in shard/spec_bytes.h
 //
+// Of a named job, its number follows the fields of an order that concerns a job (u32), and 1 those of its START_JOB (u8). Without, the
+// order is of the default job.
+//
 // Executing an order again has no effect: a primary may have died after its backup executed it and before the scheduler heard of it.
 
 #pragma once
@@ -22,23 +25,31 @@ struct StartJob {
   std::uint32_t staleness = 0;
   bool mean = false;
   std::uint32_t before = 0;
+  bool is_named = false;
 };
 struct Admit {
   std::uint32_t rank = 0;
   std::uint32_t incarnation = 0;
   std::uint32_t clock = 0;
+  std::uint32_t job = kDefaultJob;
 };
 struct Fence {
   std::uint32_t rank = 0;
   std::uint32_t incarnation = 0;
+  std::uint32_t job = kDefaultJob;
 };
 struct Dismiss {
   std::uint32_t rank = 0;
   std::uint32_t incarnation = 0;
   LastTick last{};
+  std::uint32_t job = kDefaultJob;
 };
-struct Hold {};
-struct Resume {};
+struct Hold {
+  std::uint32_t job = kDefaultJob;
+};
+struct Resume {
+  std::uint32_t job = kDefaultJob;
+};
 struct SetMemory {
   std::uint64_t slot_bytes = 0;
 };
@@ -80,8 +91,12 @@ struct CatchUpArcs {
   std::vector<std::uint64_t> stamps{};  // of the new primary's copies
   std::vector<KeptRecord> records{};
 };
+// Ends a named job.
+struct EndJob {
+  std::uint32_t job = 0;
+};
 using Order = std::variant<StartJob, Admit, Fence, Dismiss, Hold, Resume, SetMemory, AddTable, DropTable,
-                           ReleaseArcs, AbortCopy, JoinArcs, CatchUpArcs>;
+                           ReleaseArcs, AbortCopy, JoinArcs, CatchUpArcs, EndJob>;
 
 std::vector<std::byte> encode(const Order& order);
 // std::invalid_argument for anything that encode() has not made.

@@ -29,25 +29,33 @@ class ReplicaOrders {
     return service_.act_on_replica(stream_, arcs_, order, function);
   }
 
-  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0) {
-    act(StartJob{job, mode, staleness, mean, before},
-        [&](Service& service) { service.start_job(job, mode, staleness, mean, before); });
+  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0,
+                 bool is_named = false) {
+    act(StartJob{job, mode, staleness, mean, before, is_named},
+        [&](Service& service) { service.start_job(job, mode, staleness, mean, before, is_named); });
   }
-  void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
-    act(Admit{rank, incarnation, clock}, [&](Service& service) { service.admit(rank, incarnation, clock); });
+  void end_job(std::uint32_t job) {
+    act(EndJob{job}, [&](Service& service) { service.end_job(job); });
   }
-  LastTick fence(std::uint32_t rank, std::uint32_t incarnation) {
-    return act(Fence{rank, incarnation}, [&](Service& service) { return service.fence(rank, incarnation); });
+  void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
+             std::uint32_t job = kDefaultJob) {
+    act(Admit{rank, incarnation, clock, job},
+        [&](Service& service) { service.admit(rank, incarnation, clock, job); });
   }
-  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last) {
-    return act(Dismiss{rank, incarnation, last},
-               [&](Service& service) { return service.dismiss(rank, incarnation, last); });
+  LastTick fence(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t job = kDefaultJob) {
+    return act(Fence{rank, incarnation, job},
+               [&](Service& service) { return service.fence(rank, incarnation, job); });
   }
-  std::uint32_t hold() {
-    return act(Hold{}, [](Service& service) { return service.hold(); });
+  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last,
+                        std::uint32_t job = kDefaultJob) {
+    return act(Dismiss{rank, incarnation, last, job},
+               [&](Service& service) { return service.dismiss(rank, incarnation, last, job); });
   }
-  void resume() {
-    act(Resume{}, [](Service& service) { service.resume(); });
+  std::uint32_t hold(std::uint32_t job = kDefaultJob) {
+    return act(Hold{job}, [&](Service& service) { return service.hold(job); });
+  }
+  void resume(std::uint32_t job = kDefaultJob) {
+    act(Resume{job}, [&](Service& service) { service.resume(job); });
   }
   void set_memory(std::uint64_t slot_bytes) {
     act(SetMemory{slot_bytes}, [&](Service& service) { service.set_memory(slot_bytes); });

@@ -135,30 +135,36 @@ void ReplicatedService::set_map(std::uint32_t epoch, const std::vector<SlotRange
 }
 
 void ReplicatedService::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean,
-                                  std::uint32_t before) {
-  control(StartJob{job, mode, staleness, mean, before},
-          [&] { service_.start_job(job, mode, staleness, mean, before); });
+                                  std::uint32_t before, bool is_named) {
+  control(StartJob{job, mode, staleness, mean, before, is_named},
+          [&] { service_.start_job(job, mode, staleness, mean, before, is_named); });
 }
 
-void ReplicatedService::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
-  control(Admit{rank, incarnation, clock}, [&] { service_.admit(rank, incarnation, clock); });
+void ReplicatedService::end_job(std::uint32_t job) {
+  control(EndJob{job}, [&] { service_.end_job(job); });
 }
 
-LastTick ReplicatedService::fence(std::uint32_t rank, std::uint32_t incarnation) {
-  return control(Fence{rank, incarnation}, [&] { return service_.fence(rank, incarnation); });
+void ReplicatedService::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
+                              std::uint32_t job) {
+  control(Admit{rank, incarnation, clock, job}, [&] { service_.admit(rank, incarnation, clock, job); });
 }
 
-std::uint32_t ReplicatedService::dismiss(std::uint32_t rank, std::uint32_t incarnation,
-                                         const LastTick& last) {
-  return control(Dismiss{rank, incarnation, last}, [&] { return service_.dismiss(rank, incarnation, last); });
+LastTick ReplicatedService::fence(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t job) {
+  return control(Fence{rank, incarnation, job}, [&] { return service_.fence(rank, incarnation, job); });
 }
 
-std::uint32_t ReplicatedService::hold() {
-  return control(Hold{}, [&] { return service_.hold(); });
+std::uint32_t ReplicatedService::dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last,
+                                         std::uint32_t job) {
+  return control(Dismiss{rank, incarnation, last, job},
+                 [&] { return service_.dismiss(rank, incarnation, last, job); });
 }
 
-void ReplicatedService::resume() {
-  control(Resume{}, [&] { service_.resume(); });
+std::uint32_t ReplicatedService::hold(std::uint32_t job) {
+  return control(Hold{job}, [&] { return service_.hold(job); });
+}
+
+void ReplicatedService::resume(std::uint32_t job) {
+  control(Resume{job}, [&] { service_.resume(job); });
 }
 
 void ReplicatedService::set_memory(std::uint64_t slot_bytes) {

@@ -117,12 +117,16 @@ class ReplicatedService {
   // --- control: as in Service; orders are appended to the logs of all streams ------------------------------------------
 
   void set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges);
-  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0);
-  void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
-  LastTick fence(std::uint32_t rank, std::uint32_t incarnation);
-  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last = {});
-  std::uint32_t hold();
-  void resume();
+  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0,
+                 bool is_named = false);
+  void end_job(std::uint32_t job);
+  void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
+             std::uint32_t job = kDefaultJob);
+  LastTick fence(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t job = kDefaultJob);
+  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last = {},
+                        std::uint32_t job = kDefaultJob);
+  std::uint32_t hold(std::uint32_t job = kDefaultJob);
+  void resume(std::uint32_t job = kDefaultJob);
   void set_memory(std::uint64_t slot_bytes);
   void add_table(std::uint32_t id, const TableSpec& spec);
   void drop_table(std::uint32_t id);

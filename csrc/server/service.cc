@@ -43,6 +43,7 @@ Service::Service(Slots slots, const std::vector<SlotRange>& arcs, const ServiceL
               "at most 32 GiB of pushes can wait for their clock, got a limit of " +
                   std::to_string(limits.pending_bytes) + " bytes");
   refused_.reserve(slots.count());
+  jobs_.push_back(std::make_unique<JobRequests>());
   serve_ranges(arcs);
 }
 
@@ -124,21 +125,24 @@ bool Service::check_worker(const Call& call) {
     send(call, {.status = Status::kWrongEpoch}, 1);
     return false;
   }
-  if (job_ == 0 || arcs_.empty()) {
+  if (!has_begun_ || arcs_.empty()) {
     send(call, Status::kNotAdmitted);
     return false;
   }
-  if (header.job != job_) {
+  const JobRequests* const job = header.job == kDefaultJob ? nullptr : find_job(header.job);
+  if (job == nullptr) {
     send(call, Status::kWrongJob);
     return false;
   }
-  const auto asked = std::span(arcs_).first(arcs_agree_ ? 1 : arcs_.size());
-  const auto any = [&](Clocks::WorkerState state) {
+  const auto asked = std::span(arcs_).first(job->arcs_agree ? 1 : arcs_.size());
+  const auto any = [&](Clocks::WorkerState wanted) {
     return std::ranges::any_of(asked, [&](const auto& arc) {
-      return arc->job() == job_ && arc->clocks().state(header.worker, header.incarnation) == state;
+      const JobState* const its = arc->find_job(header.job);
+      return its != nullptr && its->clocks.state(header.worker, header.incarnation) == wanted;
     });
   };
-  const bool all_have_job = std::ranges::all_of(asked, [&](const auto& arc) { return arc->job() == job_; });
+  const bool all_have_job =
+      std::ranges::all_of(asked, [&](const auto& arc) { return arc->find_job(header.job) != nullptr; });
   if (any(Clocks::WorkerState::kFenced)) {
     send(call, Status::kFenced);
     return false;
@@ -206,7 +210,7 @@ bool Service::recall(Call& call) {
   const Header& header = call.header;
   if ((header.flags & wire::kDigest) == 0) {
     if (header.worker != wire::kAnonymous) {
-      key_lists_.insert(digest(call.hashes, job_), call.hashes);
+      key_lists_.insert(digest(call.hashes, header.job), call.hashes);
     }
     return true;
   }
@@ -298,34 +302,84 @@ void Service::route(std::span<const std::uint64_t> hashes) {
 
 // --- clocks of the arcs -----------------------------------------------------------------------------------------
 
-std::uint32_t Service::applied() const noexcept {
-  const auto least = std::ranges::min_element(arcs_, {}, [](const auto& arc) { return arc->applied(); });
-  return least == arcs_.end() ? 0 : (*least)->applied();
+Service::JobRequests* Service::find_job(std::uint32_t number) noexcept {
+  const auto found = std::ranges::find(jobs_, number, [](const auto& job) { return job->number; });
+  return found == jobs_.end() ? nullptr : found->get();
 }
 
-std::uint32_t Service::last_applied() const noexcept {
-  const auto most = std::ranges::max_element(arcs_, {}, [](const auto& arc) { return arc->applied(); });
-  return most == arcs_.end() ? 0 : (*most)->applied();
+const Service::JobRequests* Service::find_job(std::uint32_t number) const noexcept {
+  const auto found = std::ranges::find(jobs_, number, [](const auto& job) { return job->number; });
+  return found == jobs_.end() ? nullptr : found->get();
 }
 
-std::uint32_t Service::floor() const noexcept {
-  const auto least =
-      std::ranges::min_element(arcs_, {}, [](const auto& arc) { return arc->clocks().floor(); });
-  return least == arcs_.end() ? 0 : (*least)->clocks().floor();
+Service::JobRequests& Service::job_of(const Call& call) noexcept {
+  JobRequests* const found = find_job(call.header.job);
+  SHOAL_DCHECK(found != nullptr);
+  return *found;
+}
+
+std::uint32_t Service::number_of(std::uint32_t job) const noexcept {
+  return job == kDefaultJob ? jobs_.front()->number : job;
+}
+
+Mode Service::mode(std::uint32_t job) const noexcept {
+  const JobState* const its = arcs_.empty() ? nullptr : arcs_.front()->find_job(job);
+  return its == nullptr ? Mode::kAsp : its->mode;
+}
+
+std::uint32_t Service::applied(std::uint32_t job) const noexcept {
+  std::optional<std::uint32_t> least;
+  for (const auto& arc : arcs_) {
+    if (const JobState* const its = arc->find_job(job); its != nullptr) {
+      least = std::min(least.value_or(its->applied), its->applied);
+    }
+  }
+  return least.value_or(0);
+}
+
+std::uint32_t Service::last_applied(std::uint32_t job) const noexcept {
+  std::uint32_t most = 0;
+  for (const auto& arc : arcs_) {
+    const JobState* const its = arc->find_job(job);
+    most = its == nullptr ? most : std::max(most, its->applied);
+  }
+  return most;
+}
+
+std::uint32_t Service::floor(std::uint32_t job) const noexcept {
+  std::optional<std::uint32_t> least;
+  for (const auto& arc : arcs_) {
+    if (const JobState* const its = arc->find_job(job); its != nullptr) {
+      least = std::min(least.value_or(its->clocks.floor()), its->clocks.floor());
+    }
+  }
+  return least.value_or(0);
+}
+
+std::size_t Service::pending_bytes(std::uint32_t job) const noexcept {
+  std::size_t bytes = 0;
+  for (const auto& arc : arcs_) {
+    const JobState* const its = arc->find_job(job);
+    bytes += its == nullptr ? 0 : its->pending.bytes();
+  }
+  return bytes;
 }
 
 std::size_t Service::pending_bytes() const noexcept {
   std::size_t bytes = 0;
   for (const auto& arc : arcs_) {
-    bytes += arc->pending_bytes();
+    for (const auto& job : arc->jobs()) {
+      bytes += job->pending.bytes();
+    }
   }
   return bytes;
 }
 
-std::size_t Service::next_bytes() const noexcept {
+std::size_t Service::next_bytes(std::uint32_t job) const noexcept {
   std::size_t bytes = 0;
   for (const auto& arc : arcs_) {
-    bytes += arc->next_bytes();
+    const JobState* const its = arc->find_job(job);
+    bytes += its == nullptr ? 0 : its->pending.bytes(its->applied);
   }
   return bytes;
 }
@@ -444,22 +498,34 @@ std::pair<std::vector<HotKey>, std::uint64_t> Service::hot_keys(std::size_t most
 ServiceMetrics Service::metrics() const {
   const std::lock_guard lock(mutex_);
   ServiceMetrics now = metrics_;
-  now.deferred_reads = deferred_.size();
-  now.deferred_bytes = deferred_.bytes();
+  for (const auto& job : jobs_) {
+    now.deferred_reads += job->deferred.size();
+    now.deferred_bytes += job->deferred.bytes();
+  }
   now.pending_bytes = pending_bytes();
   now.key_lists = key_lists_.size();
   now.key_list_bytes = key_lists_.bytes();
-  now.applied = applied();
-  now.floor = floor();
   now.budget_bytes = slot_bytes_.value_or(0) * served_slots();
-  if (arcs_.empty()) {
-    return now;
-  }
-  const auto& workers = arcs_.front()->clocks().workers();
-  for (std::size_t rank = 0; rank < workers.size(); ++rank) {
-    if (workers[rank].admitted) {
-      now.clocks.emplace_back(static_cast<std::uint32_t>(rank), workers[rank].clock);
+  const auto clocks_of = [&](std::uint32_t number) {
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks;
+    const JobState* const its = arcs_.empty() ? nullptr : arcs_.front()->find_job(number);
+    const std::size_t ranks = its == nullptr ? 0 : its->clocks.workers().size();
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const Clocks::Worker& worker = its->clocks.workers()[rank];
+      if (worker.admitted) {
+        clocks.emplace_back(static_cast<std::uint32_t>(rank), worker.clock);
+      }
     }
+    return clocks;
+  };
+  now.applied = applied(kDefaultJob);
+  now.floor = floor(kDefaultJob);
+  now.clocks = clocks_of(kDefaultJob);
+  for (const auto& job : std::span(jobs_).subspan(1)) {
+    now.jobs.push_back({.number = job->number,
+                        .applied = applied(job->number),
+                        .floor = floor(job->number),
+                        .clocks = clocks_of(job->number)});
   }
   return now;
 }

@@ -12,6 +12,9 @@
 //   SSP(s)   A read at c waits until c - floor <= s; all workers have ticked the clocks below `floor`.
 //   ASP      Reads never wait.
 //
+// Clocks, workers and consistency are those of the sender's job, which a message names by its number. Several jobs may be served at
+// once: the default job, which each order without a number means, and named ones (server/job_state.h). No job waits for another one.
+//
 //   message -> decode -> job, worker -> table -> slices of the arcs (slots that are elsewhere are reported)
 //           -> checks and limits for all slices -> Arc, or DeferredReads -> its reply, and the replies that it releases
 //
@@ -42,8 +45,8 @@
 // Functions of all rows that change none (REDUCE, the dry run of SWEEP) may take longer than a worker waits before it asks again: the
 // answer to the last one of each worker is kept, and answers its repetitions.
 //
-// Bounds: deferred reads (number; bytes with their replies), pending pushes (bytes; those of later clocks may take half), and
-// the bytes of a reply. A request that would exceed one gets OVERLOADED and may be repeated. The rows have a memory budget
+// Bounds: of each job the deferred reads (number; bytes with their replies) and the pending pushes (bytes; those of later clocks may
+// take half), and the bytes of a reply. A request that would exceed one gets OVERLOADED and may be repeated. The rows have a memory budget
 // (policy/budget.h): a request that would exceed it gets RESOURCE_EXHAUSTED. A BSP step that would exceed it is not made, and
 // the next pulls and pushes of the table report it.
 //
@@ -121,6 +124,14 @@ struct ServiceMetrics {
   std::uint64_t weight_bytes_saved = 0;  // in replies to pulls, by 16 bits or omitted zeros
   NarrowingErrors narrowed;              // weights that were sent in 16 bits
   std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks;  // (rank, clock) of the admitted workers
+  // Of a named job; `applied`, `floor` and `clocks` above are those of the default job.
+  struct NamedJob {
+    std::uint32_t number = 0;
+    std::uint32_t applied = 0;
+    std::uint32_t floor = 0;
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks{};
+  };
+  std::vector<NamedJob> jobs;
   Histogram pull_staleness;  // clocks between a pull and the slowest worker
   Histogram push_staleness;  // pushes of others to the table since the worker's last pull of it
 };
@@ -156,19 +167,25 @@ class Service {
   // Frees arcs that are no longer needed, in a background thread.
   void discard(std::vector<std::unique_ptr<Arc>> arcs);
 
-  // Starts a job without admitted workers; pending work of the last job is dropped, tables stay. Its clock starts at 0; the
-  // tables' clocks continue from the clock `before` that the last job reached. No effect in arcs where the job has already started.
-  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0);
-  void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
+  // Starts a job without admitted workers, at clock 0. Tables stay. The default job replaces the last one, whose pending work is
+  // dropped, and the tables' clocks continue from the clock `before` that it reached. A named job begins beside the others. No effect in
+  // arcs where the job has already started.
+  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0,
+                 bool is_named = false);
+  // Ends a named job: pending work is dropped, and its number is refused. No effect if there is none.
+  void end_job(std::uint32_t job);
+  void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
+             std::uint32_t job = kDefaultJob);
   // Refuses the worker from now on and returns its last tick here; the others still wait for it. Its last clock may have
   // ended at one endpoint and not at another: the scheduler compares the answers of all.
-  LastTick fence(std::uint32_t rank, std::uint32_t incarnation);
+  LastTick fence(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t job = kDefaultJob);
   // Stops waiting for a worker. Its clocks count up to `last`, the greatest that any endpoint reported, as if its ticks had
   // arrived here too: once a tick is accepted anywhere, the pushes of its clock are everywhere. Returns the greatest clock
-  // that any worker has reached here.
-  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last = {});
-  std::uint32_t hold();
-  void resume();
+  // that any worker of the job has reached here.
+  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last = {},
+                        std::uint32_t job = kDefaultJob);
+  std::uint32_t hold(std::uint32_t job = kDefaultJob);
+  void resume(std::uint32_t job = kDefaultJob);
 
   // Sets the tables' memory budget, in bytes per slot; before the first table is added. Pending pushes and deferred reads are
   // then limited to a quarter of the budget of the slots here each, but not below kMinWaitingBytes; lower limits stay.
@@ -226,7 +243,7 @@ class Service {
   // Executes a write that an equal Service has executed, in the arcs below `end_slot`. Map, limits and saves in progress are not
   // asked. The status of the reply, which is dropped.
   wire::Status replay(std::span<const wire::Frame> frames, std::size_t end_slot) noexcept;
-  // The sum of the clocks that the arcs have applied, to compare two Services.
+  // The sum of the clocks that the arcs have applied, of all jobs, to compare two Services.
   std::uint32_t applied_sum(std::span<const SlotRange> arcs) const noexcept;
   std::vector<SlotRange> arcs() const;
 
@@ -282,6 +299,7 @@ class Service {
     std::uint64_t pushes = 0;  // pushes of the table at the worker's last pull
     std::uint64_t own = 0;     // the worker's own pushes since then
   };
+  struct JobRequests;
   // The answer to a function of all rows.
   struct FunctionAnswer {
     wire::Header request{};  // without a sequence: none
@@ -308,15 +326,26 @@ class Service {
   bool serves(std::size_t slot) const noexcept;
   void serve_ranges(const std::vector<SlotRange>& ranges);
   Arc* arc_of(std::size_t slot) const noexcept { return arc_of_[slot]; }
-  // The mode is the same in all arcs wherever it matters (I3).
-  Mode mode() const noexcept { return arcs_.empty() ? Mode::kAsp : arcs_.front()->mode(); }
-  std::uint32_t floor() const noexcept;
+  // What there is of the requests of a job; null: there is no such job.
+  JobRequests* find_job(std::uint32_t number) noexcept;
+  const JobRequests* find_job(std::uint32_t number) const noexcept;
+  // Of a request of an admitted worker.
+  JobRequests& job_of(const Call& call) noexcept;
+  static WorkerId worker_of(const wire::Header& header) noexcept {
+    return {.job = header.job, .rank = header.worker};
+  }
+  // The state of a job in an arc that has it.
+  static const JobState& state(const Arc& arc, std::uint32_t job) noexcept { return *arc.find_job(job); }
+  // Of a job. The mode is the same in all arcs wherever it matters (I3).
+  Mode mode(std::uint32_t job) const noexcept;
+  std::uint32_t floor(std::uint32_t job) const noexcept;
   // The least and the greatest of the arcs.
-  std::uint32_t applied() const noexcept;
-  std::uint32_t last_applied() const noexcept;
+  std::uint32_t applied(std::uint32_t job) const noexcept;
+  std::uint32_t last_applied(std::uint32_t job) const noexcept;
+  std::size_t pending_bytes(std::uint32_t job) const noexcept;
   std::size_t pending_bytes() const noexcept;
   // Of the clocks that are merged next.
-  std::size_t next_bytes() const noexcept;
+  std::size_t next_bytes(std::uint32_t job) const noexcept;
   std::size_t served_slots() const noexcept;
   void send(const Call& call, wire::Header header, std::size_t frames = 0, PooledBuffer first = {},
             PooledBuffer second = {});
@@ -340,9 +369,12 @@ class Service {
   // service_control.cc: orders of the scheduler
   template <class Change>
   void control(const Change& change);
-  void forget_worker(std::uint32_t rank);
-  // What belongs to the requests of a job: dropped if another one begins.
-  void begin_job(std::uint32_t job);
+  // The number of a job: that of the default job for kDefaultJob.
+  std::uint32_t number_of(std::uint32_t job) const noexcept;
+  void forget_worker(const WorkerId& worker);
+  // Begins to take the requests of a job. Those of the last default job are dropped with what is kept for them.
+  void begin_job(std::uint32_t job, bool is_named);
+  void drop_requests(JobRequests& job);
   // Replies to the deferred reads of slots that are not served here any more.
   void refuse_deferred() noexcept;
   const Arc& find_arc(const SlotRange& range) const;
@@ -401,8 +433,8 @@ class Service {
   bool keep(const Call& call, std::size_t dim);
   // Whether a concurrent save has no memory for the rows that it would have to preserve: then replies OVERLOADED.
   bool postpone(const Call& call);
-  PostponedCalls& postponed(std::uint32_t rank);
-  static View& view(Table& table, std::uint32_t rank);
+  PostponedCalls& postponed(const Call& call);
+  View& view(const Call& call);
 
   // service_checkpoint.cc: SAVE_*
   void serve_save(const Call& call);
@@ -412,8 +444,9 @@ class Service {
   // The arcs have executed a call without effect on rows.
   void mark_all(const Call& call, std::uint64_t sequence);
   CheckpointSession* find_session(const CheckpointSession::Name& name) const noexcept;
-  // Of one worker or of all; loads, saves, or both.
-  void cancel_sessions(std::optional<std::uint32_t> rank, std::optional<bool> loads = {});
+  // Of all workers of a job or of one; loads, saves, or both.
+  void cancel_sessions(std::uint32_t job, std::optional<std::uint32_t> rank = {},
+                       std::optional<bool> loads = {});
 
   // service_read.cc: PULL, CONTAINS, STATE, SLOT, SECTION, STATS, REDUCE, SWEEP's dry run
   // Collects the slots of a read that are not here in refused_.
@@ -424,7 +457,7 @@ class Service {
   void answer(const Call& call, Table& table);
   void answer_pull(const Call& call, Table& table);
   void send_weights(const Call& call, PooledBuffer values, std::size_t dim);
-  std::uint32_t included() const noexcept;
+  std::uint32_t included(std::uint32_t job) const noexcept;
   void answer_contains(const Call& call);
   void answer_state(const Call& call, Table& table);
   void answer_slot(const Call& call);
@@ -447,7 +480,7 @@ class Service {
   }
 
   // service_advance.cc: completed clocks, and the reads that they release
-  bool is_complete(std::uint32_t clock) const noexcept;
+  bool is_complete(std::uint32_t job, std::uint32_t clock) const noexcept;
   // `received_ns`: as in the Call of a TICK, whose time includes the steps.
   void advance(ReplyQueue& out, std::uint64_t received_ns = 0) noexcept;
   void release(DeferredReads::Read&& read, ReplyQueue& out) noexcept;
@@ -465,15 +498,12 @@ class Service {
   std::vector<std::unique_ptr<Arc>> arcs_;   // in the order of their slots
   std::vector<Arc*> arc_of_;                 // by slot; null: no arc has it
   std::vector<Served> served_;               // in the order of their slots
-  std::uint32_t job_ = 0;                    // the last one that began here
-  bool arcs_agree_ = true;                   // all have the same job and the same workers
+  bool has_begun_ = false;                   // some job has
   std::optional<std::uint64_t> slot_bytes_;  // the memory budget
   std::map<std::uint32_t, std::unique_ptr<Table>> tables_;
   Disposal disposal_;  // of replaced tables; declared after what they use
 
-  std::vector<std::unique_ptr<PostponedCalls>> postponed_;  // by rank
-  std::vector<std::unique_ptr<FunctionAnswer>> functions_;  // by rank: the last one that was answered
-  DeferredReads deferred_;
+  std::vector<std::unique_ptr<JobRequests>> jobs_;  // the default job comes first
   KeyListCache key_lists_;
   HotKeys hot_keys_;
   std::vector<std::shared_ptr<CheckpointSession>>

@@ -10,28 +10,40 @@
 
 namespace shoal {
 
-bool Service::is_complete(std::uint32_t clock) const noexcept {
-  return std::ranges::all_of(arcs_, [&](const auto& arc) { return arc->is_complete(clock); });
+bool Service::is_complete(std::uint32_t job, std::uint32_t clock) const noexcept {
+  return std::ranges::all_of(arcs_, [&](const auto& arc) {
+    const JobState* const its = arc->find_job(job);
+    return its != nullptr && its->is_complete(clock);
+  });
 }
 
 void Service::advance(ReplyQueue& out, std::uint64_t received_ns) noexcept {
   bool failed = false;
   for (bool moves = true; moves;) {
     // Before the next step: a read at this clock must not see it.
-    while (!deferred_.empty() && is_complete(deferred_.next_clock())) {
-      release(deferred_.pop(), out);
+    for (const auto& job : jobs_) {
+      DeferredReads& deferred = job->deferred;
+      while (!deferred.empty() && is_complete(job->number, deferred.next_clock())) {
+        release(deferred.pop(), out);
+      }
     }
     moves = false;
     for (const auto& arc : arcs_) {
-      if (!arc->has_step() || (!deferred_.empty() && deferred_.next_clock() <= arc->applied())) {
-        continue;
-      }
-      try {
-        in_shard(received_ns, [&] { arc->step(); });
-        moves = true;
-      } catch (const std::exception&) {
-        ++metrics_.failed_steps;  // the step stays pending, and the next message retries it
-        failed = true;
+      for (std::size_t n = 0; n < arc->jobs().size(); ++n) {
+        const JobState& job = *arc->jobs()[n];
+        const JobRequests* const requests = job.has_step() ? find_job(job.number) : nullptr;
+        const bool is_awaited = requests != nullptr && !requests->deferred.empty() &&
+                                requests->deferred.next_clock() <= job.applied;
+        if (!job.has_step() || is_awaited) {
+          continue;
+        }
+        try {
+          in_shard(received_ns, [&] { arc->step(n); });
+          moves = true;
+        } catch (const std::exception&) {
+          ++metrics_.failed_steps;  // the step stays pending, and the next message retries it
+          failed = true;
+        }
       }
     }
     moves = moves && !failed;

@@ -26,7 +26,7 @@ constexpr std::uint64_t kNoBase = 2;  // and the table
 static_assert(CheckpointSession::kSummaryWords > 2);
 
 CheckpointSession::Name name_of(const wire::Header& header, std::uint64_t sequence) noexcept {
-  return {header.worker, header.incarnation, sequence};
+  return {.job = header.job, .rank = header.worker, .incarnation = header.incarnation, .sequence = sequence};
 }
 
 }  // namespace
@@ -38,9 +38,11 @@ CheckpointSession* Service::find_session(const CheckpointSession::Name& name) co
   return found == sessions_.end() ? nullptr : found->get();
 }
 
-void Service::cancel_sessions(std::optional<std::uint32_t> rank, std::optional<bool> loads) {
+void Service::cancel_sessions(std::uint32_t job, std::optional<std::uint32_t> rank,
+                              std::optional<bool> loads) {
   for (const auto& save : sessions_) {
-    if ((!rank || save->name().rank == *rank) && (!loads || save->loads() == *loads)) {
+    if (save->name().job == job && (!rank || save->name().rank == *rank) &&
+        (!loads || save->loads() == *loads)) {
       save->cancel();
     }
   }
@@ -74,7 +76,9 @@ void Service::close_sessions() {
     const std::lock_guard lock(mutex_);
     sessions_closed_ = true;
     unclaimed_sessions_.clear();
-    cancel_sessions(std::nullopt);
+    for (const auto& save : sessions_) {
+      save->cancel();
+    }
   }
   session_begun_.notify_all();
 }
@@ -120,7 +124,7 @@ void Service::save_begin(const Call& call) {
       if (skips(*arc)) {
         continue;
       }
-      arc->end_saves(header.worker);
+      arc->end_saves(header.job, header.worker);
       for (const std::uint64_t number : tables) {
         const std::uint64_t kind = number >> kKindShift;
         if (kind == static_cast<std::uint64_t>(Snapshot::Kind::kBase) ||
@@ -135,16 +139,16 @@ void Service::save_begin(const Call& call) {
     return send(call, Status::kOk);
   }
   const bool loads = tables.front() >> kKindShift == kLoad;
-  if (!loads && mode() == Mode::kBsp && header.clock < last_applied()) {
+  if (!loads && mode(header.job) == Mode::kBsp && header.clock < last_applied(header.job)) {
     return send_text(call, Status::kBadRequest,
                      "a save of clock " + std::to_string(header.clock) + " came after its end");
   }
-  if (!loads && !is_complete(header.clock)) {  // a load waits for no clock
+  if (!loads && !is_complete(header.job, header.clock)) {  // a load waits for no clock
     return defer(call, 0);
   }
   const std::string base = wire::base_name(numbers.first(wire::kBaseWords));
   // A worker has one save and one load at a time: it has abandoned the previous one without a message.
-  cancel_sessions(header.worker, loads);
+  cancel_sessions(header.job, header.worker, loads);
   std::erase_if(sessions_, [](const auto& save) { return save->closed(); });
   if (!loads) {
     // A save does not wait for the end of another one, which may need ticks of the worker that would wait.
@@ -193,10 +197,13 @@ void Service::save_begin(const Call& call) {
       if (request.kind == Snapshot::Kind::kDelta && (base.empty() || shard->base() != base)) {
         return send_words(call, std::array{kNoBase, number & 0xffffffffU});
       }
-      request.parts.push_back({.shard = shard, .first = served.first, .end = served.end});
+      request.parts.push_back({.shard = shard,
+                               .first = served.first,
+                               .end = served.end,
+                               .clock = served.arc->store_clock(header.job, id, header.clock)});
     }
   }
-  auto save = std::make_shared<CheckpointSession>(name, wanted, header.clock);
+  auto save = std::make_shared<CheckpointSession>(name, wanted);
   std::erase_if(unclaimed_sessions_, [](const auto& one) { return one->ended(); });
   unclaimed_sessions_.reserve(unclaimed_sessions_.size() + 1);
   sessions_.push_back(save);
@@ -258,7 +265,7 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
       written ? std::optional(wire::base_name(numbers.subspan(1))) : std::nullopt;
   for (const auto& arc : arcs_) {
     if (replays() && !skips(*arc)) {
-      arc->end_saves(call.header.worker, numbers[0], name);
+      arc->end_saves(call.header.job, call.header.worker, numbers[0], name);
     }
   }
   const bool ended = save != nullptr && save->end(name);

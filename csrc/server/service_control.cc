@@ -67,7 +67,7 @@ void Service::serve_ranges(const std::vector<SlotRange>& ranges) {
     }
     SHOAL_CHECK(covered == 0, "an arc of the slots [" + std::to_string(range.first) + ", " +
                                   std::to_string(range.end) + ") overlaps another");
-    SHOAL_CHECK(job_ == 0, "arcs are made before the first job");
+    SHOAL_CHECK(!has_begun_, "arcs are made before the first job");
     fresh.push_back(std::make_unique<Arc>(slots_, range.first, range.end, workspace_, disposal_));
     Arc& arc = *fresh.back();
     if (slot_bytes_) {
@@ -107,8 +107,13 @@ void Service::limit_waiting() noexcept {
 }
 
 void Service::compare_arcs() noexcept {
-  arcs_agree_ = std::ranges::all_of(
-      arcs_, [&](const auto& arc) { return arc->job() == job_ && arc->agrees_with(*arcs_.front()); });
+  for (const auto& job : jobs_) {
+    const JobState* const first = arcs_.empty() ? nullptr : arcs_.front()->find_job(job->number);
+    job->arcs_agree = std::ranges::all_of(arcs_, [&](const auto& arc) {
+      const JobState* const its = arc->find_job(job->number);
+      return its != nullptr && first != nullptr && its->number == job->number && its->agrees_with(*first);
+    });
+  }
   for (const auto& [id, table] : tables_) {
     table->is_everywhere =
         std::ranges::all_of(arcs_, [id = id](const auto& arc) { return arc->find(id) != nullptr; });
@@ -116,14 +121,16 @@ void Service::compare_arcs() noexcept {
 }
 
 void Service::refuse_deferred() noexcept {
-  auto& reads = deferred_.reads();
-  for (auto where = reads.begin(); where != reads.end();) {
-    const auto next = std::next(where);
-    find_refused(where->second.header, where->second.hashes.as<std::uint64_t>());
-    if (!refused_.empty()) {
-      release(deferred_.take(where), released_);
+  for (const auto& job : jobs_) {
+    auto& reads = job->deferred.reads();
+    for (auto where = reads.begin(); where != reads.end();) {
+      const auto next = std::next(where);
+      find_refused(where->second.header, where->second.hashes.as<std::uint64_t>());
+      if (!refused_.empty()) {
+        release(job->deferred.take(where), released_);
+      }
+      where = next;
     }
-    where = next;
   }
 }
 
@@ -132,8 +139,10 @@ void Service::set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges)
   control([&] {
     serve_ranges(ranges);
     epoch_ = epoch;
-    functions_.clear();  // of other slots
-    refuse_deferred();   // now, not when their clock is reached
+    for (const auto& job : jobs_) {
+      job->functions.clear();  // of other slots
+    }
+    refuse_deferred();  // now, not when their clock is reached
   });
 }
 
@@ -218,8 +227,13 @@ void Service::adopt(std::vector<std::unique_ptr<Arc>>&& arcs) {
     }
     arcs.clear();
     index_arcs();
-    if (job_ == 0 && !arcs_.empty()) {
-      begin_job(arcs_.front()->job());
+    if (jobs_.front()->number == 0 && !arcs_.empty() && arcs_.front()->jobs().front()->number != 0) {
+      begin_job(arcs_.front()->jobs().front()->number, false);
+    }
+    for (const auto& arc : arcs_) {
+      for (const auto& job : std::span(arc->jobs()).subspan(1)) {
+        begin_job(job->number, true);
+      }
     }
   });
 }
@@ -267,40 +281,65 @@ void Service::discard(std::vector<std::unique_ptr<Arc>> arcs) {
 
 // --- jobs and workers -------------------------------------------------------------------------------------------
 
-void Service::begin_job(std::uint32_t job) {
-  if (job == job_) {
+void Service::begin_job(std::uint32_t job, bool is_named) {
+  has_begun_ = true;
+  if (find_job(job) != nullptr) {
     return;
   }
-  job_ = job;
-  postponed_.clear();
-  functions_.clear();
-  deferred_.clear();
-  key_lists_.clear();
-  cancel_sessions(std::nullopt);
-  for (auto& [id, table] : tables_) {
-    table->views.clear();
+  auto fresh = std::make_unique<JobRequests>();
+  fresh->number = job;
+  if (is_named) {
+    jobs_.push_back(std::move(fresh));
+    return;
   }
+  drop_requests(*jobs_.front());
+  key_lists_.clear();
+  jobs_.front() = std::move(fresh);
+}
+
+void Service::drop_requests(JobRequests& job) {
+  job.deferred.clear();
+  cancel_sessions(job.number);
 }
 
 void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean,
-                        std::uint32_t before) {
-  SHOAL_CHECK(job != 0, "a job's number is not 0");
+                        std::uint32_t before, bool is_named) {
+  SHOAL_CHECK(job != kDefaultJob, "a job's number is not 0");
   control([&] {
     for (const auto& arc : arcs_) {
-      if (arc->job() != job) {
-        arc->start_job(job, mode, staleness, mean, before);
+      if (arc->find_job(job) == nullptr) {
+        arc->start_job(job, mode, staleness, mean, before, is_named);
       }
     }
-    begin_job(job);
+    begin_job(job, is_named);
   });
 }
 
-void Service::forget_worker(std::uint32_t rank) {
-  auto& reads = deferred_.reads();
+void Service::end_job(std::uint32_t job) {
+  control([&] {
+    const auto ended = std::ranges::find(jobs_, job, [](const auto& one) { return one->number; });
+    if (ended == jobs_.begin() || ended == jobs_.end()) {
+      return;
+    }
+    drop_requests(**ended);
+    for (const auto& arc : arcs_) {
+      arc->end_job(job);
+    }
+    jobs_.erase(ended);
+  });
+}
+
+void Service::forget_worker(const WorkerId& worker) {
+  JobRequests* const job = find_job(worker.job);
+  if (job == nullptr) {
+    return;
+  }
+  const std::uint32_t rank = worker.rank;
+  auto& reads = job->deferred.reads();
   for (auto where = reads.begin(); where != reads.end();) {
     const auto next = std::next(where);
     if (where->second.header.worker == rank) {
-      const DeferredReads::Read read = deferred_.take(where);
+      const DeferredReads::Read read = job->deferred.take(where);
       try {
         send({read.peer, read.header, {}, {}, {}, {}, released_}, Status::kFenced);
       } catch (const std::bad_alloc&) {
@@ -309,42 +348,44 @@ void Service::forget_worker(std::uint32_t rank) {
     }
     where = next;
   }
-  cancel_sessions(rank);
-  if (rank < postponed_.size()) {
-    postponed_[rank].reset();
+  cancel_sessions(worker.job, rank);
+  if (rank < job->postponed.size()) {
+    job->postponed[rank].reset();
   }
-  if (rank < functions_.size()) {
-    functions_[rank].reset();
+  if (rank < job->functions.size()) {
+    job->functions[rank].reset();
   }
-  for (auto& [id, table] : tables_) {
-    if (rank < table->views.size()) {
-      table->views[rank] = {};
+  for (auto& [id, views] : job->views) {
+    if (rank < views.size()) {
+      views[rank] = {};
     }
   }
 }
 
-void Service::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
+void Service::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock, std::uint32_t job) {
   control([&] {
+    const WorkerId worker{.job = number_of(job), .rank = rank};
     for (const auto& arc : arcs_) {
-      arc->check_admit(rank, incarnation, clock);
+      arc->check_admit(worker, incarnation, clock);
     }
-    if (std::ranges::any_of(arcs_, [&](const auto& arc) { return arc->replaces(rank, incarnation); })) {
-      forget_worker(rank);
+    if (std::ranges::any_of(arcs_, [&](const auto& arc) { return arc->replaces(worker, incarnation); })) {
+      forget_worker(worker);
     }
     for (const auto& arc : arcs_) {
-      metrics_.dropped_pushes += arc->admit(rank, incarnation, clock);
+      metrics_.dropped_pushes += arc->admit(worker, incarnation, clock);
     }
   });
 }
 
-LastTick Service::fence(std::uint32_t rank, std::uint32_t incarnation) {
+LastTick Service::fence(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t job) {
   LastTick last;
   control([&] {
-    if (std::ranges::any_of(arcs_, [&](const auto& arc) { return arc->serves(rank, incarnation); })) {
-      forget_worker(rank);  // a sweep that waits for its clock would act after the fence
+    const WorkerId worker{.job = number_of(job), .rank = rank};
+    if (std::ranges::any_of(arcs_, [&](const auto& arc) { return arc->serves(worker, incarnation); })) {
+      forget_worker(worker);  // a sweep that waits for its clock would act after the fence
     }
     for (const auto& arc : arcs_) {
-      LastTick here = arc->fence(rank, incarnation);
+      LastTick here = arc->fence(worker, incarnation);
       if (here.clock >= last.clock) {
         last = std::move(here);
       }
@@ -353,33 +394,36 @@ LastTick Service::fence(std::uint32_t rank, std::uint32_t incarnation) {
   return last;
 }
 
-std::uint32_t Service::dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last) {
+std::uint32_t Service::dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last,
+                               std::uint32_t job) {
   std::uint32_t greatest = 0;
   control([&] {
-    if (std::ranges::any_of(arcs_, [&](const auto& arc) { return arc->serves(rank, incarnation); })) {
-      forget_worker(rank);
+    const WorkerId worker{.job = number_of(job), .rank = rank};
+    if (std::ranges::any_of(arcs_, [&](const auto& arc) { return arc->serves(worker, incarnation); })) {
+      forget_worker(worker);
     }
     for (const auto& arc : arcs_) {
-      metrics_.dropped_pushes += arc->dismiss(rank, incarnation, last);
-      greatest = std::max(greatest, arc->clocks().greatest());
+      metrics_.dropped_pushes += arc->dismiss(worker, incarnation, last);
+      const JobState* const its = arc->find_job(worker.job);
+      greatest = its == nullptr ? greatest : std::max(greatest, its->clocks.greatest());
     }
   });
   return greatest;
 }
 
-std::uint32_t Service::hold() {
+std::uint32_t Service::hold(std::uint32_t job) {
   const std::lock_guard lock(mutex_);
   std::uint32_t greatest = 0;
   for (const auto& arc : arcs_) {
-    greatest = std::max(greatest, arc->hold());
+    greatest = std::max(greatest, arc->hold(number_of(job)));
   }
   return greatest;
 }
 
-void Service::resume() {
+void Service::resume(std::uint32_t job) {
   control([&] {
     for (const auto& arc : arcs_) {
-      arc->resume();
+      arc->resume(number_of(job));
     }
   });
 }
@@ -432,13 +476,16 @@ void Service::drop_table(std::uint32_t id) {
         arc->drop_table(id);
       }
     }
-    auto& reads = deferred_.reads();
-    for (auto where = reads.begin(); where != reads.end();) {
-      const auto next = std::next(where);
-      if (where->second.header.table == id && where->second.header.op != wire::Op::kSaveBegin) {
-        release(deferred_.take(where), released_);
+    for (const auto& job : jobs_) {
+      job->views.erase(id);
+      auto& reads = job->deferred.reads();
+      for (auto where = reads.begin(); where != reads.end();) {
+        const auto next = std::next(where);
+        if (where->second.header.table == id && where->second.header.op != wire::Op::kSaveBegin) {
+          release(job->deferred.take(where), released_);
+        }
+        where = next;
       }
-      where = next;
     }
   });
 }

@@ -72,14 +72,15 @@ void Service::read(const Call& call, Table& table) {
   if (header.worker != wire::kAnonymous) {
     // Of the arcs that it reads: others, which have come from elsewhere, may be further.
     const auto late = std::ranges::find_if(
-        slices_, [&](const Slice& slice) { return header.clock < slice.arc->applied(); });
-    if (mode() == Mode::kBsp && header.op == Op::kPull && late != slices_.end()) {
+        slices_, [&](const Slice& slice) { return header.clock < state(*slice.arc, header.job).applied; });
+    if (mode(header.job) == Mode::kBsp && header.op == Op::kPull && late != slices_.end()) {
       return send_text(call, Status::kBadRequest,
                        "a pull at clock " + std::to_string(header.clock) +
-                           " came after the pushes of clock " + std::to_string(late->arc->applied() - 1) +
+                           " came after the pushes of clock " +
+                           std::to_string(state(*late->arc, header.job).applied - 1) +
                            " were applied: tick a clock when its pulls are answered");
     }
-    if (!is_complete(header.clock)) {
+    if (!is_complete(header.job, header.clock)) {
       return defer(call, bytes);
     }
   }
@@ -88,30 +89,30 @@ void Service::read(const Call& call, Table& table) {
 
 void Service::defer(const Call& call, std::size_t reply_bytes) {
   const std::size_t bytes = call.hashes.size_bytes() + call.bytes.size() + reply_bytes;
+  DeferredReads& deferred = job_of(call).deferred;
   const bool full =
-      deferred_.size() >= limits_.deferred_reads || deferred_.bytes() + bytes > limits_.deferred_bytes;
-  if (full && !replays() && !deferred_.has(call.header)) {
+      deferred.size() >= limits_.deferred_reads || deferred.bytes() + bytes > limits_.deferred_bytes;
+  if (full && !replays() && !deferred.has(call.header)) {
     return send(call, Status::kOverloaded);
   }
   PooledBuffer hashes = workspace_.buffers.acquire(call.hashes.size_bytes());
   std::ranges::copy(call.hashes, hashes.as<std::uint64_t>().begin());
   PooledBuffer parameters = workspace_.buffers.acquire(call.bytes.size());
   std::ranges::copy(call.bytes, parameters.bytes().begin());
-  deferred_.defer({.peer = Peer(call.peer),
-                   .header = call.header,
-                   .hashes = std::move(hashes),
-                   .parameters = std::move(parameters),
-                   .reply_bytes = reply_bytes,
-                   .received_ns = call.received_ns});
-  metrics_.deferred_peak = std::max(metrics_.deferred_peak, deferred_.size());
+  deferred.defer({.peer = Peer(call.peer),
+                  .header = call.header,
+                  .hashes = std::move(hashes),
+                  .parameters = std::move(parameters),
+                  .reply_bytes = reply_bytes,
+                  .received_ns = call.received_ns});
+  metrics_.deferred_peak = std::max(metrics_.deferred_peak, deferred.size());
   send(call, Status::kDeferred);
 }
 
 void Service::answer(const Call& call, Table& table) {
   if (call.header.worker != wire::kAnonymous && call.header.op == Op::kPull) {
-    View& last = view(table, call.header.worker);
-    last = {.pushes = table.pushes, .own = 0};
-    const std::uint32_t slowest = arcs_.empty() ? 0 : arcs_.front()->clocks().slowest();
+    view(call) = {.pushes = table.pushes, .own = 0};
+    const std::uint32_t slowest = arcs_.empty() ? 0 : state(*arcs_.front(), call.header.job).clocks.slowest();
     metrics_.pull_staleness.add(call.header.clock > slowest ? call.header.clock - slowest : 0);
   }
   switch (call.header.op) {
@@ -152,11 +153,12 @@ void Service::answer_pull(const Call& call, Table& table) {
 }
 
 // The number of clocks all of whose pushes the rows of slices_ include under SSP.
-std::uint32_t Service::included() const noexcept {
+std::uint32_t Service::included(std::uint32_t job) const noexcept {
   std::uint32_t clocks = ~std::uint32_t{0};
   for (const Slice& slice : slices_) {
-    const Arc& arc = *slice.arc;
-    clocks = std::min(clocks, arc.mode() == Mode::kBsp ? arc.applied() : arc.clocks().floor());
+    if (const JobState* const its = slice.arc->find_job(job); its != nullptr) {
+      clocks = std::min(clocks, its->mode == Mode::kBsp ? its->applied : its->clocks.floor());
+    }
   }
   return slices_.empty() ? 0 : clocks;
 }
@@ -168,7 +170,7 @@ void Service::send_weights(const Call& call, PooledBuffer values, std::size_t di
                 .count = count_of(call.hashes.size())};
   if ((call.header.flags & wire::kDated) != 0) {
     header.flags = wire::kDated;
-    header.clock = included();
+    header.clock = included(call.header.worker == wire::kAnonymous ? kDefaultJob : call.header.job);
   }
   const std::size_t size = call.hashes.size() * dim;
   const std::size_t plain = values.size();
@@ -290,7 +292,8 @@ void Service::answer_stats(const Call& call) {
     step = std::max(step, shard.step());
     pulls = std::max(pulls, stats.pulls);
     pushes = std::max(pushes, stats.pushes);
-    clock = std::max(clock, shard.table_clock(call.header.clock));
+    clock = std::max(
+        clock, shard.table_clock(arc->store_clock(call.header.job, call.header.table, call.header.clock)));
     add_words(rows, std::array{stats.rows, stats.cells, stats.bytes});
     std::vector<std::uint64_t> some = {stats.rows_pulled, stats.rows_pushed,    stats.rows_created,
                                        stats.rows_erased, stats.nonfinite_rows, stats.refused,
@@ -311,13 +314,14 @@ void Service::answer_function(const Call& call) {
   FunctionAnswer computed;
   FunctionAnswer* last = &computed;
   if (header.worker != wire::kAnonymous) {  // readers share this rank
-    if (header.worker >= functions_.size()) {
-      functions_.resize(header.worker + std::size_t{1});
+    auto& answers = job_of(call).functions;
+    if (header.worker >= answers.size()) {
+      answers.resize(header.worker + std::size_t{1});
     }
-    if (functions_[header.worker] == nullptr) {
-      functions_[header.worker] = std::make_unique<FunctionAnswer>();
+    if (answers[header.worker] == nullptr) {
+      answers[header.worker] = std::make_unique<FunctionAnswer>();
     }
-    last = functions_[header.worker].get();
+    last = answers[header.worker].get();
   }
   const auto name = [](const Header& of) {
     return std::tuple(of.incarnation, of.sequence, of.epoch, of.op, of.table, of.aux);
@@ -353,8 +357,9 @@ std::vector<std::uint64_t> Service::swept(const Call& call) {
   const auto rules = Lifecycle::expiries(doubles_of(call));
   std::vector<std::uint64_t> sums;
   for (const Served& served : served_) {
-    add_words(sums, served.arc->find(call.header.table)
-                        ->shard->sweep(served.first, served.end, call.header.clock, rules, true));
+    const Arc& arc = *served.arc;
+    const std::uint32_t clock = arc.store_clock(call.header.job, call.header.table, call.header.clock);
+    add_words(sums, arc.find(call.header.table)->shard->sweep(served.first, served.end, clock, rules, true));
   }
   return sums;
 }

@@ -37,7 +37,11 @@ std::uint32_t Service::applied_sum(std::span<const SlotRange> arcs) const noexce
   std::uint32_t sum = 0;
   for (const SlotRange& range : arcs) {
     const Arc* const arc = arc_of(range.first);
-    sum += arc == nullptr ? 0 : arc->applied();
+    if (arc != nullptr) {
+      for (const auto& job : arc->jobs()) {
+        sum += job->applied;
+      }
+    }
   }
   return sum;
 }

@@ -30,24 +30,29 @@ constexpr std::uint64_t kSequences = (std::uint64_t{1} << kSequenceBits) - 1;
 
 Arc::Write Service::write_of(const Call& call) noexcept {
   const Header& header = call.header;
-  return {.rank = header.worker, .sequence = header.sequence, .table = header.table, .clock = header.clock};
+  return {
+      .worker = worker_of(header), .sequence = header.sequence, .table = header.table, .clock = header.clock};
 }
 
-PostponedCalls& Service::postponed(std::uint32_t rank) {
-  if (rank >= postponed_.size()) {
-    postponed_.resize(rank + std::size_t{1});
+PostponedCalls& Service::postponed(const Call& call) {
+  auto& calls = job_of(call).postponed;
+  const std::uint32_t rank = call.header.worker;
+  if (rank >= calls.size()) {
+    calls.resize(rank + std::size_t{1});
   }
-  if (postponed_[rank] == nullptr) {
-    postponed_[rank] = std::make_unique<PostponedCalls>();
+  if (calls[rank] == nullptr) {
+    calls[rank] = std::make_unique<PostponedCalls>();
   }
-  return *postponed_[rank];
+  return *calls[rank];
 }
 
-Service::View& Service::view(Table& table, std::uint32_t rank) {
-  if (rank >= table.views.size()) {
-    table.views.resize(rank + std::size_t{1});
+Service::View& Service::view(const Call& call) {
+  auto& views = job_of(call).views[call.header.table];
+  const std::uint32_t rank = call.header.worker;
+  if (rank >= views.size()) {
+    views.resize(rank + std::size_t{1});
   }
-  return table.views[rank];
+  return views[rank];
 }
 
 bool Service::check_dim(const Call& call, const Table& table) {
@@ -78,7 +83,7 @@ bool Service::check_dtype(const Call& call, const Table& table) {
 void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
                    std::span<const std::uint32_t> tables) {
   const Header& header = call.header;
-  const auto clock_of = [&](const auto& arc) { return arc->clocks().clock(header.worker); };
+  const auto clock_of = [&](const auto& arc) { return state(*arc, header.job).clocks.clock(header.worker); };
   if (!check_epoch(
           call)) {  // also if all arcs have it: its worker's map may have others here, which have moved
     return;
@@ -97,25 +102,25 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
                           const std::size_t slot = number >> kSequenceBits;  // plus one; 0 for any
                           if (slot == 0) {
                             return std::ranges::any_of(arcs_, [&](const auto& arc) {
-                              return arc->has_done(header.worker, sequence);
+                              return arc->has_done(worker_of(header), sequence);
                             });
                           }
                           Arc* const arc = slot <= slots_.count() ? arc_of(slot - 1) : nullptr;
-                          return arc != nullptr && arc->has_done(header.worker, sequence, slot - 1);
+                          return arc != nullptr && arc->has_done(worker_of(header), sequence, slot - 1);
                         });
   if (!all_here ||
       std::ranges::any_of(arcs_, [&](const auto& arc) { return header.clock > clock_of(arc); })) {
     return send(call, Status::kRetry);
   }
-  if (!replays() && mode() == Mode::kBsp && header.clock > applied() &&
-      pending_bytes() - next_bytes() > limits_.pending_bytes / 2) {
+  if (!replays() && mode(header.job) == Mode::kBsp && header.clock > applied(header.job) &&
+      pending_bytes(header.job) - next_bytes(header.job) > limits_.pending_bytes / 2) {
     return send(call, Status::kOverloaded);
   }
   for (const auto& arc : arcs_) {
     // Else it took the tick before another one had no memory for it.
     if (clock_of(arc) == header.clock && !skips(*arc)) {
       touch(*arc);
-      arc->tick(header.worker, tables);
+      arc->tick(worker_of(header), tables);
     }
   }
   send(call, Status::kOk);
@@ -194,7 +199,7 @@ void Service::push(const Call& call, Table& table) {
   PooledBuffer refused = refusal(call.out);
   if (left) {
     for (const Slice& slice : slices_) {
-      const std::uint32_t clock = slice.arc->clocks().clock(call.header.worker);
+      const std::uint32_t clock = state(*slice.arc, call.header.job).clocks.clock(call.header.worker);
       if (slice.fresh.any && call.header.clock < clock) {
         return send_text(call, Status::kBadRequest,
                          "a push of clock " + std::to_string(call.header.clock) +
@@ -203,12 +208,12 @@ void Service::push(const Call& call, Table& table) {
       }
     }
     const std::size_t dim = table.rows.dim();
-    if (mode() == Mode::kBsp) {
+    if (mode(call.header.job) == Mode::kBsp) {
       if (!keep(call, dim)) {
         return;
       }
     } else {
-      View& last = view(table, call.header.worker);
+      View& last = view(call);
       each_fresh([&](Slice& slice) {
         touch(*slice.arc);
         in_shard(call.received_ns,
@@ -227,7 +232,7 @@ bool Service::postpone(const Call& call) {
       replays() || std::ranges::all_of(slices_, [&](const Slice& slice) {
         return !slice.fresh.any || slice.arc->find(call.header.table)->shard->fits_save(slice.fresh.rows());
       });
-  if (fits || !postponed(call.header.worker).postpone(call.header.sequence, kMaxPostponed)) {
+  if (fits || !postponed(call).postpone(call.header.sequence, kMaxPostponed)) {
     return false;
   }
   send(call, Status::kOverloaded);
@@ -244,9 +249,10 @@ bool Service::keep(const Call& call, std::size_t dim) {
     bytes += slice.fresh.rows() * row_bytes;
     is_whole &= slice.fresh.done == 0;
   });
-  const std::uint32_t applied = this->applied();
-  const std::size_t next = next_bytes();
-  if (!replays() && header.clock > applied && pending_bytes() - next + bytes > limits_.pending_bytes / 2) {
+  const std::uint32_t applied = this->applied(header.job);
+  const std::size_t next = next_bytes(header.job);
+  if (!replays() && header.clock > applied &&
+      pending_bytes(header.job) - next + bytes > limits_.pending_bytes / 2) {
     send(call, Status::kOverloaded);
     return false;
   }
@@ -324,7 +330,7 @@ void Service::erase(const Call& call) {
   });
   std::uint64_t erased = 0;
   for (const Slice& slice : slices_) {  // the call's other messages report the rest
-    erased += slice.arc->erased(call.header.worker, call.header.sequence,
+    erased += slice.arc->erased(worker_of(call.header), call.header.sequence,
                                 call.hashes.subspan(slice.begin, slice.count));
   }
   send_done(call, std::move(refused), static_cast<std::uint32_t>(erased));
@@ -334,7 +340,7 @@ void Service::erase(const Call& call) {
 
 bool Service::has_done(const Call& call) {
   const bool done = !arcs_.empty() && std::ranges::all_of(arcs_, [&](const auto& arc) {
-    return arc->has_done(call.header.worker, call.header.sequence);
+    return arc->has_done(worker_of(call.header), call.header.sequence);
   });
   metrics_.duplicates += done ? 1U : 0U;
   return done;
@@ -344,8 +350,7 @@ void Service::change(const Call& call) {
   const bool saves = std::ranges::any_of(
       arcs_, [&](const auto& arc) { return arc->find(call.header.table)->shard->is_saving(); });
   const bool done = has_done(call);
-  if (!done && saves && !replays() &&
-      postponed(call.header.worker).postpone(call.header.sequence, kMaxPostponedAll)) {
+  if (!done && saves && !replays() && postponed(call).postpone(call.header.sequence, kMaxPostponedAll)) {
     return send(call, Status::kOverloaded);
   }
   std::vector<double> answers;
@@ -370,16 +375,17 @@ void Service::change(const Call& call) {
 
 void Service::sweep(const Call& call) {
   const Header& header = call.header;
-  const bool waits = mode() == Mode::kBsp;
+  const bool waits = mode(header.job) == Mode::kBsp;
   const bool done = has_done(call);
   if (!done && waits) {
     if (std::ranges::any_of(arcs_, [&](const auto& arc) {
-          return header.clock < arc->applied() && !arc->has_done(header.worker, header.sequence);
+          return header.clock < state(*arc, header.job).applied &&
+                 !arc->has_done(worker_of(header), header.sequence);
         })) {
       return send_text(call, Status::kBadRequest,
                        "a sweep of clock " + std::to_string(header.clock) + " came after its end");
     }
-    if (!is_complete(header.clock)) {
+    if (!is_complete(header.job, header.clock)) {
       return defer(call, 0);
     }
   }
@@ -410,8 +416,8 @@ bool Service::done_before(const Call& call) {
 bool Service::check_loading(const Call& call, std::uint32_t id) {
   const bool loading = std::ranges::all_of(arcs_, [&](const auto& arc) {
     const Arc::Table& table = *arc->find(id);
-    return (table.loading != nullptr && table.loader == call.header.worker) ||
-           arc->has_done(call.header.worker, call.header.sequence);
+    return (table.loading != nullptr && table.loader == worker_of(call.header)) ||
+           arc->has_done(worker_of(call.header), call.header.sequence);
   });
   if (!loading) {
     send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
 #include <string>
@@ -39,6 +40,7 @@ struct Peer1 {
   std::uint32_t rank = 0;
   std::uint32_t incarnation = 1;
   std::uint32_t epoch = 0;
+  std::uint32_t job = kJob;
   BufferPool pool{};
 
   struct Back {
@@ -51,7 +53,7 @@ struct Peer1 {
   std::vector<Back> send(Header header, std::span<const wire::Frame> payload) {
     header.worker = rank;
     header.incarnation = incarnation;
-    header.job = kJob;
+    header.job = job;
     header.epoch = epoch;
     std::array<std::byte, sizeof(Header)> head;
     wire::encode(header, payload, head);
@@ -851,4 +853,214 @@ TEST(the_rows_are_timed_for_requests_that_ask_for_it_and_for_no_others) {
         (Times{{0, 0}}));  // deferred
   CHECK(reply_of(bsp, 1, {.op = Op::kTick, .flags = wire::kTimed, .sequence = read}, 10) ==
         (Times{{10, 2000}, {9, 1000}}));
+}
+
+// --- several jobs -----------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::uint32_t kOther = 91;  // a named job
+
+void start_two_jobs(Service& service) {
+  service.start_job(kJob, Mode::kBsp, 0, false);
+  service.admit(0, 1, 0);
+  service.admit(1, 1, 0);
+  service.start_job(kOther, Mode::kAsp, 0, false, 0, true);
+  service.admit(0, 1, 0, kOther);
+}
+
+// Replaces the arcs by copies of them.
+void copy_arcs(Service& service, const std::vector<SlotRange>& arcs) {
+  std::vector<std::unique_ptr<Arc>> copies;
+  for (const SlotRange& arc : arcs) {
+    ArcRestorer restorer;
+    for (const auto& piece : service.save_arc(arc)) {
+      restorer.add(piece);
+    }
+    copies.push_back(restorer.finish());
+  }
+  service.discard(service.take_arcs(arcs));
+  service.adopt(std::move(copies));
+  service.set_map(1, arcs);
+}
+
+}  // namespace
+
+TEST(jobs_have_clocks_of_their_own_and_share_rows) {
+  const std::vector<SlotRange> arcs{{0, 4}, {4, 8}};
+  Service service(Slots(8), arcs);
+  service.add_table(0, sgd(1));
+  start_two_jobs(service);
+  Peer1 zero{service};
+  Peer1 one{service, 1};
+  Peer1 other{service, 0, 1, 0, kOther};
+  std::mt19937_64 random(11);
+  const auto hashes = random_hashes(random, 64, 1000);
+  const std::vector<float> ones(hashes.size(), 1.0F);
+  const auto rows_of = [&](Peer1& peer, std::uint32_t clock) {
+    const auto back = peer.pull(hashes, clock);
+    CHECK(back.header.status == Status::kOk);
+    CHECK(std::ranges::all_of(back.values, [&](float value) { return value == back.values.front(); }));
+    return back.values.front();
+  };
+  // The same rank and sequence number in two jobs are two writes.
+  zero.write(Op::kPush, 1, hashes, ones);
+  other.write(Op::kPush, 1, hashes, ones);
+  other.write(Op::kPush, 1, hashes, ones);
+  CHECK_EQ(rows_of(zero, 0), -1.0F);
+  CHECK_EQ(rows_of(other, 0), -1.0F);
+  // The ticks of one job end no clock of the other.
+  for (std::uint32_t clock = 0; clock < 5; ++clock) {
+    CHECK_EQ(other.tick(clock).size(), 1);
+  }
+  CHECK_EQ(service.metrics().applied, 0);
+  CHECK_EQ(zero.tick(0).size(), 1);
+  copy_arcs(service, arcs);
+  other.epoch = one.epoch = zero.epoch = 1;
+  CHECK(zero.pull(hashes, 1).header.status == Status::kDeferred);
+  other.write(Op::kPush, 2, hashes, ones, 5);
+  one.write(Op::kPush, 1, hashes, ones);
+  const auto released = one.tick(0);
+  CHECK_EQ(released.size(), 1 + 1);  // the read of worker 0 has its answer
+  CHECK_EQ(released.back().values.front(), -4.0F);
+  CHECK_EQ(rows_of(other, 5), -4.0F);
+  CHECK_EQ(service.metrics().jobs.size(), 1);
+  CHECK_EQ(service.metrics().jobs.front().number, kOther);
+  // A worker that is dismissed has a namesake in the other job, which stays.
+  service.fence(0, 1, kOther);
+  CHECK(other.pull(hashes, 5).header.status == Status::kFenced);
+  CHECK_EQ(service.dismiss(0, 1, {}, kOther), 5);
+  CHECK_EQ(rows_of(zero, 1), -4.0F);
+  service.end_job(kOther);
+  service.end_job(kOther);
+  CHECK(other.pull(hashes, 5).header.status == Status::kWrongJob);
+  CHECK_EQ(rows_of(zero, 1), -4.0F);
+  // The next default job ends no named one.
+  service.start_job(kOther, Mode::kAsp, 0, false, 0, true);
+  service.admit(0, 2, 0, kOther);
+  service.start_job(kJob + 1, Mode::kAsp, 0, false, 1);
+  CHECK(zero.pull(hashes, 1).header.status == Status::kWrongJob);
+  other.incarnation = 2;
+  CHECK_EQ(rows_of(other, 0), -4.0F);
+  CHECK_EQ(service.snapshot(0)->verify(), "");
+}
+
+// What a job does on tables of its own has the same bits as without the other one, whatever their order.
+TEST(jobs_on_tables_of_their_own_do_not_change_each_other) {
+  const std::vector<SlotRange> arcs{{0, 4}, {4, 8}};
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    std::mt19937_64 random(seed);
+    Service both(Slots(8), arcs);
+    Service first(Slots(8), arcs);
+    Service second(Slots(8), arcs);
+    for (Service* const service : {&both, &first, &second}) {
+      service->add_table(0, sgd(2));
+      service->add_table(1, sgd(2));
+      start_two_jobs(*service);
+    }
+    struct Side {
+      Peer1 here;
+      Peer1 there;  // alone
+      std::uint32_t table;
+      std::uint32_t clock = 0;
+      std::uint64_t sequence = 0;
+    };
+    std::array<Side, 3> sides{Side{{both, 0}, {first, 0}, 0}, Side{{both, 1}, {first, 1}, 0},
+                              Side{{both, 0, 1, 0, kOther}, {second, 0, 1, 0, kOther}, 1}};
+    for (int i = 0; i < 200; ++i) {
+      Side& side = sides[random() % sides.size()];
+      const std::uint64_t what = random() % 8;
+      if (what < 5) {
+        const auto hashes = random_hashes(random, 1 + random() % 20, 50);
+        std::vector<float> rows(2 * hashes.size());
+        std::ranges::generate(rows, [&] { return static_cast<float>(random() % 1000) / 7.0F; });
+        const std::array<wire::Frame, 2> payload{std::as_bytes(std::span(std::as_const(hashes))),
+                                                 std::as_bytes(std::span(std::as_const(rows)))};
+        const Header header{.op = Op::kPush,
+                            .dtype = wire::Dtype::kFloat32,
+                            .dim = 2,
+                            .table = side.table,
+                            .sequence = ++side.sequence,
+                            .clock = side.clock,
+                            .count = static_cast<std::uint32_t>(hashes.size())};
+        CHECK(side.here.one(header, payload).header.status == side.there.one(header, payload).header.status);
+      } else if (what < 7) {
+        const std::array<std::uint32_t, 1> tables{side.table};
+        const std::array<wire::Frame, 2> payload{wire::Frame(), std::as_bytes(std::span(tables))};
+        const Header header{
+            .op = Op::kTick, .sequence = std::uint64_t{1} << 63U, .clock = side.clock, .aux = 1};
+        CHECK(side.here.send(header, payload).front().header.status == Status::kOk);
+        CHECK(side.there.send(header, payload).front().header.status == Status::kOk);
+        ++side.clock;
+      } else {
+        copy_arcs(both, arcs);
+        sides[0].here.epoch = sides[1].here.epoch = sides[2].here.epoch = 1;
+      }
+    }
+    const auto section = [](const Service& service, std::uint32_t table, std::uint32_t slot) {
+      std::vector<std::byte> bytes;
+      service.snapshot(table)->section(Slot{slot}, bytes);
+      return bytes;
+    };
+    for (std::uint32_t slot = 0; slot < 8; ++slot) {
+      CHECK(section(both, 0, slot) == section(first, 0, slot));
+      CHECK(section(both, 1, slot) == section(second, 1, slot));
+    }
+    CHECK_EQ(both.snapshot(0)->step(), first.snapshot(0)->step());
+    CHECK_EQ(both.snapshot(1)->step(), second.snapshot(1)->step());
+  }
+}
+
+// A table's own clock goes on from where the jobs before have left it, and no job turns it back.
+TEST(the_clock_of_a_table_continues_in_a_named_job) {
+  Service service(Slots(8), {{0, 8}});
+  service.add_table(0, sgd(1));
+  service.start_job(kJob, Mode::kAsp, 0, false);
+  service.admit(0, 1, 0);
+  Peer1 zero{service};
+  for (std::uint32_t clock = 0; clock < 7; ++clock) {
+    zero.tick(clock);
+  }
+  service.start_job(kOther, Mode::kAsp, 0, false, 0, true);
+  service.admit(0, 1, 0, kOther);
+  Peer1 other{service, 0, 1, 0, kOther};
+  const auto clock_of = [](Peer1& peer, std::uint32_t clock) {
+    const Header header{.op = Op::kStats, .sequence = std::uint64_t{1} << 63U, .clock = clock};
+    std::array<std::byte, sizeof(Header)> head;
+    Header sent = header;
+    sent.worker = peer.rank;
+    sent.incarnation = peer.incarnation;
+    sent.job = peer.job;
+    sent.epoch = peer.epoch;
+    wire::encode(sent, {}, head);
+    const std::array<wire::Frame, 1> frames{head};
+    ReplyQueue out(peer.pool);
+    peer.service.handle("peer", frames, out);
+    wire::Decoded decoded;
+    const std::array<wire::Frame, 2> back{wire::Frame(out.replies().front().header),
+                                          out.replies().front().payload[0].bytes()};
+    CHECK(!wire::decode(back, {.payload_bytes = 1U << 20U, .replies = true}, decoded));
+    return decoded.numbers.back();
+  };
+  CHECK_EQ(clock_of(zero, 7), 7);
+  CHECK_EQ(clock_of(other, 0), 7);
+  for (std::uint32_t clock = 0; clock < 4; ++clock) {
+    other.tick(clock);
+  }
+  CHECK_EQ(clock_of(other, 4), 11);
+  CHECK_EQ(clock_of(zero, 7), 7);
+  copy_arcs(service, {{0, 8}});
+  other.epoch = zero.epoch = 1;
+  CHECK_EQ(clock_of(other, 4), 11);
+  service.end_job(kOther);
+  copy_arcs(service, {{0, 8}});
+  service.start_job(kOther + 1, Mode::kAsp, 0, false, 0, true);
+  service.admit(0, 1, 0, kOther + 1);
+  Peer1 third{service, 0, 1, 1, kOther + 1};
+  CHECK_EQ(clock_of(third, 0), 11);
+  service.start_job(kJob + 1, Mode::kAsp, 0, false, 7);
+  service.admit(0, 1, 0);
+  Peer1 next{service, 0, 1, 1, kJob + 1};
+  CHECK_EQ(clock_of(next, 0), 11);
+  CHECK_EQ(clock_of(third, 0), 11);
 }
