@@ -27,7 +27,7 @@ from shoal.models.callbacks import Callback  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
 from shoal.storage.base import StorageDir  # noqa: E402
 from shoal.storage.open import open_dir  # noqa: E402
-from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, build, parse, read  # noqa: E402
+from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, build, load, parse, read  # noqa: E402
 from shoal.torch.fields import Fields  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
 from shoal.torch.trainer import ClickModel, FitCheckpointer, fit, train  # noqa: E402
@@ -259,6 +259,7 @@ PLANS = {
     "expiring": ({}, {"tables": {"admit": {"name": "AfterCount", "n": 3}, "expire": TWO_RULES}}),
     "stale": ({}, {"train": {"staleness": 2}}),
     "stale, shuffled": ({"shuffle": 3}, {"train": {"staleness": 3}}),
+    "in bfloat16": ({}, {"train": {"precision": "bfloat16"}}),
 }
 
 
@@ -511,6 +512,33 @@ def test_rows_of_a_table_expire_when_a_pass_ends(clicks):
         parse(configured(clicks, tables={"linear": {"expire": [{"name": "TimeToLive", "clock": 3}]}}))
     with pytest.raises(ValueError, match=r"\[tables\] expire: expected `array \| null`, got `object`"):
         parse(configured(clicks, tables={"expire": {"name": "TimeToLive", "clocks": 3}}))
+
+
+def test_bfloat16_rounds_the_products_of_training_alone(clicks, tmp_path):
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        raw = configured(clicks, train={"precision": precision})
+        with shoal.local(threads=1) as store:
+            click = made(store, raw)
+            assert click.precision == precision
+            fit(click, reader(clicks), None, Plan(epochs=1, warm_up=False), progress=False)
+            found[precision] = click.history.passes[0].metrics.logloss
+            assert all(parameter.dtype == torch.float32 for parameter in click.module.parameters())
+            batch = next(iter(click.reading(reader(clicks, "valid"))))
+            with torch.no_grad():
+                expected = click.module.eval()(click.prepare(batch)).double().sigmoid().numpy()
+            assert np.allclose(click.predict_proba([batch]), expected, rtol=1e-12)
+            if precision == "bfloat16":
+                click.save(tmp_path / "model")
+    assert 0 < abs(found["bfloat16"] - found["float32"]) < 2e-3
+    with load(tmp_path / "model") as click:
+        assert click.precision == "bfloat16"
+    with pytest.raises(ValueError, match=r"\[train\] precision: invalid enum value 'float16': it is one of float32, bf"):
+        parse(configured(clicks, train={"precision": "float16"}))
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks))
+        with pytest.raises(ValueError, match="precision is 'half': pass one of float32, bfloat16"):
+            ClickModel(click.module, click.fields, store, precision="half")
 
 
 def test_staleness_is_refused_where_keys_are_not_known_ahead_and_must_be_that_of_the_checkpoint(clicks, tmp_path):

@@ -224,8 +224,9 @@ def embeddings(kind: str, plan: Plan, stack: ExitStack) -> Embeddings:
 class Side:
     """A network with embeddings, and its training."""
 
-    def __init__(self, kind: str, plan: Plan, stack: ExitStack) -> None:
+    def __init__(self, kind: str, plan: Plan, stack: ExitStack, *, in_bfloat16: bool) -> None:
         self._plan = plan
+        self._precision = torch.autocast("cpu", torch.bfloat16, enabled=in_bfloat16)
         self._embeddings = embeddings(kind, plan, stack)
         torch.manual_seed(7)
         layers: list[nn.Module] = []
@@ -245,7 +246,9 @@ class Side:
         x = self._embeddings.look_up(ids)
         laps.end("look up")
         x.register_hook(lambda _: laps.end("dense backward"))
-        loss = self._loss(self._network(x).squeeze(1), labels)
+        with self._precision:
+            logits = self._network(x).squeeze(1)
+        loss = self._loss(logits.float(), labels)
         laps.end("dense forward")
         loss.backward()
         laps.end("give back")
@@ -296,14 +299,17 @@ def peak(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def serve(pipe: Connection, kind: str, plan: Plan, borrows: bool) -> None:
-    """Run a side: answer (method, arguments) until None is received; not ``borrows``: shoal uses threads of its own."""
+def serve(pipe: Connection, kind: str, plan: Plan, borrows: bool, in_bfloat16: bool) -> None:
+    """Run a side: answer (method, arguments) until None is received.
+
+    Without ``borrows`` shoal uses threads of its own. ``in_bfloat16`` is torch's autocast of the network.
+    """
     torch.set_num_threads(plan.threads)
     if not borrows:
         borrowed_pool.borrow = lambda: None
     empty = peak(os.getpid())
     with ExitStack() as stack:
-        side = Side(kind, plan, stack)
+        side = Side(kind, plan, stack, in_bfloat16=in_bfloat16)
         pipe.send(empty)
         while (asked := pipe.recv()) is not None:
             method: Callable[..., object] = getattr(side, asked[0])

@@ -223,9 +223,13 @@ class Side:
         self.model: nn.Module = MODELS[model](make, data.fields, **SHAPES[model], **more)
         self._loss = nn.BCEWithLogitsLoss()
 
+    precision: AbstractContextManager[Any] = nullcontext()  # of a step's matrix products
+
     def learn(self, x: Inputs, labels: Tensor) -> float:
         """Take a step; returns the loss before it."""
-        loss: Tensor = self._loss(self.model(x), labels)
+        with self.precision:
+            logits = self.model(x)
+        loss: Tensor = self._loss(logits.float(), labels)
         with self.together():
             loss.backward()
         self.step()
@@ -270,6 +274,12 @@ class Ours(Side):
         self._dense.zero_grad()
 
 
+class Rough(Ours):
+    """As `Ours`, in bfloat16."""
+
+    precision = torch.autocast("cpu", torch.bfloat16)
+
+
 class Theirs(Side):
     """With torch's own rows."""
 
@@ -293,7 +303,7 @@ class Theirs(Side):
             optimizer.zero_grad()
 
 
-SIDES = {"shoal": Ours, "torch": Theirs}
+SIDES = {"shoal": Ours, "torch": Theirs, "bfloat16": Rough}
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +355,7 @@ def train(
 
     Parameters
     ----------
-    side : {"shoal", "torch"}
+    side : {"shoal", "torch", "bfloat16"}
     model : str
         Of MODELS.
     data : Data

@@ -44,7 +44,7 @@ from shoal.torch.dense_part import DenseSharing
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
 from shoal.torch.tables import TableRule, tables
-from shoal.torch.trainer import ClickModel
+from shoal.torch.trainer import ClickModel, Precision
 
 __all__ = ["Config", "Data", "Logging", "Output", "TableSettings", "Tables", "Train", "build", "load", "parse", "read"]
 
@@ -128,6 +128,13 @@ class Train(Struct, frozen=True, kw_only=True):
         ),
     ] = "allreduce"
     staleness: Annotated[int, Meta(ge=0, description="Number of batches by which rows are pulled ahead.")] = 0
+    precision: Annotated[
+        Precision,
+        Meta(
+            description="Precision of matrix products in training: float32 or bfloat16. Rows, dense parameters and "
+            "predictions stay in float32."
+        ),
+    ] = "float32"
     shuffle: Annotated[int, Meta(ge=0, description="Batches in the shuffle buffer; 0: no shuffle.")] = 0
     negative_rate: Annotated[float, Meta(description="Share of the negatives to learn from, reweighted.")] = 1.0
     patience: Annotated[
@@ -247,6 +254,7 @@ class Config(Struct, frozen=True, kw_only=True):
             "seed": self.train.seed,
             "staleness": self.train.staleness,
             "dense": self.train.dense,
+            "precision": self.train.precision,
         }
 
 
@@ -431,15 +439,23 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     )
     torch.manual_seed(seed)
     module = kind(make, len(fields), **settings)
-    dense: DenseSharing = made_by.get("dense", "allreduce")  # missing in older models, as is staleness
+    dense: DenseSharing = made_by.get("dense", "allreduce")  # missing in older models, as are staleness and precision
     optimizer: Optimizer | functools.partial[torch.optim.Optimizer]
     if dense == "servers":
         optimizer = _optimizer(made_by["optimizer"], "[train]")
     else:
         rule, how = _dense(made_by["optimizer"])
         optimizer = functools.partial(rule, **how)
-    stale = made_by.get("staleness", 0)
-    return ClickModel(module, fields, store, optimizer, dense=dense, made_by=made_by, staleness=stale)
+    return ClickModel(
+        module,
+        fields,
+        store,
+        optimizer,
+        dense=dense,
+        made_by=made_by,
+        staleness=made_by.get("staleness", 0),
+        precision=made_by.get("precision", "float32"),
+    )
 
 
 def load(

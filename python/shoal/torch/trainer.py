@@ -8,6 +8,8 @@ random numbers, and the position of the fit in the data (`FitState`). It is repl
 so a process may be killed at any moment and the fit resumed, with bit-identical results.
 
 The loss is the mean over a batch's examples of weight times log-loss, as in torch, and so are the gradients of tables.
+With ``precision="bfloat16"`` matrix products of a step are computed in bfloat16, by torch's autocast; rows, dense
+parameters, optimizers, losses and predictions stay in float32.
 
 Invariants
     I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
@@ -25,7 +27,7 @@ import io
 import operator
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +59,9 @@ from shoal.torch.models.layers import Lookup
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule
 
-__all__ = ["ClickModel", "train"]
+__all__ = ["ClickModel", "Precision", "train"]
+
+Precision = Literal["float32", "bfloat16"]
 
 _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
 _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
@@ -85,13 +89,17 @@ class ClickModel(SavedPredictor):
         The settings that made the module, as JSON: saved with the model.
     staleness : int
         Number of batches whose pushes the rows of a batch may miss, since they are pulled ahead (`Pipeline`).
+    precision : {"float32", "bfloat16"}
+        Of the matrix products in training. "bfloat16" (torch's autocast) is worth it on processors with instructions
+        for it (``avx512_bf16`` or ``amx_bf16`` in /proc/cpuinfo), and slower on others. Predictions are computed in
+        float32.
 
     Raises
     ------
     ValueError
-        A sparse part's table belongs to another store, ``optimizer`` does not fit ``dense``, or ``staleness`` is above
-        0 and the module's lookups are not known before it is called, as for DIN and for modules that are not from
-        `shoal.torch.models`.
+        A sparse part's table belongs to another store, ``optimizer`` does not fit ``dense``, ``precision`` is another
+        one, or ``staleness`` is above 0 and the module's lookups are not known before it is called, as for DIN and for
+        modules that are not from `shoal.torch.models`.
     """
 
     kind = files.CLICK
@@ -106,8 +114,11 @@ class ClickModel(SavedPredictor):
         dense: DenseSharing = "allreduce",
         made_by: Mapping[str, Any] | None = None,
         staleness: int = 0,
+        precision: Precision = "float32",
     ) -> None:
         super().__init__(store, is_own=False)
+        if precision not in get_args(Precision):
+            raise ValueError(f"precision is {precision!r}: pass one of {', '.join(get_args(Precision))}")
         found = {one.table.name: one.table for one in module.modules() if isinstance(one, SparseModule)}
         for name, table in found.items():
             if store.tables.get(name) is not table:
@@ -118,6 +129,7 @@ class ClickModel(SavedPredictor):
         self._dense = dense_part(module, store, optimizer, dense)
         self.made_by = dict(made_by or {})
         self._staleness = operator.index(staleness)
+        self._precision = precision
         self._pipeline: Pipeline | None = None  # that learning reads from
         self._rows_ahead: list[list[torch.Tensor]] = []  # of the fit that is resumed
         self._random: torch.Tensor | None = None  # state of its own random numbers; None: it draws torch's
@@ -157,6 +169,11 @@ class ClickModel(SavedPredictor):
     def staleness(self) -> int:
         """Number of batches by which rows are pulled ahead."""
         return self._staleness
+
+    @property
+    def precision(self) -> Precision:
+        """Of the matrix products in training."""
+        return self._precision
 
     @property
     def dense_parameters(self) -> int:
@@ -216,7 +233,9 @@ class ClickModel(SavedPredictor):
             return 0.0
         self.module.train()
         scale = self._dense.begin(len(batch))
-        logits = self.module(prepared)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._precision == "bfloat16"):
+            logits = self.module(prepared)
+        logits = logits.float()
         # An invalid label or weight raises an error here, before any change.
         loss = seen.update(batch.labels, logits.detach().double().numpy(), batch.weights)
         self._calibration = None
@@ -472,6 +491,7 @@ def train(
     resume: Resume = False,
     callbacks: Callback | Callable[[FitProgress], None] | Iterable[Any] = (),
     staleness: int = 0,
+    precision: Precision = "float32",
     storage_options: Mapping[str, Any] | None = None,
 ) -> ClickModel:
     """Train a torch module over a store's tables.
@@ -496,7 +516,7 @@ def train(
         have grown and that files were added at the end of the list.
     callbacks : function, Callback, or list of them, optional
         As `shoal.models.Model.fit`.
-    staleness : int
+    staleness, precision
         As `ClickModel`.
     storage_options : mapping, optional
         Options of the file system of a URL: see `shoal.Store.save`.
@@ -512,7 +532,7 @@ def train(
     ValueError
         A setting is invalid, a line is malformed, or a batch does not fit the fields.
     """
-    model = ClickModel(module, fields, store, optimizer, dense=dense, staleness=staleness)
+    model = ClickModel(module, fields, store, optimizer, dense=dense, staleness=staleness, precision=precision)
     fit(
         model,
         reader,
