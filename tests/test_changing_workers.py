@@ -172,7 +172,7 @@ def test_a_worker_that_is_told_to_leave_hands_over_its_share(
     """A worker leaves, and with the least number left another one that is told to is interrupted as usual."""
     counting = Counting(monkeypatch)
     leaving = threading.local()
-    monkeypatch.setattr(training, "at_boundaries", lambda: _Boundaries(leaving))
+    monkeypatch.setattr(training, "at_boundaries", lambda: Boundaries(leaving))
 
     def leave(batches: int) -> None:
         if batches == 6:
@@ -194,7 +194,7 @@ def test_a_worker_that_is_told_to_leave_hands_over_its_share(
     assert stayed[0].sizes[-1] == 2
 
 
-class _Boundaries:
+class Boundaries:
     """Interrupts of one thread, as `at_boundaries` reports those of the process."""
 
     def __init__(self, leaving: threading.local) -> None:

@@ -90,6 +90,9 @@ class Learner(Evaluable, Protocol):
     def step_along(self) -> bool:
         """Take part in a step of the other workers without a batch; False if they need none, or all have ended."""
 
+    def agree_on_move(self, wants: bool) -> bool:
+        """Return whether all workers hand over their states after this step; ``wants``: this one is to do so."""
+
     def random_state(self) -> bytes:
         """Return the state of the random numbers that learning draws; empty if it draws none."""
 

@@ -497,6 +497,10 @@ class Model(LinearWeights, SavedModel):
         """Return False: other workers need no part in their steps."""
         return False
 
+    def agree_on_move(self, wants: bool) -> bool:
+        """Return ``wants``: no step needs the other workers."""
+        return wants
+
     def random_state(self) -> bytes:
         """Return nothing: learning draws no random numbers."""
         return b""

@@ -251,10 +251,10 @@ class PassCoordinator:
         """Whether the workers of another job have handed over their states to this one."""
         return self.may_change and self._store.continued is not None
 
-    def check_change(self) -> None:
-        """Raise WorkersMoveError within a pass, after a clock, if the workers are to hand over their states."""
-        if self.may_change and self._store.workers_change:
-            raise WorkersMoveError
+    @property
+    def workers_change(self) -> bool:
+        """Whether the workers are to hand over their states, within a pass and after a clock."""
+        return self.may_change and self._store.workers_change
 
     def hand_over(self, state: bytes, *, returns: bool) -> None:
         """Hand over the state of this worker; nothing of the fit may follow. The others need not wait for it."""

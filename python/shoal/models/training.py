@@ -241,7 +241,7 @@ class _TrainingRun:
                             self._publisher.publish([_fit_state(trainer, data) for trainer in self._trainers])
                         bar.update()
                         self._check_change()
-                        if (interrupt := interrupted()) is not None:
+                        if (interrupt := interrupted()) is not None and not self._leaves():
                             for observer in self._observers:
                                 observer.interrupted(fit_state())
                             raise interrupt
@@ -270,9 +270,9 @@ class _TrainingRun:
 
         Only before it has marked the end of its pass: after that others may have seen that all have ended theirs.
         """
-        if self._leaves():
+        wants = self._leaves() or self._coordinator.workers_change
+        if self._models[0].agree_on_move(wants):
             raise WorkersMoveError
-        self._coordinator.check_change()
 
     def _skip(
         self,
@@ -306,6 +306,7 @@ class _TrainingRun:
         while first.step_along():
             first.store.tick()
             empty_clock()
+            self._check_change()
         self._coordinator.end_pass(empty_clock, meet)
 
 

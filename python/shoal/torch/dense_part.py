@@ -14,6 +14,8 @@ where batches have one size. Under SSP and ASP each push is a step of its own, a
 Invariants
     D1  With "allreduce" all workers have the same dense parameters and optimizer state after every step.
     D2  A worker without a batch takes part in the steps of the others (`along`), until all have ended the pass.
+    D3  With "allreduce" all workers hand over their states after the same step: the exchange of batch sizes tells each
+        of them whether another one has asked for it.
 
 Threads: the one that trains.
 """
@@ -21,6 +23,7 @@ Threads: the one that trains.
 from __future__ import annotations
 
 import datetime
+import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -81,6 +84,9 @@ class DensePart(Protocol):
     def along(self) -> bool:
         """Take part in a step of the others without a batch; False if they need none, or all have ended."""
 
+    def agree_on_move(self, wants: bool) -> bool:
+        """Return whether all workers hand over their states after this step; ``wants``: this one is to do so."""
+
     def refresh(self) -> None:
         """Make the module's parameters the newest ones, outside of a step."""
 
@@ -139,6 +145,10 @@ class Alone:
         """Return False: there are no others."""
         return False
 
+    def agree_on_move(self, wants: bool) -> bool:
+        """Return ``wants``: there are no others."""
+        return wants
+
     def refresh(self) -> None:
         """Do nothing."""
 
@@ -169,9 +179,12 @@ class AllReduced(Alone):
         self._group: Any = None  # dist.ProcessGroupGloo, not the group of the whole process
         self._meeting: Any = None
         self._share = 0.0  # of this worker's batch among the examples of the step, over the scale of its loss
+        self._wants_move = self._moves = False  # what this worker tells the others, and what all have agreed on
 
     def join(self, coordinator: PassCoordinator, *, has_begun: bool) -> None:
         """Connect the workers to each other, and make their parameters those of worker 0.
+
+        In a fit that has begun their optimizers' states become those of worker 0 as well.
 
         Raises
         ------
@@ -205,6 +218,8 @@ class AllReduced(Alone):
                 'open the network between workers, or pass dense="servers"'
             ) from error
         self._broadcast()
+        if has_begun:
+            self._broadcast_optimizer()
 
     def begin(self, examples: int) -> float:
         """Exchange the sizes of the batches; return this one's share, or 1 if each push is a step of its own."""
@@ -232,6 +247,11 @@ class AllReduced(Alone):
         super().step()
         return True
 
+    def agree_on_move(self, wants: bool) -> bool:
+        """Return what all have agreed on in the last step; tell the others in the next one what this one wants."""
+        self._wants_move = wants
+        return self._moves
+
     def close(self) -> None:
         """Close the connections to the other workers."""
         self._group = self._meeting = None
@@ -248,10 +268,28 @@ class AllReduced(Alone):
             for parameter, its in self._cut(flat):
                 parameter.copy_(its)
 
+    def _broadcast_optimizer(self) -> None:
+        """Make the state of the optimizer that of worker 0."""
+        if self.optimizer is None:
+            return
+        file = io.BytesIO()
+        if self._store.rank == 0:
+            torch.save(self.optimizer.state_dict(), file)
+        size = torch.tensor([len(file.getbuffer())], dtype=torch.int64)
+        self._all_reduce(size)
+        content = torch.zeros(int(size), dtype=torch.uint8)
+        if self._store.rank == 0:
+            content.copy_(torch.frombuffer(file.getbuffer(), dtype=torch.uint8))
+        self._all_reduce(content)
+        if self._store.rank:
+            state = torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+            self.optimizer.load_state_dict(state)
+
     def _sizes(self, examples: int, *, has_batch: bool) -> tuple[int, bool]:
         """Return the examples of all workers' batches, and whether any worker has a batch."""
-        numbers = torch.tensor([examples, has_batch], dtype=torch.int64)
+        numbers = torch.tensor([examples, has_batch, self._wants_move], dtype=torch.int64)
         self._all_reduce(numbers)
+        self._moves = bool(numbers[2])
         return int(numbers[0]), bool(numbers[1])
 
     def _sum_gradients(self, scale: float) -> None:
@@ -354,6 +392,10 @@ class OnServers:
     def along(self) -> bool:
         """Return False: the others need no part of this worker."""
         return False
+
+    def agree_on_move(self, wants: bool) -> bool:
+        """Return ``wants``: no step needs the other workers."""
+        return wants
 
     def refresh(self) -> None:
         """Pull the parameters."""

@@ -65,6 +65,7 @@ Precision = Literal["float32", "bfloat16"]
 
 _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
 _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
+_LENGTH_BYTES = 8
 
 
 class ClickModel(SavedPredictor):
@@ -272,14 +273,23 @@ class ClickModel(SavedPredictor):
         if state:
             torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
+    def agree_on_move(self, wants: bool) -> bool:
+        """Return whether all workers hand over their states after this step; ``wants``: this one is to do so."""
+        return self._dense.agree_on_move(wants)
+
     def own_state(self) -> bytes:
-        """Return the state of torch's random numbers and the module's buffers."""
+        """Return the state of torch's random numbers and the module's buffers; worker 0 adds what all workers have."""
         buffers = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in self.module.buffers()]
-        return self.random_state() + b"".join(buffer.numpy().tobytes() for buffer in buffers)
+        own = self.random_state() + b"".join(buffer.numpy().tobytes() for buffer in buffers)
+        common = b"" if self._dense.is_on_servers or self._store.rank else self._tower()
+        return len(own).to_bytes(_LENGTH_BYTES, "little") + own + common
 
     def set_own_state(self, state: bytes) -> None:
         """Restore `own_state`."""
-        values = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        end = _LENGTH_BYTES + int.from_bytes(state[:_LENGTH_BYTES], "little")
+        if len(state) > end:
+            self._take_tower(_tower_in(state[end:]), whole=True)
+        values = torch.frombuffer(bytearray(state[_LENGTH_BYTES:end]), dtype=torch.uint8)
         buffers = list(self.module.buffers())
         sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
         random, *its = torch.split(values, [len(values) - sum(sizes), *sizes])
@@ -584,8 +594,13 @@ def fit(
     watching = Callbacks(model, callbacks)
     reader, valid = model.reading(reader), model.reading(valid)
     remedy = '; one with dense="servers" and staleness=0 can'
-    is_free = model.can_be_replaced
-    made = PassCoordinator(model.store, model.name, can_replace=is_free, can_change=is_free, remedy=remedy)
+    made = PassCoordinator(
+        model.store,
+        model.name,
+        can_replace=model.can_be_replaced,
+        can_change=not model.staleness,
+        remedy=remedy,
+    )
     with made.fitting() as coordinator, contextlib.ExitStack() as leaving:
         coordinator.needs_all = True
         leaving.callback(model.leave)
