@@ -79,7 +79,9 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self.name = name
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, name.split(",")[0], plan, OWN not in name, BFLOAT16 in name))
+        self._process = context.Process(
+            target=serve, args=(theirs, name.split(",")[0], plan, OWN not in name, BFLOAT16 in name)
+        )
         before = dict(os.environ)
         for suffix, (variable, value) in OPENMP.items():
             if name.endswith(suffix):

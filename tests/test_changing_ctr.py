@@ -20,8 +20,9 @@ from cluster_standin import Cluster, cluster  # noqa: E402
 from shoal.base.interrupts import Terminated  # noqa: E402
 from shoal.models import training  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
+from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
-from shoal.torch.trainer import ClickModel, fit  # noqa: E402
+from shoal.torch.trainer import fit  # noqa: E402
 from test_changing_workers import Boundaries, Pace, first_pace  # noqa: E402
 
 EXAMPLES, BATCH, SERVERS = 480, 8, 2
@@ -173,6 +174,8 @@ def test_rows_that_were_pulled_ahead_are_not_handed_over(clicks: Path) -> None:
     ):
         model = build(parse(config), store)
         reader = shoal.read_csv(clicks, batch_size=BATCH, label="click", categorical=["user", "ad"])
-        with pytest.raises(shoal.ShoalError, match="needs a fixed number; one with dense=\"servers\" and staleness=0 can"):
+        with pytest.raises(
+            shoal.ShoalError, match='needs a fixed number; one with dense="servers" and staleness=0 can'
+        ):
             fit(model, reader, None, Plan(epochs=1, warm_up=False), progress=False)
     assert np.isfinite([parameter.sum().item() for parameter in model.module.parameters()]).all()

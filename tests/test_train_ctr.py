@@ -27,10 +27,11 @@ from shoal.models.callbacks import Callback  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
 from shoal.storage.base import StorageDir  # noqa: E402
 from shoal.storage.open import open_dir  # noqa: E402
+from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, build, load, parse, read  # noqa: E402
 from shoal.torch.fields import Fields  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
-from shoal.torch.trainer import ClickModel, FitCheckpointer, fit, train  # noqa: E402
+from shoal.torch.trainer import FitCheckpointer, fit, train  # noqa: E402
 from tiers import long_after, long_but  # noqa: E402
 
 COLUMNS = {"label": "click", "categorical": ["user", "ad", "site"], "numeric": ["price"], "lists": {"seen": "ad"}}
@@ -533,7 +534,9 @@ def test_bfloat16_rounds_the_products_of_training_alone(clicks, tmp_path):
     assert 0 < abs(found["bfloat16"] - found["float32"]) < 2e-3
     with load(tmp_path / "model") as click:
         assert click.precision == "bfloat16"
-    with pytest.raises(ValueError, match=r"\[train\] precision: invalid enum value 'float16': it is one of float32, bf"):
+    with pytest.raises(
+        ValueError, match=r"\[train\] precision: invalid enum value 'float16': it is one of float32, bf"
+    ):
         parse(configured(clicks, train={"precision": "float16"}))
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks))

@@ -24,8 +24,9 @@ from shoal.errors import WorkerLostError  # noqa: E402
 from shoal.models import files  # noqa: E402
 from shoal.models.fit_checkpoints import FitCheckpointer  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
+from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
-from shoal.torch.trainer import ClickModel, fit  # noqa: E402
+from shoal.torch.trainer import fit  # noqa: E402
 from stores import one_by_one, together  # noqa: E402
 from tiers import long_after  # noqa: E402
 

@@ -35,8 +35,8 @@ from shoal.cli.train_summary import (
 
 if TYPE_CHECKING:
     from shoal.data import Reader
+    from shoal.torch.click_model import ClickModel
     from shoal.torch.config import Config
-    from shoal.torch.trainer import ClickModel
 
 EXAMPLES = """\
 examples:

@@ -1,7 +1,7 @@
 """Learner: the interface of the training loop to models. FitState: the state of a fit between two batches.
 
-`Model` is one kind of learner, over tables alone; a click model in PyTorch is another (shoal.torch.trainer). A learner
-may prepare a batch ahead of time, for example as a `KeyBatch`; the loop passes the result back to it unchanged.
+`Model` is one kind of learner, over tables alone; `shoal.torch.ClickModel`, with a module of PyTorch, is another. A
+learner may prepare a batch ahead of time, for example as a `KeyBatch`; the loop passes the result back to it unchanged.
 
 Threads: a learner belongs to the thread that fits; a `FitState` is immutable.
 """

@@ -34,6 +34,7 @@ except ImportError as error:
 
 from shoal.torch import models
 from shoal.torch.bag import EmbeddingBag
+from shoal.torch.click_model import ClickModel
 from shoal.torch.config import load
 from shoal.torch.dense import DenseParameters
 from shoal.torch.embedding import Embedding
@@ -43,7 +44,7 @@ from shoal.torch.loader import BatchDataset, BatchLoader
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
 from shoal.torch.tables import TableRule, tables
-from shoal.torch.trainer import ClickModel, train
+from shoal.torch.trainer import train
 
 __all__ = [
     "BatchDataset",

@@ -40,11 +40,11 @@ from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.store.local import local
+from shoal.torch.click_model import ClickModel, Precision
 from shoal.torch.dense_part import DenseSharing
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
 from shoal.torch.tables import TableRule, tables
-from shoal.torch.trainer import ClickModel, Precision
 
 __all__ = ["Config", "Data", "Logging", "Output", "TableSettings", "Tables", "Train", "build", "load", "parse", "read"]
 
@@ -446,16 +446,8 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     else:
         rule, how = _dense(made_by["optimizer"])
         optimizer = functools.partial(rule, **how)
-    return ClickModel(
-        module,
-        fields,
-        store,
-        optimizer,
-        dense=dense,
-        made_by=made_by,
-        staleness=made_by.get("staleness", 0),
-        precision=made_by.get("precision", "float32"),
-    )
+    how = {name: made_by[name] for name in ("staleness", "precision") if name in made_by}
+    return ClickModel(module, fields, store, optimizer, dense=dense, made_by=made_by, **how)
 
 
 def load(

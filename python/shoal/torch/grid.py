@@ -26,8 +26,8 @@ from shoal.models.grid import GridResult, check_values, ranked
 from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Metric
 from shoal.store.local import local
+from shoal.torch.click_model import ClickModel
 from shoal.torch.config import Config, build, parse
-from shoal.torch.trainer import ClickModel
 
 __all__ = ["ClickModelGrid"]
 

@@ -22,11 +22,11 @@ from torch import nn
 
 from shoal.store.base import Store
 from shoal.table.table import Table
+from shoal.torch.click_model import ClickModel
 from shoal.torch.config import build
 from shoal.torch.dense import cut, trained
 from shoal.torch.dense_part import DENSE_TABLE
 from shoal.torch.sparse import SparseModule
-from shoal.torch.trainer import ClickModel
 
 __all__ = ["LiveClickModel"]
 

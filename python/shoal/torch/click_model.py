@@ -1,0 +1,475 @@
+"""ClickModel: a torch module over tables of a store, as the learner of the training loop.
+
+    batch --> Inputs --> module: sparse rows, dense tower --> logits --> mean loss
+                           |  backward pushes rows' gradients, the optimizer steps the tower  |
+
+A directory holds a model, and while it is trained its checkpoint: tables, dense parameters, their optimizer, torch's
+random numbers, and the position of the fit in the data (`FitState`). It is replaced atomically (shoal/models/files.py),
+so a process may be killed at any moment and the fit resumed, with bit-identical results.
+
+The loss is the mean over a batch's examples of weight times log-loss, as in torch, and so are the gradients of tables.
+With ``precision="bfloat16"`` matrix products of a step are computed in bfloat16, by torch's autocast; rows, dense
+parameters, optimizers, losses and predictions stay in float32.
+
+Invariants
+    I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
+    I2  Predicting pushes nothing and creates no rows.
+    I3  The files that a directory's model.json names belong to one moment between two batches.
+
+Threads: one thread trains. Another one prepares batches ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import operator
+from collections.abc import Callable, Generator, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from shoal.data import Batch, Reader
+from shoal.metrics import Accumulator
+from shoal.models import files, preprocessing
+from shoal.models.history import History, Record
+from shoal.models.learner import FitState, Floats
+from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models.predictor import read_calibration
+from shoal.models.saved_predictor import SavedPredictor
+from shoal.optim import Optimizer
+from shoal.storage.base import StorageDir, StoragePath
+from shoal.storage.open import open_dir
+from shoal.store.base import Store
+from shoal.table.table import Table
+from shoal.torch.dense_part import DenseSharing, MakeOptimizer, dense_part
+from shoal.torch.fields import Fields, Inputs, inputs
+from shoal.torch.models import DIN
+from shoal.torch.models.layers import Lookup
+from shoal.torch.pipeline import Pipeline
+from shoal.torch.sparse import SparseModule
+
+__all__ = ["ClickModel", "Precision"]
+
+Precision = Literal["float32", "bfloat16"]
+
+_FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
+_TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
+_LENGTH_BYTES = 8
+
+
+class ClickModel(SavedPredictor):
+    """A click model: a torch module over tables of a store, with methods to train, predict, evaluate, save and load.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Computes logits float32[n] from `Inputs`. Its sparse parts are modules of `shoal.torch`.
+    fields : Fields or int
+        The features of a batch that it uses; see `inputs`.
+    store : Store
+        Of its tables.
+    optimizer : torch.optim.Optimizer, callable or shoal.optim.Optimizer, optional
+        Optimizer of the dense parameters, or a function that makes it from a list of them; default: Adam with a
+        learning rate of 0.001. The function is called when the model first learns or is saved. With ``dense="servers"``
+        an optimizer of `shoal.optim`, which the servers apply; default: `shoal.Adam`.
+    dense : {"allreduce", "servers"}
+        How the workers of the store share its dense parameters: "allreduce": each worker has a copy, and gradients are
+        summed over the workers; "servers": the servers hold them, in a table "dense".
+    made_by : mapping, optional
+        The settings that made the module, as JSON: saved with the model.
+    staleness : int
+        Number of batches whose pushes the rows of a batch may miss, since they are pulled ahead (`Pipeline`).
+    precision : {"float32", "bfloat16"}
+        Of the matrix products in training. "bfloat16" (torch's autocast) is worth it on processors with instructions
+        for it (``avx512_bf16`` or ``amx_bf16`` in /proc/cpuinfo), and slower on others. Predictions are computed in
+        float32.
+
+    Raises
+    ------
+    ValueError
+        A sparse part's table belongs to another store, ``optimizer`` does not fit ``dense``, ``precision`` is another
+        one, or ``staleness`` is above 0 and the module's lookups are not known before it is called, as for DIN and for
+        modules that are not from `shoal.torch.models`.
+    """
+
+    kind = files.CLICK
+
+    def __init__(
+        self,
+        module: nn.Module,
+        fields: Fields | int,
+        store: Store,
+        optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None = None,
+        *,
+        dense: DenseSharing = "allreduce",
+        made_by: Mapping[str, Any] | None = None,
+        staleness: int = 0,
+        precision: Precision = "float32",
+    ) -> None:
+        super().__init__(store, is_own=False)
+        if precision not in get_args(Precision):
+            raise ValueError(f"precision is {precision!r}: pass one of {', '.join(get_args(Precision))}")
+        found = {one.table.name: one.table for one in module.modules() if isinstance(one, SparseModule)}
+        for name, table in found.items():
+            if store.tables.get(name) is not table:
+                raise ValueError(f"table {name!r} is not of this store: pass the store that the module was made with")
+        self.module = module
+        self.fields = fields
+        self._tables = tuple(found.values())
+        self._dense = dense_part(module, store, optimizer, dense)
+        self.made_by = dict(made_by or {})
+        self._staleness = operator.index(staleness)
+        self._precision = precision
+        self._pipeline: Pipeline | None = None  # that learning reads from
+        self._rows_ahead: list[list[torch.Tensor]] = []  # of the fit that is resumed
+        self._random: torch.Tensor | None = None  # state of its own random numbers; None: it draws torch's
+        if self._staleness < 0:
+            raise ValueError(f"staleness is {staleness}: pass the number of batches, 0 or more")
+        if self._staleness and not self._ahead():
+            raise ValueError(
+                f"staleness is {staleness}, and the keys that {type(module).__name__} looks up are not known before "
+                "it is called: leave it out"
+            )
+
+    # ---- properties --------------------------------------------------------------------------------------------------
+
+    def own_store(self) -> None:
+        """Make `close` also close the store."""
+        self._owns_store = True
+
+    def __repr__(self) -> str:
+        return f"ClickModel({type(self.module).__name__}, examples={self.examples})"
+
+    @property
+    def name(self) -> str:
+        """The name of the first table; "click" of a module without one."""
+        return self._tables[0].name if self._tables else "click"
+
+    @property
+    def store(self) -> Store:
+        """The store of the tables."""
+        return self._store
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables of the module's sparse parts."""
+        return self._tables
+
+    @property
+    def staleness(self) -> int:
+        """Number of batches by which rows are pulled ahead."""
+        return self._staleness
+
+    @property
+    def precision(self) -> Precision:
+        """Of the matrix products in training."""
+        return self._precision
+
+    @property
+    def dense_parameters(self) -> int:
+        """Number of values of the module's dense parameters."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    # ---- learning and predicting -------------------------------------------------------------------------------------
+
+    def prepare(self, batch: Batch) -> Inputs:
+        """Return a batch as `Inputs` of the module."""
+        return inputs(batch, self.fields)
+
+    def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Inputs]]:
+        """Arrange each batch, and sort the keys of the models' lookups, in the background."""
+        self._dense.refresh()
+        examples = preprocessing.examples_of(batches)
+        given, self._rows_ahead = self._rows_ahead, []
+        self._pipeline = pipeline = Pipeline(
+            examples,
+            self._ahead(),
+            prepare=lambda batch: (batch, self.prepare(batch)),
+            staleness=self._staleness,
+            rows_ahead=given,
+        )
+        with contextlib.closing(cast("Generator[tuple[Batch, Inputs]]", iter(pipeline))) as ready:
+            yield from ready
+
+    def _ahead(self) -> dict[nn.Module, Callable[[tuple[Batch, Inputs]], torch.Tensor]]:
+        """Return the keys that a model of `shoal.torch.models` looks up; DIN looks up others as well."""
+        if isinstance(self.module, DIN):
+            return {}
+        lookups = [lookup for lookup in self.module.modules() if isinstance(lookup, Lookup)]
+        return {
+            table: functools.partial(_keys_of, lookup, number)
+            for lookup in lookups
+            for number, table in enumerate(lookup.tables)
+            if isinstance(table, SparseModule)
+        }
+
+    def own_random(self) -> None:
+        """Draw random numbers of its own from now on, apart from other models; they begin where torch's are now."""
+        self._random = torch.get_rng_state()
+
+    def learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:
+        """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
+        if self._random is None:
+            return self._learn(batch, prepared, seen)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._random)
+            loss = self._learn(batch, prepared, seen)
+            self._random = torch.get_rng_state()
+        return loss
+
+    def _learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:
+        if len(batch) == 0:
+            self._dense.along()
+            return 0.0
+        self.module.train()
+        scale = self._dense.begin(len(batch))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._precision == "bfloat16"):
+            logits = self.module(prepared)
+        logits = logits.float()
+        # An invalid label or weight raises an error here, before any change.
+        loss = seen.update(batch.labels, logits.detach().double().numpy(), batch.weights)
+        self._calibration = None
+        weights = None if batch.weights is None else torch.from_numpy(batch.weights)
+        mean = binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels), weights)
+        (mean if scale == 1.0 else mean * scale).backward()  # type: ignore[no-untyped-call]
+        self._dense.step()
+        self._record.examples += len(batch)
+        return loss
+
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether another process can continue a fit of this worker: the servers have the dense part and all rows."""
+        return self._dense.is_on_servers and not self._staleness
+
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool = False) -> None:
+        """Connect to the other workers of a fit, all together; ``has_begun``: in place of one that died after that."""
+        self._dense.join(coordinator, has_begun=has_begun)
+
+    def leave(self) -> None:
+        """Close the connections that `join` made."""
+        self._dense.close()
+
+    def step_along(self) -> bool:
+        """Take part in a step of the other workers' dense parts; False if they need none, or all have ended."""
+        return self._dense.along()
+
+    def random_state(self) -> bytes:
+        """Return the state of torch's random numbers."""
+        return torch.get_rng_state().numpy().tobytes()
+
+    def set_random_state(self, state: bytes) -> None:
+        """Restore `random_state`; an empty one changes nothing."""
+        if state:
+            torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    def agree_on_move(self, wants: bool) -> bool:
+        """Return whether all workers hand over their states after this step; ``wants``: this one is to do so."""
+        return self._dense.agree_on_move(wants)
+
+    def own_state(self) -> bytes:
+        """Return the state of torch's random numbers and the module's buffers; worker 0 adds what all workers have."""
+        buffers = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in self.module.buffers()]
+        own = self.random_state() + b"".join(buffer.numpy().tobytes() for buffer in buffers)
+        common = b"" if self._dense.is_on_servers or self._store.rank else self._tower()
+        return len(own).to_bytes(_LENGTH_BYTES, "little") + own + common
+
+    def set_own_state(self, state: bytes) -> None:
+        """Restore `own_state`."""
+        end = _LENGTH_BYTES + int.from_bytes(state[:_LENGTH_BYTES], "little")
+        if len(state) > end:
+            self._take_tower(_tower_in(state[end:]), whole=True)
+        values = torch.frombuffer(bytearray(state[_LENGTH_BYTES:end]), dtype=torch.uint8)
+        buffers = list(self.module.buffers())
+        sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
+        random, *its = torch.split(values, [len(values) - sum(sizes), *sizes])
+        torch.set_rng_state(random.clone())
+        for buffer, one in zip(buffers, its, strict=True):
+            buffer.copy_(one.clone().view(buffer.dtype).view_as(buffer))
+
+    def _margins(self, batch: Batch, prepared: Inputs) -> Floats:
+        self.module.eval()
+        with torch.no_grad():
+            logits: Floats = self.module(prepared).double().numpy()
+        return logits
+
+    def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
+        """Return the group of each example, if the fields name one."""
+        if isinstance(self.fields, int) or self.fields.group is None:
+            return None
+        return self.fields.groups(batch)
+
+    def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
+        """Whether any of the examples has a group; ``groups`` as from `groups`."""
+        return isinstance(self.fields, int) or self.fields.has_groups(groups)
+
+    def check_groups(self, groups: npt.NDArray[np.uint64]) -> None:
+        """Raise ValueError if none of the examples has a group; ``groups`` as from `groups`."""
+        if isinstance(self.fields, Fields) and not self.fields.has_groups(groups):
+            raise ValueError(
+                f"group is {self.fields.group!r}, and no example has a feature of that field: name a field that the "
+                f"data has"
+            )
+
+    def check_fitted(self) -> None:
+        """Raise ValueError if the model has not learned from any data."""
+        if self.examples == 0:
+            raise ValueError("this model is not trained yet: call train, or load one")
+
+    def reading(self, data: Any) -> Any:
+        """Return a reader whose batches have fields, if the module takes them by fields.
+
+        Raises
+        ------
+        ValueError
+            The reader has no such column, or no fields.
+        """
+        if not (isinstance(data, Reader) and isinstance(self.fields, Fields)):
+            return data
+        self.fields.check_columns(data.schema)
+        return data.with_fields()
+
+    # ---- saving and restoring ----------------------------------------------------------------------------------------
+
+    def save_weights(self, folder: StorageDir) -> None:
+        """Write tables and tower into a new folder, without waiting for the disk."""
+        self._store.flush()
+        tables = (*self._tables, *self._dense.tables)
+        self._store.save(folder, tables=[table.name for table in tables], durable=False)
+        with folder.create(_TOWER, durable=False) as file:
+            file.write(self._tower())
+
+    def restore_weights(self, folder: StorageDir) -> None:
+        """Restore the weights that `save_weights` wrote."""
+        self._store.load(folder)
+        self._take_tower(_tower_in(folder.read(_TOWER)), whole=False)
+
+    def _tower(self) -> bytes:
+        self._dense.refresh()
+        file = io.BytesIO()
+        state = {
+            "module": self.module.state_dict(),
+            "optimizer": None if self._dense.optimizer is None else self._dense.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        if self._staleness:
+            rows = [] if self._pipeline is None else self._pipeline.rows_ahead()
+            state["ahead"] = {"staleness": self._staleness, "rows": rows}
+        torch.save(state, file)
+        return file.getvalue()
+
+    def _take_tower(self, state: Mapping[str, Any], *, whole: bool) -> None:
+        """Set dense parameters; ``whole``: also their optimizer, torch's random numbers and rows pulled ahead."""
+        self.module.load_state_dict(state["module"])
+        if whole:
+            self._rows_ahead = state.get("ahead", _FRESH)["rows"]
+            if self._dense.optimizer is not None:
+                self._dense.optimizer.load_state_dict(state["optimizer"])
+            torch.set_rng_state(state["random"])
+
+    def save(
+        self,
+        directory: StoragePath,
+        *,
+        overwrite: bool = True,
+        fit_state: FitState | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Path | str:
+        """Write the model; an interrupted save leaves the earlier model unchanged.
+
+        Parameters
+        ----------
+        directory : path or URL
+            Made if it does not exist. A URL such as ``"s3://bucket/model"`` needs fsspec (extra: fsspec).
+        overwrite : bool
+            Whether to replace an existing model.
+        fit_state : FitState, optional
+            Of an unfinished fit; `restore` returns it.
+        storage_options : mapping, optional
+            Options of the file system of a URL: see `shoal.Store.save`.
+
+        Returns
+        -------
+        Path or str
+            The directory, or its URL.
+
+        Raises
+        ------
+        ValueError
+            There is a model and ``overwrite`` is False, there are other files, or the module has no table.
+        SaveConflictError
+            Another process has written there since this save began. Its files stay.
+        StorageError
+            A file cannot be written: the message names it. The earlier model stays.
+        """
+        if not self._tables:
+            raise ValueError("this module has no table of a store, and shoal saves tables: save it with torch.save")
+        self._store.flush()
+        described = self._model_file(bias=False, fit_state=fit_state, click=self.made_by)
+        where = open_dir(directory, storage_options)
+        # The optimizer's state of a dense part on servers is needed to continue the fit, not to predict.
+        tables = [*self._tables, *(self._dense.tables if fit_state is not None else ())]
+        files.save(where, described, self._store, tables, overwrite=overwrite, tower=self._tower())
+        return where.location
+
+    def restore(
+        self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
+    ) -> FitState | None:
+        """Replace this model by one that `save` wrote: rows, dense parameters, the record.
+
+        Parameters
+        ----------
+        directory : path or URL
+        resume : bool
+            Whether to restore the dense parameters' optimizer and torch's random numbers too.
+        storage_options : mapping, optional
+            Options of the file system of a URL: see `shoal.Store.save`.
+
+        Returns
+        -------
+        FitState or None
+            The state of its fit; None: it has finished.
+
+        Raises
+        ------
+        CorruptionError
+            A file is missing, cut short or changed.
+        ValueError
+            A table there has another description than this module's, or ``resume`` finds a fit of another staleness.
+        """
+        where = open_dir(directory, storage_options)
+        described = files.read(where)
+        tower = _tower_in(files.read_tower(where, described))
+        before = tower.get("ahead", _FRESH)["staleness"]
+        if resume and before != self._staleness:
+            raise ValueError(
+                f"the fit was begun with staleness={before}, now it is {self._staleness}: pass the same to resume"
+            )
+        self._store.load(where.child(described.checkpoint))
+        self._take_tower(tower, whole=resume)
+        if not resume:
+            self._dense.loaded()
+        self._remember(described, where)
+        return described.fit_state
+
+    def take_exported(self, description: Mapping[str, Any], tower: bytes | None) -> None:
+        """Set the record of a model whose rows are in the tables already, and its dense parameters if ``tower`` is."""
+        if tower is not None:
+            self._take_tower(_tower_in(tower), whole=False)
+        self._calibration = read_calibration(description["calibration"], "the export")
+        self._record = Record(History(), description["examples"], description["format"], description["schema"])
+
+
+def _tower_in(tower: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(tower), weights_only=True)
+    return state
+
+
+def _keys_of(lookup: Lookup, number: int, prepared: tuple[Batch, Inputs]) -> torch.Tensor:
+    return lookup.asked(prepared[1].keys)[number][1]
