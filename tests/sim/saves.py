@@ -83,11 +83,12 @@ class Saves:
         return [save.outcome for save in self.all]
 
     def ended(self, save):
-        """A save has ended: some time after, no server keeps its snapshots."""
+        """A save has ended: some time after, no server of the cluster keeps its snapshots."""
         self.world.network.after(RELEASE_SECONDS, self._check_released, save, RELEASE_SECONDS)
 
     def _check_released(self, save, waited):
-        kept = self._kept_of(save)
+        members = self.world.members()  # without those that were declared dead and have not learned of it
+        kept = [task for task in self._kept_of(save) if task.server in members]
         is_stopped = any(task.server.stopped_until > self.world.network.now for task in kept)
         if kept and (is_stopped or self.world.cuts or not all(call.done for _, call in save.ends)):
             self.world.network.after(RELEASE_SECONDS, self._check_released, save, waited + RELEASE_SECONDS)
