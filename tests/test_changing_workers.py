@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -300,9 +301,17 @@ def wait_for_workers(address: str, count: int) -> None:
             time.sleep(0.05)
 
 
+def kill_scheduler(launcher: int, after: float) -> None:
+    """Kill the scheduler that a process has launched, after some seconds."""
+    time.sleep(after)
+    (scheduler,) = (one for one in psutil.Process(launcher).children() if "scheduler" in one.cmdline())
+    scheduler.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("true_starts")
 def test_processes_join_a_launched_fit_and_leave_it_by_sigterm(log: Path, tmp_path: Path) -> None:
+    """The scheduler is killed while they come, and while one leaves; the launcher starts it again."""
     (tmp_path / "program.py").write_text(PROGRAM)
     train = ["program.py", "train", "lr", "--cluster", "--data", str(log), "--format", "libsvm", "--quiet"]
     train += ["--output", "model", "--batch-size", "1", "--no-warm-up", "--epochs", "2", "--resume"]
@@ -318,8 +327,10 @@ def test_processes_join_a_launched_fit_and_leave_it_by_sigterm(log: Path, tmp_pa
             found = re.search(r"SHOAL_SCHEDULER=(\S+) SHOAL_WORKERS=(\S+)", line)
         environment = {**os.environ, "SHOAL_SCHEDULER": found[1], "SHOAL_WORKERS": found[2]}
         others = [subprocess.Popen([sys.executable, *train], env=environment, **piped) for _ in range(2)]
+        kill_scheduler(process.pid, after=random.uniform(0, 1))
         wait_for_workers(found[1], 3)
         others[0].send_signal(signal.SIGTERM)
+        kill_scheduler(process.pid, after=random.uniform(0, 0.1))
         wait_for_workers(found[1], 2)
         assert others[0].wait(2 * TIMEOUT) == 0
         (tmp_path / "go").touch()
