@@ -76,6 +76,14 @@ def test_a_quota_of_cores_and_a_slow_clock_are_notes(tmp_path, monkeypatch):
     assert [one.text for one in doctor.clock(root)] == ["tsc, synchronized"]
 
 
+def test_instructions_for_bfloat16_are_named(tmp_path):
+    root = machine(tmp_path, proc__cpuinfo="processor : 0\nflags : fpu amx_bf16 avx512_bf16\n")
+    (found,) = (one for one in doctor.processor(root) if "precision" in one.text)
+    assert found.text.startswith("bfloat16 by amx_bf16, avx512_bf16: ")
+    machine(root, proc__cpuinfo="flags : fpu avx2\n")
+    assert not any("precision" in one.text for one in doctor.processor(root))
+
+
 def test_few_open_files_are_a_note(monkeypatch):
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (1024, 4096))
     (found,) = doctor.limits()

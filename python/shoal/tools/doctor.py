@@ -42,6 +42,7 @@ _SLOW_SYNC = 0.05  # seconds
 _DISK_BYTES = 256 << 20  # that are written to measure a disk
 _UNSYNCHRONIZED = 5  # TIME_ERROR of adjtimex
 _NO_LIMIT = 1 << 60
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of /proc/cpuinfo; the last one on ARM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,10 @@ def processor(root: Path = ROOT) -> list[Finding]:
                 remedy="use a machine with AVX2 (since 2013), or let the hypervisor pass it on (CPU model host)",
             )
         )
+    flags = set(_text(root / "proc/cpuinfo").split())
+    if rounded := sorted(flags & _BFLOAT16_FLAGS):
+        text = f"bfloat16 by {', '.join(rounded)}: click models train faster with [train] precision = \"bfloat16\""
+        findings.append(Finding(topic="processor", level="ok", text=text))
     words = _text(root / "sys/fs/cgroup/cpu.max").split()
     if len(words) == 2 and words[0] != "max":
         quota = int(words[0]) / int(words[1])
