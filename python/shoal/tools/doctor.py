@@ -129,7 +129,7 @@ def processor(root: Path = ROOT) -> list[Finding]:
         )
     flags = set(_text(root / "proc/cpuinfo").split())
     if rounded := sorted(flags & _BFLOAT16_FLAGS):
-        text = f"bfloat16 by {', '.join(rounded)}: click models train faster with [train] precision = \"bfloat16\""
+        text = f'bfloat16 by {", ".join(rounded)}: click models train faster with [train] precision = "bfloat16"'
         findings.append(Finding(topic="processor", level="ok", text=text))
     words = _text(root / "sys/fs/cgroup/cpu.max").split()
     if len(words) == 2 and words[0] != "max":
