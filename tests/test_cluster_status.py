@@ -167,6 +167,7 @@ def test_a_record_becomes_a_dict():
         "clock": 2,
         "is_connected": True,
         "heard_seconds": 0.5,
+        "job": "",
     }
 
 

@@ -21,9 +21,10 @@ namespace {
 constexpr unsigned kKindShift = 32;
 constexpr std::uint64_t kLoad = static_cast<std::uint64_t>(Snapshot::Kind::kDelta) + 1;  // the last kind
 // Answers when no session begins: fewer numbers than a summary has.
-constexpr std::uint64_t kBusy = 1;    // and the rank of the worker that is saving
+constexpr std::uint64_t kBusy =
+    1;  // and the rank of the worker that is saving; and its job, if that is another one
 constexpr std::uint64_t kNoBase = 2;  // and the table
-static_assert(CheckpointSession::kSummaryWords > 2);
+static_assert(CheckpointSession::kSummaryWords > 3);
 
 CheckpointSession::Name name_of(const wire::Header& header, std::uint64_t sequence) noexcept {
   return {.job = header.job, .rank = header.worker, .incarnation = header.incarnation, .sequence = sequence};
@@ -185,8 +186,11 @@ void Service::save_begin(const Call& call) {
       for (const auto& other : sessions_) {
         if (other->holds(*shard)) {
           // It has ended, but a thread still uses it: it will close soon.
-          return other->ended() ? send(call, Status::kOverloaded)
-                                : send_words(call, std::array{kBusy, std::uint64_t{other->name().rank}});
+          if (other->ended()) {
+            return send(call, Status::kOverloaded);
+          }
+          const std::array busy{kBusy, std::uint64_t{other->name().rank}, std::uint64_t{other->name().job}};
+          return send_words(call, std::span(busy).first(other->name().job == header.job ? 2 : 3));
         }
       }
       if (!loads &&

@@ -45,6 +45,7 @@ class Client:
     def __init__(self, cluster, rank, incarnation, clock, program):
         self.cluster = cluster
         self.rank, self.incarnation, self.clock = rank, incarnation, clock
+        self.label = f"{cluster.first_label + rank}.{incarnation}"  # of its connections
         self.requests = cluster.make_requests(
             WorkerIdentity(rank, incarnation, cluster.job), cluster.map, cluster.policy,
             atomic_clocks=cluster.history.mode == "bsp",
@@ -260,6 +261,7 @@ class _Nap:
 
 class Cluster:
     limit = PATIENCE  # of a run
+    first_label = 0  # of the connections of its workers
 
     def __init__(
         self,
@@ -320,7 +322,7 @@ class Cluster:
     # --- messages ---
 
     def send(self, client, address, frames):
-        link = f"{client.rank}.{client.incarnation}>{address}"
+        link = f"{client.label}>{address}"
         self.links[link] = client
         self.network.send(link, frames, lambda peer, frames: self.arrive(address, peer, frames), back=False)
 
@@ -453,14 +455,17 @@ class Cluster:
             return all(client.finished for client in self.clients) and not self.changing
 
         self.network.run(until or done, self.limit)
-        stuck = [f"worker {c.rank} at clock {c.clock}" for c in self.clients if c.alive and not c.finished]
-        self.history.stuck = stuck
-        self.history.steps = {table: self.steps(table) for table in self.tables}
-        self.history.errors = [client.error for client in self.clients if client.alive and client.error is not None]
+        self.note_end(self.history, self.clients, self.tables)
         for client in self.clients + self.zombies:
             client.alive = False
         self.network.run(lambda: False, self.network.now + PATIENCE)  # ghosts, too
         return self.history
+
+    def note_end(self, history, clients, tables):
+        """Record which of these workers have not finished, and the steps of these tables."""
+        history.stuck = [f"worker {c.rank} at clock {c.clock}" for c in clients if c.alive and not c.finished]
+        history.steps = {table: self.steps(table) for table in tables}
+        history.errors = [client.error for client in clients if client.alive and client.error is not None]
 
     def steps(self, table):
         """Return the steps that each endpoint has taken with a table."""

@@ -341,7 +341,7 @@ class Replicated(Whole):
         if isinstance(entry, Died):
             process = self.processes[entry.sender]
             if isinstance(process, WorkerProcess) and process.client is not None:
-                self.history.died(process.client)
+                process.world.history.died(process.client)
 
     def route(self, outgoing):
         """Send messages of the scheduler, once what they depend on is stored."""

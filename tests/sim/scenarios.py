@@ -1,11 +1,13 @@
 """Scenarios: what happens to a cluster with replicas. A scenario and a seed are one run, which can be repeated."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from shoal.cluster.protocol import messages as m
+from sim.jobs import TwoJobs, find_violations_of_jobs
 from sim.network import CALM, ROUGH, Weather
 from sim.replicated import Replicated
 from sim.schedules import counting, violations
@@ -32,6 +34,12 @@ class Scenario:
         Workers save.
     pings : bool
         The scheduler pings the servers.
+    jobs : bool
+        There may be several jobs, each with so many ``workers``.
+    other : str
+        The mode of a second job, a named one; empty: there is none.
+    shared : bool
+        Both jobs use one table.
     varies : bool
         The number of servers, endpoints, slots and copies, the disk, the copy rate and the weather are drawn, too.
     """
@@ -51,6 +59,10 @@ class Scenario:
     tables: str = "counting"
     saves: bool = field(default=False, repr=False)  # a seed has the same faults without
     pings: bool = field(default=False, repr=False)
+    jobs: bool = field(default=False, repr=False)
+    workers: int = field(default=3, repr=False)
+    other: str = field(default="", repr=False)
+    shared: bool = field(default=False, repr=False)
     varies: bool = False
 
     def kinds(self):
@@ -85,25 +97,30 @@ class Scenario:
         )
 
 
-def prepare(seed, scenario, kind=Replicated):
+def prepare(seed, scenario, kind=None):
     """Make a cluster, and plan ``cluster.planned`` faults; ``cluster.happened`` are those that have happened so far."""
     scenario = scenario.drawn(seed)
     mode, staleness = MODES[scenario.mode]
     weather = scenario.weather
     if not scenario.replicas:
         weather = replace(weather, most_lost=3)  # a server without a copy whose heartbeats are lost ends the cluster
+    several = {}
+    if scenario.jobs:
+        several = {"other": MODES.get(scenario.other), "shared": scenario.shared}
+    kind = kind or (TwoJobs if scenario.jobs else Replicated)
     cluster = kind(
-        seed, mode=mode, staleness=staleness, workers=3, servers=scenario.servers, replicas=scenario.replicas,
+        seed, mode=mode, staleness=staleness, workers=scenario.workers,
+        servers=scenario.servers, replicas=scenario.replicas,
         endpoints_each=scenario.endpoints_each, slots=scenario.slots, weather=weather, disk=scenario.disk,
         slot_bytes=scenario.slot_bytes, copy_rate=scenario.copy_rate,
         tables={"mixed": TABLES, "tight": TIGHT}.get(scenario.tables), saves=scenario.saves,
-        pings=scenario.pings,
+        pings=scenario.pings, **several,
     )  # fmt: skip
     if scenario.tables == "counting":
         program = counting(seed, scenario.clocks, think=0.05)
     else:
         program = mixed(seed, scenario.clocks, rare=60 if scenario.tables == "mixed" else 500)
-    cluster.start([program] * 3)
+    cluster.start([program] * scenario.workers)
     cluster.scenario = scenario
     rng = random.Random(f"faults {seed} {scenario}")
     faults = scenario.faults
@@ -125,7 +142,8 @@ def _happen(cluster, program, rng, fault):
         return
     members = [server for server in cluster.members() if server in servers]
     running = [one for one in cluster.worker_processes if one.alive and one.client and not one.client.finished]
-    left = len(running) - (cluster.network.now < cluster.muted_until)
+    left = min(Counter(id(one.world) for one in running).values(), default=0)  # of a job
+    left -= cluster.network.now < cluster.muted_until
     if fault in ("worker", "zombie", "mute") and cluster.scenario.random_faults and left < 2:
         return  # without any worker the job ends, and another one begins at clock 0
     cluster.happened.append(fault)
@@ -166,7 +184,7 @@ def _happen(cluster, program, rng, fault):
         cluster.command(m.Rebalance())
 
 
-def run(seed, scenario, kind=Replicated):
+def run(seed, scenario, kind=None):
     """Run a scenario; returns the cluster."""
     cluster = prepare(seed, scenario, kind)
     cluster.run()
@@ -178,6 +196,8 @@ def find_violations(cluster):
     found, scenario = list(cluster.monitor.violations), cluster.scenario
     if cluster.map is None or cluster.membership.broken:
         return found or [cluster.membership.broken or "the cluster does not form"]
+    if scenario.jobs:
+        return found + find_violations_of_jobs(cluster) + _changed_by_the_other_job(cluster)
     found += [f"{checker}: {text}" for checker, text in violations(cluster)]
     if scenario.mode == "bsp" and scenario.tables == "mixed" and not cluster.replaced:
         scenario = scenario.drawn(cluster.seed)
@@ -189,6 +209,18 @@ def find_violations(cluster):
         )
         found += _differences(cluster, undisturbed)
     return found
+
+
+def _changed_by_the_other_job(cluster):
+    """Return what the table of a job under BSP has otherwise than if the other job and all faults had not been."""
+    scenario = cluster.scenario.drawn(cluster.seed)
+    if scenario.mode != "bsp" or scenario.shared or cluster.replaced:
+        return []
+    calm = {"weather": CALM, "faults": (), "random_faults": 0, "disk": 0.0, "servers": 1, "replicas": 0}
+    alone = run(cluster.seed, replace(scenario, other="", **calm))
+    one, two = _sections(cluster, 1), _sections(alone, 1)
+    slots = [slot for slot in range(cluster.slots) if one[slot] != two[slot]]
+    return [f"slots {slots} differ from a run without the other job"] if slots else []
 
 
 def _differences(cluster, other):
@@ -288,4 +320,23 @@ def _scenarios():
         )
 
 
-SCENARIOS = dict(_scenarios())
+def _scenarios_of_jobs():
+    """Yield (name, scenario): two jobs of different consistency, with tables of their own and with a shared one."""
+    plans = {
+        "jobs": {"faults": ("worker", "kill", "scheduler", "worker")},
+        "jobs-calm": {"faults": ("scheduler",)},
+        "jobs-moves": {"faults": ("join", "drain", "kill", "rebalance"), "copy_rate": SLOW},
+        "jobs-everything": {"clocks": 14, "random_faults": 6, "servers": 4, "endpoints_each": 2, "disk": 0.01},
+    }
+    for plan, fields in plans.items():
+        for mode, other in (("bsp", "asp"), ("bsp", "bsp"), ("asp", "bsp"), ("ssp", "bsp")):
+            for shared in (False, True):
+                for weather, conditions in (("calm", CALM), ("rough", ROUGH)):
+                    what = "shared" if shared else "own"
+                    scenario = Scenario(
+                        mode=mode, other=other, shared=shared, workers=2, jobs=True, weather=conditions, **fields
+                    )
+                    yield f"{plan}/{mode}+{other}/{what}/{weather}", scenario
+
+
+SCENARIOS = {**dict(_scenarios()), **dict(_scenarios_of_jobs())}

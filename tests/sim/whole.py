@@ -137,6 +137,8 @@ class ServerProcess(Process):
 
 
 class WorkerProcess(Process):
+    make_client = Client
+
     def __init__(self, world, program):
         self.program, self.client = program, None
         self.tables = []  # what came of asking for some
@@ -145,10 +147,11 @@ class WorkerProcess(Process):
     def answered(self, body):
         world = self.world
         if isinstance(body, m.HelloReply):
-            self.ask(m.Join(None, (), world.workers, m.JobConsistency(world.mode, world.staleness, False)))
+            rules = m.JobConsistency(world.mode, world.staleness, False)
+            self.ask(m.Join(None, (), world.workers, rules, job=world.job_name))
         elif isinstance(body, m.JoinReply):
             world.job, world.map = body.job, body.map
-            self.client = Client(world, body.rank, body.incarnation, body.clock, self.program)
+            self.client = self.make_client(world, body.rank, body.incarnation, body.clock, self.program)
             self.client.on_end = self.leave
             world.clients.append(self.client)
             world.history.joined(body.rank, body.incarnation, body.clock)
@@ -198,6 +201,8 @@ class WorkerProcess(Process):
 
 class Whole(Cluster):
     """As ``Cluster``; the membership determines which processes are alive."""
+
+    job_name = ""  # the job of its workers has none
 
     def form(self, service, endpoints, mean):
         self.processes = {}
@@ -286,7 +291,7 @@ class Whole(Cluster):
         if running:
             one = self.random.choice(running)
             one.freeze() if zombie else one.die()
-            self.network.after(self.random.random() * 2 * DEAD_AFTER * HEARTBEAT, self.join, program)
+            self.network.after(self.random.random() * 2 * DEAD_AFTER * HEARTBEAT, one.world.join, program)
             self.replaced += 1
 
     def run(self, until=None):

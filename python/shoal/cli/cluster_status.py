@@ -116,13 +116,15 @@ def _text(address: str, status: StatusReply) -> str:
     lines = [f"cluster {status.cluster} at {address}: epoch {status.epoch}, {status.slots} slots; {up}"]
     if status.lost:
         lines.append(f"broken: {status.lost}")
-    if status.job is None:
+    jobs = [*([] if status.job is None else [status.job]), *status.jobs]
+    for job in jobs:
+        left = sum(worker.rank is not None and worker.job == job.name for worker in status.workers)
+        vacant = f", vacant ranks {', '.join(map(str, job.vacant))}" if job.vacant else ""
+        named = f" {job.name!r}" if job.name else ""
+        lines.append(f"job {job.number}{named}: {job.consistency}, {left} of {job.size} workers{vacant}")
+        lines += [f"  it waits for a replacement for {one.seconds:.0f} s: {one.why}" for one in job.awaited]
+    if not jobs:
         lines.append("no job")
-    else:
-        left = sum(worker.rank is not None for worker in status.workers)
-        vacant = f", vacant ranks {', '.join(map(str, status.job.vacant))}" if status.job.vacant else ""
-        lines.append(f"job {status.job.number}: {status.job.consistency}, {left} of {status.job.size} workers{vacant}")
-        lines += [f"  it waits for a replacement for {one.seconds:.0f} s: {one.why}" for one in status.job.awaited]
     lines.append(f"tables: {', '.join(status.tables) if status.tables else 'none'}")
     lines += _replication(status)
     lines.append("")
@@ -136,10 +138,12 @@ def _text(address: str, status: StatusReply) -> str:
     for worker in status.workers:
         state = _heard(worker.is_connected, worker.heard_seconds)
         if worker.rank is None:
-            rows.append(("worker", "-", state, worker.host, worker.about, "waits for a place"))
+            place = f"a place in job {worker.job!r}" if worker.job else "a place"
+            rows.append(("worker", "-", state, worker.host, worker.about, f"waits for {place}"))
         else:
             clock = f"clock {worker.clock}, incarnation {worker.incarnation}"
-            rows.append(("worker", str(worker.rank), state, worker.host, worker.about, clock))
+            rank = f"{worker.job}/{worker.rank}" if worker.job else str(worker.rank)
+            rows.append(("worker", rank, state, worker.host, worker.about, clock))
     rows += [
         ("launcher", "-", _heard(one.is_connected, one.heard_seconds), one.host, one.about, "")
         for one in status.launchers

@@ -24,6 +24,7 @@ def summary(view: dict[str, Any]) -> list[str]:
     total, job = view["total"], view["job"]
     count = len(view["workers"])
     workers = f"{count} worker{'' if count == 1 else 's'}" + (f", {job['consistency']}" if job else "")
+    workers += "".join(f", job {one['name']} {one['consistency']}" for one in view["jobs"])
     pull, push = (f"{_time(total[f'{op}_p50'])} / {_time(total[f'{op}_p99'])}" for op in ("pull", "push"))
     return [
         f"cluster {view['cluster']}: epoch {view['epoch']}, {len(view['servers'])} of {view['num_servers']} servers, "

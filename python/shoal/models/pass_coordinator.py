@@ -152,10 +152,12 @@ class PassCoordinator:
                 "begun this fit before, and would wait for it forever; end this process, and they continue without it. "
                 "If workers may join later, share the data by store.splits(reader)"
             )
+        # Several jobs may fit models of one name, on the same table, and have the same ranks.
+        shared = f"{name}@{store.job_name}" if store.job_name else name
         if not self._is_alone:
-            self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))
+            self._table: Table = store.table(f"{shared}-team", dim=2, optimizer=SGD(lr=1.0))
         if not self._is_alone or self.can_replace or self.may_change:
-            self._messages = WorkerMessages(store, name, self.wait_for_all)
+            self._messages = WorkerMessages(store, shared, self.wait_for_all)
 
     @property
     def is_alone(self) -> bool:

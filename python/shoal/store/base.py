@@ -139,6 +139,11 @@ class Store(StoreFiles):
         return 0
 
     @property
+    def job_name(self) -> str:
+        """Name of the job that this worker is part of; empty: it has none."""
+        return ""
+
+    @property
     def workers_range(self) -> tuple[int, int] | None:
         """The least and the greatest number of workers, if workers may join and leave while a model is fitted."""
         return None

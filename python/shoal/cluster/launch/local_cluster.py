@@ -328,6 +328,12 @@ class LocalCluster:
         with self._observe() as client:
             return bool(client.status(timeout=timeout).workers)
 
+    def named_jobs(self, *, timeout: float = 5.0) -> list[str]:
+        """Return the names of the named jobs; none if the scheduler does not answer."""
+        with contextlib.suppress(ShoalError), self._observe() as client:
+            return [job.name for job in client.status(timeout=timeout).jobs]
+        return []
+
     def stop(self) -> None:
         """End all processes; returns when they have ended."""
         with self._lock:

@@ -99,7 +99,7 @@ def run_workers(
         The program and its arguments.
     workers : int or (int, int)
         Number of workers; of a range the least number is started, and others may join. Returns when they have ended
-        too.
+        too, and so have the named jobs, whose workers others have started.
     emit : callable
         Called with every line of a worker's output, from threads.
     restarts : int
@@ -161,6 +161,13 @@ def run_workers(
             going.remove(child)
         while isinstance(workers, tuple) and cluster.has_workers():
             with contextlib.suppress(queue.Empty):  # a server or the scheduler
+                return cluster.ended.get(timeout=_POLL_SECONDS)
+        is_told = False
+        while names := cluster.named_jobs():  # of programs that others have started
+            if not is_told:
+                warn(f"the workers have ended; the cluster goes on until its other jobs end: {', '.join(names)}")
+            is_told = True
+            with contextlib.suppress(queue.Empty):
                 return cluster.ended.get(timeout=_POLL_SECONDS)
         return None
     except KeyboardInterrupt as interrupt:
@@ -309,7 +316,12 @@ def run_member(
         ):
             members = scheduler.membership
             in_time = _within_grace(interrupted, grace)
-            scheduler.run(lambda: members.launchers.done < workers and not members.launchers.failed and in_time())
+
+            def goes_on() -> bool:
+                works = members.launchers.done < workers or bool(members.named_jobs)
+                return works and not members.launchers.failed and in_time()
+
+            scheduler.run(goes_on)
             if (interrupt := interrupted()) is not None:
                 raise interrupt
             return members.launchers.status, members.launchers.failed

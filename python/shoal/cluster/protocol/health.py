@@ -130,7 +130,7 @@ class HealthServer:
         role: str,
         metrics: RoleMetrics,
         read: Callable[[], Values],
-        rank: int | None = None,
+        rank: int | str | None = None,
         view: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """Take the functions of a role that has joined; they are called in other threads.
@@ -145,7 +145,7 @@ class HealthServer:
         read : callable
             Returns the values of the metrics; one that is missing is 0.
         rank : int, optional
-            The label ``rank`` of its metrics.
+            The label ``rank`` of its metrics; of a worker of a named job with the job's name, ``job/rank``.
         view : callable, optional
             Returns what the page displays; default: there is no page.
         """
@@ -197,7 +197,7 @@ class _RoleCollector(Collector):
         role: str,
         metrics: RoleMetrics,
         read: Callable[[], Values],
-        rank: int | None,
+        rank: int | str | None,
     ) -> None:
         self._unready = unready
         self._role = role

@@ -66,6 +66,7 @@ __all__ = [
     "Dismiss",
     "Drain",
     "DropTable",
+    "EndJob",
     "EndpointMetrics",
     "ErrorReply",
     "Event",
@@ -143,6 +144,7 @@ _Tables: TypeAlias = Annotated[tuple[_Word, ...], Meta(max_length=1 << 20)]
 _Status: TypeAlias = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 _Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
+_JobName: TypeAlias = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9._-]*\Z")]  # empty: default
 _FigureName: TypeAlias = Annotated[str, Meta(max_length=1088)]  # a key and the name of a table, with a prefix
 _Text: TypeAlias = Annotated[str, Meta(max_length=1 << 20)]
 
@@ -203,7 +205,8 @@ class Join(_Message, frozen=True, tag="join"):
 
     A server passes the addresses of its endpoints (tcp://host:port; an empty host or 0.0.0.0 stands for the host of its
     connection) and the name of its node, a worker its settings of the job. No slots move to a ``spare`` server because
-    it joins. With ``most`` the number of workers may change, from ``workers`` to ``most``.
+    it joins. With ``most`` the number of workers may change, from ``workers`` to ``most``. ``job`` is the name of a
+    worker's job.
     """
 
     rank: _Small | None = None
@@ -213,6 +216,7 @@ class Join(_Message, frozen=True, tag="join"):
     node: Annotated[str, Meta(max_length=253)] = ""
     spare: bool = False
     most: _Small = 0
+    job: _JobName = ""
 
 
 class JoinReply(_Message, frozen=True, tag="joined"):
@@ -403,17 +407,30 @@ class ErrorReply(_Message, frozen=True, tag="refused"):
 class StartJob(_Message, frozen=True, tag="start-job"):
     """Begin a job: clocks at 0, the workers' ranks 0..n-1 admitted with these incarnations.
 
-    ``before`` is the number of clocks of the last job: the tables' own clocks continue from there.
+    ``before`` is the number of clocks of the last job: the tables' own clocks continue from there. A job that is
+    ``named`` begins beside the others; the default job replaces the last one.
     """
 
     job: Annotated[int, Meta(ge=1, lt=1 << 32)]
     rules: JobConsistency
     incarnations: Annotated[tuple[_Word, ...], Meta(max_length=MAX_WORKERS)]
     before: _Word = 0
+    named: bool = False
+
+
+class EndJob(_Message, frozen=True, tag="end-job"):
+    """End a named job, which has no workers any more: its number is refused from now on."""
+
+    job: Annotated[int, Meta(ge=1, lt=1 << 32)]
 
 
 class Hold(_Message, frozen=True, tag="hold"):
-    """Advance no clock past the greatest that any worker has reached here, and report that clock."""
+    """Advance no clock past the greatest that any worker of the job has reached here, and report that clock.
+
+    ``job`` is the number of a named job, and 0 for the default job, also in the orders that follow.
+    """
+
+    job: _Word = 0
 
 
 class Admit(_Message, frozen=True, tag="admit"):
@@ -422,6 +439,7 @@ class Admit(_Message, frozen=True, tag="admit"):
     rank: _Small
     incarnation: _Word
     clock: _Word
+    job: _Word = 0
 
 
 class Fence(_Message, frozen=True, tag="fence"):
@@ -429,10 +447,11 @@ class Fence(_Message, frozen=True, tag="fence"):
 
     rank: _Small
     incarnation: _Word
+    job: _Word = 0
 
 
 class Dismiss(_Message, frozen=True, tag="dismiss"):
-    """Wait no longer for a fenced worker. Report the greatest clock that any worker has reached.
+    """Wait no longer for a fenced worker. Report the greatest clock that any worker of its job has reached.
 
     ``clock`` is the greatest that it reached at any endpoint, ``tables`` are those of the tick that took it there: an
     endpoint that has not seen this tick does as if it had.
@@ -442,6 +461,7 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
     incarnation: _Word
     clock: _Word
     tables: _Tables
+    job: _Word = 0
 
 
 class AddTable(_Message, frozen=True, tag="add-table"):
@@ -473,11 +493,12 @@ class ServerGone(_Message, frozen=True, tag="server-gone"):
 
 
 class WorkerGone(_Message, frozen=True, tag="worker-gone"):
-    """A worker was declared dead. ``text`` names it and the reason."""
+    """A worker was declared dead. ``text`` names it and the reason; ``job`` is the number of its job if it is named."""
 
     rank: _Small
     incarnation: _Word
     text: _Text
+    job: _Word = 0
 
 
 class WorkersChange(_Message, frozen=True, tag="workers-change"):
@@ -530,7 +551,7 @@ ReplyBody: TypeAlias = (
     | PendingReply
     | ErrorReply
 )
-OrderBody: TypeAlias = StartJob | Hold | Admit | Fence | Dismiss | AddTable | DropTable | ReportMetrics
+OrderBody: TypeAlias = StartJob | EndJob | Hold | Admit | Fence | Dismiss | AddTable | DropTable | ReportMetrics
 Event: TypeAlias = ServerGone | WorkerGone | WorkersChange | MapChanged | SchedulerStopped
 
 

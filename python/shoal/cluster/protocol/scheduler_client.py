@@ -307,6 +307,7 @@ class SchedulerClient:
         consistency: Consistency | None = None,
         node: str = "",
         spare: bool = False,
+        job: str = "",
     ) -> JoinReply:
         """Become part of the cluster; returns when all servers, and for a worker all workers, are there.
 
@@ -328,6 +329,8 @@ class SchedulerClient:
             Of a server: the machine that it runs on; two of the same name are assumed to fail together.
         spare : bool
             Of a server: no slots move to it because it joins.
+        job : str
+            Of a worker: the name of its job; empty: the default job.
 
         Returns
         -------
@@ -346,7 +349,7 @@ class SchedulerClient:
         if self._welcome is None:
             self.hello(timeout=timeout)
         rules = None if consistency is None else JobConsistency(consistency.mode, consistency.waits, consistency.mean)
-        body = Join(rank, addresses, workers, rules, node, spare, most)
+        body = Join(rank, addresses, workers, rules, node, spare, most, job)
         try:
             joined = self.call(body, JoinReply, timeout=deadline - time.monotonic(), doing="joining the cluster")
         except DeadlineExceededError:

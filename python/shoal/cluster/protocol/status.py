@@ -63,6 +63,7 @@ class WorkerStatus(_Record, frozen=True):
     clock: Annotated[int, Meta(ge=0)]
     is_connected: bool
     heard_seconds: float
+    job: str = ""  # the name of its job; empty: the default job
 
 
 class LauncherStatus(_Record, frozen=True):
@@ -83,13 +84,17 @@ class AwaitedStatus(_Record, frozen=True):
 
 
 class JobStatus(_Record, frozen=True):
-    """The job. ``vacant`` are the ranks of dead workers, which others may take; it waits for ``awaited`` ones."""
+    """A job. ``vacant`` are the ranks of dead workers, which others may take; it waits for ``awaited`` ones.
+
+    The default job has an empty ``name``.
+    """
 
     number: Annotated[int, Meta(ge=0)]
     consistency: str
     size: Annotated[int, Meta(ge=0)]
     vacant: tuple[int, ...]
     awaited: tuple[AwaitedStatus, ...] = ()
+    name: str = ""
 
 
 class ArcStatus(_Record, frozen=True):
@@ -146,7 +151,10 @@ class FailoverStatus(_Record, frozen=True):
 
 
 class StatusReply(_Record, frozen=True, tag="status"):
-    """The status. ``epoch`` is 0 until all servers have joined; ``lost`` describes a server that was lost."""
+    """The status. ``epoch`` is 0 until all servers have joined; ``lost`` describes a server that was lost.
+
+    ``job`` is the default job, ``jobs`` are the named ones.
+    """
 
     cluster: str
     generation: Annotated[int, Meta(ge=0)]  # of the scheduler
@@ -167,6 +175,7 @@ class StatusReply(_Record, frozen=True, tag="status"):
     arcs: tuple[ArcStatus, ...] = ()
     streams: tuple[StreamStatus, ...] = ()
     failovers: tuple[FailoverStatus, ...] = ()  # the last ones
+    jobs: tuple[JobStatus, ...] = ()
 
 
 def as_dict(record: msgspec.Struct) -> dict[str, Any]:

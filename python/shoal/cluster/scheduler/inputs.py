@@ -39,6 +39,7 @@ __all__ = [
     "EventsSeen",
     "FailoverState",
     "Input",
+    "JobLineState",
     "JobState",
     "MembersSilent",
     "MembershipState",
@@ -137,10 +138,11 @@ class Died(_Record, frozen=True, tag="died"):
 
 
 class MembersSilent(_Record, frozen=True, tag="silent"):
-    """Whether some worker of the job may be dead: it has missed heartbeats, or is disconnected."""
+    """Whether some worker of the job of this name may be dead: it has missed heartbeats, or is disconnected."""
 
     now: float
     silent: bool
+    job: str = ""
 
 
 class ReplacementOverdue(_Record, frozen=True, tag="overdue"):
@@ -148,12 +150,14 @@ class ReplacementOverdue(_Record, frozen=True, tag="overdue"):
 
     now: float
     rank: int
+    job: str = ""
 
 
 class FormingOverdue(_Record, frozen=True, tag="forming-overdue"):
     """Not all workers that the next job waits for have come in time."""
 
     now: float
+    job: str = ""
 
 
 class EventsSeen(_Record, frozen=True, tag="seen"):
@@ -331,6 +335,7 @@ class JobState(_State, frozen=True):
     changes: bool = False
     handed_over: dict[int, bool] = {}
     coming: int = 0
+    name: str = ""
 
 
 class ContinuationState(_State, frozen=True):
@@ -340,6 +345,18 @@ class ContinuationState(_State, frozen=True):
     size: int
     expected: int
     until: float
+
+
+class JobLineState(_State, frozen=True):
+    """The jobs of a name: the one that runs, the one that forms, and the workers that wait."""
+
+    incarnations: dict[int, int]
+    clocks_before: int
+    job: JobState | None
+    forming: list[bytes]
+    queue: list[bytes]
+    silent: bool
+    continuation: ContinuationState | None = None
 
 
 class FailoverState(_State, frozen=True):
@@ -360,7 +377,10 @@ class FailoverState(_State, frozen=True):
 
 
 class MembershipState(_State, frozen=True):
-    """The state of a membership between two operations. Peers are named by their senders."""
+    """The state of a membership between two operations. Peers are named by their senders.
+
+    The default job has the fields of :class:`JobLineState`; ``named`` has those of the named jobs.
+    """
 
     settings: Settings
     cluster: str
@@ -399,3 +419,4 @@ class MembershipState(_State, frozen=True):
     queue: list[bytes]
     silent: bool
     continuation: ContinuationState | None = None
+    named: dict[str, JobLineState] = {}

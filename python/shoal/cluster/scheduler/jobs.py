@@ -1,4 +1,4 @@
-"""Workers and jobs: places, incarnations, barriers, passes over the data.
+"""Workers and jobs of one name: places, incarnations, barriers; passes over the data: passes.py.
 
     job        W workers have joined; those that asked for no rank get the remaining ones. All servers start the job,
                then all workers receive JoinReply; it ends when the last worker has left or died, and the next join
@@ -25,6 +25,7 @@ from shoal.cluster.protocol.messages import (
     Admit,
     BarrierReply,
     Dismiss,
+    EndJob,
     ErrorReply,
     Fence,
     Hold,
@@ -33,16 +34,14 @@ from shoal.cluster.protocol.messages import (
     JoinReply,
     LeaveReply,
     ReplyBody,
-    SplitReply,
     StartJob,
     TakeSplit,
     WorkerGone,
     WorkersChange,
 )
-from shoal.cluster.scheduler.inputs import MembershipState, Settings
+from shoal.cluster.scheduler.inputs import JobLineState, Settings
 from shoal.cluster.scheduler.members import (
     Continuation,
-    DataPass,
     FormingJob,
     Job,
     Vacancy,
@@ -51,32 +50,40 @@ from shoal.cluster.scheduler.members import (
 )
 from shoal.cluster.scheduler.numbers import NumberSource
 from shoal.cluster.scheduler.orders import Operation, Orders
+from shoal.cluster.scheduler.passes import take_split
 from shoal.cluster.scheduler.peers import Peers
 from shoal.cluster.scheduler.servers import Servers
-from shoal.cluster.scheduler.splits import SplitTracker
 from shoal.cluster.scheduler.tables import Tables
 
 __all__ = ["Jobs"]
 
 _MAY_BE_DEAD_AFTER = 2  # heartbeats missed
-_MAX_SPLITS = 1 << 24
-_MAX_PASSES = 1024  # unfinished ones
 _RETURN_SECONDS = 20.0  # for the workers of a job to join the one that continues it
 
 
 class Jobs:
-    """The job, the one that forms, and the workers that wait.
+    """The job of a name, the one that forms, and the workers that wait.
 
     Attributes
     ----------
+    name : str
+        Empty for the default job.
     job : Job or None
     members_silent : bool
         Whether a member of the job may be dead.
     """
 
     def __init__(
-        self, settings: Settings, peers: Peers, orders: Orders, servers: Servers, tables: Tables, numbers: NumberSource
+        self,
+        name: str,
+        settings: Settings,
+        peers: Peers,
+        orders: Orders,
+        servers: Servers,
+        tables: Tables,
+        numbers: NumberSource,
     ) -> None:
+        self.name = name
         self._settings = settings
         self._peers = peers
         self._orders = orders
@@ -96,7 +103,7 @@ class Jobs:
     # --- the state as a record --------------------------------------------------------------------------------
 
     def save(self) -> dict[str, Any]:
-        """Return the fields of :class:`.MembershipState` that are kept here."""
+        """Return the fields of :class:`.JobLineState`."""
         return {
             "incarnations": dict(self._incarnations),
             "clocks_before": self._clocks_before,
@@ -107,7 +114,7 @@ class Jobs:
             "silent": self.members_silent,
         }
 
-    def restore(self, state: MembershipState) -> None:
+    def restore(self, state: JobLineState) -> None:
         """Take a saved state."""
         self._incarnations, self._clocks_before = dict(state.incarnations), state.clocks_before
         self.members_silent = state.silent
@@ -118,6 +125,21 @@ class Jobs:
         for sender in state.forming:
             self._forming.add(workers[sender])
         self._queue = {sender: workers[sender] for sender in state.queue}
+
+    # --- the name ---------------------------------------------------------------------------------------------
+
+    @property
+    def _about(self) -> str:
+        return f"job {self.name!r}" if self.name else "the job"
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether there is no job, and no worker waits for one."""
+        return self.job is None and self._admitting is None and not len(self._forming) and not self._queue
+
+    def _number(self, job: Job) -> int:
+        """Return what identifies a job in orders: the default job is meant by 0."""
+        return job.number if self.name else 0
 
     # --- joining ----------------------------------------------------------------------------------------------
 
@@ -160,7 +182,7 @@ class Jobs:
             self._peers.reply(worker, number, ErrorReply("input", fault))
             return
         worker.join = number
-        worker.wants = Join(join.rank, (), size, join.rules, most=join.most)
+        worker.wants = Join(join.rank, (), size, join.rules, most=join.most, job=self.name)
         worker.waiting[number] = "the other workers"
         self._queue[worker.sender] = worker
         self._seat()
@@ -225,17 +247,17 @@ class Jobs:
         self._forming.add(worker)
         return ""
 
-    @staticmethod
-    def _disagrees(worker: WorkerPeer, numbers: tuple[int, int], rules: JobConsistency) -> str:
+    def _disagrees(self, worker: WorkerPeer, numbers: tuple[int, int], rules: JobConsistency) -> str:
         assert worker.wants.workers is not None
         own = (worker.wants.workers, worker.wants.most)
         if own != numbers:
             has, asks = (
                 counted(least, "worker") if not most else f"{least} to {most} workers" for least, most in (numbers, own)
             )
-            return f"the job has {has}, and {worker.about} asks for {asks}: pass the same everywhere"
+            return f"{self._about} has {has}, and {worker.about} asks for {asks}: pass the same everywhere"
         if worker.wants.rules != rules:
-            return f"the job has {rules}, and {worker.about} asks for {worker.wants.rules}: pass the same everywhere"
+            text = f"{self._about} has {rules}, and {worker.about} asks for {worker.wants.rules}"
+            return f"{text}: pass the same everywhere"
         return ""
 
     def missing(self, worker: WorkerPeer) -> str:
@@ -279,13 +301,14 @@ class Jobs:
             worker.incarnation = self._raise_incarnation(rank)
             worker.waiting[worker.join] = "the servers to start the job"
         number = self._numbers.draw(32) or 1
-        self.job = Job(number, first.wants.rules, len(members), members)
+        self.job = Job(number, first.wants.rules, len(members), members, name=self.name)
         if first.wants.most:
             self.job.least, self.job.most = first.wants.workers or 0, first.wants.most
         if after is not None:
             self.job.continues, self.job.continued = after.job, after.size
             self._continuation = None
-        self._peers.notes.append(f"a job of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
+        what = f"job {self.name!r}" if self.name else "a job"
+        self._peers.notes.append(f"{what} of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
         self._orders.begin(self._start(self.job, list(members.values())))
 
     def _raise_incarnation(self, rank: int) -> int:
@@ -294,9 +317,12 @@ class Jobs:
 
     def _start(self, job: Job, workers: list[WorkerPeer]) -> Operation:
         incarnations = tuple(worker.incarnation for worker in workers)
-        results = yield StartJob(job.number, job.consistency, incarnations, self._clocks_before)
+        is_named = bool(self.name)
+        results = yield StartJob(job.number, job.consistency, incarnations, self._clocks_before, is_named)
         refused = self._orders.refusal(results, f"cannot begin a job of {counted(job.size, 'worker')}")
         if refused is not None:
+            if is_named:  # some servers may have begun it
+                yield EndJob(job.number)
             self.job = None
             for worker in workers:
                 if worker.sender in self._peers.known and worker.join in worker.waiting:
@@ -308,9 +334,9 @@ class Jobs:
             self._reply_joined(job, worker, 0)
 
     def _admit(self, job: Job, rank: int, worker: WorkerPeer) -> Operation:
-        clock = max(done.result for done in (yield Hold()))
+        clock = max(done.result for done in (yield Hold(self._number(job))))
         worker.incarnation = self._raise_incarnation(rank)
-        yield Admit(rank, worker.incarnation, clock)
+        yield Admit(rank, worker.incarnation, clock, self._number(job))
         self._admitting = None
         if worker.sender in self._peers.known:
             worker.rank = rank
@@ -319,7 +345,7 @@ class Jobs:
             self._reply_joined(job, worker, clock)
         else:  # it has died meanwhile
             job.dead.add(rank)
-            yield from self._dismiss(rank, worker.incarnation)
+            yield from self._dismiss(job, rank, worker.incarnation)
         self._seat()
 
     def _take_over(self, job: Job, rank: int, worker: WorkerPeer) -> Operation:
@@ -331,11 +357,11 @@ class Jobs:
         clock = gone.clock if job.consistency.mode == "bsp" else gone.least
         aside = job.size
         its_incarnation = self._raise_incarnation(aside)
-        yield Admit(aside, its_incarnation, clock)
-        yield Dismiss(rank, gone.incarnation, clock, gone.tables)
+        yield Admit(aside, its_incarnation, clock, self._number(job))
+        yield Dismiss(rank, gone.incarnation, clock, gone.tables, self._number(job))
         worker.incarnation = self._raise_incarnation(rank)
-        yield Admit(rank, worker.incarnation, clock)
-        yield Dismiss(aside, its_incarnation, clock, ())
+        yield Admit(rank, worker.incarnation, clock, self._number(job))
+        yield Dismiss(aside, its_incarnation, clock, (), self._number(job))
         self._admitting = None
         if worker.sender in self._peers.known:
             worker.rank = rank
@@ -351,7 +377,7 @@ class Jobs:
 
     def _vacate(self, job: Job, rank: int, gone: Vacancy) -> Operation:
         """Fence a dead worker, for which the others wait."""
-        results = yield Fence(rank, gone.incarnation)
+        results = yield Fence(rank, gone.incarnation, self._number(job))
         last = max(results, key=lambda done: done.result)
         gone.clock, gone.tables = last.result, last.tables
         gone.least = min((done.least for done in results if done.least is not None), default=gone.clock)
@@ -369,11 +395,11 @@ class Jobs:
         gone = self.job.vacant.pop(rank)
         text = f"{gone.about}, and was not replaced in {self._settings.replacement_seconds:g} s"
         self._peers.notes.append(text)
-        self._peers.publish(WorkerGone(rank, gone.incarnation, text))
+        self._peers.publish(WorkerGone(rank, gone.incarnation, text, self._number(self.job)))
         self.job.dead.add(rank)
         self._check_barriers()
         if not self._servers.broken:
-            self._orders.begin(self._dismiss(rank, gone.incarnation))
+            self._orders.begin(self._dismiss(self.job, rank, gone.incarnation))
         self._vacant = True
 
     def restarted(self) -> None:
@@ -408,14 +434,18 @@ class Jobs:
         )
         self._peers.reply(worker, worker.join, joined)
 
-    def _end_if_over(self) -> None:
-        if self.job is not None and not (self.job.members or self.job.vacant) and self._admitting is None:
-            self._peers.notes.append("the job has ended")
-            self._clocks_before = self.job.clock
-            job, self.job = self.job, None
-            if job.most:
-                self._continue(job)
-            self._seat()
+    @property
+    def _is_over(self) -> bool:
+        return self.job is not None and not (self.job.members or self.job.vacant) and self._admitting is None
+
+    def _end(self) -> None:
+        assert self.job is not None
+        self._peers.notes.append(f"{self._about} has ended")
+        self._clocks_before = self.job.clock
+        job, self.job = self.job, None
+        if job.most:
+            self._continue(job)
+        self._seat()
 
     # --- another number of workers ----------------------------------------------------------------------------
 
@@ -484,7 +514,8 @@ class Jobs:
         """Process the request of a member to leave."""
         worker.waiting = {number: "the servers to dismiss it"}
         self._take_out(worker)
-        self._orders.begin(self._dismiss_leaving(worker, number))
+        assert self.job is not None
+        self._orders.begin(self._dismiss_leaving(self.job, worker, number))
 
     def lose(self, worker: WorkerPeer, why: str) -> None:
         """Process the end of a worker that did not leave the job."""
@@ -503,13 +534,13 @@ class Jobs:
                 self._orders.begin(self._vacate(self.job, worker.rank, gone))
                 return
             self._peers.notes.append(text)
-            self._peers.publish(WorkerGone(worker.rank, worker.incarnation, text))
+            self._peers.publish(WorkerGone(worker.rank, worker.incarnation, text, self._number(self.job)))
             self.job.dead.add(worker.rank)
             if worker.rank in self.job.handed_over:
                 self.job.handed_over[worker.rank] = False
             self._take_out(worker)
             if not self._servers.broken:
-                self._orders.begin(self._dismiss(worker.rank, worker.incarnation))
+                self._orders.begin(self._dismiss(self.job, worker.rank, worker.incarnation))
             self._vacant = True
 
     def cancel(self) -> None:
@@ -518,20 +549,22 @@ class Jobs:
         self._queue.clear()
         self._admitting = None
 
-    def _dismiss_leaving(self, worker: WorkerPeer, number: int) -> Operation:
-        yield from self._dismiss(worker.rank, worker.incarnation)
+    def _dismiss_leaving(self, job: Job, worker: WorkerPeer, number: int) -> Operation:
+        yield from self._dismiss(job, worker.rank, worker.incarnation)
         if worker.sender in self._peers.known:
             self._peers.reply(worker, number, LeaveReply())
             self._peers.forget(worker, LeaveReply())
 
-    def _dismiss(self, rank: int, incarnation: int) -> Operation:
+    def _dismiss(self, job: Job, rank: int, incarnation: int) -> Operation:
         # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
-        results = yield Fence(rank, incarnation)
+        results = yield Fence(rank, incarnation, self._number(job))
         last = max(results, key=lambda done: done.result)
-        reached = [done.result for done in (yield Dismiss(rank, incarnation, last.result, last.tables))]
-        if self.job is not None:
-            self.job.clock = max(self.job.clock, *reached)
-        self._end_if_over()
+        order = Dismiss(rank, incarnation, last.result, last.tables, self._number(job))
+        job.clock = max(job.clock, *(done.result for done in (yield order)))
+        if self.job is job and self._is_over:
+            if self.name:
+                yield EndJob(job.number)
+            self._end()
 
     # --- barriers and passes ----------------------------------------------------------------------------------
 
@@ -561,36 +594,6 @@ class Jobs:
 
     def take_split(self, worker: WorkerPeer, take: TakeSplit) -> ReplyBody:
         """Return the reply to a request for a split of the data."""
-        job = self.job
-        if job is None or not self.is_member(worker):
+        if self.job is None or not self.is_member(worker):
             return ErrorReply("protocol", f"{worker} has left the job and requested data")
-        if take.pass_number < job.first_pass:
-            return SplitReply(None, take.clock if job.consistency.mode == "asp" else job.passes_end)
-        if take.pass_number not in job.passes:
-            if not 0 <= take.count < _MAX_SPLITS:
-                return ErrorReply("input", f"a pass of {take.count} splits: cut the data into larger ones")
-            if len(job.passes) >= _MAX_PASSES:
-                return ErrorReply(
-                    "input", f"{len(job.passes)} passes over the data are unfinished: finish one of them first"
-                )
-            job.passes[take.pass_number] = DataPass(SplitTracker(take.count), take.digest)
-        one = job.passes[take.pass_number]
-        if (take.count, take.digest) != (one.splits.count, one.digest):
-            text = (
-                f"{worker} cuts the data of pass {take.pass_number} into other splits than the worker that began it: "
-                "let all workers read the same files, of the same sizes, with the same split_bytes"
-            )
-            return ErrorReply("input", text)
-        job.reached[worker.rank] = max(job.reached[worker.rank], take.pass_number)
-        job.forget_passes()
-        if take.finished >= 0:
-            one.splits.finish(worker.sender, take.finished, self._peers.now)
-        for other in job.passes.values():  # a worker has one split at a time: an unfinished one is free again
-            other.splits.release(worker.sender)
-        if not one.splits.over:
-            return SplitReply(one.splits.take(worker.sender, self._peers.now, reissue=take.reissue), None)
-        one.clocks[worker.rank] = take.clock
-        if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
-            # A worker has ticked once at most since it reported its clock.
-            one.end = max(one.clocks.values()) + (len(job.members) > 1)
-        return SplitReply(None, take.clock if job.consistency.mode == "asp" else one.end)
+        return take_split(self.job, worker, take, self._peers.now)

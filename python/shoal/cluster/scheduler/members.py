@@ -95,6 +95,11 @@ class Peer:
     def __str__(self) -> str:
         return f"{self.role} {self.rank} ({self.about})" if self.rank >= 0 else f"a {self.role} ({self.about})"
 
+    @property
+    def job(self) -> str:
+        """Name of a worker's job."""
+        return ""
+
     def is_new(self, ask: Request) -> bool:
         """Whether a request is to be executed."""
         settled = (ask.latest, frozenset(ask.open)) if self.settles(ask) else (self.latest, self.open)
@@ -177,6 +182,15 @@ class WorkerPeer(Peer):
     clock: int = field(default=0, kw_only=True)  # of its last heartbeat
     join: int = 0
     wants: Join = field(default_factory=Join)
+
+    @property
+    def job(self) -> str:
+        """Name of its job; empty: the default job."""
+        return self.wants.job
+
+    def __str__(self) -> str:
+        job = f" of job {self.job!r}" if self.job else ""
+        return f"worker {self.rank}{job} ({self.about})" if self.rank >= 0 else f"a worker{job} ({self.about})"
 
     def save(self) -> PeerState:
         """As :meth:`Peer.save`."""
@@ -287,6 +301,7 @@ class Job:
     changes: bool = False  # its workers hand over their states, for another number of workers
     handed_over: dict[int, bool] = field(default_factory=dict)  # by rank: whether the worker joins the next job too
     coming: int = 0  # workers that waited when the first one had handed over its state
+    name: str = ""  # empty: the default job
 
     def forget_passes(self) -> None:
         """Remove the passes that all workers have finished."""
@@ -319,6 +334,7 @@ class Job:
             changes=self.changes,
             handed_over=dict(self.handed_over),
             coming=self.coming,
+            name=self.name,
         )
 
 
@@ -334,6 +350,7 @@ def restore_job(state: JobState, workers: Mapping[bytes, WorkerPeer]) -> Job:
         first_pass=state.first_pass,
         passes_end=state.passes_end,
         clock=state.clock,
+        name=state.name,
     )
     for number, one in state.passes.items():
         job.passes[number] = DataPass(SplitTracker.restore(one.splits), one.digest, dict(one.clocks), one.end)

@@ -9,9 +9,9 @@ can be started again.
 
     forming    servers join, in any order; their ranks are 0..S-1
     map        the last server has joined: the slots are divided evenly among all endpoints, in the order of the ranks
-    job        W workers have joined; those that asked for no rank get the remaining ones. All servers start the job,
-               then all workers receive JoinReply; it ends when the last worker has left or died, and the next join
-               begins another
+    job        W workers of its name have joined; those that asked for no rank get the remaining ones. All servers start
+               the job, then all workers receive JoinReply; it ends when the last worker has left or died, and the next
+               join begins another
     broken     a server was lost, and rows of which there is no copy with it: every request is refused with its name
 
 Everything that must be the same on all servers is an operation: a generator that yields an order, which goes to every
@@ -48,7 +48,8 @@ above them in this list:
     replicas.py     deaths, copies, moves: the next map, which planner.py makes
     tables.py       the tables
     servers.py      servers that join, the end of one, metrics
-    jobs.py         workers, jobs, barriers, passes over the data
+    jobs.py         workers, jobs of a name, barriers, passes over the data
+    named_jobs.py   the default job and the named ones
     launchers.py    what has become of workers' programs
 
 Threads: one.
@@ -143,12 +144,13 @@ from shoal.cluster.scheduler.members import (
     WorkerPeer,
 )
 from shoal.cluster.scheduler.monitor import Monitor
+from shoal.cluster.scheduler.named_jobs import NamedJobs
 from shoal.cluster.scheduler.numbers import NumberSource
 from shoal.cluster.scheduler.orders import Orders
 from shoal.cluster.scheduler.peers import ROLES, Peers
 from shoal.cluster.scheduler.replicas import Replicas
 from shoal.cluster.scheduler.servers import Servers
-from shoal.cluster.scheduler.status import status_of
+from shoal.cluster.scheduler.status import label_of, status_of
 from shoal.cluster.scheduler.tables import Tables
 
 __all__ = ["COPY_RATE", "Membership"]
@@ -237,7 +239,9 @@ class Membership:
         self._replicas = Replicas(settings, self._peers, self._orders, self._assignments, self._numbers)
         self._tables = Tables(self._peers, self._orders)
         self._servers = Servers(settings, self._peers, self._orders, self._assignments, self._replicas, self._tables)
-        self._jobs = Jobs(settings, self._peers, self._orders, self._servers, self._tables, self._numbers)
+        own = (settings, self._peers, self._orders, self._servers, self._tables, self._numbers)
+        self._named = NamedJobs(self._peers, lambda name: Jobs(name, *own))
+        self._jobs = self._named.default
 
     # --- input ----------------------------------------------------------------------------------------------
 
@@ -322,13 +326,14 @@ class Membership:
                 self._accept(death)
         if seen := peers.seen_by_all():
             self._accept(EventsSeen(peers.now, seen))
-        silent = self._jobs.members_may_be_dead()
-        if silent != self._jobs.members_silent:
-            self._accept(MembersSilent(peers.now, silent))
-        while (late := self._jobs.replacement_overdue()) is not None and not self.broken:
-            self._accept(ReplacementOverdue(peers.now, late))
-        if self._jobs.forming_overdue() and not self.broken:
-            self._accept(FormingOverdue(peers.now))
+        for jobs in self._named.all:
+            silent = jobs.members_may_be_dead()
+            if silent != jobs.members_silent:
+                self._accept(MembersSilent(peers.now, silent, jobs.name))
+            while (late := jobs.replacement_overdue()) is not None and not self.broken:
+                self._accept(ReplacementOverdue(peers.now, late, jobs.name))
+            if jobs.forming_overdue() and not self.broken:
+                self._accept(FormingOverdue(peers.now, jobs.name))
         plan_at = self._replicas.plan_at
         if plan_at is not None and plan_at <= peers.now and not self.broken:
             self._accept(Planned(peers.now))
@@ -427,11 +432,11 @@ class Membership:
             peer.died_after = entry.silent
             self._remove(peer, entry.why)
         elif isinstance(entry, MembersSilent):
-            self._jobs.set_members_silent(entry.silent)
+            self._named.by_name(entry.job).set_members_silent(entry.silent)
         elif isinstance(entry, ReplacementOverdue):
-            self._jobs.give_up(entry.rank)
+            self._named.by_name(entry.job).give_up(entry.rank)
         elif isinstance(entry, FormingOverdue):
-            self._jobs.expect_no_more()
+            self._named.by_name(entry.job).expect_no_more()
         elif isinstance(entry, EventsSeen):
             self._peers.drop_events(entry.events)
         elif isinstance(entry, Bound):
@@ -439,13 +444,16 @@ class Membership:
         elif isinstance(entry, Restarted):
             self.generation = entry.generation
             self._peers.forget_connections()
-            self._jobs.restarted()
+            for jobs in self._named.all:
+                jobs.restarted()
         else:
             self.ended = True
             self._peers.publish(SchedulerStopped())
         self._replicas.carried_out()
-        self._jobs.fill_vacancies()
-        self._jobs.start_if_complete()
+        for jobs in self._named.all:
+            jobs.fill_vacancies()
+            jobs.start_if_complete()
+        self._named.forget_ended()
 
     def _apply_confirmation(self, done: Assigned) -> None:
         server = self._peers.known[done.sender]
@@ -487,7 +495,7 @@ class Membership:
             **self._peers.save(),
             **self._replicas.save(),
             **self._servers.save(),
-            **self._jobs.save(),
+            **self._named.save(),
         )
 
     @classmethod
@@ -509,7 +517,7 @@ class Membership:
         made._replicas.restore(state)
         made._servers.restore(state)
         made._tables.restore(state.tables)
-        made._jobs.restore(state)
+        made._named.restore(state)
         return made
 
     # --- properties -----------------------------------------------------------------------------------------
@@ -531,15 +539,19 @@ class Membership:
 
     @property
     def workers(self) -> dict[int, int]:
-        """The incarnations of the job's workers, by rank."""
+        """The incarnations of the default job's workers, by rank."""
         job = self._jobs.job
         return {rank: worker.incarnation for rank, worker in job.members.items()} if job else {}
 
     @property
     def num_workers(self) -> int:
-        """Number of workers of the job that have joined."""
-        job = self._jobs.job
-        return len(job.members) if job else 0
+        """Number of workers of all jobs that have joined."""
+        return sum(len(jobs.job.members) for jobs in self._named.all if jobs.job is not None)
+
+    @property
+    def named_jobs(self) -> list[str]:
+        """The names of the named jobs that run, or whose workers have begun to join."""
+        return list(self._named.named)
 
     @property
     def now(self) -> float:
@@ -646,8 +658,8 @@ class Membership:
             "rows_lost": bool(self.broken),
             "slots_without_copies": sum(lacking),
             "slots_under_way": sum(end - first for one in status.streams for first, end in one.arriving),
-            "worker_clock": {str(one.rank): one.clock for one in workers},
-            "worker_silent_seconds": {str(one.rank): one.heard_seconds for one in workers},
+            "worker_clock": {label_of(one): one.clock for one in workers},
+            "worker_silent_seconds": {label_of(one): one.heard_seconds for one in workers},
             "server_silent_seconds": {str(one.rank): one.heard_seconds for one in status.servers},
         }
 
@@ -660,7 +672,7 @@ class Membership:
     def _cluster_status(self) -> StatusReply:
         return status_of(
             self._peers.known.values(),
-            self._jobs.job,
+            [jobs.job for jobs in self._named.all],
             self.map,
             self._assignments.newest,
             now=self.now,
@@ -704,7 +716,7 @@ class Membership:
         if self.map is None:
             return self._servers.missing()
         if isinstance(peer, WorkerPeer) and number == peer.join and not peer.inside:
-            return self._jobs.missing(peer)
+            return self._named.of(peer).missing(peer)
         return f"waiting for {peer.waiting[number]}"
 
     def _execute(self, peer: Peer, number: int, body: RequestBody) -> None:
@@ -722,7 +734,7 @@ class Membership:
             if isinstance(peer, ServerPeer):
                 self._servers.join(peer, number, body)
             elif isinstance(peer, WorkerPeer):
-                self._jobs.join(peer, number, body)
+                self._named.join(peer, number, body)
         elif isinstance(body, GetMap) and self.map is not None:
             reply(peer, number, GetMapReply(self.map))
         elif isinstance(body, GetMap) and isinstance(peer, ReaderPeer):
@@ -736,19 +748,19 @@ class Membership:
         elif isinstance(body, CreateTable):
             self._tables.create(peer, number, body)
         elif isinstance(body, Barrier):
-            self._jobs.barrier(peer, number, body.name)
+            self._named.of(peer).barrier(peer, number, body.name)
         elif isinstance(body, HandOver):
-            self._jobs.hand_over(peer, number, returns=body.returns)
+            self._named.of(peer).hand_over(peer, number, returns=body.returns)
         elif isinstance(body, GetMetrics):
             self._servers.report_metrics(peer, number)
         elif isinstance(body, TakeSplit):
-            reply(peer, number, self._jobs.take_split(peer, body))
+            reply(peer, number, self._named.of(peer).take_split(peer, body))
 
     # --- the end of a peer ------------------------------------------------------------------------------------
 
     def _leave(self, peer: Peer, number: int, status: int) -> None:
-        if isinstance(peer, WorkerPeer) and not self.broken and self._jobs.is_member(peer):
-            self._jobs.leave(peer, number)
+        if isinstance(peer, WorkerPeer) and not self.broken and self._named.of(peer).is_member(peer):
+            self._named.of(peer).leave(peer, number)
             return
         self._peers.reply(peer, number, LeaveReply())
         if isinstance(peer, LauncherPeer):
@@ -768,7 +780,7 @@ class Membership:
         elif isinstance(peer, LauncherPeer):
             self.launchers.fail(f"{peer.about} is lost, {why}", 1)
         elif isinstance(peer, WorkerPeer):
-            self._jobs.lose(peer, why)
+            self._named.of(peer).lose(peer, why)
 
     def _end_all_waits(self) -> None:
         """Refuse all that waits: the cluster is broken."""
@@ -776,7 +788,8 @@ class Membership:
         for peer in list(self._peers.known.values()):
             for number in list(peer.waiting):
                 self._peers.reply(peer, number, ErrorReply("server-lost", self.broken))
-        self._jobs.cancel()
+        for jobs in self._named.all:
+            jobs.cancel()
 
     # --- output -----------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class MemberFigures(NamedTuple):
     rank: int
     at: float
     figures: Figures
+    job: str = ""  # the name of a worker's job
 
 
 def quantile(counts: Mapping[int, int], share: float) -> float | None:
@@ -89,11 +90,13 @@ class Monitor:
                 samples.append(one)
             while len(samples) > 2 and samples[1].at < now - _WINDOW_SECONDS:
                 samples.popleft()
-        found = {(one.role, one.rank): self._samples[key] for key, one in newest.items()}
+        found = {(one.role, one.job, one.rank): self._samples[key] for key, one in newest.items()}
         plain = as_dict(status)
-        servers = [self._server(one, plain["arcs"], found.get(("server", one["rank"]))) for one in plain["servers"]]
+        servers = [self._server(one, plain["arcs"], found.get(("server", "", one["rank"]))) for one in plain["servers"]]
         workers = [
-            self._worker(one, found.get(("worker", one["rank"]))) for one in plain["workers"] if one["rank"] is not None
+            self._worker(one, found.get(("worker", one["job"], one["rank"])))
+            for one in plain["workers"]
+            if one["rank"] is not None
         ]
         total = self._total(servers, workers, found)
         if not self._history or now - self._history[-1]["at"] >= _STEP_SECONDS:
@@ -102,6 +105,7 @@ class Monitor:
         self._view = {
             **{name: plain[name] for name in kept},
             "job": plain["job"],
+            "jobs": plain["jobs"],
             "total": total,
             "tables": self._tables(found),
             "servers": servers,
@@ -145,8 +149,9 @@ class Monitor:
 
     def _worker(self, one: dict[str, Any], samples: deque[MemberFigures] | None) -> dict[str, Any]:
         numbers: Mapping[str, float] = samples[-1].figures.numbers if samples else {}
-        kept = ("rank", "about", "host", "clock", "is_connected", "heard_seconds")
+        kept = ("about", "host", "clock", "is_connected", "heard_seconds")
         return {
+            "rank": f"{one['job']}/{one['rank']}" if one["job"] else one["rank"],
             **{name: one[name] for name in kept},
             "clocks_per_second": _rate(samples, "clock"),
             "examples": int(numbers.get("examples", 0)),
@@ -161,10 +166,10 @@ class Monitor:
         self,
         servers: list[dict[str, Any]],
         workers: list[dict[str, Any]],
-        found: Mapping[tuple[str, int], deque[MemberFigures]],
+        found: Mapping[tuple[str, str, int], deque[MemberFigures]],
     ) -> dict[str, Any]:
         spent: dict[str, Counter[int]] = {"pull": Counter(), "push": Counter()}
-        for (role, _), samples in found.items():
+        for (role, *_), samples in found.items():
             if role == "server":
                 for op, counts in spent.items():
                     counts.update(_since(samples, op))
@@ -183,7 +188,7 @@ class Monitor:
             "auc": _mean([one["auc"] for one in workers]),
         }
 
-    def _tables(self, found: Mapping[tuple[str, int], deque[MemberFigures]]) -> list[dict[str, Any]]:
+    def _tables(self, found: Mapping[tuple[str, str, int], deque[MemberFigures]]) -> list[dict[str, Any]]:
         rows: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
         for samples in found.values():
@@ -225,12 +230,12 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _hottest_keys(
-    servers: list[dict[str, Any]], found: Mapping[tuple[str, int], deque[MemberFigures]]
+    servers: list[dict[str, Any]], found: Mapping[tuple[str, str, int], deque[MemberFigures]]
 ) -> list[dict[str, Any]]:
     """Return the keys that requests name most often per second, as text: JavaScript has no integers of 64 bits."""
     hot = []
     for server in servers:
-        samples = found.get(("server", server["rank"]))
+        samples = found.get(("server", "", server["rank"]))
         for name, share in samples[-1].figures.numbers.items() if samples else ():
             kind, _, rest = name.partition(":")
             if kind == "hot":

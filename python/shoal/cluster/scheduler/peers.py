@@ -313,7 +313,7 @@ class Peers:
     def figures(self) -> list[MemberFigures]:
         """Return what servers and workers have reported of themselves."""
         return [
-            MemberFigures(sender, peer.role, peer.rank, peer.figures_at, peer.figures)
+            MemberFigures(sender, peer.role, peer.rank, peer.figures_at, peer.figures, peer.job)
             for sender, peer in self.known.items()
             if isinstance(peer, ServerPeer | WorkerPeer) and peer.rank >= 0 and peer.figures is not None
         ]

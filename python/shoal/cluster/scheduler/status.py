@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from shoal.cluster.protocol.messages import ArcLoad, StreamProgress
 from shoal.cluster.protocol.slot_map import ClusterMap
@@ -21,12 +21,12 @@ from shoal.cluster.protocol.status import (
 from shoal.cluster.scheduler.inputs import FailoverState, Settings
 from shoal.cluster.scheduler.members import Job, LauncherPeer, Peer, ServerPeer, WorkerPeer
 
-__all__ = ["status_of"]
+__all__ = ["label_of", "status_of"]
 
 
 def status_of(
     peers: Iterable[Peer],
-    job: Job | None,
+    jobs: Sequence[Job | None],
     map: ClusterMap | None,
     newest: ClusterMap | None,
     *,
@@ -44,11 +44,12 @@ def status_of(
     """Return the status; servers and workers in the order of their ranks, workers without a place last.
 
     Arcs are where the published map has them, with those of their copies that the newest map has too: after a death the
-    published one is of the past until the servers have carried out the newest.
+    published one is of the past until the servers have carried out the newest. The first of ``jobs`` is the default
+    job.
     """
     peers = list(peers)
     servers, workers, launchers = [], [], []
-    members = {} if job is None else job.members
+    members = {worker.sender for job in jobs if job is not None for worker in job.members.values()}
     for peer in peers:
         is_connected, heard = (
             bool(peer.route) and peer.disconnected_at is None,
@@ -61,8 +62,9 @@ def status_of(
             )
             servers.append(ServerStatus(peer.rank, peer.about, peer.host, serves, is_connected, heard, peer.node))
         elif isinstance(peer, WorkerPeer):
-            rank = peer.rank if members.get(peer.rank) is peer else None
-            workers.append(WorkerStatus(rank, peer.about, peer.host, peer.incarnation, peer.clock, is_connected, heard))
+            rank = peer.rank if peer.sender in members else None
+            seen = (peer.incarnation, peer.clock, is_connected, heard, peer.job)
+            workers.append(WorkerStatus(rank, peer.about, peer.host, *seen))
         elif isinstance(peer, LauncherPeer):
             launchers.append(LauncherStatus(peer.about, peer.host, is_connected, heard))
     return StatusReply(
@@ -76,23 +78,29 @@ def status_of(
         settings.servers,
         lost,
         tuple(tables),
-        None if job is None else _job(job, now),
+        None if jobs[0] is None else _job(jobs[0], now),
         tuple(sorted(servers, key=lambda server: server.rank)),
-        tuple(sorted(workers, key=lambda worker: (worker.rank is None, worker.rank or 0))),
+        tuple(sorted(workers, key=lambda worker: (worker.job, worker.rank is None, worker.rank or 0))),
         tuple(launchers),
         settings.replicas,
         tuple(sorted(draining)),
         () if map is None or newest is None else tuple(_arcs(map, newest, peers)),
         () if map is None else tuple(_streams(map, peers)),
         tuple(_failover(one, now) for one in failovers),
+        tuple(_job(job, now) for job in jobs[1:] if job is not None),
     )
+
+
+def label_of(worker: WorkerStatus) -> str:
+    """Return the rank of a worker in its job, with the job's name in front unless it is the default job."""
+    return f"{worker.job}/{worker.rank}" if worker.job else str(worker.rank)
 
 
 def _job(job: Job, now: float) -> JobStatus:
     awaited = tuple(
         AwaitedStatus(rank, one.about, round(max(0.0, one.until - now), 3)) for rank, one in sorted(job.vacant.items())
     )
-    return JobStatus(job.number, str(job.consistency), job.size, tuple(sorted(job.dead)), awaited)
+    return JobStatus(job.number, str(job.consistency), job.size, tuple(sorted(job.dead)), awaited, job.name)
 
 
 def _arcs(map: ClusterMap, newest: ClusterMap, peers: Iterable[Peer]) -> Iterator[ArcStatus]:

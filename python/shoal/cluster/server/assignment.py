@@ -36,6 +36,7 @@ from shoal.cluster.protocol.messages import (
     CloseStreams,
     Dismiss,
     DropTable,
+    EndJob,
     ErrorReply,
     Fence,
     Figures,
@@ -89,7 +90,9 @@ def obey(services: Sequence[Controlled], order: OrderBody, code: AllowedCode = _
     if isinstance(order, AddTable):
         return Outcome(refused=_add_table(services, order, code))
     if isinstance(order, Fence):
-        fenced = [(service.fence(order.rank, order.incarnation), _serves(service, order.rank)) for service in services]
+        fenced = [
+            (service.fence(order.rank, order.incarnation, order.job), _serves(service, order)) for service in services
+        ]
         clock, tables = max(last for last, _ in fenced)
         return Outcome(
             clock, tables=tuple(tables), least=min((last[0] for last, serves in fenced if serves), default=None)
@@ -102,22 +105,29 @@ def obey(services: Sequence[Controlled], order: OrderBody, code: AllowedCode = _
     return Outcome(max(_obey(service, order) for service in services))
 
 
-def _serves(service: Controlled, rank: int) -> bool:
+def _serves(service: Controlled, order: Fence) -> bool:
     """Whether an endpoint has arcs, and has admitted a worker."""
-    return isinstance(service, _core.Replica) or rank in service.metrics()["clocks"]
+    if isinstance(service, _core.Replica):
+        return True
+    metrics = service.metrics()
+    job = metrics["jobs"].get(order.job) if order.job else metrics
+    return job is not None and order.rank in job["clocks"]
 
 
 def _obey(service: Controlled, order: OrderBody) -> int:
     if isinstance(order, StartJob):
-        service.start_job(order.job, order.rules.mode, order.rules.waits, order.rules.mean, order.before)
+        rules = order.rules
+        service.start_job(order.job, rules.mode, rules.waits, rules.mean, order.before, order.named)
         for rank, incarnation in enumerate(order.incarnations):
-            service.admit(rank, incarnation, 0)
+            service.admit(rank, incarnation, 0, order.job if order.named else 0)
+    elif isinstance(order, EndJob):
+        service.end_job(order.job)
     elif isinstance(order, Hold):
-        return service.hold()
+        return service.hold(order.job)
     elif isinstance(order, Admit):
-        service.admit(order.rank, order.incarnation, order.clock)
+        service.admit(order.rank, order.incarnation, order.clock, order.job)
     elif isinstance(order, Dismiss):
-        return service.dismiss(order.rank, order.incarnation, order.clock, order.tables)
+        return service.dismiss(order.rank, order.incarnation, order.clock, order.tables, order.job)
     elif isinstance(order, DropTable) and order.id in service.tables():
         service.drop_table(order.id)
     return 0

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -71,6 +72,7 @@ __all__ = ["ClusterStore"]
 _log = logging.getLogger("shoal.cluster")
 
 _BARRIER = "barrier"  # the name of those of `barrier`
+_JOB_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _SPLIT_POLL_SECONDS = 0.1  # until the scheduler is asked for a split again
 _MIN_LOAD_ROWS_PER_SECOND = 1e5  # a slower load has failed
 
@@ -96,9 +98,12 @@ class ClusterStore(ConnectedStore):
         shared_storage: bool = True,
         metrics_port: str | None = None,
         tracing: bool = False,
+        job: str | None = None,
         on_close: Callable[[], None] | None = None,
         supervise: Callable[[Callable[[ShoalError], None]], None] = lambda fail: None,
     ) -> None:
+        self._job_name = "" if job is None else job
+        self._order_job = 0 if not self._job_name else -1  # the job's number in orders and events; -1: not known yet
         self._filters = dict(filters) if isinstance(filters, Mapping) else filters
         self._filtered: dict[str, Filter] = {}
         self._cache = dict(cache) if isinstance(cache, Mapping) else cache
@@ -140,6 +145,21 @@ class ClusterStore(ConnectedStore):
                 cache.check(self._consistency)
         if not isinstance(self._shared_storage, bool):
             raise TypeError(f"shared_storage is True or False, got {self._shared_storage!r}")
+        if not isinstance(self._job_name, str):
+            raise TypeError(f"job is the name of a job, got {self._job_name!r}")
+        if not _JOB_NAME.fullmatch(self._job_name):
+            raise ValueError(
+                f"a job's name has up to 64 letters, digits, dots, dashes and underscores, got {self._job_name!r:.80}"
+            )
+        if self._job_name and self._most_workers:
+            raise ValueError(
+                f"the number of workers of job {self._job_name!r} cannot change, got workers="
+                f"{(self._workers_wanted, self._most_workers)}: pass one number, or join the job without a name"
+            )
+        if self._job_name and self._workers_wanted is None:
+            raise ValueError(
+                f"job {self._job_name!r} needs its number of workers: pass workers=N, the same for each of its workers"
+            )
         self._workers_wanted = bounded("workers", self._workers_wanted, 1, MAX_WORKERS)
         self._wanted_rank = bounded("rank", self._wanted_rank, 0, MAX_WORKERS - 1)
         if self._most_workers:
@@ -157,7 +177,10 @@ class ClusterStore(ConnectedStore):
             workers=self._workers_wanted,
             most=self._most_workers,
             consistency=self._consistency,
+            job=self._job_name,
         )
+        if self._job_name:
+            self._order_job = self._joined.job
         identify_store("worker", rank=self._joined.rank, job=self._joined.job)
         worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
         requests = self._make_requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk)
@@ -165,7 +188,8 @@ class ClusterStore(ConnectedStore):
 
     @property
     def _about(self) -> str:
-        return f"{self._scheduler.address!r}, worker {self.rank} of {self.num_workers}"
+        job = f" of job {self._job_name!r}" if self._job_name else ""
+        return f"{self._scheduler.address!r}, worker {self.rank} of {self.num_workers}{job}"
 
     def __repr__(self) -> str:
         return f"ClusterStore({self._about}, {self._consistency}, tables={list(self._tables)})"
@@ -221,6 +245,11 @@ class ClusterStore(ConnectedStore):
     def job(self) -> int:
         """Number of the job."""
         return self._joined.job
+
+    @property
+    def job_name(self) -> str:
+        """Name of the job: see :attr:`shoal.Store.job_name`."""
+        return self._job_name
 
     @property
     def workers_range(self) -> tuple[int, int] | None:
@@ -643,7 +672,8 @@ class ClusterStore(ConnectedStore):
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, WorkerGone):
-            self._lost_workers = self._lost_workers | {event.rank}
+            if event.job == self._order_job:
+                self._lost_workers = self._lost_workers | {event.rank}
         elif isinstance(event, WorkersChange):
             self._changing = self._changing | {event.job}
         else:

@@ -34,6 +34,7 @@ _BSP = BSP()
 def connect(
     address: str | None = None,
     *,
+    job: str | None = None,
     consistency: Consistency = ...,
     workers: int | tuple[int, int] | None = None,
     rank: int | None = None,
@@ -65,6 +66,7 @@ def connect(
 def connect(
     address: str | None = None,
     *,
+    job: str | None = None,
     consistency: Consistency = _BSP,
     workers: int | tuple[int, int] | None = None,
     rank: int | None = None,
@@ -87,13 +89,18 @@ def connect(
     ----------
     address : str, optional
         Address of the scheduler, ``tcp://host:port``; default: that of ``shoal launch`` or of the environment.
+    job : str, optional
+        Name of the job: up to 64 letters, digits, dots, dashes and underscores. Jobs of different names run on a
+        cluster at the same time, each with its own workers, ranks, clocks and consistency, on tables of their own or on
+        the same ones (``docs/cluster.md``). The first worker that passes a name begins the job, and the name is free
+        again when its last worker has left. Default: the job without a name.
     consistency : Consistency
         What a pull may see of other workers' pushes: ``shoal.BSP()``, ``shoal.SSP(staleness)`` or ``shoal.ASP()``; the
-        same for all workers.
+        same for all workers of the job.
     workers : int or (int, int), optional
         Number of workers of the job, the same for all; default: from the environment (``docs/cluster.md``), or from the
-        scheduler. A pair is the least and the greatest number, between which workers may join and leave while a model
-        is fitted (``docs/training.md``).
+        scheduler. A named job needs one number, or the environment's. A pair is the least and the greatest number,
+        between which workers may join and leave while a model is fitted (``docs/training.md``).
     rank : int, optional
         Rank of this worker, from 0; default: from the environment, or any free one.
     timeout : float
@@ -137,7 +144,7 @@ def connect(
     DeadlineExceededError
         Servers or workers are missing: the message has their number.
     ValueError
-        The other workers have joined with other settings of the job, or the metrics port is in use.
+        The other workers of the job have joined with other settings, or the metrics port is in use.
     ImportError
         Traces are wanted, and OpenTelemetry is not installed (extra ``otel``).
 
@@ -157,7 +164,12 @@ def connect(
     port = find_metrics_port(os.environ) if metrics_port is None else str(metrics_port)
     is_traced = traces(tracing)
     if mode == "read":
-        given = {"consistency": consistency is not _BSP, "workers": workers is not None, "rank": rank is not None}
+        given = {
+            "job": job is not None,
+            "consistency": consistency is not _BSP,
+            "workers": workers is not None,
+            "rank": rank is not None,
+        }
         given |= {
             "filters": filters is not None,
             "cache": cache is not None,
@@ -177,6 +189,7 @@ def connect(
         rank = process.rank if rank is None else rank
     return ClusterStore(
         address,
+        job=job,
         consistency=consistency,
         workers=workers,
         rank=rank,

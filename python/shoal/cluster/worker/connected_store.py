@@ -85,8 +85,8 @@ class ConnectedStore(Store):
             self._connect(address, role, threads, curve, (lambda: True) if health is None else health.turn, undo)
             if health is not None:
                 ref = weakref.ref(self)
-                rank = self.rank if role == "worker" else None
-                health.watch(lambda: _unready(ref()), role, WORKER, lambda: _counters(ref()), rank)
+                label = None if role != "worker" else f"{self.job_name}/{self.rank}" if self.job_name else self.rank
+                health.watch(lambda: _unready(ref()), role, WORKER, lambda: _counters(ref()), label)
             self._closing = undo.pop_all()
         # Neither the threads nor their callbacks hold the store: dropping it without closing it leaves the cluster too.
         self._finalizer = weakref.finalize(

@@ -51,14 +51,15 @@ _saved = msgspec.msgpack.Decoder(list[SavedTable])
 
 
 class _BusyError(Exception):
-    """A server holds the tables for another worker's save."""
+    """A server holds the tables for another worker's save; ``job`` is the number of its job if it is another one."""
 
-    def __init__(self, endpoint: Endpoint, worker: int) -> None:
+    def __init__(self, endpoint: Endpoint, worker: int, job: int | None = None) -> None:
+        of_job = "" if job is None else f" of another job, number {job},"
         super().__init__(
-            f"worker {worker} is saving these tables, as {endpoint.label} reports: let one worker save, or one after "
-            "the other"
+            f"worker {worker}{of_job} is saving these tables, as {endpoint.label} reports: let one worker save, or one "
+            "after the other"
         )
-        self.worker = worker
+        self.worker = worker if job is None else None
 
 
 class ServerSnapshotSet(TaskCoordinator):
@@ -139,8 +140,8 @@ class ServerSnapshotSet(TaskCoordinator):
             rows = figures[2::_NUMBERS_PER_TABLE]
             self.rows += sum(some for some, kind in zip(rows, self._kinds, strict=True) if kind != "delta")
             return
-        if len(figures) == 2 and figures[0] == _BUSY:
-            raise _BusyError(endpoint, figures[1])
+        if len(figures) in (2, 3) and figures[0] == _BUSY:
+            raise _BusyError(endpoint, *figures[1:])
         if len(figures) == 2 and figures[0] == _NO_BASE:
             name = next(spec.name for number, spec, _ in tables if number == figures[1])
             raise unknown_base(name, base)
