@@ -166,6 +166,47 @@ def test_assign_refuses_a_row_that_is_not_finite(store, bad):
     assert len(table) == 0
 
 
+def test_room_for_rows_changes_no_row(store, rng):
+    keys = rng.integers(0, 2**64, 3000, np.uint64)
+    tables = [sgd(store, name=name) for name in ("reserved", "grown")]
+    tables[0].reserve(len(keys))
+    for begin in range(0, len(keys), 500):
+        for table in tables:
+            table.push(keys[begin : begin + 500], numbers(500)).wait()
+    assert len(tables[0]) == len(np.unique(keys))
+    assert tables[0].digest() == tables[1].digest()
+    with pytest.raises(ValueError, match="rows is -1: pass the number of rows"):
+        tables[0].reserve(-1)
+
+
+@pytest.mark.parametrize("dim", [1, 8])
+def test_a_table_with_room_does_not_grow(dim, rng):
+    keys = rng.integers(0, 2**64, 400_000, np.uint64)
+    with shoal.local(slots=64, threads=1) as store:
+        table = store.table("t", dim=dim, optimizer=shoal.SGD(lr=1.0))
+        empty = table.stats().bytes
+        table.reserve(len(keys))
+        assert len(table) == 0
+        before = table.stats().bytes
+        assert before > empty + len(keys) * 4 * dim
+        for begin in range(0, len(keys), 50_000):
+            table.push(keys[begin : begin + 50_000], np.ones((50_000, dim), np.float32))
+            assert table.stats().bytes <= 1.02 * before  # one of 64 slots may have more rows than expected
+        table.reserve(10)  # there is room already
+        assert table.stats().bytes <= 1.02 * before
+
+
+def test_room_beyond_the_memory_budget_is_refused(rng):
+    with shoal.local(slots=16, threads=1, memory=4 << 20) as store:
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        before = table.stats().bytes
+        with pytest.raises(shoal.MemoryBudgetExceededError):
+            table.reserve(10_000_000)
+        assert table.stats().bytes == before
+        table.push(rng.integers(0, 2**64, 100, np.uint64), np.ones((100, 1), np.float32))
+        assert len(table) == 100
+
+
 def test_erase_counts_what_was_there_and_forgets_it(store):
     table = sgd(store)
     table.push(EDGES, numbers(6)).wait()

@@ -18,6 +18,8 @@ from shoal.base.defaults import BATCH_SIZE
 from shoal.base.sizes import parse_size
 from shoal.cli.answers import Answer, warn
 
+_MOST = 1e15  # of things: beyond, bytes of rows do not fit into 64 bits
+
 if TYPE_CHECKING:
     from shoal.data import FeatureNames, Reader
 
@@ -160,6 +162,17 @@ def size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def count(text: str) -> int:
+    """Parse a number of things, such as 2e9 or 2000000000."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: write it as 2e9 or 2000000000") from None
+    if not (0 <= number <= _MOST and number == int(number)):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to {_MOST:.0e}")
+    return int(text) if text.isdigit() else int(number)
 
 
 def workers_number(text: str) -> int | tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.base.machine import local_path
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import command, machine, size
+from shoal.cli.arguments import command, count, machine, size
 
 if TYPE_CHECKING:
     from shoal.optim import Optimizer
@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
     plan.add_argument(
         "--replicas", type=int, default=0, metavar="N", help="copies of each slot on other servers (default: 0)"
     )
-    plan.add_argument("--examples", type=_count, default=0, metavar="N", help="examples per pass, such as 4e9")
+    plan.add_argument("--examples", type=count, default=0, metavar="N", help="examples per pass, such as 4e9")
     plan.add_argument(
         "--features", type=int, default=39, metavar="N", help="features per example (default: %(default)s)"
     )
@@ -64,7 +64,7 @@ def add(commands: Any) -> None:
 
 def add_table_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the description of a planned table."""
-    parser.add_argument("--keys", type=_count, required=required, metavar="N", help="number of rows, such as 2e9")
+    parser.add_argument("--keys", type=count, required=required, metavar="N", help="number of rows, such as 2e9")
     parser.add_argument("--dim", type=int, default=1, metavar="N", help="weights per row (default: %(default)s)")
     parser.add_argument(
         "--optimizer", type=_optimizer, default="ftrl", metavar="NAME", help="optimizer: ftrl (default), adam, ..."
@@ -154,19 +154,6 @@ def _time(seconds: float) -> str:
         if seconds >= 2 * unit:
             return f"{seconds / unit:,.1f} {name}"
     return f"{seconds:.1f} s"
-
-
-_MOST = 1e15  # beyond, bytes of rows do not fit into 64 bits
-
-
-def _count(text: str) -> int:
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number: write it as 2e9 or 2000000000") from None
-    if not (0 <= number <= _MOST and number == int(number)):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to {_MOST:.0e}")
-    return int(text) if text.isdigit() else int(number)
 
 
 def _optimizer(text: str) -> Optimizer:

@@ -34,7 +34,7 @@ from shoal.cli.train_options import (
     add_tracking_options,
     parse_grid,
 )
-from shoal.cli.train_run import check_learned, exit_status, saving, training_data
+from shoal.cli.train_run import check_learned, exit_status, make_room, saving, training_data
 from shoal.cli.train_summary import (
     count_names,
     filter_summary,
@@ -258,6 +258,7 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
         raise ValueError("--grid trains in one process: leave out --cluster, or train the best setting on the cluster")
     with open_store(arguments) as store:
         grid = LogisticRegressionGrid(values, optimizer, store, seed=arguments.seed, normalized=arguments.normalized)
+        make_room(arguments, store)
         return _fitted_grid(arguments, grid)
 
 
@@ -313,6 +314,7 @@ def _tidy(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Nam
 
 def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
     """Fit a model of any kind, save it, track it and return the summary."""
+    make_room(arguments, model.store)
     options = tracking_options(arguments)
     trackers = make_trackers(options, arguments.output, resume=arguments.resume) if model.store.rank == 0 else []
     is_online = getattr(model, "solver", None) is None

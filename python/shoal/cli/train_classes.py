@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.base.plural import counted
 from shoal.cli.answers import Answer, warn
-from shoal.cli.train_run import check_learned, exit_status, saving, training_data
+from shoal.cli.train_run import check_learned, exit_status, make_room, saving, training_data
 from shoal.cli.train_summary import rows_of
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def train_classes(arguments: argparse.Namespace) -> Answer:
             seed=arguments.seed,
         ) as model,
     ):
+        make_room(arguments, store)
         try:
             model.fit(
                 train,

@@ -6,7 +6,7 @@ import argparse
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.arguments import FORMATS, admission, expiry, workers_number
+from shoal.cli.arguments import FORMATS, admission, count, expiry, workers_number
 
 if TYPE_CHECKING:
     from shoal.consistency import Consistency
@@ -98,6 +98,13 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
     add_progress_option(parser)
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of shuffling, sampling and stochastic rounding (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--expected-keys",
+        type=count,
+        metavar="N",
+        help="make room for the rows of N different features at the beginning, such as 5e6: new rows take half of the "
+        "time",
     )
     parser.add_argument(
         "--slots",

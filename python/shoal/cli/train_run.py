@@ -15,6 +15,7 @@ from shoal.cli.arguments import format_of, open_reader, schema_of
 if TYPE_CHECKING:
     from shoal.data import Reader
     from shoal.storage.base import StoragePath
+    from shoal.store.base import Store
 
 
 @contextlib.contextmanager
@@ -70,3 +71,12 @@ def check_learned(examples: int, train: Reader, interrupted: KeyboardInterrupt |
     """Raise the interrupt, or a ValueError that says why, if nothing was learned."""
     if examples == 0:
         raise interrupted or ValueError(f"{train.why_empty()}: the model was not trained")
+
+
+def make_room(arguments: argparse.Namespace, store: Store) -> None:
+    """Make room in the tables of a new model for the rows that are expected."""
+    if arguments.expected_keys is not None:
+        if arguments.cluster is not None:
+            raise ValueError("--expected-keys is for tables in this process: leave it out, servers grow by themselves")
+        for table in store.tables.values():
+            table.reserve(arguments.expected_keys)

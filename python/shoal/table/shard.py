@@ -113,6 +113,9 @@ class Shard(ShardReader, Protocol):
     def retains_arrays(self) -> bool:
         """Whether a push keeps a reference to its arrays until it is done."""
 
+    def reserve(self, rows: Sequence[int], /) -> None:
+        """Make room for so many rows in each slot, if all rows are in the memory of this process."""
+
     def push(
         self,
         batch: _core.KeyBatch | _core.SummedBatch,

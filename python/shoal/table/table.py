@@ -5,6 +5,7 @@ Over 600 lines: one public class, two thirds of which are docstrings.
 Threads: any number; a row is never read half written.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -38,6 +39,7 @@ __all__ = ["Table"]
 _ONE_PASS_DIM = 32
 _ONE_PASS_UNIQUE = 5 / 6
 
+_DEVIATIONS = 3  # standard ones above the mean: room for the rows of almost every slot
 _MOST_KEYS = 1 << 22  # of a function of rows: they are sent in one message
 
 AnyReader = TypeVar("AnyReader", bound=ShardReader)
@@ -478,6 +480,40 @@ class Table:
         in_order = np.empty_like(checked)
         in_order[batch.inverse] = checked
         self._rwlock.shared(lambda: self.shard.assign(batch.native, in_order, self._clock()))
+
+    def reserve(self, rows: int) -> None:
+        """Make room for rows that are to be created: a table that does not grow inserts new keys twice as fast.
+
+        Parameters
+        ----------
+        rows : int
+            Rows that the table will have in total. It grows as usual beyond them.
+
+        Raises
+        ------
+        ValueError
+            ``rows`` is negative.
+        MemoryBudgetExceededError
+            The store's memory budget has no room for them; nothing has changed.
+
+        Notes
+        -----
+        The memory is taken at once, about as much as the rows will need (`docs/sizing.md`). Nothing depends on it but
+        time. For tables on servers and for tiered ones it has no effect.
+
+        Examples
+        --------
+        >>> table = shoal.local().table("ctr")
+        >>> table.reserve(10_000_000)
+        >>> len(table)
+        0
+        """
+        self._check_usable()
+        if rows < 0:
+            raise ValueError(f"rows is {rows}: pass the number of rows that the table will have")
+        mean = rows / self._slots
+        of_slot = math.ceil(mean + _DEVIATIONS * math.sqrt(mean))  # keys are distributed over slots at random
+        self._rwlock.shared(lambda: self.shard.reserve([of_slot] * self._slots))
 
     def erase(self, keys: Keys) -> int:
         """Remove the rows of ``keys``; memory is returned to the system.

@@ -202,6 +202,9 @@ class RemoteShard:
     def prefetch(self, batch: _core.KeyBatch, locations: _core.RowLocations | None = None, /) -> None:
         """Do nothing."""
 
+    def reserve(self, rows: Sequence[int], /) -> None:
+        """Do nothing: servers grow their slots by themselves."""
+
     def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> CallFuture:
         """Read the row of each unique key."""
         return _pull(self._channel, self.number, batch, rows, self._filter, self._after)
