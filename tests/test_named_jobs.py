@@ -21,7 +21,7 @@ from cluster_fakes import TIMEOUT, FakeServer, scheduler
 from cluster_standin import Cluster, cluster
 from killed_workers import Calls, KilledError
 from server_processes import server_processes
-from shoal.cli import cluster_status
+from shoal.cli import cluster_status, main
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.launch.workers import run_workers
 from shoal.cluster.protocol.messages import Barrier, BarrierReply, EndJob, StartJob
@@ -189,6 +189,27 @@ def _join_and_leave(address: str) -> None:
 def test_what_a_named_job_cannot_be_is_refused(how: dict[str, Any], text: str) -> None:
     with scheduler(1) as running, pytest.raises(ValueError, match=text):
         shoal.connect(running.address, timeout=TIMEOUT, threads=1, **how)
+
+
+def test_commands_train_as_jobs_of_their_names_on_tables_of_their_own(tmp_path: Path, capsys: Any) -> None:
+    log = tmp_path / "log.libsvm"
+    log.write_text("".join(f"{number % 2} {number}:1\n" for number in range(400)))
+    train = ["train", "lr", "--data", str(log), "--format", "libsvm", "--quiet", "--batch-size", "50"]
+    with cluster(2) as made, connect(made.address, None, 1) as store:
+        joined = ["--cluster", made.address, "--workers", "1"]
+        for name in ("daily", "hourly"):
+            assert main([*train, *joined, "--job", name, "--table", name, "--output", str(tmp_path / name)]) == 0
+            with shoal.LogisticRegression.load(tmp_path / name) as model:
+                assert model.table.name == name
+                assert model.examples == 400
+        assert {"daily", "hourly"} <= set(store.cluster()["tables"])
+    for more, text in (
+        (["--job", "daily"], "--job requires --cluster"),
+        (["--table", "t", "--grid", "alpha=0.1,0.2"], "--grid makes a table for each model: leave out --table"),
+        (["--table", "t", "--classes", "3"], "--table does not apply to --classes"),
+    ):
+        assert main([*train, *more, "--output", str(tmp_path / "none")]) == 2
+        assert text in capsys.readouterr().err
 
 
 def test_a_job_that_is_no_text_is_refused() -> None:

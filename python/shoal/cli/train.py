@@ -193,7 +193,7 @@ def open_store(arguments: argparse.Namespace) -> Store:
     from shoal.store.local import local
 
     if arguments.cluster is None:
-        options = ("consistency", "workers", "curve", "tracing", "cache", "filter", "shared_storage")
+        options = ("consistency", "workers", "job", "curve", "tracing", "cache", "filter", "shared_storage")
         given = [name.replace("shared_", "no-shared-") for name in options if getattr(arguments, name) is not None]
         if given:
             raise ValueError(f"--{given[0]} requires --cluster")
@@ -211,6 +211,7 @@ def open_store(arguments: argparse.Namespace) -> Store:
         set_up_exporter()
     return connect(
         arguments.cluster or None,
+        job=arguments.job,
         consistency=arguments.consistency or BSP(),
         workers=arguments.workers,
         threads=arguments.threads,
@@ -251,6 +252,8 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
         raise ValueError(
             "--grid does not support --admit and --expire: find the best setting first, then train with them"
         )
+    if arguments.table is not None:
+        raise ValueError("--grid makes a table for each model: leave out --table")
     values = dict(arguments.grid)
     if len(values) < len(arguments.grid):
         raise ValueError("--grid names a setting twice: give all its values at once, as in alpha=0.05,0.1")
@@ -546,6 +549,7 @@ def _filters(wanted: dict[str, str], seed: int) -> Filters:
 
 def _table_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
+        **({} if arguments.table is None else {"table": arguments.table}),
         "seed": arguments.seed,
         "admit": arguments.admit,
         "expire": arguments.expire,

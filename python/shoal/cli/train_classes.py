@@ -34,6 +34,7 @@ _OTHERS: dict[str, Any] = {
     "mlflow": None,
     "progress": None,
     "cluster": None,
+    "table": None,
 }
 
 

@@ -100,6 +100,9 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="seed of shuffling, sampling and stochastic rounding (default: %(default)s)"
     )
     parser.add_argument(
+        "--table", metavar="NAME", help="name of the table, by which a cluster's readers find it (default: lr, or fm)"
+    )
+    parser.add_argument(
         "--expected-keys",
         type=count,
         metavar="N",
@@ -285,6 +288,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         type=workers_number,
         metavar="N[:M]",
         help="number of workers, or the least and the greatest one (default: from the environment)",
+    )
+    group.add_argument(
+        "--job",
+        metavar="NAME",
+        help="join the job of this name, which runs beside others on the cluster; jobs whose tables have one name share "
+        "their weights",
     )
     group.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
     group.add_argument(
