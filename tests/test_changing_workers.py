@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -28,6 +29,7 @@ from shoal.base.interrupts import Terminated
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.models import training
 from shoal.models.callbacks import Callback
+from shoal.models.model import Model
 from shoal.models.shares import Share, WorkerState, divided
 from tiers import long_after
 
@@ -163,6 +165,56 @@ def test_workers_that_join_take_part_and_each_example_counts_once(
     assert counting.counts.tolist() == [2] * EXAMPLES
     assert {one.sizes[-1] for one in found} == {4}
     assert found[0].sizes[0] == 2
+
+
+def made_machine(store: shoal.Store) -> Any:
+    return shoal.FactorizationMachine(2, store=store)
+
+
+def made_grid(store: shoal.Store) -> Any:
+    return shoal.LogisticRegressionGrid({"alpha": [0.05, 0.1]}, store=store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [made_machine, made_grid])
+def test_fits_of_other_models_are_joined_as_well(
+    make: Callable[[shoal.Store], Any], log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = threading.Event()
+    own = threading.local()
+    learn = Model.learn
+
+    def paced(model: Any, *arguments: Any) -> Any:
+        result = learn(model, *arguments)
+        own.batches += 1
+        own.react(own.batches)
+        return result
+
+    monkeypatch.setattr(Model, "learn", paced)
+
+    def run(made: Cluster, react: Callable[[int], None]) -> tuple[int, list[str]]:
+        own.batches, own.react = 0, react
+        while True:
+            with (
+                contextlib.suppress(shoal.WorkersChangedError),
+                shoal.connect(made.address, workers=(1, 2), threads=1, timeout=TIMEOUT) as store,
+                make(store) as model,
+            ):
+                part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
+                model.fit(part, progress=False, epochs=2, warm_up=False)
+                store.barrier()
+                tables = [table for name, table in store.tables.items() if "-" not in name]
+                return model.examples, [table.digest() for table in tables]
+
+    with cluster(SERVERS, 1) as made, ThreadPoolExecutor(2) as pool:
+
+        def join() -> tuple[int, list[str]]:
+            assert joined.wait(TIMEOUT)
+            return run(made, lambda batches: None)
+
+        first, second = pool.submit(run, made, first_pace(made, joined, 5, 1)), pool.submit(join)
+        assert first.result(2 * TIMEOUT) == second.result(2 * TIMEOUT)
+        assert first.result()[0] == 2 * EXAMPLES
 
 
 @pytest.mark.slow
