@@ -439,5 +439,7 @@ def test_after_a_kill_nothing_is_left_but_the_checkpoint(tmp_path):
 def test_a_cluster_refuses_a_storage(tmp_path):
     refuse = shoal.Store._make_tiered
     spec = shoal.TableSpec(name="t", dim=1, optimizer=shoal.FTRL(), init=shoal.Zeros(), dtype="float32", seed=0)
-    with pytest.raises(ValueError, match=r"only tables of shoal.local\(\) are larger than memory"):
+    with pytest.raises(
+        ValueError, match=r"a storage is that of a table of shoal.local\(\); start the servers .* with --tier"
+    ):
         refuse(None, spec, shoal.Tiered(tmp_path, memory="1GiB"))

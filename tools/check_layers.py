@@ -28,7 +28,7 @@ CSRC = {
     "export": "base optim",
     "wire": "base optim",
     "transport": "base wire",
-    "server": "base optim batch policy shard wire transport",
+    "server": "base optim batch policy shard tier wire transport",
     "bind": "base cache kernel optim batch table policy shard tier export wire transport server",
 }
 
@@ -60,9 +60,9 @@ PYTHON = {
     "cluster.protocol": "_core errors consistency base table.spec",
     "cluster.worker": "_core errors consistency optim user_functions base table storage checkpoint store "
     "cluster.protocol",
-    "cluster.server": "_core errors user_optimizer user_functions base storage checkpoint store cluster.protocol",
+    "cluster.server": "_core errors user_optimizer user_functions base table storage checkpoint store cluster.protocol",
     "cluster.scheduler": "errors base cluster.protocol",
-    "cluster.launch": "errors consistency base storage store cluster.protocol cluster.worker cluster.server "
+    "cluster.launch": "errors consistency base table storage store cluster.protocol cluster.worker cluster.server "
     "cluster.scheduler",
     "cluster": "",
     "ray": "_core errors consistency base table storage checkpoint export store data models torch serve "

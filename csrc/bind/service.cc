@@ -41,12 +41,13 @@ std::vector<SlotRange> slot_ranges(const Ranges& ranges) {
 std::unique_ptr<ReplicatedService> make_service(std::size_t slots, const Ranges& arcs,
                                                 std::size_t deferred_reads, std::size_t deferred_bytes,
                                                 std::size_t pending_bytes, std::size_t reply_bytes,
-                                                std::size_t key_list_bytes) {
+                                                std::size_t key_list_bytes, std::shared_ptr<TierSpace> tier) {
   const ServiceLimits limits{.deferred_reads = deferred_reads,
                              .deferred_bytes = deferred_bytes,
                              .pending_bytes = pending_bytes,
                              .reply_bytes = reply_bytes,
-                             .key_list_bytes = key_list_bytes};
+                             .key_list_bytes = key_list_bytes,
+                             .tier = std::move(tier)};
   return std::make_unique<ReplicatedService>(Slots(slots), slot_ranges(arcs), limits);
 }
 
@@ -540,7 +541,8 @@ void add_service(py::module_& module) {
       .def(py::init(&make_service), py::arg("slots"), py::arg("arcs") = Ranges(), py::kw_only(),
            py::arg("deferred_reads") = limits.deferred_reads,
            py::arg("deferred_bytes") = limits.deferred_bytes, py::arg("pending_bytes") = limits.pending_bytes,
-           py::arg("reply_bytes") = limits.reply_bytes, py::arg("key_list_bytes") = limits.key_list_bytes)
+           py::arg("reply_bytes") = limits.reply_bytes, py::arg("key_list_bytes") = limits.key_list_bytes,
+           py::arg("tier") = py::none())
       .def(
           "set_map",
           [](ReplicatedService& self, std::uint32_t epoch, const Ranges& arcs) {

@@ -63,7 +63,7 @@ void locate(const Shard& shard, const KeyBatch& batch, RowLocations& locations) 
 
 std::uint64_t push_per_key(Shard& shard, const KeyBatch& batch, const Array<float>& grads,
                            const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
-                           const RowLocations* locations) {
+                           RowLocations* locations) {
   const auto from = in(grads);
   const OccurrenceCounts occurrences{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
                                      .clock = clock};
@@ -74,7 +74,7 @@ std::uint64_t push_per_key(Shard& shard, const KeyBatch& batch, const Array<floa
 template <class Batch>
 std::uint64_t push(Shard& shard, const Batch& batch, const Array<float>& grads,
                    const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
-                   const RowLocations* locations) {
+                   RowLocations* locations) {
   const auto from = in(grads);
   SHOAL_CHECK(from.size() == batch.size() * shard.rows().dim(), "grads must be len(keys) x dim");
   const OccurrenceCounts occurrences{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
@@ -255,7 +255,13 @@ void restore_filter(Shard& shard, std::size_t cut, std::size_t slot, const Array
   shard.restore_filter(Slots(cut), Slot{static_cast<std::uint32_t>(slot)}, bytes);
 }
 
-py::dict stats(const Shard& shard) { return dict_of(shard.stats()); }
+py::dict stats(const Shard& shard) {
+  const ShardStats stats = [&] {
+    const py::gil_scoped_release nogil;  // a tier waits for its turn
+    return shard.stats();
+  }();
+  return dict_of(stats);
+}
 
 }  // namespace
 
@@ -428,7 +434,7 @@ void add_shard(py::module_& module) {
       .def_property_readonly("row_bytes", [](const Shard& shard) { return shard.rows().bytes(); })
       .def("bytes_at", &Shard::bytes_at, py::arg("rows"))
       .def("saved_bytes_at", &Shard::saved_bytes_at, py::arg("rows"))
-      .def("__len__", &Shard::size)
+      .def("__len__", &Shard::size, py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats)
       .def("verify", &Shard::verify, py::call_guard<py::gil_scoped_release>());
   py::register_exception<SnapshotLostError>(module, "SnapshotLostError", shoal_error.ptr());

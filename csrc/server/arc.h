@@ -51,6 +51,7 @@
 #include "server/slot_range.h"
 #include "shard/reductions.h"
 #include "shard/shard.h"
+#include "tier/tier_space.h"
 #include "transport/buffer_pool.h"
 
 namespace shoal {
@@ -181,7 +182,10 @@ class Arc {
   void resume(std::uint32_t job);
   // Bytes per slot; before the first table is added.
   void set_memory(std::uint64_t slot_bytes);
-  // An empty shard of these slots, for add_table() or load_begin(). MemoryBudgetExceededError.
+  // Where the tables have their other rows that do not fit in memory, except under a budget, or with a MaxRows rule; before the first
+  // table is added. Null: all rows are in memory.
+  void set_tier(std::shared_ptr<TierSpace> tier) { context_->tier = std::move(tier); }
+  // An empty shard of these slots, for add_table() or load_begin(). MemoryBudgetExceededError, TierStorageError.
   std::shared_ptr<Shard> make_shard(const TableSpec& spec);
   void add_table(std::uint32_t id, std::shared_ptr<Shard> shard);
   void drop_table(std::uint32_t id);
@@ -260,6 +264,7 @@ class Arc {
   struct ShardContext {
     ThreadPool pool{1};
     std::optional<Budget> budget;
+    std::shared_ptr<TierSpace> tier;
   };
 
   const Slots slots_;

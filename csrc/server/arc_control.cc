@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "server/arc.h"
+#include "tier/tiered_shard.h"
 
 namespace shoal {
 
@@ -237,6 +238,16 @@ std::shared_ptr<Shard> Arc::make_shard(const TableSpec& spec) {
     std::shared_ptr<ShardContext> context;
     Shard shard;
   };
+  struct OwnedTiered {
+    std::shared_ptr<ShardContext> context;
+    TieredShard shard;
+  };
+  if (context_->tier != nullptr && !context_->budget && TieredShard::suits(spec)) {
+    TierSpace& tier = *context_->tier;
+    const std::shared_ptr<OwnedTiered> owned(new OwnedTiered{
+        context_, TieredShard(spec, slots_, context_->pool, first_, end_, tier.directory(), tier.memory())});
+    return {owned, &owned->shard};
+  }
   Budget* const budget = context_->budget ? &*context_->budget : nullptr;
   const std::shared_ptr<Owned> owned(
       new Owned{context_, Shard(spec, slots_, context_->pool, Locks::kOne, budget, first_, end_)});

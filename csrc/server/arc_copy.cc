@@ -203,6 +203,7 @@ void ArcRestorer::add_head(ByteReader& in) {
   const auto end =
       in.take_between<std::uint32_t>("end slot", first, static_cast<std::uint32_t>(slots.count()));
   arc_.reset(new Arc(slots, first, end));
+  arc_->set_tier(tier_);
   if (const auto slot_bytes = in.take<std::uint64_t>("budget"); slot_bytes != 0) {
     in.check(slot_bytes <= Budget::kMaxShare, "budget", "is beyond any machine");
     arc_->set_memory(slot_bytes);

@@ -72,6 +72,9 @@ class ArcRestorer {
  public:
   static constexpr std::size_t kHeadBytes = 24;  // of a piece
 
+  // `tier`: that of the arc here (Arc::set_tier).
+  explicit ArcRestorer(std::shared_ptr<TierSpace> tier = {}) noexcept : tier_(std::move(tier)) {}
+
   // The bytes of the piece that begins with these kHeadBytes or more. std::invalid_argument: none does.
   static std::uint64_t piece_bytes(std::span<const std::byte> front);
   // Restores the next piece. std::invalid_argument names what is wrong; MemoryBudgetExceededError. After either it is unusable.
@@ -85,6 +88,7 @@ class ArcRestorer {
   void add_tail(ByteReader& in);
   void add_named(ByteReader& in);
 
+  std::shared_ptr<TierSpace> tier_;
   std::size_t number_ = 0;  // of the next piece
   std::unique_ptr<Arc> arc_;
   std::size_t tables_ = 0;  // that have not begun

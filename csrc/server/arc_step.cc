@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "batch/merge.h"
 #include "server/arc.h"
+#include "tier/storage_error.h"
 
 namespace shoal {
 
@@ -127,6 +128,9 @@ void Arc::step_table(JobState& job, std::uint32_t id, Table& table) {
     table.full = error.what();
   } catch (const UserStepError& error) {
     table.full = error.what();  // likewise
+  } catch (const TierError& error) {
+    table.full = error.what();  // likewise; and the step is tried again
+    throw;
   } catch (const std::bad_alloc&) {
     step.stepped += stepped;  // the rest follows later, as the same step
     shard.set_step(number);

@@ -462,6 +462,7 @@ std::vector<std::unique_ptr<Arc>> Replica::take_aside(const std::function<bool(c
 void Replica::begin_copy(std::span<const std::byte> head, std::uint64_t stamp) {
   ByteReader from(head, "the head of a copy");
   Copy copy;
+  copy.restorer = ArcRestorer(limits_.tier);
   copy.stamp = stamp;
   copy.range.first = from.take_between<std::uint64_t>("the first slot", 0, slots_.count() - 1);
   copy.range.end = from.take_between<std::uint64_t>("the end", copy.range.first + 1, slots_.count());

@@ -97,6 +97,7 @@ struct ServiceLimits {
   std::size_t reply_bytes = std::size_t{1} << 30U;
   std::uint64_t request_bytes = std::uint64_t{1} << 30U;  // the transport has its own limit
   std::size_t key_list_bytes = std::size_t{64} << 20U;    // cached key lists
+  std::shared_ptr<TierSpace> tier = {};                   // of all arcs (Arc::set_tier)
 };
 
 struct ServiceMetrics {

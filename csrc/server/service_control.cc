@@ -70,6 +70,7 @@ void Service::serve_ranges(const std::vector<SlotRange>& ranges) {
     SHOAL_CHECK(!has_begun_, "arcs are made before the first job");
     fresh.push_back(std::make_unique<Arc>(slots_, range.first, range.end, workspace_, disposal_));
     Arc& arc = *fresh.back();
+    arc.set_tier(limits_.tier);
     if (slot_bytes_) {
       arc.set_memory(*slot_bytes_);
     }

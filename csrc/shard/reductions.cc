@@ -6,8 +6,10 @@
 #include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
+#include "shard/user_function.h"
 
 namespace shoal {
 
@@ -142,7 +144,7 @@ void each_row(const Shard& shard, std::size_t first, std::size_t end, std::size_
     std::vector<std::uint64_t> hashes;
     std::vector<float> weights;
     for (std::size_t s = first + partition.begin(part); s < first + partition.begin(part + 1); ++s) {
-      shard.read_slot(Slot{static_cast<std::uint32_t>(s)}, hashes, weights);
+      shard.Shard::read_slot(Slot{static_cast<std::uint32_t>(s)}, hashes, weights);
       for (std::size_t r = 0; r < hashes.size(); ++r) {
         ask(part, s, hashes[r], std::span<const float>(weights).subspan(r * dim, width));
       }
@@ -221,14 +223,15 @@ bool changes(Function function) noexcept {
   return function == Function::kDecay || function == Function::kShrink || function == Function::kApply;
 }
 
-std::vector<double> reduce(Shard& shard, Function function, std::span<const double> parameters,
-                           std::size_t first, std::size_t end) {
+namespace {
+
+// Of slots whose rows are in memory.
+std::vector<double> reduce_slots(Shard& shard, Function function, std::span<const double> parameters,
+                                 std::size_t first, std::size_t end) {
   if (function == Function::kMap || function == Function::kApply) {
     return shard.run_user_function(function == Function::kApply, parameters, first, end);
   }
   const Call call = checked(shard, function, parameters);
-  SHOAL_CHECK(first <= end && first >= shard.first_slot() && end <= shard.end_slot(),
-              "there are no such slots");
   if (changes(function)) {
     std::vector<double> answers(end - first);  // before anything changes: may throw std::bad_alloc
     const auto moved = shard.transform_weights(first, end, [&call](std::span<float> weights) {
@@ -256,6 +259,24 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
         answer(call, weights, answers.data() + (slot - first) * width);
       });
   return answers;
+}
+
+}  // namespace
+
+std::vector<double> reduce(Shard& shard, Function function, std::span<const double> parameters,
+                           std::size_t first, std::size_t end) {
+  const bool is_users = function == Function::kMap || function == Function::kApply;
+  if (!is_users) {
+    checked(shard, function, parameters);
+  }
+  SHOAL_CHECK(first <= end && first >= shard.first_slot() && end <= shard.end_slot(),
+              "there are no such slots");
+  std::vector<std::vector<double>> parts;
+  shard.with_slots(first, end, changes(function), [&](std::size_t from, std::size_t to) {
+    parts.push_back(reduce_slots(shard, function, parameters, from, to));
+    return !is_users || !user_function_failed(parts.back());
+  });
+  return parts.size() == 1 ? std::move(parts.front()) : join(function, parameters, parts);
 }
 
 }  // namespace shoal

@@ -337,8 +337,8 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
 }
 
 std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
-                          const OccurrenceCounts& occurrences, std::size_t* stepped,
-                          const RowLocations* locations, ShardScratch* scratch) {
+                          const OccurrenceCounts& occurrences, std::size_t* stepped, RowLocations* locations,
+                          ShardScratch* scratch) {
   check_batch(batch);
   SHOAL_CHECK(grads.size() == batch.hashes.size() * rows_.dim(), "grads must be len(keys) x dim");
   return step_rows(
@@ -350,7 +350,7 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
 }
 
 std::uint64_t Shard::push_per_key(const KeyBatch& batch, std::span<const float> grads,
-                                  const OccurrenceCounts& occurrences, const RowLocations* locations) {
+                                  const OccurrenceCounts& occurrences, RowLocations* locations) {
   const SlotSlices slices{batch.hashes(), batch.offsets()};
   check_batch(slices);
   SHOAL_CHECK(grads.size() == batch.input_size() * rows_.dim(), "grads must be len(keys) x dim");
@@ -362,6 +362,11 @@ std::uint64_t Shard::push_per_key(const KeyBatch& batch, std::span<const float> 
         return room;
       },
       occurrences, nullptr, locations, nullptr);
+}
+
+void Shard::with_slots(std::size_t first, std::size_t end, bool /*changes*/,
+                       const std::function<bool(std::size_t, std::size_t)>& use) {
+  use(first, end);
 }
 
 void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock) {

@@ -128,7 +128,7 @@ class Shard {
   // even an empty table fits.
   Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks = Locks::kBySlot,
         Budget* budget = nullptr, std::size_t first = 0, std::size_t end = kAllSlots);
-  ~Shard();
+  virtual ~Shard();
   // is_saving(): a save is in progress. fits_save(): whether `rows` rows can be changed within the memory for logged contents. With one lock for all
   // slots, changes do not wait for that; the save fails if much more has to be logged.
   bool is_saving() const noexcept { return saving_.active.load() && !saving_.lost.load(); }
@@ -162,38 +162,44 @@ class Shard {
 
   // With `locations` of this batch, known rows are not searched, and all rows are known afterwards.
   // `scratch`: used by a pool of one thread; null: the call allocates its own.
-  void pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations = nullptr,
-            ShardScratch* scratch = nullptr) const;
+  virtual void pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations = nullptr,
+                    ShardScratch* scratch = nullptr) const;
   // pull() of every input key, without an intermediate row for each unique key.
-  void pull_per_key(const KeyBatch& batch, std::span<float> weights, RowLocations* locations = nullptr) const;
+  virtual void pull_per_key(const KeyBatch& batch, std::span<float> weights,
+                            RowLocations* locations = nullptr) const;
   // Only finds the rows, in the calling thread, for callers that prepare a batch ahead of time.
-  void locate(const SlotSlices& batch, RowLocations& locations) const;
+  virtual void locate(const SlotSlices& batch, RowLocations& locations) const;
   // Returns the number of the step, which is assigned once all arguments are checked and no snapshot is being
   // started. In a pool of one thread `stepped` counts the updated rows from the front of the batch: the progress of a
   // push that throws.
-  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads,
-                     const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
-                     const RowLocations* locations = nullptr, ShardScratch* scratch = nullptr);
+  virtual std::uint64_t push(const SlotSlices& batch, std::span<const float> grads,
+                             const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
+                             RowLocations* locations = nullptr, ShardScratch* scratch = nullptr);
   // push() of one gradient per input key: the gradients of each unique key are summed when its row is updated, as by
   // KeyBatch::sum.
-  std::uint64_t push_per_key(const KeyBatch& batch, std::span<const float> grads,
-                             const OccurrenceCounts& occurrences = {},
-                             const RowLocations* locations = nullptr);
+  virtual std::uint64_t push_per_key(const KeyBatch& batch, std::span<const float> grads,
+                                     const OccurrenceCounts& occurrences = {},
+                                     RowLocations* locations = nullptr);
   // Counts as one occurrence of each key.
-  void assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock = 0);
+  virtual void assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock = 0);
   // Adds the number of rows of each slot to `by_slot`, unless it is empty.
-  std::size_t erase(const SlotSlices& batch, std::span<std::uint32_t> by_slot = {});
-  void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
+  virtual std::size_t erase(const SlotSlices& batch, std::span<std::uint32_t> by_slot = {});
+  virtual void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
   // Column k of the batch's rows as float32, dim per row (1 per row for the row state, k == rows().columns()).
-  void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
+  virtual void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
   // Column k of the batch's row metadata (policy/lifecycle.h) as stored; 0 for absent rows.
-  void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
+  virtual void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
+
+  // Calls use(a, b) for ranges of slots, in order, which together are [first, end), until it returns false. Their rows are in
+  // memory meanwhile, wherever they are else (tier/tiered_shard.h). `changes`: it may change them.
+  virtual void with_slots(std::size_t first, std::size_t end, bool changes,
+                          const std::function<bool(std::size_t, std::size_t)>& use);
 
   // --- by slot: checkpoints and iteration (as it was at one moment: shard/snapshot.h) ----------------------------
 
   // The rows of one slot in ascending order of hash, as columns: hashes, then each column as stored, each aligned to
   // kSectionAlignment. Offsets are section_offsets(rows).
-  std::size_t section(Slot slot, std::vector<std::byte>& bytes) const;  // returns the rows
+  virtual std::size_t section(Slot slot, std::vector<std::byte>& bytes) const;  // returns the rows
   std::vector<std::size_t> section_offsets(
       std::size_t rows) const;  // rows().stored() + 2 numbers: the last is the size
   static constexpr std::size_t kSectionAlignment = 64;
@@ -202,8 +208,8 @@ class Shard {
   // slots outside [first, end), or not here, are skipped. Returns the number of added rows. Throws std::invalid_argument, with
   // nothing changed, for a wrong size or hashes that do not ascend; also for a row that already exists, and then
   // earlier slots are restored.
-  std::size_t restore(std::size_t rows, std::span<const std::byte> section, std::size_t first = 0,
-                      std::size_t end = kAllSlots);
+  virtual std::size_t restore(std::size_t rows, std::span<const std::byte> section, std::size_t first = 0,
+                              std::size_t end = kAllSlots);
   // Applies a delta to a base section, of any number of slots: the base's rows that lie in no range, and the delta's
   // rows, all of which must lie in one. Returns the number of rows. Throws std::invalid_argument otherwise. Does not
   // read the table.
@@ -211,14 +217,14 @@ class Shard {
                     std::span<const std::byte> delta, const DirtyRanges& ranges,
                     std::vector<std::byte>& merged) const;
   // Reserves rows by slot of `cut`, so that restore fills the table in one pass.
-  void reserve(Slots cut, std::span<const std::size_t> rows);
+  virtual void reserve(Slots cut, std::span<const std::size_t> rows);
 
   // Two sums, modulo 2^64, over hashes of everything stored in the rows of one slot. Tables with equal sums over all
   // slots have equal rows with probability 1 - 2^-128; neither order nor number of slots matters.
   std::array<std::uint64_t, 2> digest(Slot slot) const;
 
   // Hashes and weights of one slot in ascending order of hash.
-  void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
+  virtual void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
 
   // Changes the weights of all rows of the slots [first, end): change(weights) modifies the weights of some rows in
   // place. Weights that keep their bits keep their state; others are moved by the optimizer's move(), or set. Returns
@@ -232,8 +238,8 @@ class Shard {
                                         std::size_t end);
 
   // Blocks writers until they are resumed; called in pairs by one thread.
-  void pause_writers();
-  void resume_writers();
+  virtual void pause_writers();
+  virtual void resume_writers();
 
   // Name of the save or export that the next delta can be based on; "" if there is none.
   std::string base(Purpose purpose = Purpose::kSave) const;
@@ -253,7 +259,7 @@ class Shard {
   // decisions under a budget depend. Into a new shard of the same description: first the table, then each slot.
   // std::invalid_argument, and MemoryBudgetExceededError, leave the shard unusable.
   void restore_state(ByteReader& in);
-  void restore_state(Slot slot, ByteReader& in);
+  virtual void restore_state(Slot slot, ByteReader& in);
 
   // --- lifecycle ------------------------------------------------------------------------------------------------
 
@@ -276,8 +282,8 @@ class Shard {
   static constexpr std::size_t kAges = 33;
   static constexpr std::size_t kSweepHead = 5 + kAges;
   static constexpr std::size_t kClasses = 64;
-  std::vector<std::uint64_t> sweep(std::size_t first, std::size_t end, std::uint32_t store_clock,
-                                   std::span<const Expiry> rules, bool dry_run);
+  virtual std::vector<std::uint64_t> sweep(std::size_t first, std::size_t end, std::uint32_t store_clock,
+                                           std::span<const Expiry> rules, bool dry_run);
 
   // filter() writes the state of a slot's admission filter for checkpoints; restore_filter() reads it, from any
   // number of slots (policy/admission.h).
@@ -291,10 +297,20 @@ class Shard {
   std::size_t bytes_at(std::size_t rows) const;
   std::size_t saved_bytes_at(std::size_t rows) const;
 
-  std::size_t size() const;
-  ShardStats stats() const;
+  virtual std::size_t size() const;
+  virtual ShardStats stats() const;
   // "" if all invariants hold, else the broken one and its slot.
-  std::string verify() const;
+  virtual std::string verify() const;
+
+ protected:
+  struct RowBytes {
+    std::size_t rows;
+    std::size_t bytes;
+  };
+  // Of all rows. The caller has paused the writers.
+  virtual RowBytes rows_and_bytes() const;
+  // Whether all rows are in memory all the time.
+  virtual bool is_resident() const noexcept { return true; }
 
  private:
   struct Workspace;  // buffers of one part of a batch

@@ -210,10 +210,11 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
     }
     throw;
   }
+  const Shard::RowBytes all = shard.rows_and_bytes();
+  rows_ = all.rows;
+  bytes_ = all.bytes;
   for (std::size_t s = 0; s < slots; ++s) {
     SlotState& slot = *shard.tables_[s];
-    rows_ += slot.table.size();
-    bytes_ += shard.bytes_of(slot);
     slot.pre_images = std::move(logs[s]);
     slot.watched = true;
   }
@@ -274,6 +275,16 @@ void Snapshot::check_whole() const {
 
 Snapshot::Taken Snapshot::unmark(Slot number) {
   shard_.check_process();
+  Taken taken;
+  const std::size_t slot = index_of(number);
+  shard_.with_slots(slot, slot + 1, false, [&](std::size_t, std::size_t) {
+    taken = unmark_resident(number);
+    return true;
+  });
+  return taken;
+}
+
+Snapshot::Taken Snapshot::unmark_resident(Slot number) {
   SlotState& slot = shard_.at(number);
   const DirtyRanges* const changed = changed_of(number);
   const std::size_t ranges = changed == nullptr ? 0 : changed->count();

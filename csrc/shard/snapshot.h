@@ -123,6 +123,7 @@ class Snapshot {
   };
   std::unique_ptr<Copy> borrow();
   Taken unmark(Slot slot);
+  Taken unmark_resident(Slot slot);
   // The ranges of a delta; null if the snapshot holds all rows.
   const DirtyRanges* changed_of(Slot slot) const;
   std::vector<SlotTable::Entry> rows_of(const Taken& taken, const DirtyRanges* changed) const;

@@ -66,7 +66,7 @@ void Shard::restore_state(ByteReader& in) {
 }
 
 Shard::SlotHead Shard::head_of(const SlotState& state) const {
-  const SlotTable::Capacity capacity = state.table.capacity();
+  const SlotTable::Capacity capacity = is_resident() ? state.table.capacity() : SlotTable::Capacity{};
   ByteWriter head;
   head.bytes().reserve(32);
   head.put(static_cast<std::uint8_t>((state.fills ? kFills : 0) |
@@ -147,7 +147,13 @@ void Shard::restore_state(Slot slot, ByteReader& in) {
   const std::size_t n = in.take_count("rows", sizeof(std::uint64_t) + width);
   const auto hashes = in.take_raw(n * sizeof(std::uint64_t), "hashes");
   const std::byte* row = in.take_raw(n * width, "rows").data();
-  state.table.begin_restore(capacity, n);
+  // A slot whose rows were not all in memory has no capacity.
+  const bool has_capacity = is_resident() && (capacity.buckets != 0 || n == 0);
+  if (has_capacity) {
+    state.table.begin_restore(capacity, n);
+  } else {
+    state.table.reserve(n);
+  }
   std::uint64_t last = 0;
   for (std::size_t i = 0; i < n; ++i, row += width) {
     std::uint64_t hash = 0;
@@ -158,7 +164,9 @@ void Shard::restore_state(Slot slot, ByteReader& in) {
     last = hash;
     std::memcpy(state.table.insert(hash), row, width);
   }
-  state.table.finish_restore(capacity);
+  if (has_capacity) {
+    state.table.finish_restore(capacity);
+  }
   if (state.filter != nullptr) {
     state.filter->restore_all(in);
   }

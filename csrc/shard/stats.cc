@@ -30,6 +30,15 @@ std::size_t Shard::saved_bytes_at(std::size_t rows) const {
   return bytes;
 }
 
+Shard::RowBytes Shard::rows_and_bytes() const {
+  RowBytes all{.rows = 0, .bytes = 0};
+  for (const auto& slot : tables_) {
+    all.rows += slot->table.size();
+    all.bytes += bytes_of(*slot);
+  }
+  return all;
+}
+
 std::size_t Shard::size() const {
   check_process();
   std::size_t rows = 0;

@@ -19,8 +19,9 @@ ReadAhead::Piece* ReadAhead::Request::piece(std::size_t place) noexcept {
   return at == pieces.end() || at->place != place ? nullptr : &*at;
 }
 
-ReadAhead::ReadAhead(PageFile& file, const PageShape& shape, Slots slots, std::size_t bytes)
-    : file_(file), shape_(shape), slots_(slots), most_bytes_(bytes) {}
+ReadAhead::ReadAhead(PageFile& file, const PageShape& shape, Slots slots, std::size_t first,
+                     std::size_t bytes)
+    : file_(file), shape_(shape), slots_(slots), first_(first), most_bytes_(bytes) {}
 
 ReadAhead::~ReadAhead() {
   if (thread_ != nullptr && !thread_->here()) {
@@ -80,7 +81,7 @@ std::unique_ptr<ReadAhead::Request> ReadAhead::prepare(std::span<const std::uint
       break;
     }
     added->hashes.push_back(hash);
-    const std::size_t place = index_of(slots_.of(hash));
+    const std::size_t place = index_of(slots_.of(hash)) - first_;
     if (added->pieces.empty() || added->pieces.back().place != place) {
       added->pieces.push_back(
           {.place = place, .run = nullptr, .first = added->hashes.size() - 1, .end = added->hashes.size()});

@@ -49,7 +49,8 @@ class ReadAhead {
     std::vector<std::uint64_t> left;  // ascending
   };
 
-  ReadAhead(PageFile& file, const PageShape& shape, Slots slots, std::size_t bytes);
+  // Places count from the slot `first`.
+  ReadAhead(PageFile& file, const PageShape& shape, Slots slots, std::size_t first, std::size_t bytes);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
@@ -122,6 +123,7 @@ class ReadAhead {
   PageFile& file_;
   PageShape shape_;
   Slots slots_;
+  std::size_t first_;
   std::size_t most_bytes_;
   std::atomic<std::uint64_t> reads_{0};
   std::atomic<bool> stops_{false};

@@ -7,14 +7,18 @@
 
 namespace shoal {
 
-// The disk is full, or refuses: the message names the file and the reason.
-struct TierStorageError : std::runtime_error {
+struct TierError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The disk is full, or refuses: the message names the file and the reason.
+struct TierStorageError : TierError {
+  using TierError::TierError;
+};
+
 // The disk returned other bytes than were written: the message names the file, the slot and the page.
-struct TierCorruptionError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+struct TierCorruptionError : TierError {
+  using TierError::TierError;
 };
 
 }  // namespace shoal

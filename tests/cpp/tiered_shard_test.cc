@@ -22,6 +22,7 @@
 #include "batch/key_batch.h"
 #include "check.h"
 #include "shard/reductions.h"
+#include "shard/snapshot.h"
 #include "tier/storage_error.h"
 
 namespace shoal {
@@ -52,7 +53,7 @@ struct Pair {
        ReadQueue::Engine engine = ReadQueue::Engine::kBest)
       : pool(threads),
         plain(spec, Slots(slots), pool),
-        tiered(std::make_unique<Shard>(spec, Slots(slots), pool), kDirectory, memory, engine) {}
+        tiered(spec, Slots(slots), pool, kDirectory, memory, engine) {}
 
   KeyBatch batch(std::span<const std::uint64_t> keys) { return KeyBatch(keys, plain.slots(), pool); }
   static SlotSlices slices(const KeyBatch& batch) { return {batch.hashes(), batch.offsets()}; }
@@ -78,13 +79,13 @@ struct Pair {
       row = grad - 0.1F * row;
     }
     plain.push(slices(some), rows);
-    tiered.push(slices(some), rows, {}, &locations);
+    tiered.push(slices(some), rows, {}, nullptr, &locations);
   }
   void expect_equal() {
     CHECK_EQ(tiered.verify(), "");
     CHECK_EQ(plain.size(), tiered.size());
     CHECK(reduce(plain, Function::kDigest, {}, 0, plain.slots().count()) ==
-          tiered.reduce(Function::kDigest, {}));
+          reduce(tiered, Function::kDigest, {}, 0, tiered.slots().count()));
     CHECK_EQ(tiered.verify(), "");
   }
 
@@ -134,7 +135,7 @@ void run_trace(Pair& pair, std::uint64_t seed, std::uint64_t below, int steps) {
     for (const auto& ahead : {keys, next, draw()}) {  // of this call, of the next one, and of none
       if (random() % 3 == 0) {
         const KeyBatch later = pair.batch(ahead);
-        pair.tiered.prefetch(Pair::slices(later), nullptr);
+        pair.tiered.prefetch(Pair::slices(later));
       }
     }
     const KeyBatch batch = pair.batch(keys);
@@ -172,7 +173,7 @@ void run_trace(Pair& pair, std::uint64_t seed, std::uint64_t below, int steps) {
         if (random() % 8 == 0) {
           const std::array factor{0.5};
           CHECK(reduce(pair.plain, Function::kDecay, factor, 0, pair.plain.slots().count()) ==
-                pair.tiered.reduce(Function::kDecay, factor));
+                reduce(pair.tiered, Function::kDecay, factor, 0, pair.tiered.slots().count()));
         }
         break;
       case 5:
@@ -258,8 +259,8 @@ std::uint64_t pull_some(Pair& pair, bool ahead, std::uint64_t seed) {
     const auto next = some_keys(random, 20000, 200);
     if (ahead) {
       const KeyBatch later = pair.batch(next);
-      pair.tiered.prefetch(Pair::slices(later), nullptr);
-      pair.tiered.prefetch(Pair::slices(later), nullptr);  // nothing is read twice
+      pair.tiered.prefetch(Pair::slices(later));
+      pair.tiered.prefetch(Pair::slices(later));  // nothing is read twice
     }
     pair.step(keys, 0.5F);
     keys = next;
@@ -298,7 +299,7 @@ TEST(prefetches_that_no_call_uses_are_bounded) {
   const std::uint64_t before = pair.tiered.tier_stats().reads;
   for (std::uint64_t first = 0; first < 20000; first += 400) {
     const KeyBatch later = pair.batch(range(first, 400));
-    pair.tiered.prefetch(Pair::slices(later), nullptr);
+    pair.tiered.prefetch(Pair::slices(later));
     CHECK(pair.tiered.ahead_bytes() <= kMemory / 8 + 4096);
   }
   pair.expect_equal();
@@ -315,10 +316,10 @@ TEST(a_prefetch_of_rows_in_memory_or_of_absent_keys_reads_nothing) {
   }
   const std::uint64_t before = pair.tiered.tier_stats().reads;
   const KeyBatch here = pair.batch(range(19900, 100));
-  pair.tiered.prefetch(Pair::slices(here), nullptr);
+  pair.tiered.prefetch(Pair::slices(here));
   CHECK_EQ(pair.tiered.ahead_bytes(), 0);
   const KeyBatch absent = pair.batch(range(1U << 30U, 1000));
-  pair.tiered.prefetch(Pair::slices(absent), nullptr);
+  pair.tiered.prefetch(Pair::slices(absent));
   pair.expect_equal();
   CHECK(pair.tiered.tier_stats().reads - before <= 20);
 }
@@ -376,14 +377,15 @@ TEST(sections_go_into_a_tiered_table_and_come_out_of_it) {
     CHECK(bytes == tiered_bytes);
     coarse.restore(rows, bytes);
   }
-  TieredShard loaded(std::make_unique<Shard>(adagrad(8), Slots(16), pair.pool), kDirectory, 128 << 10U);
+  TieredShard loaded(adagrad(8), Slots(16), pair.pool, kDirectory, 128 << 10U);
   for (std::uint32_t s = 0; s < 2; ++s) {
     const std::size_t rows = coarse.section(Slot{s}, bytes);
     CHECK_EQ(loaded.restore(rows, bytes), rows);
     CHECK_THROWS(loaded.restore(rows, bytes), "in the table already");
   }
   CHECK_EQ(loaded.verify(), "");
-  CHECK(loaded.reduce(Function::kDigest, {}) == pair.tiered.reduce(Function::kDigest, {}));
+  CHECK(reduce(loaded, Function::kDigest, {}, 0, loaded.slots().count()) ==
+        reduce(pair.tiered, Function::kDigest, {}, 0, pair.tiered.slots().count()));
   CHECK(loaded.tier_stats().memory_bytes <= 128 << 10U);
 }
 
@@ -397,7 +399,7 @@ TEST(a_snapshot_has_the_rows_of_its_moment) {
     pair.plain.section(Slot{s}, sections[s]);
   }
   pair.tiered.pause_writers();
-  TieredSnapshot snapshot(pair.tiered, 0, Snapshot::Kind::kBase, 0, Purpose::kSave);
+  Snapshot snapshot(pair.tiered, 0, Snapshot::Kind::kBase, 0, Purpose::kSave);
   pair.tiered.resume_writers();
   CHECK_EQ(snapshot.rows(), pair.plain.size());
   for (std::uint32_t s = 0; s < 16; ++s) {
@@ -407,8 +409,8 @@ TEST(a_snapshot_has_the_rows_of_its_moment) {
     pair.tiered.erase(Pair::slices(gone));
     CHECK(snapshot.take(Slot{s}).section == sections[s]);
   }
-  snapshot.inner().done("base");
-  snapshot.inner().close();
+  snapshot.done("base");
+  snapshot.close();
   pair.expect_equal();
 
   // A delta on it: the rows of the base outside its ranges, and its own.
@@ -417,7 +419,7 @@ TEST(a_snapshot_has_the_rows_of_its_moment) {
   pair.plain.erase(Pair::slices(gone));
   pair.tiered.erase(Pair::slices(gone));
   pair.tiered.pause_writers();
-  TieredSnapshot delta(pair.tiered, 0, Snapshot::Kind::kDelta, 0, Purpose::kSave);
+  Snapshot delta(pair.tiered, 0, Snapshot::Kind::kDelta, 0, Purpose::kSave);
   pair.tiered.resume_writers();
   std::vector<std::byte> merged;
   std::vector<std::byte> now;
@@ -460,14 +462,14 @@ TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
   }
   pair.expect_equal();
   // A flipped bit is found, unless its page is of no run; wrong rows are never returned.
-  const auto digest = pair.tiered.reduce(Function::kDigest, {});
+  const auto digest = reduce(pair.tiered, Function::kDigest, {}, 0, pair.tiered.slots().count());
   std::mt19937_64 random(11);
   int found = 0;
   for (int i = 0; i < 60; ++i) {
     const std::uint64_t offset = random() % (pages_of(pair.tiered) * PageFile::kPage);
     damage(pair.tiered, offset);
     try {
-      CHECK(pair.tiered.reduce(Function::kDigest, {}) == digest);
+      CHECK(reduce(pair.tiered, Function::kDigest, {}, 0, pair.tiered.slots().count()) == digest);
     } catch (const TierCorruptionError& error) {
       ++found;
       const std::string what = error.what();
@@ -483,18 +485,18 @@ TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
   for (std::uint64_t page = 0; page < pages_of(pair.tiered); ++page) {
     damage(pair.tiered, page * PageFile::kPage + 100);
   }
-  const std::uint64_t step = pair.tiered.shard().step();
+  const std::uint64_t step = pair.tiered.step();
   const KeyBatch batch = pair.batch(range(0, 100));
   std::vector<float> grads(batch.size() * 16, 1.0F);
   pair.tiered.prefetch(Pair::slices(batch), nullptr);  // the call that needs the rows reports it
   CHECK_THROWS(pair.tiered.push(Pair::slices(batch), grads, {}, nullptr), "load the last checkpoint");
-  CHECK_EQ(pair.tiered.shard().step(), step);
+  CHECK_EQ(pair.tiered.step(), step);
   for (std::uint64_t page = 0; page < pages_of(pair.tiered); ++page) {
     damage(pair.tiered, page * PageFile::kPage + 100);
   }
   pair.expect_equal();
   CHECK_EQ(ftruncate(pair.tiered.file().descriptor(), PageFile::kPage), 0);
-  CHECK_THROWS(pair.tiered.reduce(Function::kDigest, {}), "was truncated");
+  CHECK_THROWS(reduce(pair.tiered, Function::kDigest, {}, 0, pair.tiered.slots().count()), "was truncated");
 }
 
 TEST(a_full_disk_changes_nothing) {
@@ -512,13 +514,13 @@ TEST(a_full_disk_changes_nothing) {
   for (std::uint64_t first = 1000; first < 3000; first += 100) {
     const KeyBatch batch = pair.batch(range(first, 100));
     const std::vector<float> grads(batch.size() * 16, 1.0F);
-    const std::uint64_t step = pair.tiered.shard().step();
+    const std::uint64_t step = pair.tiered.step();
     try {
       pair.tiered.push(Pair::slices(batch), grads, {}, nullptr);
     } catch (const TierStorageError& error) {
       ++failed;
       CHECK(std::string(error.what()).find(kDirectory + " cannot write") != std::string::npos);
-      CHECK_EQ(pair.tiered.shard().step(), step);
+      CHECK_EQ(pair.tiered.step(), step);
       continue;
     }
     pair.plain.push(Pair::slices(batch), grads);
@@ -545,7 +547,7 @@ TEST(the_file_ends_with_its_last_chunk_and_is_gone_with_the_table) {
     }
     CHECK_EQ(pair.tiered.size(), 0);
     const std::array everything{1.0};
-    pair.tiered.reduce(Function::kDecay, everything);
+    reduce(pair.tiered, Function::kDecay, everything, 0, pair.tiered.slots().count());
     for (std::uint64_t first = 0; first < 300; first += 100) {
       pair.push(range(first, 100), 0.5F);
     }
@@ -558,7 +560,7 @@ TEST(the_file_ends_with_its_last_chunk_and_is_gone_with_the_table) {
 TEST(what_a_tiered_table_cannot_have_is_refused) {
   ThreadPool pool(1);
   const auto make = [&](const TableSpec& spec, std::size_t memory, const std::string& directory) {
-    return TieredShard(std::make_unique<Shard>(spec, Slots(16), pool), directory, memory);
+    return std::make_unique<TieredShard>(spec, Slots(16), pool, directory, memory);
   };
   CHECK_THROWS(make(adagrad(2), 1000, kDirectory), "needs at least 65536 bytes");
   CHECK_THROWS(make(adagrad(2), 1 << 20U, kDirectory + "/no such directory"), "cannot be created");
@@ -577,7 +579,7 @@ TEST(threads_share_a_tiered_table) {
         for (std::uint64_t first = 0; first < 3000; first += 250) {
           const KeyBatch batch = pair.batch(range(t << 32U | first, 250));
           const KeyBatch later = pair.batch(range(t << 32U | (first + 250) % 3000, 250));
-          pair.tiered.prefetch(Pair::slices(later), nullptr);
+          pair.tiered.prefetch(Pair::slices(later));
           std::vector<float> rows(batch.size() * 4, 1.0F);
           pair.tiered.push(Pair::slices(batch), rows, {}, nullptr);
           pair.tiered.pull(Pair::slices(batch), rows, nullptr);
@@ -588,7 +590,7 @@ TEST(threads_share_a_tiered_table) {
   std::size_t saved = 0;
   pair.tiered.pause_writers();
   {
-    TieredSnapshot snapshot(pair.tiered, 0, Snapshot::Kind::kPlain, 0, Purpose::kSave);
+    Snapshot snapshot(pair.tiered, 0, Snapshot::Kind::kPlain, 0, Purpose::kSave);
     pair.tiered.resume_writers();
     for (std::uint32_t s = 0; s < 16; ++s) {
       saved += snapshot.take(Slot{s}).rows;

@@ -131,7 +131,7 @@ class TableSnapshot(NamedTuple):
 @contextmanager
 def snapshots(
     tables: Iterable[tuple[TableSpec, AnyLocalShard, str]], clock: int, purpose: str = "save"
-) -> Iterator[list[tuple[TableSpec, _core.Snapshot | _core.TieredSnapshot, str]]]:
+) -> Iterator[list[tuple[TableSpec, _core.Snapshot, str]]]:
     """Take a consistent snapshot of tables, each of its own kind; updates wait meanwhile. ``clock`` is the store's.
 
     The ``purpose`` is "save" or "export": changes are tracked separately for each.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
     from shoal.cluster.protocol.health import HealthServer
     from shoal.cluster.server.server import Server
+    from shoal.table.tiered import Tiered
 
 _PARENT_CHECK_SECONDS = 0.2
 _REPLACEMENT_SECONDS = 60.0  # for a worker that starts again to join
@@ -128,6 +129,7 @@ def add(commands: Any) -> None:
         metavar="SIZE",
         help="memory budget of each slot; the rows that are kept then do not depend on the number of servers",
     )
+    _tier_argument(server)
     server.add_argument("--rank", type=int, metavar="N", help="rank among the servers (default: any free rank)")
     server.add_argument(
         "--node",
@@ -189,6 +191,7 @@ def add(commands: Any) -> None:
         metavar="SIZE",
         help="memory budget of the rows of all servers together, such as 8GiB (default: unlimited)",
     )
+    _tier_argument(launch)
     _heartbeat_argument(launch)
     launch.add_argument("--connect", metavar="ADDRESS", help="address of the scheduler under mpirun and srun")
     launch.add_argument(
@@ -293,6 +296,25 @@ def _heartbeat_argument(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds between heartbeats; a process is dead after five without one (default: %(default)s)",
     )
+
+
+def _tier_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tier",
+        type=_tier,
+        metavar="DIR:SIZE",
+        help="keep rows that do not fit in SIZE bytes of memory of each server, such as 8GiB, in a directory of its "
+        "own below DIR, on a local SSD (default: all rows are in memory)",
+    )
+
+
+def _tier(text: str) -> Tiered:
+    from shoal.table.tiered import parse_tier
+
+    try:
+        return parse_tier(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _server_files_arguments(parser: argparse.ArgumentParser) -> None:
@@ -404,6 +426,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             advertise=arguments.advertise,
             threads=arguments.threads,
             memory=arguments.memory,
+            tier=arguments.tier,
             slot_memory=arguments.slot_memory,
             rank=arguments.rank if arguments.rank is not None else volcano(os.environ).index,
             node=arguments.node or find_node(os.environ),
@@ -500,6 +523,7 @@ def _launch(arguments: argparse.Namespace) -> Answer:
             address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
             threads=arguments.threads,
             memory=arguments.memory,
+            tier=arguments.tier,
             heartbeat=arguments.heartbeat,
             timeout=arguments.timeout,
             keys=lambda role: _keys(arguments.curve, role),
@@ -545,6 +569,7 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
             workers=workers[0] if isinstance(workers, tuple) else workers,
             threads=arguments.threads,
             memory=arguments.memory,
+            tier=arguments.tier,
             heartbeat=arguments.heartbeat,
             timeout=arguments.timeout,
             replicas=arguments.replicas,
@@ -595,6 +620,8 @@ def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
         raise ValueError(
             f"--allow-code {arguments.allow_code[0]}: servers on Ray import no code of users. Leave it out"
         )
+    if arguments.tier is not None:
+        raise ValueError("--tier: servers on Ray keep their rows in memory. Leave it out")
     config = ShoalConfig(
         servers=arguments.servers,
         replicas=arguments.replicas,

@@ -427,8 +427,8 @@ class Store(StoreFiles):
     def _make_tiered(self, spec: TableSpec, storage: Tiered) -> ShardReader:
         """Make the rows of a table that are on disk as well."""
         raise ValueError(
-            f"table {spec.name!r} cannot have {storage!r} here: only tables of shoal.local() are larger than memory; "
-            f"add servers, or leave storage out"
+            f"table {spec.name!r} cannot have {storage!r} here: a storage is that of a table of shoal.local(); "
+            f"start the servers of a cluster with --tier DIR:SIZE, or leave storage out"
         )
 
     def _storage_of(self, name: str) -> Tiered | None:

@@ -11,16 +11,22 @@ from typing import Self
 
 from shoal import _core
 from shoal.base.sizes import parse_size
+from shoal.errors import StorageError
 from shoal.table.shard import LocalCalls, LocalShard
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.stats import TierStats
 
-__all__ = ["AnyLocalShard", "Tiered", "TieredLocalShard", "tier_of"]
+__all__ = ["AnyLocalShard", "Tiered", "TieredLocalShard", "open_space", "parse_tier", "tier_of"]
+
+_LEFT = "shoal-tier-*"  # files that had a name for a moment, where the file system knows no files without one
 
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """Storage of a table of a local store that is larger than memory: its rows are on a local disk.
+    """Storage of rows that are more than memory holds: on a local disk.
+
+    Of a table of a local store (``store.table(..., storage=...)``), or of all tables of each server of a cluster
+    (``shoal.launch(tier=...)``, ``shoal server --tier``).
 
     Rows that are used often, and those that have changed, are in memory. Results are those of a table in memory, bit
     for bit. ``docs/tiered.md`` says how to size it, and when it does not pay.
@@ -31,8 +37,8 @@ class Tiered:
         A directory on a local SSD or NVMe disk, created if missing. The rows are in a file without a name, which the
         system removes with the process: it is no checkpoint. Tables may share the directory.
     memory : int or str
-        Bytes of memory that the table may use, as a number or as in ``"8GiB"``: rows, and about 2 bytes for each row on
-        disk. At least 4096 for each slot of the store.
+        Bytes of memory that the table, or the tables of a server together, may use, as a number or as in ``"8GiB"``:
+        rows, and about 2 bytes for each row on disk. At least 4096 for each slot.
 
     Raises
     ------
@@ -105,6 +111,38 @@ class TieredLocalShard(LocalCalls, _core.TieredShard):
     def tier(self) -> TierStats:
         """Statistics of the tier."""
         return TierStats(**self.tier_stats())
+
+
+def parse_tier(text: str) -> Tiered:
+    """Parse DIR:SIZE, such as ``/mnt/nvme:8GiB``.
+
+    Raises
+    ------
+    ValueError
+        It is something else.
+    """
+    path, colon, memory = text.rpartition(":")
+    if not (colon and path):
+        raise ValueError(f"{text!r} is not DIR:SIZE, such as /mnt/nvme:8GiB")
+    return Tiered(path, memory=memory)
+
+
+def open_space(space: _core.TierSpace, tier: Tiered, name: str) -> None:
+    """Open the directory of a server's tiers, empty, below the path of the tier.
+
+    Raises
+    ------
+    StorageError
+        No file can be made there.
+    """
+    directory = Path(tier.path) / name
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.glob(_LEFT):
+            left.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"the tier of this server cannot be in {directory}: {error}") from error
+    space.open(str(directory))
 
 
 AnyLocalShard = LocalShard | TieredLocalShard

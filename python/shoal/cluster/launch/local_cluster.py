@@ -47,6 +47,7 @@ from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, NotConnectedError, ServerLostError, ShoalError
 from shoal.storage.roots import CREDENTIALS, StorageRoots
 from shoal.store.description import make_budget
+from shoal.table.tiered import Tiered
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -107,6 +108,7 @@ class LocalCluster:
         workers: int = 1,
         threads: int = 1,
         memory: int | None = None,
+        tier: Tiered | None = None,
         slots: int = 1024,
         heartbeat: float = 2.0,
         timeout: float = 60.0,
@@ -145,6 +147,10 @@ class LocalCluster:
         )
         share = slot_memory(memory, slots)
         bound = [] if share is None else ["--slot-memory", str(share)]
+        if tier is not None:
+            if share is not None:
+                raise ValueError("servers have a memory budget or a tier: leave memory= or tier= out")
+            bound += ["--tier", f"{os.path.abspath(tier.path)}:{tier.memory_bytes}"]
         bound += _storage_arguments(storage_roots, storage_options) + code_arguments(allow_code)
         self.curve = curve
         deadline = time.monotonic() + timeout
@@ -359,6 +365,7 @@ def running(
     workers: int = 1,
     threads: int = 1,
     memory: int | None = None,
+    tier: Tiered | None = None,
     slots: int = 1024,
     heartbeat: float = 2.0,
     timeout: float = 60.0,
@@ -383,6 +390,7 @@ def running(
         Endpoints of each server.
     memory : int, optional
         Limit for the rows of all servers, in bytes.
+    tier : Tiered, optional
     slots : int
     heartbeat : float
         Seconds.
@@ -416,6 +424,7 @@ def running(
             workers=workers,
             threads=threads,
             memory=memory,
+            tier=tier,
             slots=slots,
             heartbeat=heartbeat,
             timeout=timeout,
@@ -441,6 +450,7 @@ def launch(
     threads: int | None = None,
     server_threads: int = 1,
     memory: int | None = None,
+    tier: Tiered | None = None,
     slots: int = 1024,
     timeout: float = 60.0,
     filters: Filters | Mapping[str, Filters] | None = None,
@@ -467,6 +477,9 @@ def launch(
     memory : int, optional
         Bytes that the rows of all servers together may use, an equal share for each slot; default: no limit. If they
         would use more, the expiry rules drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
+    tier : Tiered, optional
+        Keep the rows of each server that do not fit in ``tier.memory`` in a directory of its own below ``tier.path``:
+        tables larger than memory, with the same results. Not with ``memory``. Default: all rows are in memory.
     slots : int
         Number of slots of the hash space: a power of two from 2 to 16384.
     timeout : float
@@ -524,6 +537,7 @@ def launch(
             servers,
             threads=server_threads,
             memory=memory,
+            tier=tier,
             slots=slots,
             timeout=timeout,
             replicas=replicas,

@@ -34,6 +34,7 @@ from shoal.cluster.protocol.environment import PORT, ProcessIdentity
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
+    from shoal.table.tiered import Tiered
 
 __all__ = ["GRACE_SECONDS", "no_op", "run_member", "run_workers", "supervised"]
 
@@ -228,6 +229,7 @@ def run_member(
     address: str | None = None,
     threads: int = 1,
     memory: int | None = None,
+    tier: Tiered | None = None,
     heartbeat: float = 2.0,
     timeout: float = 60.0,
     keys: Callable[[str], Keys | None] = lambda role: None,
@@ -257,6 +259,8 @@ def run_member(
         Endpoints of each server.
     memory : int, optional
         Limit for the rows of all servers, in bytes.
+    tier : Tiered, optional
+        As :class:`shoal.cluster.server.server.Server`.
     heartbeat : float
         Seconds.
     timeout : float
@@ -332,6 +336,7 @@ def run_member(
                 rank=process.rank - 1,
                 threads=threads,
                 slot_memory=share,
+                tier=tier,
                 timeout=timeout,
                 keys=keys("server"),
                 insecure=insecure,

@@ -50,6 +50,7 @@ from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import ShoalError
 from shoal.storage.roots import StorageRoots
 from shoal.store.description import make_budget
+from shoal.table.tiered import Tiered, open_space
 from shoal.user_functions import set_resolver
 
 __all__ = ["Server"]
@@ -85,6 +86,9 @@ class Server:
         Bytes that the rows of all tables may use here, an equal share for each of its slots; default: no limit.
     slot_memory : int, optional
         The share of a slot, in place of `memory`.
+    tier : Tiered, optional
+        Keep rows that do not fit in its memory in a directory of this server below its path, which is emptied first.
+        Not with a memory budget. Default: all rows are in memory.
     rank : int, optional
         The rank to take; default: the first free one.
     node : str, optional
@@ -122,6 +126,7 @@ class Server:
         threads: int = 1,
         memory: int | None = None,
         slot_memory: int | None = None,
+        tier: Tiered | None = None,
         rank: int | None = None,
         node: str | None = None,
         spare: bool = False,
@@ -137,6 +142,11 @@ class Server:
         set_resolver(code.function)
         if threads < 1:
             raise ValueError(f"a server needs at least one thread, got threads={threads}")
+        if tier is not None and (memory is not None or slot_memory is not None):
+            raise ValueError(
+                "a server has a memory budget, in which all rows are in memory, or a tier, whose memory bounds them: "
+                "leave one out"
+            )
         default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
         host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
         check_bind(join_address(host, port), secured=keys is not None, insecure=insecure)
@@ -181,9 +191,10 @@ class Server:
                 make_budget(slot_memory * welcome.slots, welcome.slots)
             elif memory is not None:
                 make_budget(memory, welcome.slots)
+            space = None if tier is None else _core.TierSpace(tier.memory_bytes)
             addresses = []
             for k in range(threads):
-                service = _core.Service(welcome.slots)
+                service = _core.Service(welcome.slots, tier=space)
                 loop = start_loop(
                     service,
                     context,
@@ -206,6 +217,8 @@ class Server:
             )
             code.check(table.form for table in joined.tables)
             self.rank = joined.rank
+            if tier is not None and space is not None:
+                open_space(space, tier, f"server-{joined.rank}")
             self.endpoints = joined.map.of_server(joined.rank)
             addressed = {one.address: service for one, service in zip(self.endpoints, services, strict=True)}
             key = "" if keys is None else keys.public.decode("ascii")  # all servers have that of their role

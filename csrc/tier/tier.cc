@@ -1,0 +1,377 @@
+#include "tier/tier.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/check.h"
+#include "optim/user_rule.h"
+#include "tier/read_rows.h"
+#include "tier/storage_error.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr std::size_t kMinKeysPerThread = 1024;  // below it, waking another thread costs more than it saves
+
+}  // namespace
+
+Tier::Tier(Shard& shard, const std::string& directory, std::size_t memory, ReadQueue::Engine engine)
+    : Tier(shard, directory, memory, nullptr, engine) {}
+
+Tier::Tier(Shard& shard, const std::string& directory, TierMemory& memory)
+    : Tier(shard, directory, memory.bytes(), &memory, ReadQueue::Engine::kBest) {}
+
+Tier::Tier(Shard& shard, const std::string& directory, std::size_t memory, TierMemory* shared,
+           ReadQueue::Engine engine)
+    : shard_(shard),
+      residency_(shard),
+      shape_(shard.rows().bytes()),
+      file_(directory, shape_.page_bytes, engine),
+      memory_(memory),
+      ahead_(file_, shape_, shard.slots(), shard.first_slot(), memory / 8) {
+  const std::size_t count = shard.end_slot() - shard.first_slot();
+  if (shared != nullptr) {
+    shared_.emplace(*shared, count * row_share());
+  }
+  heat_rows_ = this->memory() / count / row_share();
+  slots_.reserve(count);
+  for (std::size_t s = 0; s < count; ++s) {
+    slots_.emplace_back(shard.slots().bits(), heat_rows_);
+    note(s);
+  }
+}
+
+Tier::~Tier() = default;
+
+std::size_t Tier::memory() const noexcept {
+  const std::size_t count = shard_.end_slot() - shard_.first_slot();
+  return shared_ ? std::max(shared_->bytes(), kMinSlotBytes * count) : memory_;
+}
+
+std::unique_lock<std::mutex> Tier::enter() {
+  residency_.check_process();
+  SHOAL_CHECK(!is_stepping(), "the step of an optimizer, or a function of rows, may not use a tiered table");
+  const std::lock_guard turn(turn_);  // who waits is next: a loop of pushes does not starve a save
+  return std::unique_lock(mutex_);
+}
+
+std::size_t Tier::rows_of(std::size_t place) const noexcept {
+  const SlotTier& slot = slots_[place];
+  return residency_.rows(place) + (slot.run == nullptr ? 0 : slot.run->rows()) - slot.covered;
+}
+
+std::size_t Tier::index_bytes(const SlotTier& slot) const noexcept {
+  return sizeof(SlotTier) + slot.heat.bytes() + (slot.run == nullptr ? 0 : slot.run->bytes()) +
+         slot.erased.capacity() * sizeof(std::uint64_t);
+}
+
+void Tier::note(std::size_t place) noexcept {
+  const std::size_t now = residency_.bytes(place) + index_bytes(slots_[place]);
+  memory_used_ += now - std::exchange(slots_[place].noted, now);
+}
+
+// --- rows of a batch --------------------------------------------------------------------------------------------
+
+Tier::Found Tier::look_up(const SlotSlices& batch, RowLocations& locations, std::size_t first,
+                          std::size_t end, Use use, std::span<std::size_t> needed) {
+  Found found;
+  residency_.locate(batch, locations, first, end);
+  const bool counts_uses = memory_used_ > memory() / 4 * 3;  // before that no row is about to be evicted
+  for (std::size_t s = first; s < end; ++s) {
+    if (batch.offsets[s] == batch.offsets[s + 1]) {
+      continue;
+    }
+    SlotTier& slot = slots_[s];
+    const auto rows = locations.rows(batch.offsets[s], batch.offsets[s + 1] - batch.offsets[s]);
+    const std::uint64_t* const hashes = batch.hashes.data() + batch.offsets[s];
+    std::size_t missing = 0;
+    const std::size_t missed = found.misses.size();
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      if (rows[r] != nullptr) {
+        if (counts_uses && use != Use::kPrefetches) {
+          slot.heat.add(hashes[r], use == Use::kReads ? 2 : 1);
+        }
+        continue;
+      }
+      ++missing;
+      if (slot.run != nullptr && slot.run->may_have(hashes[r]) &&
+          !std::ranges::binary_search(slot.erased, hashes[r])) {
+        found.misses.push_back(hashes[r]);
+      }
+    }
+    const std::size_t misses = found.misses.size() - missed;
+    found.hits += rows.size() - missing;
+    found.absent += missing - misses;
+    needed[s] = use == Use::kCreates ? missing : misses;
+  }
+  return found;
+}
+
+std::vector<Tier::Found> Tier::look_up(const SlotSlices& batch, RowLocations& locations, Use use,
+                                       std::span<std::size_t> needed) {
+  residency_.prepare(batch, locations);
+  const Partition partition{batch.hashes.size(),
+                            parts_for(batch.hashes.size(), kMinKeysPerThread, shard_.pool().threads())};
+  const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or after it
+    return part == partition.parts
+               ? places()
+               : static_cast<std::size_t>(
+                     std::lower_bound(batch.offsets.begin(), batch.offsets.end() - 1, partition.begin(part)) -
+                     batch.offsets.begin());
+  };
+  std::vector<Found> found(partition.parts);
+  shard_.pool().run(partition.parts, [&](std::size_t part) {
+    found[part] =
+        look_up(batch, locations, part == 0 ? 0 : first_slot(part), first_slot(part + 1), use, needed);
+  });
+  return found;
+}
+
+void Tier::bring(const SlotSlices& batch, RowLocations& locations, Use use) {
+  std::vector<std::size_t> needed(places());
+  std::vector<Found> found = look_up(batch, locations, use, needed);
+  make_room(batch, needed);
+  for (Found& one : found) {  // a run may be gone now, whose rows were all erased
+    std::erase_if(one.misses, [&](std::uint64_t hash) { return slots_[place_of(hash)].run == nullptr; });
+  }
+  shard_.pool().run(found.size(), [&](std::size_t part) { read_missing(found[part].misses); });
+  for (const Found& one : found) {
+    counted_.hits += one.hits;
+    counted_.absent += one.absent;
+  }
+}
+
+void Tier::read_missing(std::span<const std::uint64_t> misses) {
+  if (misses.empty()) {
+    return;
+  }
+  for (std::size_t first = 0; first < misses.size();) {
+    const std::size_t place = place_of(misses[first]);
+    std::size_t end = first + 1;
+    while (end < misses.size() && place_of(misses[end]) == place) {
+      ++end;
+    }
+    residency_.make_room(place, end - first);
+    first = end;
+  }
+  std::size_t found = 0;
+  const auto use = [&](std::uint64_t hash, const std::byte* row) {
+    if (row != nullptr) {
+      const std::size_t place = place_of(hash);
+      residency_.insert(place, hash, row);
+      ++slots_[place].covered;
+      ++found;
+    }
+  };
+  const ReadAhead::Taken taken = ahead_.take(misses);
+  for (const auto& [hash, row] : taken.rows) {
+    use(hash, row);
+  }
+  prefetched_.fetch_add(found, std::memory_order_relaxed);
+  if (!taken.left.empty()) {
+    RowReads reads(file_);
+    const auto run_of = [&](std::size_t i) -> const Run& { return *slots_[place_of(taken.left[i])].run; };
+    const auto use_read = [&](std::size_t i, const std::byte* row) { use(taken.left[i], row); };
+    for (std::size_t next = 0; next < taken.left.size();) {
+      next = reads.read(taken.left, next, run_of, use_read);
+    }
+    reads_.fetch_add(reads.pages_read(), std::memory_order_relaxed);
+  }
+  found_.fetch_add(found, std::memory_order_relaxed);
+  absent_reads_.fetch_add(misses.size() - found, std::memory_order_relaxed);
+}
+
+void Tier::prefetch(const SlotSlices& batch, RowLocations* locations) {
+  const auto lock = enter();
+  residency_.check(batch);
+  const bool is_on_disk =
+      std::ranges::any_of(slots_, [](const SlotTier& slot) { return slot.run != nullptr; });
+  if (!is_on_disk && locations == nullptr) {
+    return;
+  }
+  RowLocations own(batch.hashes);
+  std::vector<std::size_t> needed(places());
+  std::vector<std::uint64_t> misses;
+  for (const Found& one : look_up(batch, locations != nullptr ? *locations : own, Use::kPrefetches, needed)) {
+    misses.insert(misses.end(), one.misses.begin(), one.misses.end());
+  }
+  ahead_.request(misses, [&](std::size_t place) -> const Run& { return *slots_[place].run; });
+}
+
+void Tier::after(const SlotSlices& batch, Use use) noexcept {
+  for (std::size_t s = 0; s < places(); ++s) {
+    if (batch.offsets[s] != batch.offsets[s + 1]) {
+      slots_[s].changed |= use >= Use::kChanges;
+      note(s);
+    }
+  }
+}
+
+// A hash of a row that remains is not looked up in `erased`.
+void Tier::before_erase(const SlotSlices& batch) {
+  for (std::size_t s = 0; s < places(); ++s) {
+    std::vector<std::uint64_t>& erased = slots_[s].erased;
+    const auto old = static_cast<std::ptrdiff_t>(erased.size());
+    for (std::size_t i = batch.offsets[s]; i < batch.offsets[s + 1] && slots_[s].run != nullptr; ++i) {
+      if (slots_[s].run->may_have(batch.hashes[i]) && residency_.has(s, batch.hashes[i])) {
+        erased.push_back(batch.hashes[i]);
+      }
+    }
+    std::inplace_merge(erased.begin(), erased.begin() + old, erased.end());
+    erased.erase(std::unique(erased.begin(), erased.end()), erased.end());
+  }
+}
+
+// --- memory -----------------------------------------------------------------------------------------------------
+
+void Tier::make_room(const SlotSlices& batch, std::span<const std::size_t> needed) {
+  const std::size_t limit = memory();
+  if (const std::size_t rows = limit / places() / row_share();
+      rows < heat_rows_ / 2 || rows > 2 * heat_rows_) {
+    heat_rows_ = rows;  // the part of a shared memory has changed
+    for (std::size_t s = 0; s < places(); ++s) {
+      slots_[s].heat = Heat(shard_.slots().bits(), rows);
+      note(s);
+    }
+  }
+  const auto fits = [&] {
+    std::size_t more = 0;
+    for (std::size_t s = 0; s < places(); ++s) {
+      if (needed[s] != 0) {
+        more += residency_.bytes_with(s, needed[s]) - residency_.bytes(s);
+      }
+    }
+    return memory_used_ + more <= limit;
+  };
+  const std::size_t together = std::min(places(), 2 * shard_.pool().threads());
+  for (std::size_t passed = 0; !fits(); passed += together) {
+    if (passed >= 2 * places()) {
+      if (shared_) {
+        return;
+      }
+      std::size_t keys = 0;
+      for (std::size_t s = 0; s < places(); ++s) {
+        keys += batch.offsets[s + 1] - batch.offsets[s];
+      }
+      throw MemoryBudgetExceededError(
+          "a batch of " + std::to_string(keys) + " different keys does not fit in the " +
+          std::to_string(limit) +
+          " bytes of memory that this tiered table may use, of which its index takes " +
+          std::to_string(index_bytes()) + ": use smaller batches, or give it more memory");
+    }
+    std::vector<std::size_t> some(together);
+    for (std::size_t& place : some) {
+      place = std::exchange(hand_, (hand_ + 1) % places());
+    }
+    const auto count = [&] {
+      for (const std::size_t place : some) {
+        note(place);
+      }
+    };
+    try {
+      shard_.pool().run(together, [&](std::size_t i) {
+        const std::size_t first = batch.offsets[some[i]];
+        trim(some[i], batch.hashes.subspan(first, batch.offsets[some[i] + 1] - first), passed < places());
+      });
+    } catch (...) {
+      count();
+      throw;
+    }
+    count();
+  }
+}
+
+std::vector<bool> Tier::chosen(const SlotTier& slot, std::span<const SlotTable::Entry> entries,
+                               std::span<const std::uint64_t> spared, bool keeps_hot) const {
+  unsigned hot = Heat::kMost + 1;
+  const std::size_t most = heat_rows_ / 2;
+  if (keeps_hot) {
+    std::array<std::size_t, Heat::kMost + 1> rows{};
+    for (const SlotTable::Entry& entry : entries) {
+      ++rows[slot.heat.of(entry.hash)];
+    }
+    for (std::size_t kept = 0; hot > Heat::kHot && kept + rows[hot - 1] <= most; --hot) {
+      kept += rows[hot - 1];
+    }
+  }
+  std::vector<bool> keep(entries.size());
+  std::size_t next = 0;  // of the spared
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    while (next < spared.size() && spared[next] < entries[i].hash) {
+      ++next;
+    }
+    keep[i] =
+        slot.heat.of(entries[i].hash) >= hot || (next < spared.size() && spared[next] == entries[i].hash);
+  }
+  return keep;
+}
+
+void Tier::trim(std::size_t place, std::span<const std::uint64_t> spared, bool keeps_hot) {
+  SlotTier& slot = slots_[place];
+  const std::vector<SlotTable::Entry> entries = residency_.entries(place);
+  const std::vector<bool> keep = chosen(slot, entries, spared, keeps_hot);
+  const auto dropped = static_cast<std::size_t>(std::ranges::count(keep, false));
+  slot.heat.halve();
+  // On its first way around the hand leaves slots where a merge would free little.
+  if (dropped == 0 || (keeps_hot && slot.changed && dropped < entries.size() / 4)) {
+    return;
+  }
+  std::vector<SlotTable::Entry> kept;
+  kept.reserve(entries.size() - dropped);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (keep[i]) {
+      kept.push_back(entries[i]);
+    }
+  }
+  if (slot.changed) {
+    write_run(place, entries);
+  }
+  residency_.retain(place, kept);
+  slot.covered = kept.size();
+}
+
+void Tier::write_run(std::size_t place, std::span<const SlotTable::Entry> entries) {
+  SlotTier& slot = slots_[place];
+  const std::size_t rows = rows_of(place);
+  std::unique_ptr<Run> merged;
+  if (rows != 0) {
+    RunWriter to(file_, shape_, shard_.slots(), slot_of(place), rows);
+    std::size_t next = 0;
+    const auto add_below = [&](std::uint64_t hash) {
+      for (; next < entries.size() && entries[next].hash < hash; ++next) {
+        to.add(entries[next].hash, entries[next].row);
+      }
+    };
+    if (slot.run != nullptr) {
+      auto erased = slot.erased.begin();
+      for (RunReader from(*slot.run); !from.at_end(); from.next()) {
+        add_below(from.hash());
+        while (erased != slot.erased.end() && *erased < from.hash()) {
+          ++erased;
+        }
+        const bool is_covered = (next < entries.size() && entries[next].hash == from.hash()) ||
+                                (erased != slot.erased.end() && *erased == from.hash());
+        if (!is_covered) {
+          to.add(from.hash(), from.row());
+        }
+      }
+      merged_read_.fetch_add(slot.run->file_bytes(), std::memory_order_relaxed);
+    }
+    for (; next < entries.size(); ++next) {
+      to.add(entries[next].hash, entries[next].row);
+    }
+    merged = to.finish();
+    SHOAL_DCHECK(merged->rows() == rows);
+    written_.fetch_add(merged->file_bytes(), std::memory_order_relaxed);
+    merges_.fetch_add(1, std::memory_order_relaxed);
+  }
+  ahead_.merged(place, std::exchange(slot.run, std::move(merged)), entries, slot.erased);
+  slot.covered = entries.size();
+  slot.erased = {};
+  slot.changed = false;
+}
+
+}  // namespace shoal
