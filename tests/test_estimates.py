@@ -204,3 +204,52 @@ def test_a_file_without_rates_is_named(tmp_path):
     done = cli("--keys", 9, "--rates", file)
     assert done.returncode == 2
     assert f"{file} has no rates" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "description", [{"dim": 16, "optimizer": shoal.Adagrad()}, {"dim": 3, "optimizer": shoal.SGD()}], ids=str
+)
+def test_tiers_are_near_those_of_a_table_that_is_made(description, tmp_path):
+    keys, memory = 200_000, 3_000_000
+    plan = shoal.estimate(keys, **description, slots=16, tier=memory)
+    assert plan.tier.memory_bytes == memory
+    with shoal.local(slots=16) as store:
+        table = store.table("t", **description, storage=shoal.Tiered(tmp_path, memory=memory))
+        for begin in range(0, keys, 4096):
+            some = np.arange(begin, min(begin + 4096, keys), dtype=np.uint64)
+            table.push(some, np.ones((len(some), table.dim), np.float32)).wait()
+        table.decay(0.5)  # all rows are on disk, and none has been changed since
+        tier = table.stats().tier
+    assert plan.tier.disk_bytes == pytest.approx(
+        tier.disk_bytes, rel=0.25
+    )  # the first slots fit in memory until others follow
+    assert plan.tier.index_bytes == pytest.approx(tier.index_bytes, rel=0.1)
+    assert plan.tier.rows_in_memory == pytest.approx(tier.rows_in_memory, rel=0.5)
+
+
+def test_a_tier_has_copies_too_and_its_limits_are_named():
+    one = shoal.estimate(10**9, dim=16, optimizer=shoal.Adagrad(), tier=16 << 30)
+    two = shoal.estimate(10**9, dim=16, optimizer=shoal.Adagrad(), tier=16 << 30, servers=2, replicas=1)
+    assert two.tier.disk_bytes == pytest.approx(2 * one.tier.disk_bytes, rel=1e-6)
+    assert two.tier.share_in_memory == pytest.approx(one.tier.share_in_memory, rel=1e-3)
+    assert one.tier.reads_per_second(1000) == pytest.approx(1000 * (1 - one.tier.share_in_memory))
+    assert 0.05 < one.tier.share_in_memory < 0.12
+    assert one.server_bytes < 20 << 30 < one.table_bytes
+    assert one.fill_seconds is None
+    with pytest.raises(ValueError, match="leave out memory, or tier"):
+        shoal.estimate(1000, memory=1 << 34, tier=1 << 30)
+    with pytest.raises(ValueError, match="at least 4194304 bytes for 1024 slots, got 1000"):
+        shoal.estimate(1000, tier=1000)
+    with pytest.raises(ValueError, match="the index of 1,000,000,000 rows on disk takes"):
+        shoal.estimate(10**9, dim=16, tier=1 << 30)
+
+
+def test_the_command_says_when_a_tier_does_not_pay():
+    def said(*arguments):
+        command = [sys.executable, "-m", "shoal", "estimate", "--keys", "1e8", "--tier", "4GiB", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    assert "too narrow for a tier to pay" in said()
+    wide = said("--dim", "16", "--optimizer", "adagrad")
+    assert "reads/s for 100,000 different keys a second" in wide
+    assert "too narrow" not in wide

@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from shoal.tools.compact import compact
     from shoal.tools.load import load
     from shoal.tools.reports import report
-    from shoal.tools.sizing import Estimate, Rates, estimate, measure_rates
+    from shoal.tools.sizing import Estimate, Rates, TierEstimate, estimate, measure_rates
     from shoal.tracking import MLflow, TensorBoard
     from shoal.user_functions import by_source
     from shoal.user_optimizer import UserOptimizer
@@ -171,6 +171,7 @@ __all__ = [
     "TableSpec",
     "TableStats",
     "TensorBoard",
+    "TierEstimate",
     "TierStats",
     "Tiered",
     "TimeToLive",
@@ -241,7 +242,7 @@ _NAMES_OF = {
     "shoal.tools.compact": "compact",
     "shoal.tools.load": "load",
     "shoal.tools.reports": "report",
-    "shoal.tools.sizing": "Estimate Rates estimate measure_rates",
+    "shoal.tools.sizing": "Estimate Rates TierEstimate estimate measure_rates",
     "shoal.tracking": "MLflow TensorBoard",
     "shoal.user_functions": "by_source",
     "shoal.user_optimizer": "UserOptimizer",

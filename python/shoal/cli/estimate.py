@@ -12,13 +12,14 @@ from shoal.cli.arguments import command, count, machine, size
 
 if TYPE_CHECKING:
     from shoal.optim import Optimizer
-    from shoal.tools.sizing import Estimate, Rates
+    from shoal.tools.sizing import Estimate, Rates, TierEstimate
 
 EXAMPLES = """\
 examples:
   $ shoal estimate --keys 2e9 --dim 16 --optimizer adagrad
   $ shoal estimate --keys 1e9 --examples 4e9 --features 39 --memory 64GiB
   $ shoal estimate --keys 1e9 --dim 16 --servers 6 --replicas 1
+  $ shoal estimate --keys 1e9 --dim 16 --optimizer adagrad --tier 16GiB
   $ shoal estimate --keys 1e8 --json > rates.json; shoal estimate --keys 1e9 --rates rates.json
 
 Memory and the size of checkpoints are computed. Times are computed from rates, which the command measures on this
@@ -46,6 +47,12 @@ def add(commands: Any) -> None:
     where = plan.add_mutually_exclusive_group()
     where.add_argument("--memory", type=size, metavar="SIZE", help="memory of a server (default: that of this machine)")
     where.add_argument("--servers", type=int, metavar="N", help="number of servers")
+    plan.add_argument(
+        "--tier",
+        type=size,
+        metavar="SIZE",
+        help="memory of each server's tier, such as 8GiB: rows that do not fit are on its disk; no times are estimated",
+    )
     plan.add_argument(
         "--replicas", type=int, default=0, metavar="N", help="copies of each slot on other servers (default: 0)"
     )
@@ -77,7 +84,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
 
     table: dict[str, Any] = {"dim": arguments.dim, "optimizer": arguments.optimizer, "dtype": arguments.dtype}
     memory = arguments.memory
-    if memory is None and arguments.servers is None:
+    if memory is None and arguments.servers is None and arguments.tier is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     job = {
         "slots": arguments.slots,
@@ -86,12 +93,13 @@ def estimate(arguments: argparse.Namespace) -> Answer:
         "replicas": arguments.replicas,
         "examples": arguments.examples,
         "features": arguments.features,
+        "tier": arguments.tier,
     }
     plan = sizing.estimate(arguments.keys, **table, **job)  # bad arguments are reported before anything is measured
     rates = None
     if arguments.rates is not None:
         rates = _rates_of(arguments.rates)
-    elif not arguments.no_measure:
+    elif not arguments.no_measure and arguments.tier is None:
         if arguments.dir is not None and not local_path(arguments.dir).is_dir():
             raise ValueError(f"--dir {arguments.dir}: there is no such directory")
         rates = sizing.measure_rates(**table, threads=arguments.threads, directory=arguments.dir)
@@ -119,6 +127,12 @@ def _summary(plan: Estimate, arguments: argparse.Namespace, memory: int | None) 
         f"{copies}",
         f"    checkpoint  {_bytes(plan.checkpoint_bytes)}",
     ]
+    if plan.tier is not None:
+        lines[1] = (
+            f"    memory      {_bytes(plan.server_bytes)} in the largest of {servers}{copies}; "
+            f"{_bytes(plan.table_bytes)} in all without a tier"
+        )
+        lines += _tier_lines(plan, plan.tier)
     if plan.rates is not None:
         assert plan.fill_seconds is not None
         assert plan.pass_seconds is not None
@@ -140,6 +154,26 @@ def _summary(plan: Estimate, arguments: argparse.Namespace, memory: int | None) 
             f"{plan.rates.load_bytes_per_second / 1e9:.2f} loaded"
         )
     return "\n".join(lines)
+
+
+def _tier_lines(plan: Estimate, tier: TierEstimate) -> list[str]:
+    from shoal.tools import sizing
+
+    lines = [
+        f"    tier        {_bytes(tier.disk_bytes)} on {'disks' if plan.servers > 1 else 'disk'}; "
+        f"{_bytes(tier.memory_bytes)} of memory: {_bytes(tier.index_bytes)} index, and {tier.rows_in_memory:,} rows, "
+        f"{tier.share_in_memory:.1%} of all",
+        f"                uniform keys, the worst case: {tier.reads_per_second(1e5):,.0f} reads/s for 100,000 "
+        f"different keys a second, {tier.written_per_changed:.1f} bytes written for each byte changed",
+    ]
+    if not sizing.tier_pays(plan):
+        lines.append(
+            f"                rows of {plan.row_bytes} bytes are too narrow for a tier to pay: have keys admitted "
+            "(shoal.AfterCount), drop rows (shoal.TimeToLive), or buy memory"
+        )
+    elif tier.share_in_memory == 1.0:
+        lines.append("                all rows fit in memory: leave the tier out")
+    return lines
 
 
 def _bytes(count: int) -> str:

@@ -30,7 +30,7 @@ from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
-__all__ = ["Estimate", "Rates", "estimate", "measure_rates"]
+__all__ = ["Estimate", "Rates", "TierEstimate", "estimate", "measure_rates"]
 
 SAMPLE_BYTES = 256 << 20  # of the table that rates are measured on: larger than caches
 BATCH = 65536
@@ -42,6 +42,17 @@ _NAME = "estimate"
 _PROCESS_BYTES = 64 << 20
 _BATCH_KEY_BYTES = 64
 _MANIFEST_SECTION_BYTES = 45  # of text for each slot
+
+# Of tiers (csrc/tier): pages, and what each row takes.
+_PAGE_BYTES = 4096
+_MOST_PAGES = 32
+_PAGE_HEAD_BYTES = 8
+_HASH_BYTES = 8
+_FILTER_BYTES = 1.25
+_HEAT_BYTES = 4  # for each row that fits in memory
+_SPARE_BYTES = 40  # of a row in memory: its hash, and the slack of tables that grow
+_LEAST_SLOT_BYTES = 4096
+_LEAST_ROW_BYTES = 32  # narrower rows save less memory than the index takes, and a miss reads a page of 100 rows
 
 _FTRL = FTRL()
 _ZEROS = Zeros()
@@ -73,6 +84,38 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierEstimate:
+    """Estimated resources of tables whose rows are on disk as well (:class:`shoal.Tiered`), of all servers together.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        Memory of the tiers.
+    disk_bytes : int
+        Size of their files, of copies as well.
+    index_bytes : int
+        Of the memory: filters, fences and counters.
+    rows_in_memory : int
+        Rows, copies included, for which there is memory besides.
+    share_in_memory : float
+        Of all rows; the share of uniform keys that are not read from disk. Of skewed keys it is larger.
+    written_per_changed : float
+        Bytes written for each byte of rows changed, uniformly.
+    """
+
+    memory_bytes: int
+    disk_bytes: int
+    index_bytes: int
+    rows_in_memory: int
+    share_in_memory: float
+    written_per_changed: float
+
+    def reads_per_second(self, keys_per_second: float) -> float:
+        """Return the pages that the disks read a second for so many different uniform keys."""
+        return (1 - self.share_in_memory) * keys_per_second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Estimated resources of a table.
 
@@ -99,6 +142,8 @@ class Estimate:
         parallel. None without rates.
     rates : Rates or None
         Of one server.
+    tier : TierEstimate or None
+        With ``tier``; then ``server_bytes`` is with its memory in place of the rows.
     """
 
     keys: int
@@ -114,6 +159,7 @@ class Estimate:
     load_seconds: float | None = None
     rates: Rates | None = None
     replicas: int = 0
+    tier: TierEstimate | None = None
 
 
 def estimate(
@@ -130,6 +176,7 @@ def estimate(
     examples: int = 0,
     features: int = 39,
     rates: Rates | None = None,
+    tier: int | None = None,
 ) -> Estimate:
     """Estimate the resources of a table.
 
@@ -154,6 +201,9 @@ def estimate(
         Features per example: each is a pull and a push of a row.
     rates : Rates, optional
         Results of :func:`measure_rates`, or other known rates. Without them times are not estimated.
+    tier : int, optional
+        Memory of each server's tier in bytes, in place of ``memory``: rows that do not fit are on its disk. Times are
+        not estimated.
 
     Returns
     -------
@@ -162,8 +212,8 @@ def estimate(
     Raises
     ------
     ValueError
-        The description is invalid, both ``memory`` and ``servers`` are set, ``replicas`` is not below ``servers``, or
-        no number of servers has enough memory.
+        The description is invalid, both ``memory`` and ``servers`` are set, ``replicas`` is not below ``servers``, no
+        number of servers has enough memory, or the index alone does not fit in ``tier``.
 
     Notes
     -----
@@ -200,8 +250,13 @@ def estimate(
         count = _servers_for(table_bytes, slots, dim, memory, replicas)
     elif count > slots:
         raise ValueError(f"{count} servers are more than {slots} slots: make the cluster with more slots")
+    tiers = None
+    if tier is not None:
+        if memory is not None:
+            raise ValueError("tier is the memory of a server's rows: leave out memory, or tier")
+        tiers = _tier(keys * (1 + replicas), shard.row_bytes, slots, tier, count)
     times: dict[str, float] = {}
-    if rates is not None:
+    if rates is not None and tier is None:
         touched = examples * features
         times = {
             "fill_seconds": keys * (1 + replicas) / rates.inserts_per_second / count,
@@ -215,12 +270,54 @@ def estimate(
         row_bytes=shard.row_bytes,
         bytes_per_key=table_bytes / keys,
         table_bytes=table_bytes,
-        server_bytes=_server_bytes(table_bytes, slots, dim, count, replicas),
+        server_bytes=_server_bytes(table_bytes, slots, dim, count, replicas)
+        if tier is None
+        else tier + tier // 8 + _server_bytes(0, slots, dim, count, replicas),
         checkpoint_bytes=saved_bytes + slots * _MANIFEST_SECTION_BYTES,
         rates=rates,
         replicas=replicas,
+        tier=tiers,
         **times,
     )
+
+
+def _tier(rows: int, row_bytes: int, slots: int, memory: int, servers: int) -> TierEstimate:
+    """Estimate the tiers of all servers together, which have so many rows, copies included."""
+    least = _LEAST_SLOT_BYTES * -(-slots // servers)
+    if not isinstance(memory, int) or memory < least:
+        raise ValueError(f"tier must be at least {least} bytes for {-(-slots // servers)} slots, got {memory!r}")
+    each = _HASH_BYTES + row_bytes
+    page_bytes = rows_in_page = 0
+    best = 0.0
+    for size in range(_PAGE_BYTES, (_MOST_PAGES + 1) * _PAGE_BYTES, _PAGE_BYTES):
+        fit = (size - _PAGE_HEAD_BYTES) // each
+        if fit * each / size > best:
+            best, page_bytes, rows_in_page = fit * each / size, size, fit
+        if best >= 7 / 8:
+            break
+    total = memory * servers
+    pages = -(-rows // rows_in_page)
+    index = int(rows * _FILTER_BYTES + pages * _HASH_BYTES + _HEAT_BYTES * min(rows, total // (row_bytes + 16)))
+    if index >= total:
+        raise ValueError(
+            f"the index of {rows:,} rows on disk takes {index:,} bytes, and the tiers have {total:,} in all: give them "
+            "more memory, or add servers"
+        )
+    held = min(rows, (total - index) // (row_bytes + _SPARE_BYTES))
+    share = held / rows
+    return TierEstimate(
+        memory_bytes=total,
+        disk_bytes=pages * page_bytes,
+        index_bytes=index,
+        rows_in_memory=held,
+        share_in_memory=share,
+        written_per_changed=0.0 if held == rows else max(1.0, 1 / (2 * share)),
+    )
+
+
+def tier_pays(plan: Estimate) -> bool:
+    """Return whether rows are wide enough for a tier: it has an index, and reads a page for each miss."""
+    return plan.row_bytes >= _LEAST_ROW_BYTES
 
 
 def _server_bytes(table_bytes: int, slots: int, dim: int, servers: int, replicas: int) -> int:
