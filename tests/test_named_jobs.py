@@ -435,6 +435,49 @@ def test_a_job_whose_processes_are_killed_changes_no_bit_of_another_one() -> Non
         assert all((one >= 10).all() and len(set(one.tolist())) <= 2 for one in rows)
 
 
+def _bits(
+    address: str, job: str | None, mode: Any, name: str, clocks: int, kill: Callable[[ClusterStore], None]
+) -> str:
+    store = connect(address, job, 2, mode)
+    if store.rank == 0 and job is None:
+        tick = store.tick
+
+        def and_kill() -> None:
+            kill(store)
+            tick()
+
+        store.tick = and_kill  # type: ignore[method-assign]
+    return train(store, name, clocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["scheduler", "server"])
+def test_two_jobs_go_on_with_the_same_bits_when_the_scheduler_or_a_server_is_killed(victim: str) -> None:
+    def run(victim: str) -> list[str]:
+        killed = []
+        with running(2, heartbeat=0.5, replicas=1) as launched:
+
+            def kill(store: ClusterStore) -> None:
+                if store.clock in (10, 25) and victim:
+                    until(lambda: all(arc["copies"] for arc in store.cluster()["arcs"]))
+                    child = launched.scheduler if victim == "scheduler" else launched.servers[store.clock // 20]
+                    assert child is not None
+                    child.signal(signal.SIGKILL)
+                    killed.append(child)
+                    until(lambda: child not in (launched.scheduler, *launched.servers))
+
+            jobs = [(None, shoal.BSP(), "one"), ("other", shoal.BSP(), "two")]
+            found = together(
+                [lambda job=job: _bits(launched.address, *job, 40, kill) for job in jobs for _ in range(2)]
+            )
+            with shoal.connect(launched.address, mode="read", timeout=TIMEOUT) as reader:
+                assert [table.digest() for table in map(reader.table, ("one", "two"))] == found[::2]
+            assert len(killed) == (2 if victim else 0)
+            return [str(digest) for digest in found]
+
+    assert run(victim) == run("")
+
+
 @pytest.mark.slow
 def test_a_launched_cluster_goes_on_until_the_named_jobs_of_others_have_ended(tmp_path: Path) -> None:
     program = tmp_path / "worker.py"

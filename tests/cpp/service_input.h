@@ -33,6 +33,7 @@ using wire::Record;
 
 inline constexpr std::size_t kSlots = 8;
 inline constexpr std::uint32_t kJob = 1;
+inline constexpr std::uint32_t kNamedJob = 2;
 
 // A violated invariant.
 struct Broken : std::runtime_error {
@@ -290,19 +291,22 @@ inline void check_replies(ReplyQueue& out) {
 }
 
 inline void order(Service& service, Source& from) {
-  switch (from.below(7)) {
+  const std::uint8_t what = from.byte();
+  const std::uint32_t job = what < 128 ? kDefaultJob : kNamedJob;
+  switch (what % 7) {
     case 0:
-      service.admit(from.below(3), 1 + from.below(3), from.below(4));
+      service.admit(from.below(3), 1 + from.below(3), from.below(4), job);
       break;
     case 1:
       service.dismiss(from.below(3), 1 + from.below(3),
-                      from.below(2) == 0 ? LastTick() : service.fence(from.below(3), 1 + from.below(3)));
+                      from.below(2) == 0 ? LastTick() : service.fence(from.below(3), 1 + from.below(3), job),
+                      job);
       break;
     case 2:
-      service.hold();
+      service.hold(job);
       break;
     case 3:
-      service.resume();
+      service.resume(job);
       break;
     case 4: {
       const std::size_t first = from.below(kSlots);
@@ -311,6 +315,14 @@ inline void order(Service& service, Source& from) {
       break;
     }
     case 5:
+      if (job == kNamedJob) {
+        if (from.below(2) == 0) {
+          service.end_job(job);
+        }
+        service.start_job(job, Mode{static_cast<std::uint8_t>(from.below(3))}, from.below(3), false, 0, true);
+        service.admit(0, 1, 0, job);
+        break;
+      }
       service.start_job(1 + from.below(2), Mode{static_cast<std::uint8_t>(from.below(3))}, from.below(3),
                         from.below(2) != 0, from.below(4));
       service.admit(0, 1, 0);
@@ -320,7 +332,7 @@ inline void order(Service& service, Source& from) {
   }
 }
 
-// Adds tables with rules of all kinds, and begins a job of two workers.
+// Adds tables with rules of all kinds, and begins a job of two workers, and a named one of one.
 inline void set_up(Service& service, Source& from) {
   const auto spec = [](std::size_t dim, const std::string& rule, std::map<std::string, double> params) {
     return TableSpec{.dim = dim,
@@ -341,6 +353,8 @@ inline void set_up(Service& service, Source& from) {
   service.start_job(kJob, Mode{static_cast<std::uint8_t>(from.below(3))}, 1, from.below(2) != 0);
   service.admit(0, 1, 0);
   service.admit(1, 1, 0);
+  service.start_job(kNamedJob, Mode::kBsp, 0, false, 0, true);
+  service.admit(0, 1, 0, kNamedJob);
 }
 
 // Throws Broken if an invariant is violated.
