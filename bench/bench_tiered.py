@@ -103,6 +103,8 @@ def compare_ahead(table: shoal.Table, draw: Callable[[int], np.ndarray], args: a
     cpu = {False: 0.0, True: 0.0}
     reads = {False: 0.0, True: 0.0}
     missed = {False: 0.0, True: 0.0}
+    merges = {False: 0.0, True: 0.0}
+    behind = {False: 0.0, True: 0.0}
     end = time.perf_counter() + 2 * args.seconds
     while time.perf_counter() < end:
         for ahead in (False, True):
@@ -121,12 +123,15 @@ def compare_ahead(table: shoal.Table, draw: Callable[[int], np.ndarray], args: a
             cpu[ahead] += did["cpu"]
             reads[ahead] += did["reads"]
             missed[ahead] += did["misses"]
+            merges[ahead] += did["merges"]
+            behind[ahead] += did["background_merges"]
     for ahead in (False, True):
         ms = np.array(took[ahead]) * 1e3
         print(
             f"{args.compute} ms computed, {named(s)}, {'' if ahead else 'not '}ahead: p50 {np.median(ms):.1f} ms, p99 "
             f"{np.quantile(ms, 0.99):.1f} ms, mean {ms.mean():.1f} ms, {len(ms)} steps, "
-            f"{cpu[ahead] / len(ms) * 1e3:.1f} ms of CPU time each, "
+            f"{cpu[ahead] / len(ms) * 1e3:.1f} ms of CPU time each, {behind[ahead] / max(1, merges[ahead]):.2f} of "
+            f"{merges[ahead] / len(ms):.1f} merges each between calls, "
             f"{reads[ahead] / max(1, missed[ahead]):.3f} reads a miss; {conditions()}"
         )
 

@@ -56,6 +56,7 @@ py::dict tier_stats(const TieredShard& shard) {
   all["absent_reads"] = stats.absent_reads;
   all["reads"] = stats.reads;
   all["merges"] = stats.merges;
+  all["background_merges"] = stats.background_merges;
   all["merged_bytes_read"] = stats.merged_bytes_read;
   all["bytes_written"] = stats.bytes_written;
   all["rows_changed"] = stats.rows_changed;

@@ -44,7 +44,22 @@ Tier::Tier(Shard& shard, const std::string& directory, std::size_t memory, TierM
   }
 }
 
-Tier::~Tier() = default;
+Tier::~Tier() {
+  if (cleaner_ == nullptr) {
+    return;
+  }
+  if (!cleaner_->here()) {
+    static_cast<void>(signal_.release());
+    return;
+  }
+  {
+    const std::lock_guard lock(signal_->mutex);
+    signal_->stops = true;
+  }
+  signal_->wake.notify_one();
+  ++callers_;  // it gives way
+  cleaner_->join();
+}
 
 std::size_t Tier::memory() const noexcept {
   const std::size_t count = shard_.end_slot() - shard_.first_slot();
@@ -54,6 +69,12 @@ std::size_t Tier::memory() const noexcept {
 std::unique_lock<std::mutex> Tier::enter() {
   residency_.check_process();
   SHOAL_CHECK(!is_stepping(), "the step of an optimizer, or a function of rows, may not use a tiered table");
+  struct Waiting {
+    std::atomic<std::size_t>& callers;
+    explicit Waiting(std::atomic<std::size_t>& all) : callers(all) { ++callers; }
+    ~Waiting() { --callers; }
+  };
+  const Waiting waits(callers_);
   const std::lock_guard turn(turn_);  // who waits is next: a loop of pushes does not starve a save
   return std::unique_lock(mutex_);
 }
@@ -208,6 +229,71 @@ void Tier::after(const SlotSlices& batch, Use use) noexcept {
       note(s);
     }
   }
+  wake_cleaner();
+}
+
+// --- between calls ----------------------------------------------------------------------------------------------
+
+void Tier::wake_cleaner() noexcept {
+  if (cleaner_ == nullptr || memory_used_ + needed_ <= memory()) {
+    return;
+  }
+  {
+    const std::lock_guard lock(signal_->mutex);
+    signal_->is_due = true;
+  }
+  signal_->wake.notify_one();
+}
+
+void Tier::remember(const SlotSlices& batch) {
+  if (cleaner_ != nullptr) {
+    last_[next_last_].assign(batch.hashes.begin(), batch.hashes.end());
+    next_last_ = (next_last_ + 1) % kRemembered;
+  }
+}
+
+std::vector<std::uint64_t> Tier::remembered(std::size_t place) const {
+  const std::uint64_t first = shard_.slots().first_hash(slot_of(place));
+  std::vector<std::uint64_t> hashes;
+  for (const std::vector<std::uint64_t>& last : last_) {
+    for (auto at = std::ranges::lower_bound(last, first); at != last.end() && place_of(*at) == place; ++at) {
+      hashes.push_back(*at);
+    }
+  }
+  std::ranges::sort(hashes);
+  return hashes;
+}
+
+void Tier::clean() noexcept {
+  for (;;) {
+    {
+      std::unique_lock lock(signal_->mutex);
+      signal_->wake.wait(lock, [&] { return signal_->is_due || signal_->stops; });
+      if (signal_->stops) {
+        return;
+      }
+      signal_->is_due = false;
+    }
+    for (std::size_t passed = 0; passed < places(); ++passed) {
+      const std::unique_lock lock(mutex_);
+      if (callers_.load() != 0 || memory_used_ + needed_ <= memory()) {
+        break;
+      }
+      const std::size_t place = std::exchange(hand_, (hand_ + 1) % places());
+      const std::uint64_t merges = merges_.load();
+      bool failed = false;
+      try {
+        trim(place, remembered(place), true);
+      } catch (const std::exception&) {
+        failed = true;  // the call that needs the memory reports it
+      }
+      note(place);
+      background_merges_.fetch_add(merges_.load() - merges, std::memory_order_relaxed);
+      if (failed) {
+        break;
+      }
+    }
+  }
 }
 
 // A hash of a row that remains is not looked up in `erased`.
@@ -237,8 +323,9 @@ void Tier::make_room(const SlotSlices& batch, std::span<const std::size_t> neede
       note(s);
     }
   }
+  std::size_t more = 0;
   const auto fits = [&] {
-    std::size_t more = 0;
+    more = 0;
     for (std::size_t s = 0; s < places(); ++s) {
       if (needed[s] != 0) {
         more += residency_.bytes_with(s, needed[s]) - residency_.bytes(s);
@@ -247,6 +334,11 @@ void Tier::make_room(const SlotSlices& batch, std::span<const std::size_t> neede
     return memory_used_ + more <= limit;
   };
   const std::size_t together = std::min(places(), 2 * shard_.pool().threads());
+  const bool has_room = fits();
+  needed_ = std::min(limit / 8, std::max(more, needed_ - needed_ / 16));
+  if (!has_room && cleaner_ == nullptr) {
+    cleaner_ = std::make_unique<Thread>([this] { clean(); });
+  }
   for (std::size_t passed = 0; !fits(); passed += together) {
     if (passed >= 2 * places()) {
       if (shared_) {

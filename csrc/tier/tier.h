@@ -10,6 +10,8 @@
 //            that replaces the old in one assignment. The hand leaves slots to fill up while it goes around, so a merge of a whole run
 //            is shared by many changed rows
 //   ahead    rows of calls to come are read meanwhile, where they are known (tier/read_ahead.h)
+//   clean    a thread evicts between calls, slot by slot, so that the next call finds as much memory free as the last ones needed. It
+//            spares the rows of the last calls, and gives way to a call that waits: this waits for the merge of one slot at most
 //   heat     counters that say which rows were used again (tier/heat.h), halved when the hand passes
 //   whole    functions of all rows bring in one slot at a time, all of it, and then drop what they have brought
 //
@@ -34,6 +36,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -44,6 +47,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/threads.h"
 #include "shard/residency.h"
 #include "shard/shard.h"
 #include "tier/heat.h"
@@ -56,17 +60,18 @@ namespace shoal {
 
 struct TierStats {
   std::uint64_t rows_in_memory = 0;
-  std::uint64_t rows_on_disk = 0;  // valid or not
-  std::uint64_t memory_bytes = 0;  // what is compared with the limit
-  std::uint64_t index_bytes = 0;   // of that: filters, fences and heat
-  std::uint64_t disk_bytes = 0;    // of the file
-  std::uint64_t hits = 0;          // keys of batches whose rows were in memory
-  std::uint64_t misses = 0;        // read from the disk
-  std::uint64_t prefetched = 0;    // of these, before the call that needed them
-  std::uint64_t absent = 0;        // neither in memory nor on disk
-  std::uint64_t absent_reads = 0;  // of these, for which a page was read
-  std::uint64_t reads = 0;         // pages read for batches
-  std::uint64_t merges = 0;        // runs written
+  std::uint64_t rows_on_disk = 0;       // valid or not
+  std::uint64_t memory_bytes = 0;       // what is compared with the limit
+  std::uint64_t index_bytes = 0;        // of that: filters, fences and heat
+  std::uint64_t disk_bytes = 0;         // of the file
+  std::uint64_t hits = 0;               // keys of batches whose rows were in memory
+  std::uint64_t misses = 0;             // read from the disk
+  std::uint64_t prefetched = 0;         // of these, before the call that needed them
+  std::uint64_t absent = 0;             // neither in memory nor on disk
+  std::uint64_t absent_reads = 0;       // of these, for which a page was read
+  std::uint64_t reads = 0;              // pages read for batches
+  std::uint64_t merges = 0;             // runs written
+  std::uint64_t background_merges = 0;  // of these, between calls
   std::uint64_t merged_bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t rows_changed =
@@ -143,11 +148,15 @@ class Tier {
   Found look_up(const SlotSlices& batch, RowLocations& locations, std::size_t first, std::size_t end, Use use,
                 std::span<std::size_t> needed);
   void after(const SlotSlices& batch, Use use) noexcept;
+  void wake_cleaner() noexcept;
   void load_slot(std::size_t place);
   void begin_changes(std::size_t place) noexcept;
   void end_slot(std::size_t place, bool changes, std::span<const std::uint64_t> before);
   std::vector<std::uint64_t> hashes_in_memory(std::size_t place) const;
 
+  void clean() noexcept;
+  void remember(const SlotSlices& batch);
+  std::vector<std::uint64_t> remembered(std::size_t place) const;
   void make_room(const SlotSlices& batch, std::span<const std::size_t> needed);
   void trim(std::size_t place, std::span<const std::uint64_t> spared, bool keeps_hot);
   void write_run(std::size_t place, std::span<const SlotTable::Entry> entries);
@@ -188,7 +197,23 @@ class Tier {
   std::atomic<std::uint64_t> merges_{0};
   std::atomic<std::uint64_t> merged_read_{0};
   std::atomic<std::uint64_t> written_{0};
+  std::atomic<std::uint64_t> background_merges_{0};
   ReadAhead ahead_;  // after the runs and the file, which it uses
+
+  static constexpr std::size_t kRemembered = 4;               // calls
+  std::array<std::vector<std::uint64_t>, kRemembered> last_;  // ascending hashes
+  std::size_t next_last_ = 0;
+  std::size_t needed_ = 0;               // bytes, of the calls before
+  std::atomic<std::size_t> callers_{0};  // that wait for their turn
+  // A forked child leaves it alone: the lock may never be released there.
+  struct Signal {
+    std::mutex mutex;
+    std::condition_variable wake;
+    bool is_due = false;
+    bool stops = false;
+  };
+  std::unique_ptr<Signal> signal_ = std::make_unique<Signal>();
+  std::unique_ptr<Thread> cleaner_;  // last: it uses all others; starts with the first eviction
 };
 
 template <class Op>
@@ -209,6 +234,7 @@ auto Tier::with_rows(const SlotSlices& batch, RowLocations* locations, Use use, 
   const After counts{*this, batch, use};
   bring(batch, known, use);
   ahead_.trim();
+  remember(batch);
   counted_.rows_changed += use != Use::kReads ? batch.hashes.size() : 0;
   return op(known);
 }

@@ -101,6 +101,7 @@ TierStats Tier::stats() const {
   stats.absent += stats.absent_reads;
   stats.reads = reads_.load() + ahead_.reads();
   stats.merges = merges_.load();
+  stats.background_merges = background_merges_.load();
   stats.merged_bytes_read = merged_read_.load();
   stats.bytes_written = written_.load();
   stats.is_direct = file_.is_direct();

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
@@ -286,8 +287,31 @@ TEST(pages_that_were_read_ahead_are_not_read_again) {
     CHECK(ahead || after.prefetched == 0);
     pair.expect_equal();
   }
-  CHECK_EQ(misses[0], misses[1]);
-  CHECK(reads[1] <= reads[0] + reads[0] / 50);  // two rows of a page, one of them read ahead
+  // What is evicted between calls depends on time; and of two rows of a page one may be read ahead.
+  CHECK(static_cast<double>(misses[1]) <= 1.1 * static_cast<double>(misses[0]));
+  CHECK(static_cast<double>(reads[1]) <= 1.05 * static_cast<double>(misses[1]));
+}
+
+TEST(slots_are_merged_between_calls_and_the_rows_of_the_last_calls_stay) {
+  Pair pair(adagrad(16), 16, 1 << 20U);
+  std::uint64_t reads = 0;
+  for (std::uint64_t first = 0; first < 40000; first += 400) {
+    const KeyBatch batch = pair.batch(range(first, 400));
+    std::vector<float> rows(batch.size() * 16, 0.5F);
+    pair.plain.push(Pair::slices(batch), rows);
+    pair.tiered.push(Pair::slices(batch), rows);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::uint64_t before = pair.tiered.tier_stats().reads;
+    pair.tiered.pull(Pair::slices(batch), rows);
+    reads += pair.tiered.tier_stats().reads - before;
+  }
+  CHECK_EQ(reads, 0);
+  for (int i = 0; pair.tiered.tier_stats().background_merges == 0; ++i) {
+    CHECK(i < 10000);
+    pair.step(range(1000 + 100U * static_cast<std::uint64_t>(i), 200), 0.5F);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  pair.expect_equal();
 }
 
 TEST(prefetches_that_no_call_uses_are_bounded) {

@@ -31,6 +31,8 @@ class TierStats:
         Unique keys of calls that change rows.
     merges : int
         How often the rows of a slot were written anew.
+    background_merges : int
+        Of these, between calls.
     merged_bytes_read, bytes_written : int
         By merges, and by functions of all rows.
     is_direct : bool
@@ -52,6 +54,7 @@ class TierStats:
     reads: int
     rows_changed: int
     merges: int
+    background_merges: int
     merged_bytes_read: int
     bytes_written: int
     is_direct: bool
