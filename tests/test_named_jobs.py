@@ -332,6 +332,25 @@ def test_a_worker_of_a_named_job_is_replaced_and_the_other_job_waits_for_nothing
                 assert (table.pull(KEYS) == -2.5).all()  # the dead worker had not ticked: what it pushed does not count
 
 
+def test_a_dead_worker_is_lost_to_its_own_job_alone() -> None:
+    with cluster(1) as made, connect(made.address, None, 1) as other:
+        one, two = together([lambda rank=rank: connect(made.address, "a", 2, rank=rank) for rank in range(2)])
+        with one:
+            table = one.table("t", dim=1, optimizer=SMALL)
+            table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).wait()
+            _kill(made, two)
+            one.tick()
+            one.barrier()  # neither a clock nor a barrier waits for it
+            assert (table.pull(KEYS) == -0.5).all()
+            other.tick()
+            other.barrier()
+            until(lambda: one.lost_workers)
+            assert (one.lost_workers, other.lost_workers) == ({1}, frozenset())
+            assert one.cluster()["jobs"][0]["vacant"] == [1]
+            with connect(made.address, "a", 2) as third:
+                assert (third.rank, third.clock, third.job) == (1, 1, one.job)
+
+
 def _kill(made: Cluster, store: ClusterStore) -> None:
     """Have a worker send nothing more, and the scheduler declare it dead."""
     sender = store._scheduler.sender

@@ -140,7 +140,7 @@ class Arc {
   // The default job comes first, the others follow in the order in which they began.
   const std::vector<std::unique_ptr<JobState>>& jobs() const noexcept { return jobs_; }
   // Of this number; null: there is none. kDefaultJob means the default job.
-  const JobState* find_job(std::uint32_t number) const noexcept;
+  const JobState* find_job(std::uint32_t number) const noexcept { return state_of(number); }
   // Of the last record that it has executed (server/replication_log.h), while no replica counts them; not part of its state.
   std::uint64_t stamp() const noexcept { return stamp_; }
   void set_stamp(std::uint64_t stamp) noexcept { stamp_ = stamp; }
@@ -150,7 +150,9 @@ class Arc {
   Table* find(std::uint32_t id) noexcept;
   const Table* find(std::uint32_t id) const noexcept;
   // What Shard calls the store's clock, for an operation of a job at its clock. A job that is not known counts as the default job.
-  std::uint32_t store_clock(std::uint32_t job, std::uint32_t table, std::uint32_t clock) const noexcept;
+  std::uint32_t store_clock(std::uint32_t job, std::uint32_t table, std::uint32_t clock) const noexcept {
+    return jobs_.size() == 1 ? clock : named_store_clock(job, table, clock);
+  }
   // Divides hashes of these slots by slot. Valid until the next cut() or fresh().
   SlotSlices cut(std::span<const std::uint64_t> hashes);
 
@@ -236,7 +238,12 @@ class Arc {
   friend class ArcRestorer;
   Arc(Slots slots, std::size_t first, std::size_t end);
 
-  JobState* mutable_job(std::uint32_t number) noexcept;
+  JobState* state_of(std::uint32_t number) const noexcept {
+    const auto& first = jobs_.front();  // of most requests
+    return number == kDefaultJob || number == first->number ? first.get() : find_named(number);
+  }
+  JobState* find_named(std::uint32_t number) const noexcept;
+  std::uint32_t named_store_clock(std::uint32_t job, std::uint32_t table, std::uint32_t clock) const noexcept;
   // The caller has checked that it is known.
   JobState& job(std::uint32_t number);
   DedupWindow& history(const WorkerId& worker);

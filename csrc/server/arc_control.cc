@@ -38,30 +38,20 @@ Arc::Table& Arc::table(std::uint32_t id) {
 
 // --- jobs -------------------------------------------------------------------------------------------------------
 
-const JobState* Arc::find_job(std::uint32_t number) const noexcept {
-  if (number == kDefaultJob) {
-    return jobs_.front().get();
-  }
-  const auto found = std::ranges::find(jobs_, number, [](const auto& job) { return job->number; });
-  return found == jobs_.end() ? nullptr : found->get();
-}
-
-JobState* Arc::mutable_job(std::uint32_t number) noexcept {
-  if (number == kDefaultJob) {
-    return jobs_.front().get();
-  }
+JobState* Arc::find_named(std::uint32_t number) const noexcept {
   const auto found = std::ranges::find(jobs_, number, [](const auto& job) { return job->number; });
   return found == jobs_.end() ? nullptr : found->get();
 }
 
 JobState& Arc::job(std::uint32_t number) {
-  JobState* const found = mutable_job(number);
+  JobState* const found = state_of(number);
   SHOAL_CHECK(found != nullptr, "there is no job " + std::to_string(number));
   return *found;
 }
 
-std::uint32_t Arc::store_clock(std::uint32_t job, std::uint32_t table, std::uint32_t clock) const noexcept {
-  const JobState* const known = find_job(job);
+std::uint32_t Arc::named_store_clock(std::uint32_t job, std::uint32_t table,
+                                     std::uint32_t clock) const noexcept {
+  const JobState* const known = find_named(job);
   const Table* const its = find(table);
   if (known == nullptr || !known->is_named || its == nullptr) {
     return clock;
@@ -180,7 +170,7 @@ std::size_t Arc::admit(const WorkerId& worker, std::uint32_t incarnation, std::u
 }
 
 LastTick Arc::fence(const WorkerId& worker, std::uint32_t incarnation) {
-  JobState* const its = mutable_job(worker.job);
+  JobState* const its = state_of(worker.job);
   if (its == nullptr || !its->clocks.fence(worker.rank, incarnation)) {
     return {};
   }
@@ -190,7 +180,7 @@ LastTick Arc::fence(const WorkerId& worker, std::uint32_t incarnation) {
 }
 
 std::size_t Arc::dismiss(const WorkerId& worker, std::uint32_t incarnation, const LastTick& last) {
-  JobState* const its = mutable_job(worker.job);
+  JobState* const its = state_of(worker.job);
   if (its == nullptr) {
     return 0;
   }
@@ -212,12 +202,12 @@ std::size_t Arc::dismiss(const WorkerId& worker, std::uint32_t incarnation, cons
 }
 
 std::uint32_t Arc::hold(std::uint32_t number) {
-  JobState* const its = mutable_job(number);
+  JobState* const its = state_of(number);
   return its == nullptr ? 0 : its->clocks.hold();
 }
 
 void Arc::resume(std::uint32_t number) {
-  if (JobState* const its = mutable_job(number); its != nullptr) {
+  if (JobState* const its = state_of(number); its != nullptr) {
     its->clocks.resume();
   }
 }
