@@ -349,6 +349,21 @@ def test_damage_is_named_and_disk_space_is_given_back(tmp_path):
     assert tier_file(tmp_path) is None
 
 
+def test_the_file_of_a_tier_has_few_extents(tmp_path):
+    stores = pair(tmp_path)
+    train(stores, np.random.default_rng(9), 40)
+    file = tier_file(tmp_path)
+    size = os.fstat(file).st_size
+    assert size % (1 << 20) == 0, "the file grows by a MiB, which is written in one piece"
+    position, holes = 0, 0
+    while position < size:
+        position = os.lseek(file, position, os.SEEK_HOLE)
+        holes += position < size
+        position = size if position >= size else os.lseek(file, position, os.SEEK_DATA)
+    os.close(file)
+    assert holes == 0
+
+
 def test_a_forked_child_leaves_the_rows_of_its_parent(tmp_path):
     stores = pair(tmp_path)
     train(stores, np.random.default_rng(10), 40)

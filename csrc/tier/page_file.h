@@ -36,6 +36,7 @@ class PageFile {
   static constexpr std::size_t kPage = 4096;
   static constexpr std::size_t kChunkBytes = std::size_t{64} << 10U;
   static constexpr std::size_t kBufferBytes = std::size_t{4} << 20U;
+  static constexpr std::size_t kExtendBytes = std::size_t{1} << 20U;  // by which the file grows
 
   // `page_bytes` is a multiple of kPage. Throws TierStorageError.
   PageFile(const std::string& directory, std::size_t page_bytes,
@@ -50,8 +51,9 @@ class PageFile {
   bool is_direct() const noexcept { return is_direct_; }
   bool is_async() const noexcept { return is_async_.load(); }
   int descriptor() const noexcept { return file_; }  // for tests
-  // Of the chunks in use, and of the file.
+  // Of the chunks in use, up to the last of them, and of the file.
   std::uint64_t used_bytes() const;
+  std::uint64_t end_bytes() const;
   std::uint64_t file_bytes() const;
 
   std::uint32_t allocate();
@@ -94,6 +96,8 @@ class PageFile {
   void read(ReadQueue& queue, std::span<const ReadQueue::Read> reads,
             const std::function<void(std::size_t)>& use) const;
   void take_back(std::unique_ptr<Reader> reader) noexcept;
+  // Writes zeros for the next chunk and those after it, unless that was done. The mutex must be held.
+  void extend() noexcept;
 
   std::string directory_;
   std::size_t page_bytes_;
@@ -105,7 +109,8 @@ class PageFile {
   int file_;
   mutable std::mutex mutex_;  // guards the members below
   std::set<std::uint32_t> free_;
-  std::uint32_t end_ = 0;  // chunks in use are below it
+  std::uint32_t end_ = 0;       // chunks in use are below it
+  std::uint64_t extended_ = 0;  // the file has been written up to there
   std::vector<std::unique_ptr<Reader>> idle_;
 };
 

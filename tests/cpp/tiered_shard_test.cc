@@ -474,10 +474,8 @@ void damage(const TieredShard& tiered, std::uint64_t offset) {
   CHECK_EQ(pwrite(tiered.file().descriptor(), page.data(), page.size(), at), std::ssize(page));
 }
 
-// Pages that were written, of runs or not.
-std::uint64_t pages_of(const TieredShard& tiered) {
-  return static_cast<std::uint64_t>(lseek(tiered.file().descriptor(), 0, SEEK_END)) / PageFile::kPage;
-}
+// Pages of chunks, in use or free, without the room beyond them.
+std::uint64_t pages_of(const TieredShard& tiered) { return tiered.file().end_bytes() / PageFile::kPage; }
 
 TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
   Pair pair(adagrad(16), 2, 64 << 10U);
@@ -532,7 +530,7 @@ TEST(a_full_disk_changes_nothing) {
   getrlimit(RLIMIT_FSIZE, &before);
   auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
   rlimit less = before;
-  less.rlim_cur = pair.tiered.file().file_bytes();
+  less.rlim_cur = pair.tiered.file().end_bytes();
   setrlimit(RLIMIT_FSIZE, &less);
   int failed = 0;
   for (std::uint64_t first = 1000; first < 3000; first += 100) {
