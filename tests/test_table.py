@@ -196,6 +196,15 @@ def test_a_table_with_room_does_not_grow(dim, rng):
         assert table.stats().bytes <= 1.02 * before
 
 
+def test_room_for_more_rows_than_memory_is_refused():
+    with shoal.local(slots=16, threads=1) as store:
+        table = store.table("t", dim=64)
+        before = table.stats().bytes
+        with pytest.raises(ValueError, match=r"room for 1,000,\d+,\d+ rows takes .* GiB are free: expect fewer rows"):
+            table.reserve(1_000_000_000)
+        assert table.stats().bytes == before
+
+
 def test_room_beyond_the_memory_budget_is_refused(rng):
     with shoal.local(slots=16, threads=1, memory=4 << 20) as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))

@@ -126,7 +126,7 @@ def prepare(seed, scenario, kind=None):
     faults = scenario.faults
     if scenario.random_faults:
         faults = rng.choices(scenario.kinds(), k=rng.randint(1, scenario.random_faults))
-    cluster.happened, cluster.planned, cluster.muted_until = [], len(faults), 0.0
+    cluster.happened, cluster.planned, cluster.muted = [], len(faults), []  # until when
     for number, fault in enumerate(faults):
         clock = rng.randint(1, scenario.clocks - 2) if scenario.random_faults else 2 + 2 * number
         if fault in DANGEROUS or fault == "kill-two":
@@ -143,7 +143,7 @@ def _happen(cluster, program, rng, fault):
     members = [server for server in cluster.members() if server in servers]
     running = [one for one in cluster.worker_processes if one.alive and one.client and not one.client.finished]
     left = min(Counter(id(one.world) for one in running).values(), default=0)  # of a job
-    left -= cluster.network.now < cluster.muted_until
+    left -= sum(cluster.network.now < until for until in cluster.muted)
     if fault in ("worker", "zombie", "mute") and cluster.scenario.random_faults and left < 2:
         return  # without any worker the job ends, and another one begins at clock 0
     cluster.happened.append(fault)
@@ -170,7 +170,7 @@ def _happen(cluster, program, rng, fault):
         cluster.replace_one(program, fault == "zombie")
     elif fault == "mute":  # the scheduler declares a worker dead that runs on until it is told
         if running:
-            cluster.muted_until = cluster.network.now + LONG + 1.0
+            cluster.muted.append(cluster.network.now + LONG + 1.0)
             cluster.cut(rng.choice(running), None, LONG)
     elif fault == "join":
         cluster.add_server()

@@ -3,7 +3,10 @@
 import os
 from pathlib import Path
 
-__all__ = ["cores", "local_path"]
+__all__ = ["NO_LIMIT", "ROOT", "available_bytes", "cores", "local_path", "meminfo", "read_text"]
+
+ROOT = Path("/")
+NO_LIMIT = 1 << 60  # bytes from which on a limit of a container is none
 
 
 def cores() -> int:
@@ -14,3 +17,32 @@ def cores() -> int:
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return a local path, with ``~`` expanded to the home directory."""
     return Path(os.path.expanduser(os.fspath(path)))
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """Return the memory that further processes here may use, within the limit of the container; 0 if unknown."""
+    free = meminfo(root).get("MemAvailable", 0)
+    limit = read_text(root / "sys/fs/cgroup/memory.max").strip()
+    if limit.isdigit() and int(limit) < NO_LIMIT:
+        used = read_text(root / "sys/fs/cgroup/memory.current").strip()
+        free = min(free, int(limit) - (int(used) if used.isdigit() else 0))
+    return max(free, 0)
+
+
+def meminfo(root: Path = ROOT) -> dict[str, int]:
+    """Return /proc/meminfo in bytes; empty where there is none."""
+    found = {}
+    for line in read_text(root / "proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            found[name] = int(words[0]) * 1024
+    return found
+
+
+def read_text(file: Path) -> str:
+    """Return the content of a file; empty if it cannot be read."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

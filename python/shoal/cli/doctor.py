@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.base.machine import local_path
+from shoal.base.machine import available_bytes, local_path
 from shoal.cli.answers import DONE, FAILED, Answer
 from shoal.cli.arguments import command, machine, seconds
 from shoal.cli.estimate import add_table_options
@@ -81,7 +81,7 @@ def doctor(arguments: argparse.Namespace) -> Answer:
         )
         findings += tools.job(
             plan,
-            free_bytes=tools.available_bytes(),
+            free_bytes=available_bytes(),
             disk_bytes=state.f_bavail * state.f_frsize,
             disk_speed=speed,
         )

@@ -38,6 +38,8 @@ def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath])
     from shoal.data import FeatureNames
     from shoal.models import files
 
+    if arguments.expected_keys is not None and arguments.cluster is not None:
+        raise ValueError("--expected-keys is for tables in this process: leave it out, servers grow by themselves")
     if arguments.names and (arguments.checkpoint_every is not None or arguments.resume):
         raise ValueError("--names needs an uninterrupted fit: leave out --checkpoint-every and --resume")
     for target in targets:
@@ -76,7 +78,5 @@ def check_learned(examples: int, train: Reader, interrupted: KeyboardInterrupt |
 def make_room(arguments: argparse.Namespace, store: Store) -> None:
     """Make room in the tables of a new model for the rows that are expected."""
     if arguments.expected_keys is not None:
-        if arguments.cluster is not None:
-            raise ValueError("--expected-keys is for tables in this process: leave it out, servers grow by themselves")
         for table in store.tables.values():
             table.reserve(arguments.expected_keys)

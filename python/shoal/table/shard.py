@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.machine import available_bytes
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Future, Waitable
 from shoal.table.spec import TableRecord, TableSpec
@@ -265,6 +266,25 @@ class LocalShard(LocalCalls, _core.Shard):
     def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, budget: _core.Budget | None = None) -> Self:
         """Make an empty shard of a table, with a memory budget or without one."""
         return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget)
+
+    def reserve(self, rows: Sequence[int], /) -> None:
+        """Make room for so many rows in each slot.
+
+        Raises
+        ------
+        ValueError
+            They need more memory than is free, where the system would kill this process.
+        MemoryBudgetExceededError
+            The store's memory budget has no room for them.
+        """
+        count = sum(rows)
+        needed, free = self.bytes_at(count) - self.stats()["bytes"], available_bytes()
+        if 0 < free < needed:
+            raise ValueError(
+                f"room for {count:,} rows takes {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free: "
+                "expect fewer rows, or keep them on disk too, with storage=shoal.Tiered(...)"
+            )
+        super().reserve(rows)
 
     @property
     def reads_ahead(self) -> bool:

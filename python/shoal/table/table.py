@@ -492,7 +492,7 @@ class Table:
         Raises
         ------
         ValueError
-            ``rows`` is negative.
+            ``rows`` is negative, or needs more memory than is free.
         MemoryBudgetExceededError
             The store's memory budget has no room for them; nothing has changed.
 

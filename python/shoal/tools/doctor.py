@@ -29,19 +29,17 @@ from typing import Literal
 import numpy as np
 
 from shoal import _core
-from shoal.base.machine import cores
+from shoal.base.machine import ROOT, available_bytes, cores, meminfo, read_text
 from shoal.optim import FTRL, Optimizer
 from shoal.tools import sizing
 
 __all__ = ["Finding", "Job", "clock", "disk", "job", "limits", "memory", "processor", "versions"]
 
-ROOT = Path("/")
 _FILES = 4096  # open files that a server of a large cluster may need
 _SLOW_DISK = 100e6  # bytes per second
 _SLOW_SYNC = 0.05  # seconds
 _DISK_BYTES = 256 << 20  # that are written to measure a disk
 _UNSYNCHRONIZED = 5  # TIME_ERROR of adjtimex
-_NO_LIMIT = 1 << 60
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of /proc/cpuinfo; the last one on ARM
 
 
@@ -127,11 +125,11 @@ def processor(root: Path = ROOT) -> list[Finding]:
                 remedy="use a machine with AVX2 (since 2013), or let the hypervisor pass it on (CPU model host)",
             )
         )
-    flags = set(_text(root / "proc/cpuinfo").split())
+    flags = set(read_text(root / "proc/cpuinfo").split())
     if rounded := sorted(flags & _BFLOAT16_FLAGS):
         text = f'bfloat16 by {", ".join(rounded)}: click models train faster with [train] precision = "bfloat16"'
         findings.append(Finding(topic="processor", level="ok", text=text))
-    words = _text(root / "sys/fs/cgroup/cpu.max").split()
+    words = read_text(root / "sys/fs/cgroup/cpu.max").split()
     if len(words) == 2 and words[0] != "max":
         quota = int(words[0]) / int(words[1])
         if quota < usable:
@@ -146,28 +144,18 @@ def processor(root: Path = ROOT) -> list[Finding]:
     return findings
 
 
-def available_bytes(root: Path = ROOT) -> int:
-    """Return the memory that further processes here may use, within the limit of the container; 0 if unknown."""
-    free = _meminfo(root).get("MemAvailable", 0)
-    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
-    if limit.isdigit() and int(limit) < _NO_LIMIT:
-        used = _text(root / "sys/fs/cgroup/memory.current").strip()
-        free = min(free, int(limit) - (int(used) if used.isdigit() else 0))
-    return max(free, 0)
-
-
 def memory(root: Path = ROOT) -> list[Finding]:
     """Examine memory, huge pages and swap."""
-    known = _meminfo(root)
+    known = meminfo(root)
     if not known:
         return []
     free = available_bytes(root)
     text = f"{free / 2**30:.1f} GiB available of {known.get('MemTotal', 0) / 2**30:.1f} GiB"
-    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
+    limit = read_text(root / "sys/fs/cgroup/memory.max").strip()
     if limit.isdigit() and int(limit) < known.get("MemTotal", 0):
         text += f", the container is limited to {int(limit) / 2**30:.1f} GiB"
     findings = [Finding(topic="memory", level="ok", text=text)]
-    pages = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    pages = read_text(root / "sys/kernel/mm/transparent_hugepage/enabled")
     if "[never]" in pages:
         findings.append(
             Finding(
@@ -208,7 +196,7 @@ def limits() -> list[Finding]:
 
 def clock(root: Path = ROOT) -> list[Finding]:
     """Examine the clock: what it costs to read, and whether it is synchronized."""
-    source = _text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource").strip()
+    source = read_text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource").strip()
     if not source:
         return []
     findings = []
@@ -338,24 +326,6 @@ def job(plan: Job, *, free_bytes: int, disk_bytes: int, disk_speed: float) -> li
             )
         )
     return findings or [Finding(topic="job", level="ok", text=text)]
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
-
-
-def _meminfo(root: Path) -> dict[str, int]:
-    """Return /proc/meminfo in bytes."""
-    found = {}
-    for line in _text(root / "proc/meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdigit():
-            found[name] = int(words[0]) * 1024
-    return found
 
 
 def _is_unsynchronized() -> bool:
