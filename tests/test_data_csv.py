@@ -231,7 +231,7 @@ def test_what_the_csv_module_writes_is_read_back(tmp_path_factory, rows, separat
         writer.writerows([int(label), a, b, x] for label, a, b, x in rows)
     reader = read_csv(path, label="y", numeric=["x"], sep=separator, keep_default_na=False, batch_size=size)
     batches = list(reader)
-    keys = [key for batch in batches for key in batch.keys.tolist()]
+    keys = [one for batch in batches for one in batch.keys.tolist()]
     assert [label for batch in batches for label in batch.labels.tolist()] == [float(label) for label, *_ in rows]
     assert keys == [k for _, a, b, _ in rows for k in (key("a", a), key("b", b), key("x"))]
     values = np.concatenate([np.zeros(0, np.float32), *(batch.values for batch in batches)])

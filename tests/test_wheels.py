@@ -203,6 +203,7 @@ def test_the_smoke_test_trains_the_same_weights_twice():
     assert weights() == weights()
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize(
     ("variables", "options"),
     [([], ""), (["WHEELS=a.whl", "FAST=1", "CPP_ARCH=aarch64"], "a.whl --fast --cpp aarch64")],

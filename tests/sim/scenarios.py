@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+import shoal
 from shoal.cluster.protocol import messages as m
 from sim.jobs import TwoJobs, find_violations_of_jobs
 from sim.network import CALM, ROUGH, Weather
@@ -19,6 +20,7 @@ MODES = {"bsp": ("bsp", 0), "ssp": ("ssp", 2), "asp": ("asp", 0)}
 SHORT, LONG = 0.1, 0.6  # seconds; a process is declared dead after 0.25
 DANGEROUS = ("kill", "stop", "cut")  # a server may die, or be declared dead
 HARMLESS = ("scheduler", "stall", "worker", "zombie", "mute", "join", "drain", "rebalance", "table")
+TIGHT_BYTES = 1580  # of a slot, for the rows of all tables
 SLOW = 100_000  # bytes per second of a copy: an arc takes some hundredths of a second
 
 
@@ -260,8 +262,15 @@ def _sections(cluster, table):
     return found
 
 
+def _empty_slot_bytes():
+    """Return the bytes of a slot without rows, which depend on the library that the engine is linked with."""
+    with shoal.local(slots=2, threads=1) as store:
+        return store.table("t").stats().bytes // 2
+
+
 def _scenarios():
     """Yield (name, scenario): each plan of faults under each consistency, in calm and rough networks."""
+    tight = len(TIGHT) * _empty_slot_bytes() + TIGHT_BYTES
     plans = {
         "kill": {"faults": ("kill",)},
         "stop": {"faults": ("stop",)},
@@ -284,7 +293,7 @@ def _scenarios():
         "disk": {"faults": ("scheduler", "kill", "scheduler", "join", "scheduler"), "disk": 0.03},
         "tables": {"faults": ("kill", "join", "kill"), "tables": "mixed", "slot_bytes": 1 << 16, "copy_rate": SLOW},
         "budget": {
-            "faults": ("kill", "join", "kill"), "tables": "tight", "slot_bytes": 3500, "copy_rate": SLOW,
+            "faults": ("kill", "join", "kill"), "tables": "tight", "slot_bytes": tight, "copy_rate": SLOW,
             "modes": ("ssp", "asp"),
         },
         "everything": {"clocks": 14,
