@@ -18,8 +18,6 @@ from shoal.base.defaults import BATCH_SIZE
 from shoal.base.sizes import parse_size
 from shoal.cli.answers import Answer, warn
 
-_MOST = 1e15  # of things: beyond, bytes of rows do not fit into 64 bits
-
 if TYPE_CHECKING:
     from shoal.data import FeatureNames, Reader
 
@@ -162,6 +160,9 @@ def size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+_MOST = 1e15  # of things: beyond, bytes of rows do not fit into 64 bits
 
 
 def count(text: str) -> int:

@@ -110,6 +110,8 @@ class StorageRoots:
             real = path.resolve()
         except (OSError, RuntimeError):  # a link that leads to itself
             raise self._outside(str(path)) from None
+        if any(part.is_symlink() for part in (real, *real.parents)):  # such a link, from Python 3.13 on
+            raise self._outside(str(path))
         if not any(real.is_relative_to(root) for root in self._directories):
             raise self._outside(str(path))
 

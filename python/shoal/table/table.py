@@ -504,7 +504,7 @@ class Table:
         Examples
         --------
         >>> table = shoal.local().table("ctr")
-        >>> table.reserve(10_000_000)
+        >>> table.reserve(100_000)
         >>> len(table)
         0
         """
