@@ -30,6 +30,7 @@ import gc
 import importlib
 import io
 import json
+import linecache
 import os
 import re
 import runpy
@@ -374,6 +375,10 @@ def run(program: Program) -> None:
             if program.kind == "script":
                 main.__file__ = script
             text = program.target if program.kind == "text" else Path(script).read_bytes()
+            if program.kind == "text" and sys.version_info >= (3, 13):
+                # Tracebacks of -c TEXT have lines of the text since this version.
+                lines = [line + "\n" for line in program.target.splitlines()]
+                linecache.cache["<string>"] = (len(program.target), None, lines, "<string>")
             exec(compile(text, script if program.kind == "script" else "<string>", "exec"), main.__dict__)
     except _Executed as executed:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
