@@ -254,6 +254,14 @@ void by_feature_add(ByFeature& examples, const Array<std::uint32_t>& keys, const
   examples.add(which, from, pool.threads);
 }
 
+Array<double> by_feature_margins(ByFeature& examples, PoolWithScratch& pool) {
+  Array<double> result = fresh<double>(examples.size());
+  const auto to = out(result);
+  const py::gil_scoped_release nogil;
+  examples.margins(to, pool.threads);
+  return result;
+}
+
 Array<float> by_feature_gradient(ByFeature& examples, const Array<std::uint32_t>& keys,
                                  PoolWithScratch& pool) {
   const auto which = in(keys);
@@ -281,12 +289,7 @@ void add_kernel(py::module_& module) {
       .def(py::init(&by_feature), py::arg("indptr").noconvert(), py::arg("values").noconvert(),
            py::arg("keys"), py::arg("bias"), py::arg("labels").noconvert(), py::arg("weights").noconvert(),
            py::arg("pool"))
-      .def("margins",
-           [](const ByFeature& examples) {
-             Array<double> result = fresh<double>(examples.size());
-             examples.margins(out(result));
-             return result;
-           })
+      .def("margins", &by_feature_margins, py::arg("pool"))
       .def("add", &by_feature_add, py::arg("keys").noconvert(), py::arg("deltas").noconvert(),
            py::arg("pool"))
       .def("gradient", &by_feature_gradient, py::arg("keys").noconvert(), py::arg("pool"))

@@ -10,6 +10,8 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "base/memory.h"
+#include "base/prefetch.h"
 #include "base/simd.h"
 #include "kernel/logistic.h"
 
@@ -17,12 +19,15 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kRangeExamples = 8192;  // whose margins and slopes take 96 KiB
+constexpr std::size_t kRangeExamples = 16384;  // whose margins and slopes take 192 KiB
 constexpr std::size_t kMostRanges = 512;
 constexpr std::size_t kEntriesPerStart = 2;  // at least, so that the starts take less than the entries
 constexpr std::size_t kChunk = 256;          // examples whose slopes are computed at a time
 constexpr std::size_t kStartsAhead = 24;     // keys whose starts are prefetched
 constexpr std::size_t kEntriesAhead = 12;    // keys whose first entries are prefetched
+// With one changed margin for so many examples of a range, computing all its slopes takes less than finding those that changed,
+// and most of the lines of its state are read.
+constexpr std::size_t kSparse = 8;
 
 // The fewest ranges that are as small as wanted, unless their starts would take more memory than the entries.
 std::size_t ranges_for(std::size_t examples, std::size_t entries, std::size_t keys) noexcept {
@@ -31,57 +36,68 @@ std::size_t ranges_for(std::size_t examples, std::size_t entries, std::size_t ke
   return std::max<std::size_t>(1, std::min({wanted, affordable, kMostRanges}));
 }
 
-// e^x for |x| <= 708, within a relative 1e-11: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series up to r^9; then n is added to
+// e^x for |x| <= 87, within a relative 2e-7: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series up to r^7; then n is added to
 // the exponent. (Cody and Waite, Software Manual for the Elementary Functions, 1980.)
-SHOAL_INLINE double exponential(double x) noexcept {
-  constexpr double kShift = 0x1.8p52;  // the sum's low bits are the integer
-  constexpr double kLn2High = 0x1.62e42fefa0000p-1;
-  constexpr double kLn2Low = 0x1.cf79abc9e3b39p-40;
-  const double shifted = x * 0x1.71547652b82fep+0 + kShift;
-  const double n = shifted - kShift;
-  const double r = (x - n * kLn2High) - n * kLn2Low;
-  double sum = 1.0 / 362880.0;
-  sum = sum * r + 1.0 / 40320.0;
-  sum = sum * r + 1.0 / 5040.0;
-  sum = sum * r + 1.0 / 720.0;
-  sum = sum * r + 1.0 / 120.0;
-  sum = sum * r + 1.0 / 24.0;
-  sum = sum * r + 1.0 / 6.0;
-  sum = sum * r + 0.5;
-  sum = sum * r + 1.0;
-  sum = sum * r + 1.0;
-  return std::bit_cast<double>(std::bit_cast<std::uint64_t>(sum) +
-                               (std::bit_cast<std::uint64_t>(shifted) << 52U));
+SHOAL_INLINE float exponential(float x) noexcept {
+  constexpr float kShift = 0x1.8p23F;  // the sum's low bits are the integer
+  constexpr float kLn2High = 0x1.62e4p-1F;
+  constexpr float kLn2Low = 0x1.7f7d1cp-20F;
+  const float shifted = x * 0x1.715476p+0F + kShift;
+  const float n = shifted - kShift;
+  const float r = (x - n * kLn2High) - n * kLn2Low;
+  float sum = 1.0F / 5040.0F;
+  sum = sum * r + 1.0F / 720.0F;
+  sum = sum * r + 1.0F / 120.0F;
+  sum = sum * r + 1.0F / 24.0F;
+  sum = sum * r + 1.0F / 6.0F;
+  sum = sum * r + 0.5F;
+  sum = sum * r + 1.0F;
+  sum = sum * r + 1.0F;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(sum) +
+                              (std::bit_cast<std::uint32_t>(shifted) << 23U));
 }
 
-// Changed examples, whose slopes are computed at a time.
+// 1 / (1 + e^-a) for label 0, -1 / (1 + e^a) for label 1, times the weight where there are weights. The sign of a slope before
+// tells the label.
+SHOAL_CLONES void slopes_of(std::size_t size, const double* margins, const float* weights,
+                            float* slopes) noexcept {
+  constexpr std::uint32_t kSign = 0x80000000U;
+  for (std::size_t i = 0; i < size; ++i) {
+    const std::uint32_t sign = std::bit_cast<std::uint32_t>(slopes[i]) & kSign;
+    const auto margin = std::bit_cast<std::uint32_t>(static_cast<float>(margins[i]));
+    const auto z = std::bit_cast<float>(margin ^ sign ^ kSign);
+    const float bounded = z < -87.0F ? -87.0F : (z > 87.0F ? 87.0F : z);
+    const float slope = 1.0F / (1.0F + exponential(bounded));
+    slopes[i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(slope) | sign);
+  }
+  if (weights != nullptr) {
+    for (std::size_t i = 0; i < size; ++i) {
+      slopes[i] *= weights[i];
+    }
+  }
+}
+
+// Some examples, whose slopes are computed at a time.
 struct Chunk {
   std::size_t size = 0;
   std::array<std::uint32_t, kChunk> examples;
   std::array<double, kChunk> margins;
-  std::array<float, kChunk> weights;  // negative for label 1
+  std::array<float, kChunk> weights;
   std::array<float, kChunk> slopes;
+
+  void follow(const double* all_margins, const float* all_weights, float* all_slopes) noexcept {
+    for (std::size_t c = 0; c < size; ++c) {
+      margins[c] = all_margins[examples[c]];
+      slopes[c] = all_slopes[examples[c]];
+      weights[c] = all_weights == nullptr ? 1.0F : all_weights[examples[c]];
+    }
+    slopes_of(size, margins.data(), all_weights == nullptr ? nullptr : weights.data(), slopes.data());
+    for (std::size_t c = 0; c < size; ++c) {
+      all_slopes[examples[c]] = slopes[c];
+    }
+    size = 0;
+  }
 };
-
-// w / (1 + e^-a) for label 0, -w / (1 + e^a) for label 1.
-SHOAL_CLONES void slopes_of(std::size_t size, const double* margins, const float* weights,
-                            float* slopes) noexcept {
-  for (std::size_t i = 0; i < size; ++i) {
-    const auto weight = static_cast<double>(weights[i]);
-    const double z = -std::copysign(1.0, weight) * margins[i];
-    const double bounded = z < -708.0 ? -708.0 : (z > 708.0 ? 708.0 : z);
-    slopes[i] = static_cast<float>(weight / (1.0 + exponential(bounded)));
-  }
-}
-
-void follow(Chunk& chunk, float* slopes) noexcept {
-  slopes_of(chunk.size, chunk.margins.data(), chunk.weights.data(), chunk.slopes.data());
-  for (std::size_t c = 0; c < chunk.size;
-       ++c) {  // of an example that is there twice, the last is of both additions
-    slopes[chunk.examples[c]] = chunk.slopes[c];
-  }
-  chunk.size = 0;
-}
 
 std::size_t example_of(std::uint32_t entry) noexcept { return entry; }
 double value_of(std::uint32_t /*entry*/) noexcept { return 1.0; }
@@ -134,6 +150,20 @@ void ExamplesByFeature::with_entries(const Work& work) {
     work(entries_.data());
   } else {
     work(examples_.data());
+  }
+}
+
+template <class Number>
+void ExamplesByFeature::prefetch_state(const Number* numbers, std::size_t range,
+                                       std::span<const std::uint32_t> keys) const noexcept {
+  const std::size_t begin = partition_.begin(range);
+  const std::size_t end = partition_.begin(range + 1);
+  const std::uint32_t* const starts = starts_.data() + range * (keys_ + 1);
+  if (keys.empty() || starts[keys.back() + std::size_t{1}] - starts[keys.front()] < (end - begin) / kSparse) {
+    return;
+  }
+  for (std::size_t i = begin; i < end; i += kCacheLine / sizeof(Number)) {
+    prefetch(reinterpret_cast<const std::byte*>(numbers + i));
   }
 }
 
@@ -205,45 +235,62 @@ void ExamplesByFeature::check_keys(std::span<const std::uint32_t> keys, std::siz
 void ExamplesByFeature::add(std::span<const std::uint32_t> keys, std::span<const double> deltas,
                             ThreadPool& pool) {
   check_keys(keys, deltas.size());
+  follow(pool);
   const std::span<std::uint32_t> moved = moved_.claim(keys.size());
   const std::span<double> moves = moves_.claim(keys.size());
-  std::size_t count = 0;
   for (std::size_t j = 0; j < keys.size(); ++j) {
-    moved[count] = keys[j];
-    moves[count] = deltas[j];
-    count += deltas[j] != 0.0 ? 1U : 0U;
+    moved[moved_count_] = keys[j];
+    moves[moved_count_] = deltas[j];
+    moved_count_ += deltas[j] != 0.0 ? 1U : 0U;
   }
-  if (count == 0) {
-    return;
-  }
-  const float* const weights = weights_.size() == 0 ? nullptr : weights_.data();
-  with_entries([&](const auto* entries) {
-    pool.run(ranges(), [&](std::size_t r) {
-      Chunk chunk;
-      each_key(entries, r, moved.first(count), [&](std::size_t j, const auto* entry, const auto* end) {
-        while (entry != end) {
-          const auto* const stop =
-              entry + std::min(end - entry, static_cast<std::ptrdiff_t>(kChunk - chunk.size));
-          for (std::size_t c = chunk.size; entry != stop; ++entry, ++c) {
-            const std::size_t i = example_of(*entry);
-            margins_[i] += moves[j] * value_of(*entry);
-            chunk.examples[c] = static_cast<std::uint32_t>(i);
-            chunk.margins[c] = margins_[i];
-            chunk.weights[c] = std::copysign(weights == nullptr ? 1.0F : weights[i], slopes_[i]);
-            chunk.size = c + 1;
-          }
-          if (chunk.size == kChunk) {
-            follow(chunk, slopes_.data());
-          }
-        }
-      });
-      follow(chunk, slopes_.data());
-    });
-  });
 }
 
-void ExamplesByFeature::margins(std::span<double> out) const {
+void ExamplesByFeature::follow(ThreadPool& pool) {
+  if (moved_count_ == 0) {
+    return;
+  }
+  with_entries(
+      [&](const auto* entries) { pool.run(ranges(), [&](std::size_t r) { follow_in(entries, r); }); });
+  moved_count_ = 0;
+}
+
+template <class Item>
+void ExamplesByFeature::follow_in(const Item* entries, std::size_t range) noexcept {
+  const std::span<const std::uint32_t> moved{moved_.data(), moved_count_};
+  if (moved.empty()) {
+    return;
+  }
+  const std::size_t begin = partition_.begin(range);
+  const std::size_t size = partition_.begin(range + 1) - begin;
+  const float* const weights = weights_.size() == 0 ? nullptr : weights_.data();
+  prefetch_state(margins_.data(), range, moved);
+  std::size_t changed = 0;
+  each_key(entries, range, moved, [&](std::size_t j, const auto* entry, const auto* end) {
+    changed += static_cast<std::size_t>(end - entry);
+    for (const double move = moves_[j]; entry != end; ++entry) {
+      margins_[example_of(*entry)] += move * value_of(*entry);
+    }
+  });
+  if (changed >= size / kSparse) {
+    slopes_of(size, margins_.data() + begin, weights == nullptr ? nullptr : weights + begin,
+              slopes_.data() + begin);
+    return;
+  }
+  Chunk chunk;
+  each_key(entries, range, moved, [&](std::size_t /*j*/, const auto* entry, const auto* end) {
+    for (; entry != end; ++entry) {
+      chunk.examples[chunk.size++] = static_cast<std::uint32_t>(example_of(*entry));
+      if (chunk.size == kChunk) {
+        chunk.follow(margins_.data(), weights, slopes_.data());
+      }
+    }
+  });
+  chunk.follow(margins_.data(), weights, slopes_.data());
+}
+
+void ExamplesByFeature::margins(std::span<double> out, ThreadPool& pool) {
   check_sizes(out.size(), size_, "margins");
+  follow(pool);
   std::copy(margins_.begin(), margins_.end(), out.begin());
 }
 
@@ -266,6 +313,8 @@ void ExamplesByFeature::gradient(std::span<const std::uint32_t> keys, std::span<
   check_keys(keys, out.size());
   with_entries([&](const auto* entries) {
     add_up(out, pool, [&](std::size_t r, double* partials) {
+      follow_in(entries, r);
+      prefetch_state(slopes_.data(), r, keys);
       each_key(entries, r, keys, [&](std::size_t j, const auto* entry, const auto* end) {
         const auto term = [&](std::ptrdiff_t k) {
           return static_cast<double>(slopes_[example_of(entry[k])]) * value_of(entry[k]);
@@ -287,6 +336,7 @@ void ExamplesByFeature::gradient(std::span<const std::uint32_t> keys, std::span<
       });
     });
   });
+  moved_count_ = 0;
 }
 
 void ExamplesByFeature::bounds(Keys own, std::span<const Keys> near, std::span<float> out, ThreadPool& pool) {

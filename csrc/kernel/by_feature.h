@@ -12,12 +12,15 @@
 //
 //   range r   entries base(r) to base(r + 1); those of key k are base(r) + starts[r][k] to base(r) + starts[r][k + 1]
 //
-// Slopes follow the margins: `add` computes those of the examples that it changes. 1 / (1 + e^-z) with e^x by a polynomial,
-// without branches, so that it is computed for several examples at a time, in float64; slopes are kept as float32. The entries
-// of a key in a range are few, so those of the keys that come next are prefetched.
+// Margins and slopes follow the weights late: what `add` has been told is done range by range by the call after it, which then
+// finds the state of the range in the cache. Slopes are computed for the examples that have changed, or for the whole range where
+// these are many: 1 / (1 + e^-z) with e^x by a polynomial, without branches, so several examples at a time. They are computed and
+// kept as float32: of weight 1 and margin a, each is within 1e-7 of the exact one, and within a relative 1.2e-7 + 6e-8 |a|. The
+// entries of a key in a range are few, so those of the keys that come next are prefetched, and so is the state of a range that has
+// many of them.
 //
 // Invariants
-//   I1  margins are X w in float64, w the sum of all deltas; rounded at each addition.
+//   I1  margins are X w in float64, w the sum of all deltas but those of the last `add`; rounded at each addition.
 //   I2  slopes are those of the margins; their signs are those of the labels.
 //
 // Threads: one caller at a time; the pool shares the ranges. Memory: 8 bytes an entry, 4 without values; 12 an example, 16 with weights; 4 a key
@@ -47,9 +50,9 @@ class ExamplesByFeature {
 
   std::size_t size() const noexcept { return size_; }
   std::size_t keys() const noexcept { return keys_; }
-  void margins(std::span<double> out) const;
+  void margins(std::span<double> out, ThreadPool& pool);
 
-  // Adds to the weights of `keys`, which ascend strictly.
+  // Adds to the weights of `keys`, which ascend strictly. The next call of gradient(), margins() or add() does the work.
   void add(std::span<const std::uint32_t> keys, std::span<const double> deltas, ThreadPool& pool);
 
   // The gradient of each of `keys`.
@@ -67,6 +70,13 @@ class ExamplesByFeature {
   std::size_t ranges() const noexcept { return partition_.parts; }
   template <class Work>  // calls work(entries), of type Entry, or of type std::uint32_t if each value is 1
   void with_entries(const Work& work);
+  // Prefetches the numbers of a range's examples if the entries of the keys, and of those between them, are many.
+  template <class Number>
+  void prefetch_state(const Number* numbers, std::size_t range,
+                      std::span<const std::uint32_t> keys) const noexcept;
+  void follow(ThreadPool& pool);  // brings the margins and slopes of all ranges up to date
+  template <class Item>
+  void follow_in(const Item* entries, std::size_t range) noexcept;
   template <class Item,
             class Work>  // calls work(j, first, end) for the entries of each of `keys` in the range
   void each_key(const Item* entries, std::size_t range, std::span<const std::uint32_t> keys,
@@ -90,8 +100,9 @@ class ExamplesByFeature {
   Buffer<std::uint32_t> starts_;    // ranges x (keys + 1)
   Buffer<double> near_;             // sums of a call of bounds(), 0 otherwise
   Buffer<double> partials_;         // of a call, as the next two
-  Buffer<std::uint32_t> moved_;
-  Buffer<double> moves_;
+  Buffer<std::uint32_t> moved_;     // keys of the last add, which margins and slopes have yet to follow
+  Buffer<double> moves_;            // of each
+  std::size_t moved_count_ = 0;
 };
 
 }  // namespace shoal

@@ -196,7 +196,7 @@ class _Examples:
 
     def margins(self) -> Floats:
         """Return the margins of the examples."""
-        return self._by_feature.margins()
+        return self._by_feature.margins(self._workers)
 
     def gradient(self, block: _Block, chosen: Chosen) -> Singles:
         """Compute this worker's part of the gradient of some keys of the block."""
