@@ -688,6 +688,19 @@ def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_p
         assert text in page
 
 
+def test_a_whole_command_does_not_import_the_compiler_of_torch(clicks, tmp_path):
+    code = """
+        import sys
+        import shoal.cli
+        assert shoal.cli.main(["train", "ctr", "--config", sys.argv[1], "--output", sys.argv[2], "--quiet"]) == 0
+        assert "torch" in sys.modules and "torch._dynamo" not in sys.modules
+    """
+    config = written(tmp_path, configured(clicks))
+    command = [sys.executable, "-c", textwrap.dedent(code), config, tmp_path / "m"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_model_that_only_predicts_makes_no_dense_optimizer(clicks, tmp_path):
     with build(parse(configured(clicks)), shoal.local()) as model:
         fit(model, reader(clicks, lists={}), None, Plan(epochs=1, warm_up=False), progress=False)

@@ -41,6 +41,7 @@ from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.store.local import local
 from shoal.torch.click_model import ClickModel, Precision
+from shoal.torch.dense_optimizers import DENSE_OPTIMIZERS, dense_optimizer, with_defaults
 from shoal.torch.dense_part import DenseSharing
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
@@ -578,16 +579,14 @@ def _described(spec: Spec, where: str, kinds: Mapping[str, Any], usual: Mapping[
         raise ValueError(f"{where}: {error}") from None
 
 
-_DENSE = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "NAdam", "RAdam")
-
-
 def _dense(spec: Spec) -> tuple[Any, dict[str, Any]]:
     """Find the class of the optimizer of the dense parameters, and its settings."""
-    return _named(spec, "[train] optimizer", {name: getattr(torch.optim, name) for name in _DENSE})
+    kind, settings = _named(spec, "[train] optimizer", {name: dense_optimizer(name) for name in DENSE_OPTIMIZERS})
+    return kind, with_defaults(kind, settings)
 
 
 def _check_dense(spec: Spec) -> None:
-    """Raise ValueError if the settings of the dense optimizer are invalid. Making one imports torch's compiler."""
+    """Raise ValueError if the settings of the dense optimizer are invalid."""
     kind, settings = _dense(spec)
     try:
         kind([nn.Parameter(torch.zeros(1))], **settings)
