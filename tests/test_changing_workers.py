@@ -171,12 +171,16 @@ def made_machine(store: shoal.Store) -> Any:
     return shoal.FactorizationMachine(2, store=store)
 
 
+def made_classes(store: shoal.Store) -> Any:
+    return shoal.models.MulticlassRegression(3, store=store)
+
+
 def made_grid(store: shoal.Store) -> Any:
     return shoal.LogisticRegressionGrid({"alpha": [0.05, 0.1]}, store=store)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [made_machine, made_grid])
+@pytest.mark.parametrize("make", [made_machine, made_classes, made_grid])
 def test_fits_of_other_models_are_joined_as_well(
     make: Callable[[shoal.Store], Any], log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

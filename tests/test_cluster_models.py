@@ -46,6 +46,8 @@ def rows_of(model):
 MODELS = {
     "lr": lambda store: shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store),
     "fm": lambda store: shoal.FactorizationMachine(4, store=store),
+    "softmax": lambda store: shoal.models.MulticlassRegression(3, store=store),
+    "ovr": lambda store: shoal.models.MulticlassRegression(3, store=store, loss="ovr"),
 }
 
 
@@ -82,7 +84,7 @@ def merged_in_rank_order(kind, shares, passes):
                     keys = model.sort(batch)
                     rows = [table.pull_unique(keys) for table in model.tables]
                     margins, known = model._forward(batch, keys, rows)
-                    slopes = _core.logistic_losses(margins, batch.labels, batch.weights, store.workers)[1]
+                    slopes = model._loss(batch, margins, model.accumulator())[1]
                     parts.append((keys.hashes, model._backward(batch, keys, rows, slopes, known)))
                 for number, table in enumerate(model.tables):
                     lists = [(hashes, grads[number].reshape(-1, table.dim)) for hashes, grads in parts]
@@ -91,7 +93,7 @@ def merged_in_rank_order(kind, shares, passes):
         return rows_of(model)
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("lr", 2), ("lr", 3), ("fm", 2)])
+@pytest.mark.parametrize(("kind", "workers"), [("lr", 2), ("lr", 3), ("fm", 2), ("softmax", 2), ("ovr", 2)])
 def test_several_workers_learn_what_one_process_merges_in_rank_order(kind, workers, batches):
     shares = [batches[rank::workers] for rank in range(workers)]  # not equally long
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oracle import metrics as slow
 from shoal.metrics import Accumulator, auc, curves, measure, probabilities
-from shoal.metrics.accumulator import ExactSum
+from shoal.metrics.exact_sum import ExactSum
 
 
 def draw(n, seed=0):

@@ -202,11 +202,13 @@ def test_commands_train_as_jobs_of_their_names_on_tables_of_their_own(tmp_path: 
             with shoal.LogisticRegression.load(tmp_path / name) as model:
                 assert model.table.name == name
                 assert model.examples == 400
-        assert {"daily", "hourly"} <= set(store.cluster()["tables"])
+        assert main([*train, *joined, "--job", "stars", "--classes", "3", "--output", str(tmp_path / "stars")]) == 0
+        with shoal.models.load(tmp_path / "stars") as model:
+            assert (model.table.dim, model.examples) == (3, 400)
+        assert {"daily", "hourly", "multiclass"} <= set(store.cluster()["tables"])
     for more, text in (
         (["--job", "daily"], "--job requires --cluster"),
         (["--table", "t", "--grid", "alpha=0.1,0.2"], "--grid makes a table for each model: leave out --table"),
-        (["--table", "t", "--classes", "3"], "--table does not apply to --classes"),
     ):
         assert main([*train, *more, "--output", str(tmp_path / "none")]) == 2
         assert text in capsys.readouterr().err

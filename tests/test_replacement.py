@@ -24,7 +24,7 @@ from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
 from killed_workers import SERVERS, Calls, KilledError, run, worker_of
 from shoal.models import takeover
-from tiers import long_after
+from tiers import long_but
 
 EXAMPLES, BATCH = 600, 20
 
@@ -61,9 +61,13 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def learn(store: shoal.Store, log: Path, **how: Any) -> Found:
+def learn(store: shoal.Store, log: Path, *, classes: int = 2, **how: Any) -> Found:
     part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
-    with shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store) as model:
+    optimizer = shoal.FTRL(alpha=0.1)
+    model: shoal.models.Model = shoal.LogisticRegression(optimizer, store)
+    if classes > 2:
+        model = shoal.models.MulticlassRegression(classes, optimizer, store)
+    with model:
         model.fit(part, valid=part, progress=False, **{"epochs": 2, "shuffle": 4} | how)
         passes = model.history.passes
         assert len(model.history.fits) == 1
@@ -85,6 +89,7 @@ PLANS = {
     "shuffled": {},
     "checkpoints": {"warm_up": False, "shuffle": False, "checkpoint_every": 3},
     "early stopping": {"epochs": 5, "patience": 1},
+    "classes": {"classes": 3, "warm_up": False, "shuffle": False},
 }
 
 
@@ -95,7 +100,7 @@ def programs(name: str, log: Path, folder: Path) -> Callable[[shoal.Store], Foun
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", long_after(2, PLANS))
+@pytest.mark.parametrize("name", long_but(["batches", "shuffled", "classes"], PLANS.keys()))
 def test_under_bsp_a_replaced_worker_changes_no_bit(
     name: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +207,10 @@ def test_a_replacement_continues_all_models_of_a_grid(log: Path, monkeypatch: py
 @pytest.mark.slow
 @pytest.mark.usefixtures("true_starts")
 @pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
-def test_killed_worker_processes_are_started_again_and_the_fit_has_the_same_bits(log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--classes", "3"]])
+def test_killed_worker_processes_are_started_again_and_the_fit_has_the_same_bits(
+    log: Path, tmp_path: Path, more: list[str]
+) -> None:
     """SIGKILL at random moments, of random workers."""
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
@@ -215,6 +223,7 @@ def test_killed_worker_processes_are_started_again_and_the_fit_has_the_same_bits
         command += [*shoal_command, "train", "lr", "--cluster", "--data", str(log), "--format", "libsvm"]
         command += ["--output", str(out)]
         command += ["--batch-size", "4", "--epochs", "6", "--checkpoint-every", "20", "--resume", "--quiet"]
+        command += more
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(kills):
             victim = None
@@ -226,7 +235,7 @@ def test_killed_worker_processes_are_started_again_and_the_fit_has_the_same_bits
                     os.kill(victim, signal.SIGKILL)
         output, _ = process.communicate(timeout=4 * TIMEOUT)
         assert process.returncode == 0, output
-        with shoal.LogisticRegression.load(out) as model:
+        with shoal.models.load(out) as model:
             results.append((model.table.digest(), model.examples))
     assert results[0] == results[1]
     assert results[0][1] == 6 * EXAMPLES

@@ -116,6 +116,10 @@ def machine(store: shoal.Store) -> Any:
     return shoal.FactorizationMachine(4, store=store)
 
 
+def classes(store: shoal.Store) -> Any:
+    return shoal.models.MulticlassRegression(3, store=store)
+
+
 def digests(model: Any) -> list[Any]:
     return [table.digest() for table in model.tables]
 
@@ -171,10 +175,11 @@ FITS = {
     "lr, shuffled and warmed up": (logistic, {"shuffle": 3, "warm_up": True}),
     "lr, patient": (logistic, {"patience": 1, "epochs": 4}),
     "fm": (machine, {}),
+    "classes": (classes, {"patience": 1, "epochs": 4}),
 }
 
 
-@pytest.mark.parametrize("kind", long_but(["lr, patient"], FITS.keys()))
+@pytest.mark.parametrize("kind", long_but(["lr, patient", "classes"], FITS.keys()))
 def test_a_fit_of_two_workers_that_goes_on_has_the_bits_of_one_that_never_stopped(
     log: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -210,15 +215,20 @@ def test_checkpoints_of_workers_at_different_clocks_name_every_example_once(
     assert [(examples, passes[0][0].examples) for _, examples, passes in found] == [(2 * EXAMPLES, EXAMPLES)] * 2
 
 
-@pytest.mark.parametrize(("before", "after"), long_after(2, [(2, 1), (2, 3), (3, 2), (1, 2)]))
-def test_a_fit_goes_on_with_another_number_of_workers(log: Path, tmp_path: Path, before: int, after: int) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "make"),
+    long_after(2, [(2, 1, logistic), (2, 3, classes), (3, 2, logistic), (1, 2, logistic), (3, 1, classes)]),
+)
+def test_a_fit_goes_on_with_another_number_of_workers(
+    log: Path, tmp_path: Path, before: int, after: int, make: Any
+) -> None:
     with cluster(2, 1) as servers:
-        one_by_one(servers.address, before, fit_of(logistic, log, tmp_path / "m", until=8))
+        one_by_one(servers.address, before, fit_of(make, log, tmp_path / "m", until=8))
     learned = files.read(tmp_path / "m").examples
     assert learned == before * 6 * BATCH
     batches: dict[int, int] = {}
     with cluster(1, 1) as servers:
-        work = fit_of(logistic, log, tmp_path / "m", resume=True, batches=batches)
+        work = fit_of(make, log, tmp_path / "m", resume=True, batches=batches)
         found = together(servers.address, after, work)
     for _, examples, passes in found:
         assert examples == 2 * EXAMPLES

@@ -72,6 +72,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             "examples": described.examples,
             "bias": described.bias,
             "normalized": described.normalized,
+            **(described.multiclass or {}),
             "calibration": described.calibration,
             "passes": described.history.passes,
             "best_pass": described.history.best_pass,
@@ -81,6 +82,8 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         lines.append(f"    format      {described.format or 'unknown'}")
         lines += [f"    {name:<11} {value}" for name, value in columns.schema_items(described.schema)]
         lines.append(f"    bias        {'yes' if described.bias else 'no'}")
+        if described.multiclass is not None:
+            lines += [f"    {name:<11} {value}" for name, value in described.multiclass.items()]
         if described.normalized:
             lines.append("    normalized  yes: values are divided by learned scales")
         if described.calibration is not None:
@@ -224,4 +227,11 @@ def _top(directory: StorageDir, most: int, names: Mapping[int, str]) -> tuple[li
         {"key": key, "name": names.get(key), "weight": weight}
         for key, weight in zip(keys.tolist(), weights.tolist(), strict=True)
     ]
-    return facts, [f"    {fact['weight']:<+11.4f} {fact['name'] or fact['key']}" for fact in facts]
+    lines = []
+    for fact in facts:
+        weight, of = fact["weight"], ""
+        if model.num_classes > 2:  # weight is a list, of which the largest is shown
+            largest = max(range(model.num_classes), key=lambda k: abs(weight[k]))
+            weight, of = weight[largest], f", class {model.classes_[largest]}"
+        lines.append(f"    {weight:<+11.4f} {fact['name'] or fact['key']}{of}")
+    return facts, lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import secrets
 import sys
@@ -18,7 +17,6 @@ from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
 
 if TYPE_CHECKING:
     from shoal.data import Reader
-    from shoal.models import MulticlassRegression
     from shoal.models.predictor import Predictor
 
 PREDICT_EXAMPLES = """\
@@ -85,40 +83,39 @@ def predict(arguments: argparse.Namespace) -> Answer:
 
 def evaluate(arguments: argparse.Namespace) -> Answer:
     """Measure predictions against the labels."""
-    from shoal.models import MulticlassRegression
     from shoal.models.evaluation import measure
 
     note = ""
     with _loaded(arguments) as (model, reader):
-        if isinstance(model, MulticlassRegression):
-            found = model.evaluate(reader)
-            note = f"\n{counted(reader.skipped, 'malformed line')} skipped" if reader.skipped else ""
-            facts = {"model": arguments.model, "data": reader.path, "skipped": reader.skipped}
-            return Answer(f"{found}{note}", facts | dataclasses.asdict(found))
         metrics, _, grouped = measure([model], reader)[0]
         if grouped is not None:
             note = (
                 f"\nGAUC {grouped.gauc:.6f}  ({grouped.groups:,} groups, {grouped.left_out:,} with one class skipped)"
             )
         note += f"\n{counted(reader.skipped, 'malformed line')} skipped" if reader.skipped else ""
-        facts = {
+        facts: dict[str, Any] = {
             "model": arguments.model,
             "data": reader.path,
             "logloss": metrics.logloss,
-            "auc": metrics.auc,
-            "calibration": metrics.calibration,
             "examples": metrics.examples,
             "weight": metrics.weight,
-            "base_rate": metrics.base_rate,
-            "normalized_entropy": metrics.normalized_entropy,
-            "gauc": None if grouped is None else grouped.gauc,
             "skipped": reader.skipped,
         }
+        if metrics.accuracy is not None:
+            facts["accuracy"] = metrics.accuracy
+        else:
+            facts |= {
+                "auc": metrics.auc,
+                "calibration": metrics.calibration,
+                "base_rate": metrics.base_rate,
+                "normalized_entropy": metrics.normalized_entropy,
+                "gauc": None if grouped is None else grouped.gauc,
+            }
         return Answer(f"{metrics}{note}", facts)
 
 
 @contextmanager
-def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor | MulticlassRegression, Reader]]:
+def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]:
     """Load the model, and open the data in the model's format."""
     from shoal import models
     from shoal.models import files
@@ -129,13 +126,11 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor | Multicl
         where = open_dir(arguments.model)
         if where.kind() is None:
             raise ValueError(f"{where}: there is no such model")
-        model: Predictor | MulticlassRegression
-        if (kind := files.read(where).model) == files.CLICK:
+        model: Predictor
+        if files.read(where).model == files.CLICK:
             from shoal.torch import load
 
             model = load(where, store=store)
-        elif kind == files.MULTICLASS:
-            model = models.MulticlassRegression.load(where, store=store)
         else:
             model = models.load(where, store=store)
         form = arguments.format or model.format

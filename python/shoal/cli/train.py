@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from shoal.data import Reader
     from shoal.models import DBPG, LogisticRegressionGrid, Model
     from shoal.models.fit_checkpoints import Resume
+    from shoal.models.multiclass import MultiClass
     from shoal.store.base import Store
 
 EXAMPLES = """\
@@ -229,9 +230,7 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     from shoal.optim import FTRL
 
     if arguments.classes is not None:
-        from shoal.cli.train_classes import train_classes
-
-        return train_classes(arguments)
+        return _train_classes(arguments)
     if arguments.multi_class is not None:
         raise ValueError("--multi-class requires --classes")
     solver = _solver(arguments)
@@ -263,6 +262,38 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
         grid = LogisticRegressionGrid(values, optimizer, store, seed=arguments.seed, normalized=arguments.normalized)
         make_room(arguments, store)
         return _fitted_grid(arguments, grid)
+
+
+# Options of models of two classes, and their defaults.
+_OF_TWO_CLASSES: dict[str, Any] = {
+    "solver": "online",
+    "grid": [],
+    "save_all": False,
+    "positive": None,
+    "negative_rate": 1.0,
+    "metric": "logloss",
+    "calibrate": None,
+}
+
+
+def _train_classes(arguments: argparse.Namespace) -> Answer:
+    """Train a logistic regression of several classes."""
+    from shoal.models import MulticlassRegression
+    from shoal.optim import FTRL
+
+    if arguments.classes < 3:
+        raise ValueError(f"--classes is {arguments.classes}: pass 3 or more, or leave it out for labels of 0 and 1")
+    for name, usual in _OF_TWO_CLASSES.items():
+        if getattr(arguments, name) != usual:
+            option = f"--{name.replace('_', '-')}" + (" auc" if name == "metric" else "")
+            raise ValueError(f"{option} is for two classes and does not apply to --classes: leave it out")
+    _solver(arguments)  # refuses its settings
+    optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
+    loss: MultiClass = arguments.multi_class or "multinomial"
+    train, how = training_data(arguments, [arguments.output])
+    with open_store(arguments) as store:
+        model = MulticlassRegression(arguments.classes, optimizer, store, loss=loss, **_table_of(arguments))
+        return fitted(arguments, model, train, how)
 
 
 def train_fm(arguments: argparse.Namespace) -> Answer:

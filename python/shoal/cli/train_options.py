@@ -100,7 +100,9 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="seed of shuffling, sampling and stochastic rounding (default: %(default)s)"
     )
     parser.add_argument(
-        "--table", metavar="NAME", help="name of the table, by which a cluster's readers find it (default: lr, or fm)"
+        "--table",
+        metavar="NAME",
+        help="name of the table, by which a cluster's readers find it (default: lr, fm, or multiclass)",
     )
     parser.add_argument(
         "--expected-keys",

@@ -88,8 +88,8 @@ def table_lines(model: Model) -> list[str]:
     for table in model.tables:
         stats = table.stats()
         lines.append(f"{'table':<12} {rows_of(stats, table.dim)}")
-    nonzero = len(model.weights()[0])
-    lines.append(f"{'weights':<12} {nonzero:,} are not zero, bias {model.bias:.4f}")
+    bias = f", bias {model.bias:.4f}" if model.num_classes == 2 else f", of {model.num_classes:,} classes"
+    lines.append(f"{'weights':<12} {model.count_nonzero():,} are not zero{bias}")
     return lines
 
 
@@ -119,13 +119,18 @@ def fit_facts(model: Predictor) -> dict[str, Any]:
 def model_facts(model: Model) -> dict[str, Any]:
     """Return the facts of a model that the worker that saves it has."""
     stats = [table.stats() for table in model.tables]
-    return fit_facts(model) | {
-        "rows": stats[0].rows,
-        "bytes": sum(one.bytes for one in stats),
-        "nonzero_weights": len(model.weights()[0]),
-        "bias": model.bias,
-        "calibration": None if model.calibration is None else model.calibration.to_dict()["kind"],
-    }
+    bias: Any = model.bias
+    return (
+        fit_facts(model)
+        | model.class_settings
+        | {
+            "rows": stats[0].rows,
+            "bytes": sum(one.bytes for one in stats),
+            "nonzero_weights": model.count_nonzero(),
+            "bias": bias if model.num_classes == 2 else bias.tolist(),
+            "calibration": None if model.calibration is None else model.calibration.to_dict()["kind"],
+        }
+    )
 
 
 def grid_lines(results: Sequence[GridResult[Any]], column: str, size: Callable[[Any], int]) -> list[str]:

@@ -3,7 +3,7 @@
     array, sparse matrix   the number of a column is its key, as in libsvm text; a value of 0 is not a feature
     frame                  the columns of `shoal.read_arrow`, with the same keys; labels and weights are passed apart
 
-Labels are of two classes with any names: `binary_labels` turns them into 0 and 1.
+Labels are of two or more classes with any names: `class_labels` turns them into 0, 1, ...
 
 Threads: a `MatrixReader` is immutable, except its random numbers; an iteration belongs to one thread.
 """
@@ -27,7 +27,7 @@ __all__ = [
     "Classes",
     "FrameReader",
     "MatrixReader",
-    "binary_labels",
+    "class_labels",
     "column_of_frame",
     "float_columns",
     "is_array",
@@ -35,7 +35,7 @@ __all__ = [
     "sample_weights",
 ]
 
-Classes = tuple[Any, Any]
+Classes = tuple[Any, ...]
 
 _LABEL = "\ue000label"  # names that no column has: private use, by Unicode
 _WEIGHT = "\ue000weight"
@@ -216,26 +216,29 @@ def float_columns(frame: Any, but: Sequence[str]) -> list[str]:
     return [field.name for field in fields if floating(field.type) and field.name not in but]
 
 
-def binary_labels(y: Any, known: Classes | None = None) -> tuple[NDArray[np.float32], Classes]:
-    """Turn labels of two classes into 0 and 1.
+def class_labels(y: Any, known: Classes | None = None, count: int = 2) -> tuple[NDArray[np.float32], Classes]:
+    """Turn labels of classes into their numbers, 0, 1, ...
 
     Parameters
     ----------
     y : array-like of shape (n,)
-        False and True, 0 and 1, -1 and +1; or any two others, of which the larger one is positive.
-    known : tuple of two, optional
+        Numbers of the classes; or any others in their order. Of two classes: False and True, 0 and 1, -1 and +1; or any
+        two others, of which the larger one is positive.
+    known : tuple, optional
         The classes, where they are known.
+    count : int
+        Number of classes.
 
     Returns
     -------
     labels : float32[n]
-    classes : tuple of two
-        The negative one first.
+    classes : tuple
+        Of two the negative one first.
 
     Raises
     ------
     ValueError
-        There are not two classes, a class is not one of the ``known`` ones, or a label is missing.
+        There is another number of classes, a class is not one of the ``known`` ones, or a label is missing.
     """
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] == 1:
@@ -250,26 +253,38 @@ def binary_labels(y: Any, known: Classes | None = None) -> tuple[NDArray[np.floa
         found = np.unique(array).tolist()
     except TypeError:
         raise ValueError("y has labels of several types, which have no order: pass labels of one type") from None
-    classes = known if known is not None else _classes(found, array.dtype.kind)
-    strange = [label for label in found if label not in classes]
+    classes = known if known is not None else _classes(found, array.dtype.kind, count)
+    numbers = {label: number for number, label in enumerate(classes)}
+    strange = [label for label in found if label not in numbers]
     if strange:
-        raise ValueError(f"y has the label {strange[0]!r}: the model's classes are {classes[0]!r} and {classes[1]!r}")
-    return (array == classes[1]).astype(np.float32), classes
+        which = " and ".join(map(repr, classes)) if len(classes) == 2 else f"{classes[0]!r}, ..., {classes[-1]!r}"
+        raise ValueError(f"y has the label {strange[0]!r}: the model's classes are {which}")
+    if count == 2:
+        return (array == classes[1]).astype(np.float32), classes
+    of_found = np.array([numbers[label] for label in found], np.float32)
+    return of_found[np.searchsorted(np.array(found, array.dtype), array)], classes
 
 
-def _classes(found: list[Any], kind: str) -> Classes:
+def _classes(found: list[Any], kind: str, count: int) -> Classes:
     if kind == "b":
+        if count > 2:
+            raise ValueError(f"y is boolean, and the model has {count:,} classes: pass their numbers, or names")
         return (False, True)
-    for usual in ((0, 1), (-1, 1)):
-        if all(label in usual for label in found):
+    for usual in (tuple(range(count)), *([(-1, 1)] if count == 2 else [])):
+        if set(found) <= set(usual):
             return usual
-    if len(found) == 2:
-        return (found[0], found[1])
+    if len(found) == count:
+        return tuple(found)
+    if count > 2:
+        raise ValueError(
+            f"y has {len(found):,} classes, such as {', '.join(map(repr, found[:3]))}, and the model {count:,}: pass "
+            f"labels of all, or their numbers, 0 to {count - 1}"
+        )
     if len(found) == 1:
         raise ValueError(f"there is only one class, {found[0]!r}: pass examples of two")
     raise ValueError(
         f"y has {len(found):,} classes, such as {', '.join(map(repr, found[:3]))}: pass labels of two, for example "
-        f"y == {found[0]!r}"
+        f"y == {found[0]!r}; or train a shoal.models.MulticlassRegression({len(found)})"
     )
 
 

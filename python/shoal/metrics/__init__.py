@@ -13,7 +13,11 @@ its logarithm is lost and different margins become ties.
 
     exact.py         what needs all margins at once: measure, auc, gauc, ...
     ordered.py       examples of equal score as one group: what AUC, the ROC curve and the deciles are computed from
-    accumulator.py   the same in constant memory, mergeable, its AUC between two bounds
+    stream.py        StreamMetrics: metrics in constant memory, mergeable
+    accumulator.py   of two classes, the AUC between two bounds
+    multiclass.py    of several classes: log-loss and accuracy
+    described.py     accumulators from their descriptions
+    exact_sum.py     sums of float64 numbers without rounding
     progressive.py   when to print progressive metrics, as Vowpal Wabbit does
 
 docs/metrics.md has every formula with its source.
@@ -22,6 +26,7 @@ Threads: functions are pure; one accumulator belongs to one thread at a time.
 """
 
 from shoal.metrics.accumulator import Accumulator
+from shoal.metrics.described import accumulator_from_dict
 from shoal.metrics.exact import (
     GroupedAUC,
     Metrics,
@@ -35,8 +40,10 @@ from shoal.metrics.exact import (
     measure_with_curves,
     probabilities,
 )
+from shoal.metrics.multiclass import MulticlassAccumulator
 from shoal.metrics.ordered import Curves, Decile
 from shoal.metrics.progressive import Progressive, ProgressiveLine
+from shoal.metrics.stream import StreamMetrics
 
 __all__ = [
     "Accumulator",
@@ -44,8 +51,11 @@ __all__ = [
     "Decile",
     "GroupedAUC",
     "Metrics",
+    "MulticlassAccumulator",
     "Progressive",
     "ProgressiveLine",
+    "StreamMetrics",
+    "accumulator_from_dict",
     "auc",
     "calibration",
     "curves",

@@ -24,83 +24,26 @@ Threads: an accumulator belongs to one thread at a time.
 
 from __future__ import annotations
 
-import math
-import re
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.metrics.checked import checked
 from shoal.metrics.exact import Metrics, losses, probabilities, ratio, weighted_sum
+from shoal.metrics.exact_sum import ExactSum
 from shoal.metrics.ordered import Curves, ScoreGroups
+from shoal.metrics.stream import REMEDY, StreamMetrics, check_described, whole_number
 
 LIMIT = 16.0
 BITS = 16
 _MOST_BITS = 24
 
-_KIND = "shoal metrics"
 _VERSION = 1
-_HEXADECIMAL = re.compile(r"-?[0-9a-f]{1,1024}")
 _SUMS = ("weight", "positive_weight", "loss", "probability")
 
 
-class ExactSum:
-    """A sum of float64 numbers that is never rounded: an integer of units of 2^-1074. No number may be -inf or NaN."""
-
-    __slots__ = ("_infinite", "_units")
-
-    _UNIT_BITS = 1074  # every finite float64 is a whole number of 2^-1074
-
-    def __init__(self, value: float = 0.0) -> None:
-        self._units = 0
-        self._infinite = False
-        self.add(value)
-
-    def add(self, value: float) -> None:
-        """Add one number."""
-        if value == math.inf:
-            self._infinite = True
-        else:
-            numerator, denominator = value.as_integer_ratio()
-            self._units += numerator << (self._UNIT_BITS + 1 - denominator.bit_length())
-
-    def merge(self, other: ExactSum) -> None:
-        """Add another sum."""
-        self._units += other._units
-        self._infinite |= other._infinite
-
-    def __float__(self) -> float:
-        """Round the sum to the nearest float64."""
-        try:
-            return math.inf if self._infinite else self._units / (1 << self._UNIT_BITS)
-        except OverflowError:
-            return math.inf
-
-    def to_text(self) -> str:
-        """Write the sum, all of it: hexadecimal digits, or "inf"."""
-        return "inf" if self._infinite else f"{self._units:x}"
-
-    @classmethod
-    def from_text(cls, text: object) -> Self:
-        """Read what `to_text` wrote.
-
-        Raises
-        ------
-        ValueError
-            It is something else.
-        """
-        out = cls()
-        if text == "inf":
-            out._infinite = True
-        elif isinstance(text, str) and _HEXADECIMAL.fullmatch(text):
-            out._units = int(text, 16)
-        else:
-            raise ValueError(f"{text!r} is not an exact sum: pass what to_dict wrote")
-        return out
-
-
-class Accumulator:
+class Accumulator(StreamMetrics):
     """Metrics of a stream of examples, mergeable, in constant memory.
 
     Parameters
@@ -125,16 +68,19 @@ class Accumulator:
     (0.875, 0.75, 1.0, 4)
     """
 
-    __slots__ = ("_counts", "_loss", "_positive_weight", "_probability", "_used", "_weight", "bits", "examples")
+    __slots__ = ("_counts", "_positive_weight", "_probability", "_used", "bits")
+
+    kind: ClassVar[str] = "shoal metrics"
+    quality_name: ClassVar[str] = "AUC"
+    relative_name: ClassVar[str] = "normalized entropy"
+    constant: ClassVar[str] = "the base rate alone"
 
     def __init__(self, bits: int = BITS) -> None:
         if not 1 <= bits <= _MOST_BITS:
             raise ValueError(f"bits is {bits}: pass 1 to {_MOST_BITS}")
+        super().__init__()
         self.bits = bits
-        self.examples = 0
-        self._weight = ExactSum()
         self._positive_weight = ExactSum()
-        self._loss = ExactSum()
         self._probability = ExactSum()
         self._counts: npt.NDArray[Any] = np.zeros(2 << bits, np.int64)  # negatives, then positives
         self._used = range(0)  # other bins are empty: few are used, and the AUC is computed often
@@ -145,7 +91,7 @@ class Accumulator:
         margins: npt.ArrayLike,
         weights: npt.ArrayLike | None = None,
         *,
-        sums: tuple[float, float] | None = None,
+        sums: tuple[float, ...] | None = None,
     ) -> float:
         """Count a batch of examples.
 
@@ -190,7 +136,7 @@ class Accumulator:
         self._probability.add(probability)
         return loss
 
-    def merge(self, other: Accumulator) -> None:
+    def merge(self, other: Self) -> None:
         """Add what ``other`` counted, as if its examples had been counted here.
 
         Raises
@@ -207,25 +153,14 @@ class Accumulator:
         if other._used:
             self._use(other._used[0], other._used[-1])
 
-    @property
-    def weight(self) -> float:
-        """Sum of the weights so far; ``examples`` where nothing is weighted."""
-        return float(self._weight)
-
-    @property
-    def loss_sum(self) -> float:
-        """Weighted sum of the losses so far."""
-        return float(self._loss)
+    def empty(self) -> Self:
+        """Return an accumulator that has counted nothing and merges with this one."""
+        return type(self)(self.bits)
 
     @property
     def probability_sum(self) -> float:
         """Weighted sum of the predicted probabilities so far."""
         return float(self._probability)
-
-    @property
-    def logloss(self) -> float:
-        """Mean loss so far; NaN before the first example."""
-        return ratio(float(self._loss), float(self._weight))
 
     @property
     def calibration(self) -> float:
@@ -258,6 +193,16 @@ class Accumulator:
         lower, _, upper = self._ordered().auc()
         return (upper - lower) / 2
 
+    @property
+    def quality(self) -> float:
+        """The AUC."""
+        return self.auc
+
+    @property
+    def relative_loss(self) -> float:
+        """The normalized entropy: log-loss over that of always predicting the base rate."""
+        return self.result().normalized_entropy
+
     def result(self) -> Metrics:
         """Return the metrics so far; the AUC is the one within ``auc_error``."""
         return Metrics(
@@ -283,7 +228,7 @@ class Accumulator:
         """Return the state as a JSON value; bins without examples are left out."""
         filled = np.flatnonzero(self._counts)
         return {
-            "kind": _KIND,
+            "kind": self.kind,
             "version": _VERSION,
             "bits": self.bits,
             "examples": self.examples,
@@ -302,28 +247,26 @@ class Accumulator:
         ValueError
             It is not a description of an accumulator, or has an unknown version.
         """
-        remedy = "pass what to_dict returned"
-        if not isinstance(described, dict) or described.get("kind") != _KIND or described.get("version") != _VERSION:
-            raise ValueError(f"this is not a {_KIND} of version {_VERSION}: {remedy}")
+        check_described(described, cls.kind, _VERSION)
         try:
-            out = cls(_whole(described["bits"], "bits"))
-            out.examples = _whole(described["examples"], "examples")
+            out = cls(whole_number(described["bits"], "bits"))
+            out.examples = whole_number(described["examples"], "examples")
             out._weight, out._positive_weight, out._loss, out._probability = (
                 ExactSum.from_text(described["sums"][name]) for name in _SUMS
             )
             where, what = np.asarray(described["bins"]), np.asarray(described["counts"])
             dtype = np.dtype(np.float64 if described["weighted"] else np.int64)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this description of {_KIND} lacks something ({error!r}): {remedy}") from None
+            raise ValueError(f"this description of {cls.kind} lacks something ({error!r}): {REMEDY}") from None
         if len(where.shape) != 1 or where.shape != what.shape:
-            raise ValueError(f"bins {where.shape} and counts {what.shape}: {remedy}")
+            raise ValueError(f"bins {where.shape} and counts {what.shape}: {REMEDY}")
         if len(where):
             if where.dtype != np.int64 or where[0] < 0 or where[-1] >= len(out._counts) or np.any(np.diff(where) <= 0):
-                raise ValueError(f"bins are whole numbers from 0 to {len(out._counts) - 1}, ascending: {remedy}")
+                raise ValueError(f"bins are whole numbers from 0 to {len(out._counts) - 1}, ascending: {REMEDY}")
             if what.dtype.kind not in dtype.kind + "i" or not np.all((what > 0) & (what < np.inf)):
-                raise ValueError(f"counts are {dtype} above 0: {remedy}")
+                raise ValueError(f"counts are {dtype} above 0: {REMEDY}")
         if not described["weighted"] and int(what.sum()) != out.examples:
-            raise ValueError(f"examples is {out.examples}, but {int(what.sum())} are counted: {remedy}")
+            raise ValueError(f"examples is {out.examples}, but {int(what.sum())} are counted: {REMEDY}")
         out._counts = out._counts.astype(dtype, copy=False)
         if len(where):
             out._counts[where] = what
@@ -345,9 +288,3 @@ class Accumulator:
         filled = np.flatnonzero(negative + positive)
         middles = np.asarray((filled + (self._used.start + 0.5)) * (2 * LIMIT / (1 << self.bits)) - LIMIT, np.float64)
         return ScoreGroups(middles, positive[filled], negative[filled])
-
-
-def _whole(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} is {value!r}: pass a whole number, 0 or more")
-    return value

@@ -36,6 +36,9 @@ class Metrics:
         Share of positive labels.
     weight : float
         Sum of the examples' weights, by which all means and shares are weighted; without weights, ``examples``.
+    accuracy : float or None
+        Of several classes: share of the examples whose likeliest class is their own. Then ``auc``, ``calibration`` and
+        ``base_rate``, which are of two classes, are NaN.
 
     Examples
     --------
@@ -49,10 +52,14 @@ class Metrics:
     examples: int
     base_rate: float
     weight: float = math.nan
+    accuracy: float | None = None
 
     def __post_init__(self) -> None:
         if math.isnan(self.weight):
             object.__setattr__(self, "weight", float(self.examples))
+        if self.accuracy is not None:
+            for name in ("auc", "calibration", "base_rate"):  # the same object, so that equal metrics compare equal
+                object.__setattr__(self, name, math.nan)
 
     @property
     def normalized_entropy(self) -> float:
@@ -62,6 +69,9 @@ class Metrics:
 
     def __str__(self) -> str:
         weight = "" if self.weight == self.examples else f" of weight {self.weight:,.6g}"
+        if self.accuracy is not None:
+            measured = f"{counted(self.examples, 'example')}{weight}"
+            return f"logloss {self.logloss:.6f}  accuracy {self.accuracy:.6f}  ({measured})"
         return (
             f"logloss {self.logloss:.6f}  AUC {self.auc:.6f}  calibration {self.calibration:.4f}  "
             f"NE {self.normalized_entropy:.4f}  ({counted(self.examples, 'example')}{weight}, "
@@ -69,6 +79,11 @@ class Metrics:
         ).replace("%", " %")
 
     def _repr_html_(self) -> str:
+        if self.accuracy is not None:
+            return notebook.table(
+                counted(self.examples, "example"),
+                [("log-loss", f"{self.logloss:.6f}"), ("accuracy", f"{self.accuracy:.6f}")],
+            )
         return notebook.table(
             f"{counted(self.examples, 'example')}, {100 * self.base_rate:.2f} % positive",
             [

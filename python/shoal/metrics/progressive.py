@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.metrics.accumulator import Accumulator
 from shoal.metrics.exact import ratio
+from shoal.metrics.stream import StreamMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,9 @@ class ProgressiveLine:
     since_last : float
         Mean loss since the line before.
     auc : float
-        Since the start, within `Accumulator.auc_error`.
+        Since the start, within `Accumulator.auc_error`; NaN of several classes.
+    accuracy : float or None
+        Of several classes: since the start.
     """
 
     examples: int
@@ -46,11 +48,12 @@ class ProgressiveLine:
     logloss: float
     since_last: float
     auc: float
+    accuracy: float | None = None
 
     def __str__(self) -> str:
         return (
             f"{self.logloss:<10.6f} {self.since_last:<10.6f} {self.examples:>14,} {self.weight:>14,.10g} "
-            f"{self.auc:>10.6f}"
+            f"{self.auc if self.accuracy is None else self.accuracy:>10.6f}"
         )
 
 
@@ -65,6 +68,7 @@ class Progressive:
 
     Examples
     --------
+    >>> from shoal.metrics import Accumulator
     >>> seen, lines = Accumulator(), Progressive(2.0)
     >>> for label in [0, 1, 0, 1, 1]:
     ...     loss = seen.update([label], [0.0])
@@ -89,7 +93,12 @@ class Progressive:
         self._weight = 0.0
         self._loss = 0.0
 
-    def update(self, seen: Accumulator) -> ProgressiveLine | None:
+    @classmethod
+    def header(cls, seen: StreamMetrics) -> str:
+        """Return the names of the columns of an accumulator's lines: those of `HEADER`, or of several classes."""
+        return cls.HEADER.replace(f"{'AUC':>10}", f"{seen.quality_name:>10}")
+
+    def update(self, seen: StreamMetrics) -> ProgressiveLine | None:
         """Return a line, if one is due; call it after each batch that ``seen`` has counted."""
         if seen.examples < self._next:
             return None
@@ -100,11 +109,11 @@ class Progressive:
                 self._next *= self._every
         return self._line(seen)
 
-    def finish(self, seen: Accumulator) -> ProgressiveLine | None:
+    def finish(self, seen: StreamMetrics) -> ProgressiveLine | None:
         """Return the line of the examples after the last line, if there are any."""
         return self._line(seen) if seen.examples > self._examples else None
 
-    def _line(self, seen: Accumulator) -> ProgressiveLine:
+    def _line(self, seen: StreamMetrics) -> ProgressiveLine:
         weight, loss = seen.weight, seen.loss_sum
         line = ProgressiveLine(
             examples=seen.examples,
@@ -112,6 +121,7 @@ class Progressive:
             logloss=seen.logloss,
             since_last=ratio(loss - self._loss, weight - self._weight),
             auc=seen.auc,
+            accuracy=seen.accuracy,
         )
         self._examples, self._weight, self._loss = seen.examples, weight, loss
         return line

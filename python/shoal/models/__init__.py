@@ -5,7 +5,6 @@
     linear_weights.py    the linear weights of a model: bias, weights, scales, largest weights
     logistic.py          logistic regression
     multiclass.py        logistic regression over any number of classes
-    multiclass_metrics.py  their loss and metrics
     fm.py                factorization machine
     scales.py            the divisors of values in normalized models
     dbpg.py              delayed block proximal gradient: logistic regression to its optimum
@@ -14,6 +13,7 @@
     training.py          the training loop, for one or several models
     model_trainer.py     one model in the loop: metrics of its pass, early stopping
     evaluation.py        metrics of models in one pass over data
+    measured.py          what metrics need of the examples that were predicted
     sources.py           checks and descriptions of the data of a fit
     plan.py              the settings of a fit: epochs, shuffling, sampling, early stopping
     pass_coordinator.py  workers of a cluster that fit one model together
@@ -47,7 +47,6 @@ from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import Model
 from shoal.models.multiclass import MulticlassRegression
-from shoal.models.multiclass_metrics import MulticlassMetrics, MulticlassPass
 from shoal.models.plan import Plan
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
@@ -65,8 +64,6 @@ __all__ = [
     "LogisticRegression",
     "LogisticRegressionGrid",
     "Model",
-    "MulticlassMetrics",
-    "MulticlassPass",
     "MulticlassRegression",
     "Pass",
     "Plan",
@@ -78,10 +75,12 @@ __all__ = [
     "merged",
 ]
 
-_CLASSES: dict[str, type[Model]] = {one.kind: one for one in (LogisticRegression, FactorizationMachine)}
+_CLASSES: dict[str, type[Model]] = {
+    one.kind: one for one in (LogisticRegression, FactorizationMachine, MulticlassRegression)
+}
 
 
-def exported(description: Mapping[str, Any], store: Store) -> Model | MulticlassRegression:
+def exported(description: Mapping[str, Any], store: Store) -> Model:
     """Make the model of an export (`files.for_export`), over tables that are in the store.
 
     Raises
@@ -90,8 +89,6 @@ def exported(description: Mapping[str, Any], store: Store) -> Model | Multiclass
         It is of a kind that this version does not know, or requires PyTorch.
     """
     kind = description["kind"]
-    if kind == files.MULTICLASS:
-        return MulticlassRegression.exported(description, store)
     if kind not in _CLASSES:
         raise ValueError(f"a {kind} is not made of tables alone: those are {', '.join(_CLASSES)}")
     return _CLASSES[kind].exported(description, store)
@@ -105,9 +102,4 @@ def load(
     kind = files.read(where).model
     if kind == files.CLICK:
         raise ValueError(f"{where} is a click model, which requires PyTorch: load it with shoal.torch.load")
-    if kind == files.MULTICLASS:
-        raise ValueError(
-            f"{where} is a model of several classes, which only shoal.load, MulticlassRegression.load, shoal evaluate, "
-            "predict, export and serve read"
-        )
     return _CLASSES[kind].load(where, store=store)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from shoal.metrics import Accumulator, GroupedAUC, Metrics
+from shoal.metrics import GroupedAUC, Metrics, StreamMetrics
 from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir
 
@@ -39,7 +39,7 @@ class FitProgress:
         Batches that were learned from since the fit began, or was resumed.
     """
 
-    def __init__(self, model: Any, pass_number: int, batches: int, seen: Accumulator | None) -> None:
+    def __init__(self, model: Any, pass_number: int, batches: int, seen: StreamMetrics | None) -> None:
         self.model = model
         self.pass_number = pass_number
         self.batches = batches
@@ -86,6 +86,7 @@ class FitProgress:
         found: dict[str, Any] = {"kind": self.model.kind}
         if (module := getattr(self.model, "module", None)) is not None:
             found["module"] = type(module).__name__
+        found |= getattr(self.model, "class_settings", {})
         for table in self.model.tables:
             found[f"{table.name}.dim"] = table.dim
             found[f"{table.name}.optimizer"] = type(table.optimizer).__name__
@@ -163,7 +164,7 @@ class Callbacks:
         if failed is not None and error is None:
             raise failed
 
-    def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
+    def batch_done(self, seen: Sequence[StreamMetrics], fit_state: Callable[[], FitState]) -> None:
         """Pass it on."""
         self._batches += 1
         number = len(self._model.history.passes) + 1 if self._on_batch else 0

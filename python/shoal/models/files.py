@@ -53,18 +53,21 @@ MULTICLASS = "multiclass regression"
 CLICK = "click model"
 KINDS = (LOGISTIC, FACTORIZATION, MULTICLASS, CLICK)
 
-_MAY_BE_MISSING = (
-    "valid",
-    "curves",
-    "window_weight",
-    "best_pass",
-    "patience",
-    "data",
-    "batch_size",
-    "grouped",
-    "source",
-    "valid_source",
-    "class_weight",
+_MAY_BE_MISSING = frozenset(
+    (
+        "valid",
+        "curves",
+        "window_weight",
+        "best_pass",
+        "patience",
+        "data",
+        "batch_size",
+        "grouped",
+        "source",
+        "valid_source",
+        "class_weight",
+        "accuracy",
+    )
 )
 
 _CHECKPOINT = re.compile(r"checkpoint-[0-9a-f]{6,}")
@@ -93,7 +96,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, Any] = {}
     calibration: dict[str, Any] | None = None
     history: History
-    classes: tuple[Any, Any] | None = None  # the labels of y that are 0 and 1
+    classes: tuple[Any, ...] | None = None  # the labels of y that are 0, 1, ...
     columns: int | None = None  # of the array that the model has learned from
     tower: str | None = None
     tower_crc32c: str | None = None
@@ -237,7 +240,9 @@ def read(where: StoragePath) -> ModelFile:
     ):
         raise CorruptionError(f"{path} is not a {' or '.join(KINDS)} of version {VERSION}: load it with a newer shoal")
     try:
-        head["history"] = _nan_for_null(head["history"])
+        # Of several classes an accuracy of null is that of no examples.
+        may_be_missing = _MAY_BE_MISSING if head.get("multiclass") is None else _MAY_BE_MISSING - {"accuracy"}
+        head["history"] = _nan_for_null(head["history"], may_be_missing)
         described = msgspec.convert(head, ModelFile)
     except (KeyError, msgspec.MsgspecError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
@@ -364,10 +369,10 @@ def load_names(directory: StoragePath, *, storage_options: Mapping[str, Any] | N
     return FeatureNames.from_json(body, place.address(described.names))
 
 
-def _nan_for_null(value: Any, name: str = "") -> Any:
+def _nan_for_null(value: Any, may_be_missing: frozenset[str], name: str = "") -> Any:
     """Restore NaN, which JSON has as null, except in fields that may be missing."""
     if isinstance(value, dict):
-        return {key: _nan_for_null(inner, key) for key, inner in value.items()}
+        return {key: _nan_for_null(inner, may_be_missing, key) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_nan_for_null(inner) for inner in value]
-    return math.nan if value is None and name not in _MAY_BE_MISSING else value
+        return [_nan_for_null(inner, may_be_missing) for inner in value]
+    return math.nan if value is None and name not in may_be_missing else value

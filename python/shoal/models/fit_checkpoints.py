@@ -28,7 +28,7 @@ import msgspec
 
 from shoal.data import Reader
 from shoal.errors import ShoalError
-from shoal.metrics import Accumulator
+from shoal.metrics import StreamMetrics, accumulator_from_dict
 from shoal.models import files, sources
 from shoal.models.history import Fit, History, Record, Windows
 from shoal.models.learner import FitState
@@ -135,7 +135,7 @@ class FitCheckpointer:
     def fit_ended(self, error: BaseException | None) -> None:
         """Do nothing: `save` writes the model."""
 
-    def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
+    def batch_done(self, seen: Sequence[StreamMetrics], fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint, if one is due."""
         self.clock_done(fit_state)
 
@@ -167,7 +167,7 @@ class FitCheckpointer:
             record = self._model.record
             mine_only = record.examples
             record.examples = fit_state.known + sum(
-                Accumulator.from_dict(one.seen).examples + one.unmeasured for one in states
+                accumulator_from_dict(one.seen).examples + one.unmeasured for one in states
             )
             try:
                 self._model.save(self.directory, fit_state=replace(fit_state, workers=tuple(states)))
@@ -365,7 +365,7 @@ def _of_worker(fit_state: FitState, rank: int, workers: int) -> FitState:
             rank=split[0],
             workers=split[1],
             batches=fit_state.batches,
-            examples=Accumulator.from_dict(fit_state.seen).examples,
+            examples=accumulator_from_dict(fit_state.seen).examples,
             read=fit_state.read,
             position=fit_state.position,
         )

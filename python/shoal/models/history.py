@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.metrics import Accumulator, Curves, GroupedAUC, Metrics
+from shoal.metrics import Curves, GroupedAUC, Metrics, StreamMetrics
 from shoal.metrics.exact import ratio
 from shoal.models.plan import Plan
 
@@ -40,9 +40,12 @@ class Point:
     logloss : float
         The same of all examples of the pass so far.
     auc : float
-        AUC of all examples of the pass so far, within `shoal.metrics.Accumulator.auc_error`; NaN with one class only.
+        AUC of all examples of the pass so far, within `shoal.metrics.Accumulator.auc_error`; NaN with one class only,
+        and of several classes.
     window_weight : float or None
         Sum of the weights of the window's examples; None if each weighs 1.
+    accuracy : float or None
+        Of several classes: share of right predictions among all examples of the pass so far.
     """
 
     examples: int
@@ -52,6 +55,7 @@ class Point:
     logloss: float
     auc: float
     window_weight: float | None = None
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,7 @@ class Pass:
         Metrics of each batch, predicted before it was learned from. In the first pass this is an unbiased estimate
         (progressive validation); in later passes the model has already learned from the examples.
     auc_error : float
-        Upper bound of the error of ``metrics.auc``.
+        Upper bound of the error of ``metrics.auc``; NaN of several classes.
     seconds : float
         Wall-clock time, including reading, without validation.
     skipped : int
@@ -76,7 +80,8 @@ class Pass:
     valid : Metrics or None
         Of the validation data after the pass.
     curves : Curves or None
-        Calibration by decile and ROC curve of the validation data after the pass, as `shoal.report` draws them.
+        Calibration by decile and ROC curve of the validation data after the pass, as `shoal.report` draws them; None of
+        several classes.
     features : int
         Total number of features of the pass's examples; 0 of models that were saved before this was counted.
     grouped : GroupedAUC or None
@@ -200,7 +205,7 @@ class Curve:
         return tuple(self._points)
 
     def add(
-        self, examples: int, weight: float, loss: float, *, total: int, pass_number: int, progress: Accumulator
+        self, examples: int, weight: float, loss: float, *, total: int, pass_number: int, progress: StreamMetrics
     ) -> None:
         """Count a batch with these sums of weights and of losses; ``progress`` is the pass's, including the batch."""
         self._batches += 1
@@ -210,7 +215,7 @@ class Curve:
         if self._batches == self._batches_per_window:
             self.close_window(total=total, pass_number=pass_number, progress=progress)
 
-    def close_window(self, *, total: int, pass_number: int, progress: Accumulator) -> None:
+    def close_window(self, *, total: int, pass_number: int, progress: StreamMetrics) -> None:
         """End the current window, unless it is empty."""
         if self._examples > 0:
             self._points.append(
@@ -221,6 +226,7 @@ class Curve:
                     window_logloss=ratio(self._loss, self._weight),
                     logloss=progress.logloss,
                     auc=progress.auc,
+                    accuracy=progress.accuracy,
                     window_weight=None if self._weight == self._examples else self._weight,
                 )
             )
@@ -249,6 +255,7 @@ def merged(points: list[Point]) -> list[Point]:
                     window_logloss=ratio(sum(losses), sum(weights)),
                     logloss=point.logloss,
                     auc=point.auc,
+                    accuracy=point.accuracy,
                     window_weight=None if sum(weights) == examples else sum(weights),
                 )
             )
@@ -272,7 +279,7 @@ class Record:
         examples: int = 0,
         form: str | None = None,
         schema: Mapping[str, Any] | None = None,
-        classes: tuple[Any, Any] | None = None,
+        classes: tuple[Any, ...] | None = None,
         columns: int | None = None,
     ) -> None:
         history = history or History()
@@ -283,7 +290,7 @@ class Record:
         self.examples = examples
         self.format = form
         self.schema = dict(schema or {})
-        self.classes = classes  # the labels of y that are 0 and 1
+        self.classes = classes  # the labels of y that are 0, 1, ...
         self.columns = columns  # of the array that the model has learned from
 
     def restore(

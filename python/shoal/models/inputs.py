@@ -20,7 +20,7 @@ from shoal.data.arrays import (
     Classes,
     FrameReader,
     MatrixReader,
-    binary_labels,
+    class_labels,
     column_of_frame,
     float_columns,
     is_array,
@@ -30,7 +30,7 @@ from shoal.data.arrays import (
 from shoal.data.arrow import table_of
 from shoal.models.history import Record
 
-__all__ = ["EPOCHS_OF_ARRAYS", "TrainingData", "class_weight_pair", "is_table", "prediction_data", "training_data"]
+__all__ = ["EPOCHS_OF_ARRAYS", "TrainingData", "class_weights", "is_table", "prediction_data", "training_data"]
 
 # Passes over an array or a frame by default. Such data is small: one pass has too few steps.
 EPOCHS_OF_ARRAYS = 10
@@ -67,13 +67,14 @@ def training_data(
     batch_size: int | None,
     label: str | None,
     features: Mapping[str, Any],
+    classes: int = 2,
 ) -> TrainingData:
     """Return batches to learn from; see `shoal.models.Model.fit`. ``features`` of a frame that are None are ignored.
 
     Raises
     ------
     TypeError, ValueError
-        Labels are missing or not of two classes, lengths differ, or an argument does not apply to this data.
+        Labels are missing or not of ``classes`` classes, lengths differ, or an argument does not apply to this data.
     """
     asked = {name: value for name, value in features.items() if value is not None}
     if not is_table(data):
@@ -90,10 +91,10 @@ def training_data(
                 raise ValueError(f"{name} is for frames, whose columns have names: leave it out, and pass y")
         if y is None:
             raise ValueError("an array has no labels: pass them too, as in fit(X, y)")
-        labels, classes = binary_labels(y, record.classes)
+        labels, known = class_labels(y, record.classes, classes)
         rows = MatrixReader(data, labels, weights, size)
         _check_columns(record, rows.columns)
-        return TrainingData(rows, classes, rows.columns, labels)
+        return TrainingData(rows, known, rows.columns, labels)
     if isinstance(y, str):
         raise ValueError(f"y is the text {y!r}: pass label={y!r} if that is the column of the labels")
     if (y is None) == (label is None):
@@ -105,12 +106,14 @@ def training_data(
         schema |= {name: record.schema[name] for name in _FEATURES if name in record.schema}
     elif numeric := float_columns(data, [] if label is None else [label]):
         schema["numeric"] = numeric
-    labels, classes = binary_labels(y if label is None else column_of_frame(data, label), record.classes)
-    return TrainingData(FrameReader(data, labels, weights, schema, size), classes, None, labels)
+    labels, known = class_labels(y if label is None else column_of_frame(data, label), record.classes, classes)
+    return TrainingData(FrameReader(data, labels, weights, schema, size), known, None, labels)
 
 
-def prediction_data(record: Record, data: Any, y: Any = None, sample_weight: Any = None, *, labelled: bool) -> Any:
-    """Return batches to predict, or to measure if ``labelled``.
+def prediction_data(
+    record: Record, data: Any, y: Any = None, sample_weight: Any = None, *, labelled: bool, classes: int = 2
+) -> Any:
+    """Return batches to predict, or to measure if ``labelled``; labels are of ``classes`` classes.
 
     Raises
     ------
@@ -130,7 +133,7 @@ def prediction_data(record: Record, data: Any, y: Any = None, sample_weight: Any
             raise ValueError(
                 f"this model learned from {record.format} data, whose columns have names: pass a frame or a reader"
             )
-        labels = None if y is None else binary_labels(y, record.classes)[0]
+        labels = None if y is None else class_labels(y, record.classes, classes)[0]
         rows = MatrixReader(data, labels, weights)
         _check_columns(record, rows.columns)
         return rows
@@ -147,7 +150,7 @@ def prediction_data(record: Record, data: Any, y: Any = None, sample_weight: Any
         if record.classes is None and sample_weight is None:
             return read_arrow(table_of(data), **{name: schema[name] for name in _OF_ARROW if name in schema})
         y = column_of_frame(data, label)
-    labels = None if y is None else binary_labels(y, record.classes)[0]
+    labels = None if y is None else class_labels(y, record.classes, classes)[0]
     return FrameReader(data, labels, weights, schema)
 
 
@@ -156,10 +159,13 @@ def _check_columns(record: Record, columns: int) -> None:
         raise ValueError(f"X has {columns:,} columns, and this model learned from {record.columns:,}: pass the same")
 
 
-def class_weight_pair(
-    asked: Mapping[Any, float] | str | None, classes: Classes | None, labels: npt.NDArray[np.float32] | None
-) -> tuple[float, float] | None:
-    """Return the weight of an example of each class; None: both 1.
+def class_weights(
+    asked: Mapping[Any, float] | str | None,
+    known: Classes | None,
+    labels: npt.NDArray[np.float32] | None,
+    classes: int = 2,
+) -> tuple[float, ...] | None:
+    """Return the weight of an example of each class; None: all 1.
 
     Raises
     ------
@@ -168,24 +174,31 @@ def class_weight_pair(
     """
     if asked is None:
         return None
+    known = tuple(range(classes)) if known is None else known
+    example = f"{{{known[0]!r}: 1.0, {known[1]!r}: 5.0}}"
     if isinstance(asked, str):
         if asked != "balanced":
-            raise ValueError(f"class_weight is {asked!r}: pass 'balanced' or a dict, such as {{0: 1.0, 1: 5.0}}")
+            raise ValueError(f"class_weight is {asked!r}: pass 'balanced' or a dict, such as {example}")
         if labels is None:
             raise ValueError(
                 "class_weight='balanced' counts the labels before the first batch, which takes an array or a frame: "
-                "pass a dict for a reader, such as {0: 1.0, 1: 5.0}"
+                f"pass a dict for a reader, such as {example}"
             )
-        positives = int(labels.sum())
-        if not 0 < positives < len(labels):
-            raise ValueError("class_weight='balanced' needs examples of both classes: there is only one")
-        return len(labels) / (2 * (len(labels) - positives)), len(labels) / (2 * positives)
+        counts = np.bincount(labels.astype(np.intp), minlength=classes)
+        if not counts.all():
+            which = "there is only one" if classes == 2 else f"there is none of {known[int(counts.argmin())]!r}"
+            raise ValueError(f"class_weight='balanced' needs examples of {_all_of(classes)} classes: {which}")
+        return tuple(len(labels) / (classes * count) for count in counts.tolist())
     if not isinstance(asked, Mapping):
-        raise TypeError(f"class_weight is {asked!r}: pass 'balanced' or a dict, such as {{0: 1.0, 1: 5.0}}")
-    known = (0, 1) if classes is None else classes
+        raise TypeError(f"class_weight is {asked!r}: pass 'balanced' or a dict, such as {example}")
     for label, weight in asked.items():
         if label not in known:
-            raise ValueError(f"class_weight names the class {label!r}: the classes are {known[0]!r} and {known[1]!r}")
+            which = " and ".join(map(repr, known)) if classes == 2 else f"{known[0]!r}, ..., {known[-1]!r}"
+            raise ValueError(f"class_weight names the class {label!r}: the classes are {which}")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < np.inf:
             raise ValueError(f"class_weight of {label!r} is {weight!r}: pass a finite number, 0 or more")
-    return float(asked.get(known[0], 1.0)), float(asked.get(known[1], 1.0))
+    return tuple(float(asked.get(label, 1.0)) for label in known)
+
+
+def _all_of(classes: int) -> str:
+    return "both" if classes == 2 else f"all {classes:,}"

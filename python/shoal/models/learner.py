@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data import Batch
-from shoal.metrics import Accumulator
+from shoal.metrics import StreamMetrics
 from shoal.models.history import Record, Windows
+from shoal.models.measured import MeasuredExamples
 from shoal.models.shares import WorkerState
 from shoal.storage.base import StorageDir
 from shoal.store.base import Store
@@ -38,8 +39,11 @@ class Evaluable(Protocol):
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
         """Prepare each batch, ahead where it is faster; an error of ``batches`` is raised after all earlier batches."""
 
-    def margins(self, batch: Batch, prepared: Prepared) -> npt.NDArray[np.float64]:
-        """Predict: float64[n]."""
+    def margins(self, batch: Batch, prepared: Prepared) -> Floats:
+        """Predict: float64[n], or float64[n, K] of several classes."""
+
+    def examples_to_measure(self, models: int) -> MeasuredExamples:
+        """Return an empty object for the examples that this kind of model, in all ``models``, is measured on."""
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
         """Return the group of each example, uint64[n]; None without groups."""
@@ -84,7 +88,10 @@ class Learner(Evaluable, Protocol):
     def nonfinite_rows(self) -> int:
         """Count the gradients that were dropped because they were not finite."""
 
-    def learn(self, batch: Batch, prepared: Prepared, seen: Accumulator) -> float:
+    def accumulator(self) -> StreamMetrics:
+        """Return an empty accumulator for the metrics of a pass."""
+
+    def learn(self, batch: Batch, prepared: Prepared, seen: StreamMetrics) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
 
     def step_along(self) -> bool:
@@ -129,7 +136,7 @@ class FitState:
     position : dict or None
         Of the reader after the last batch; None: the pass is read from its beginning, and ``batches`` are skipped.
     seen : dict or None
-        `shoal.metrics.Accumulator` of the pass; None between passes.
+        `Learner.accumulator` of the pass; None between passes.
     features : int
         Of the pass so far.
     seconds : float
@@ -176,7 +183,7 @@ class FitObserver(Protocol):
     def fit_ended(self, error: BaseException | None) -> None:
         """React to the end of the fit: the kept weights are restored, or an error has ended it."""
 
-    def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
+    def batch_done(self, seen: Sequence[StreamMetrics], fit_state: Callable[[], FitState]) -> None:
         """React to a batch that was learned from; ``seen`` has the metrics of the pass so far, of each learner."""
 
     def clock_done(self, fit_state: Callable[[], FitState]) -> None:

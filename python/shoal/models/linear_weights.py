@@ -1,11 +1,11 @@
-"""LinearWeights: reading the weights of a model that has one linear weight for each key.
+"""LinearWeights: reading the weights of a model that has one linear weight for each key, or one for each class.
 
 Threads: reads only; safe while another thread learns, each slot as it was at some batch boundary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import overload
 
 import numpy as np
@@ -23,7 +23,7 @@ BIAS_KEY = 0x1208DA918DB99F36
 
 
 class LinearWeights:
-    """The linear weights of a model: its first table, of dim 1, the bias among them, and its table of scales."""
+    """The linear weights of a model: its first table, the bias among them, and its table of scales."""
 
     _tables: tuple[Table, ...]
     _has_bias: bool
@@ -31,7 +31,7 @@ class LinearWeights:
 
     @property
     def table(self) -> Table:
-        """The table of the linear weights: one row per key, of dim 1."""
+        """The table of the linear weights: one row per key."""
         return self._tables[0]
 
     @property
@@ -41,9 +41,31 @@ class LinearWeights:
     @property
     def bias(self) -> float:
         """Weight of the constant feature; 0 in a model without one."""
+        return float(self._bias_row()[0])
+
+    def _bias_row(self) -> npt.NDArray[np.float32]:
         if not self._has_bias:
-            return 0.0
-        return float(self.table.pull(np.array([BIAS_KEY], np.uint64))[0, 0])
+            return np.zeros(self.table.dim, np.float32)
+        row: npt.NDArray[np.float32] = self.table.pull(np.array([BIAS_KEY], np.uint64))[0]
+        return row
+
+    def _weights_in(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the linear weights in rows of the table, float32[k] or float32[k, K]."""
+        return rows[:, 0]
+
+    def _nonzero(self) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
+        """Yield keys whose weights are not all 0, without the bias; their weights, and the largest absolute value."""
+        for keys, rows in self.table.items():
+            weights = self._weights_in(rows)
+            sizes = np.abs(weights.reshape(len(keys), -1)).max(axis=1)
+            kept = sizes != 0
+            if self._has_bias:
+                kept &= keys != np.uint64(BIAS_KEY)
+            yield keys[kept], weights[kept], sizes[kept]
+
+    def count_nonzero(self) -> int:
+        """Count the linear weights that are not zero, without the bias."""
+        return sum(int(np.count_nonzero(weights)) for _, weights, _ in self._nonzero())
 
     def weights(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
         """Read all linear weights that are not zero, without the bias.
@@ -52,22 +74,18 @@ class LinearWeights:
         -------
         keys : uint64[k]
             In hash order.
-        weights : float32[k]
+        weights : float32[k] or float32[k, K]
+            Of several classes, those of each; not all of a row are zero.
 
         Notes
         -----
         Uses 12 bytes for each weight. With l1 > 0 most rows read zero: their state is kept for further learning. The
         weights of a normalized model apply to x divided by its scale: see `scales`.
         """
-        keys = [np.empty(0, np.uint64)]
-        weights = [np.empty(0, np.float32)]
-        for some_keys, rows in self.table.items():
-            w = rows[:, 0]
-            kept = w != 0
-            if self._has_bias:
-                kept &= some_keys != np.uint64(BIAS_KEY)
-            keys.append(some_keys[kept])
-            weights.append(w[kept])
+        keys, weights = [np.empty(0, np.uint64)], [self._weights_in(np.empty((0, self.table.dim), np.float32))]
+        for some_keys, some_weights, _ in self._nonzero():
+            keys.append(some_keys)
+            weights.append(some_weights)
         return np.concatenate(keys), np.concatenate(weights)
 
     def scales(self) -> tuple[npt.NDArray[np.uint64], Floats]:
@@ -92,12 +110,12 @@ class LinearWeights:
     def top(
         self, n: int = 20, *, names: Mapping[int, str] | None = None
     ) -> tuple[npt.NDArray[np.uint64] | list[str], npt.NDArray[np.float32]]:
-        """Read the linear weights of largest absolute value, without the bias.
+        """Read the linear weights of largest absolute value, without the bias; of several classes the largest rows.
 
         Parameters
         ----------
         n : int
-            Greatest number of weights.
+            Greatest number of features.
         names : mapping of int to str, optional
             Names of features by their keys, such as `shoal.FeatureNames`.
 
@@ -105,8 +123,9 @@ class LinearWeights:
         -------
         keys : uint64[k], or list of str
             With ``names`` the name of each key; the number of a key without a name.
-        weights : float32[k]
-            The largest absolute value first; of equal ones the smaller key first.
+        weights : float32[k] or float32[k, K]
+            The largest absolute value first; of equal ones the smaller key first. Of several classes those of each, by
+            the largest of them.
 
         Raises
         ------
@@ -119,15 +138,13 @@ class LinearWeights:
         """
         if n < 0:
             raise ValueError(f"n is {n}: pass 0 or more")
-        keys, weights = np.empty(0, np.uint64), np.empty(0, np.float32)
-        for some_keys, rows in self.table.items():
-            w = rows[:, 0]
-            kept = w != 0
-            if self._has_bias:
-                kept &= some_keys != np.uint64(BIAS_KEY)
-            keys, weights = np.concatenate([keys, some_keys[kept]]), np.concatenate([weights, w[kept]])
-            order = np.lexsort((keys, -np.abs(weights)))[:n]
-            keys, weights = keys[order], weights[order]
+        keys, sizes = np.empty(0, np.uint64), np.empty(0, np.float32)
+        weights = self._weights_in(np.empty((0, self.table.dim), np.float32))
+        for some_keys, some_weights, some_sizes in self._nonzero():
+            keys, weights = np.concatenate([keys, some_keys]), np.concatenate([weights, some_weights])
+            sizes = np.concatenate([sizes, some_sizes])
+            order = np.lexsort((keys, -sizes))[:n]
+            keys, weights, sizes = keys[order], weights[order], sizes[order]
         if names is None:
             return keys, weights
         return [names.get(key, str(key)) for key in keys.tolist()], weights

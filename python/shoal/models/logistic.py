@@ -18,7 +18,7 @@ import numpy as np
 from shoal import _core
 from shoal.data import Batch
 from shoal.lifecycle import Admission, Expiry
-from shoal.metrics import Accumulator
+from shoal.metrics import StreamMetrics
 from shoal.models import dbpg, files
 from shoal.models.callbacks import Callbacks
 from shoal.models.dbpg import DBPG, SolverResult
@@ -154,7 +154,7 @@ class LogisticRegression(Model):
     def _passes_of_tables(self) -> int:
         return super()._passes_of_tables if self._solver is None else 1
 
-    def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
+    def learn(self, batch: Batch, keys: KeyBatch, seen: StreamMetrics | None) -> float:
         """Predict, count into ``seen``, push; see `Model.learn`."""
         if self._solver is not None:
             raise ValueError('solver "dbpg" learns from all examples at once: call fit, or make a model without it')

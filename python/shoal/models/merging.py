@@ -2,6 +2,7 @@
 
     pass         each worker's accumulators --all-gather--> each worker merges them: exact sums and histograms
     validation   each worker's labels, margins, groups --gather--> worker 0 measures --broadcast--> all
+                 of several classes its exact sums
 
 So the metrics are those of one worker with all of the data: those of validation the same bits up to the order of sums.
 
@@ -14,14 +15,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from shoal.data import Batch
-from shoal.data.rebatch import joined_or_none
 from shoal.errors import ShoalError
-from shoal.metrics import Accumulator
-from shoal.models.evaluation import Evaluation, Predictions, check_data, evaluate, measure, predictions
+from shoal.metrics import accumulator_from_dict
+from shoal.models.evaluation import check_data, evaluate, measure, predicted
 from shoal.models.learner import Learner
+from shoal.models.measured import Evaluation
 from shoal.models.model_trainer import ModelTrainer
 from shoal.models.pass_coordinator import PassCoordinator
 
@@ -41,18 +41,8 @@ class _WorkerPass(msgspec.Struct, frozen=True):
     repeated: int = 0
 
 
-class _Part(msgspec.Struct, frozen=True):
-    """The predictions of one worker, as the bytes of arrays."""
-
-    labels: bytes
-    weights: bytes | None
-    groups: bytes | None
-    margins: list[bytes]
-
-
 # Made here: msgspec crashes where several threads are the first to decode a type.
 _pass = msgspec.msgpack.Decoder(_WorkerPass)
-_part = msgspec.msgpack.Decoder(_Part)
 _evaluations = msgspec.msgpack.Decoder(list[Evaluation])
 
 
@@ -77,9 +67,9 @@ def merge_pass(coordinator: PassCoordinator, trainers: Sequence[ModelTrainer], *
     messages = coordinator.exchange(msgspec.msgpack.encode(mine)).messages
     passes = [_pass.decode(one) for one in messages if one is not None]
     for number, trainer in enumerate(trainers):
-        seen = Accumulator()
+        seen = trainer.model.accumulator()
         for one in passes:
-            seen.merge(Accumulator.from_dict(one.seen[number]))
+            seen.merge(accumulator_from_dict(one.seen[number]))
         trainer.merge(
             seen,
             features=sum(one.features[number] for one in passes),
@@ -106,13 +96,18 @@ def measure_together(
         assert data is not None
         return measure(models, data)
     batches = [] if data is None else data
-    mine = b"" if coordinator.is_past else _predicted(models, data, batches)
+    mine = b""
+    if not coordinator.is_past:
+        if data is not None:
+            check_data(models, data)
+        mine = predicted(models, batches, models[0].examples_to_measure(len(models))).encode()
     messages = coordinator.exchange(mine, to=0).messages
     answer, failed = b"", None
     if coordinator.rank == 0 and not coordinator.is_past:
         try:
-            whole = _joined([_part.decode(one) for one in messages if one is not None])
-            answer = msgspec.msgpack.encode(evaluate(models, whole, batches))
+            whole = models[0].examples_to_measure(len(models))
+            whole.merge([one for one in messages if one is not None])
+            answer = msgspec.msgpack.encode(evaluate(whole, batches))
         except ValueError as error:
             failed, answer = error, str(error).encode()
     flags, answers, _ = coordinator.exchange(answer, flag=_FAILED if failed is not None else 0)
@@ -123,29 +118,3 @@ def measure_together(
     if flags[0] == _FAILED:
         raise ShoalError(f"worker 0 could not measure the validation data: {answers[0].decode()}")
     return _evaluations.decode(answers[0])
-
-
-def _predicted(models: Sequence[Learner], data: Iterable[Batch] | None, batches: Iterable[Batch]) -> bytes:
-    if data is not None:
-        check_data(models, data)
-    found = predictions(models, batches)
-    mine = _Part(
-        found.labels.tobytes(),
-        None if found.weights is None else found.weights.tobytes(),
-        None if found.groups is None else found.groups.tobytes(),
-        [margins.tobytes() for margins in found.margins],
-    )
-    return msgspec.msgpack.encode(mine)
-
-
-def _joined(parts: Sequence[_Part]) -> Predictions:
-    labels = [np.frombuffer(part.labels, np.float32) for part in parts]
-    weights = [None if part.weights is None else np.frombuffer(part.weights, np.float32) for part in parts]
-    groups = [np.frombuffer(part.groups, np.uint64) for part in parts if part.groups is not None]
-    margins = zip(*[[np.frombuffer(one, np.float64) for one in part.margins] for part in parts], strict=True)
-    return Predictions(
-        np.concatenate(labels),
-        joined_or_none(weights, [len(some) for some in labels]),
-        np.concatenate(groups) if groups else None,
-        [np.concatenate(one) for one in margins],
-    )

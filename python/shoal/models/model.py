@@ -5,7 +5,7 @@
 
 A kind of model defines how the rows of a batch's unique keys become a margin for each example (`_forward`), and how
 the slopes dloss/dmargin become a gradient for each row (`_backward`). All tables are pulled and pushed by one KeyBatch.
-The loss is logistic: labels are 0 or 1, a margin is a log-odds.
+The loss is logistic, unless the kind defines another one (`_loss`): labels are 0 or 1, a margin is a log-odds.
 
 The bias is an ordinary row, under ``BIAS_KEY``: every example has it once, with value 1, after its batch's keys.
 
@@ -33,7 +33,8 @@ from shoal.base import notebook
 from shoal.base.plural import counted
 from shoal.data import Batch
 from shoal.data.rebatch import joined
-from shoal.metrics import Accumulator
+from shoal.metrics import Accumulator, StreamMetrics
+from shoal.metrics.exact import ratio
 from shoal.models import inputs, preprocessing, training
 from shoal.models.callbacks import Callback, Callbacks, FitProgress
 from shoal.models.fit_checkpoints import FitCheckpointer, Resume, begin_or_resume
@@ -55,9 +56,9 @@ from shoal.table.table import Table
 
 
 class Model(LinearWeights, SavedModel):
-    """A model of log-odds whose weights are tables of a store.
+    """A model whose weights are tables of a store.
 
-    The first table has dim 1 and holds the linear weights, the bias among them. A model of a local store can be pickled
+    The first table holds the linear weights, the bias among them. A model of a local store can be pickled
     and copied; the copy has a store of its own. A model loaded from a pickle continues to learn with the same bits.
 
     Parameters
@@ -96,13 +97,33 @@ class Model(LinearWeights, SavedModel):
 
     @abstractmethod
     def _forward(self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows]) -> tuple[Floats, Any]:
-        """Compute the margins float64[n] from each table's rows float32[m, dim], and the state for `_backward`."""
+        """Compute the margins, float64[n] or [n, K], from each table's rows float32[m, dim]; return a state too."""
 
     @abstractmethod
     def _backward(
         self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows], slopes: Floats, known: Any
     ) -> Sequence[Rows]:
-        """Compute each table's gradient, float32[m, dim] or [m] at dim 1, from the slopes dloss/dmargin float64[n]."""
+        """Compute each table's gradient, float32[m, dim] or [m] at dim 1, from the slopes dloss/dmargin."""
+
+    def _loss(self, batch: Batch, margins: Floats, seen: StreamMetrics | None) -> tuple[float, Floats]:
+        """Compute the sum of the losses by weight, and the slopes dloss/dmargin; count the batch into ``seen``.
+
+        An invalid label or weight raises an error before any change.
+        """
+        loss, slopes = _core.logistic_losses(margins, batch.labels, batch.weights, self._store.workers)
+        # A slope is v (p - y), so these sums are known.
+        positives = batch.labels if batch.weights is None else batch.weights[batch.labels == 1]
+        sums = loss, float(np.sum(slopes) + np.sum(positives, dtype=np.float64))
+        if seen is not None:
+            seen.update(batch.labels, margins, batch.weights, sums=sums)
+        return loss, slopes
+
+    def _batch_accumulator(self) -> StreamMetrics | None:
+        """Return what `partial_fit` counts its batch into, of which only the checks are used; None: nothing."""
+        return Accumulator(bits=1)
+
+    def _check_plan(self, plan: Plan) -> None:
+        """Raise ValueError if the plan has a setting that this kind of model does not support."""
 
     # ---- what it is --------------------------------------------------------------------------------------------------
 
@@ -187,10 +208,11 @@ class Model(LinearWeights, SavedModel):
             batch = joined(list(given.data))
             self._record_input(given)
         preprocessing.check_batch(batch)
-        seen = Accumulator(bits=1)  # only its loss is used
-        self.learn(batch, self.sort(batch), seen)
+        loss = self.learn(batch, self.sort(batch), self._batch_accumulator())
         self._store.tick()
-        return seen.logloss
+        return ratio(
+            loss, float(len(batch)) if batch.weights is None else float(np.sum(batch.weights, dtype=np.float64))
+        )
 
     def fit(
         self,
@@ -235,14 +257,14 @@ class Model(LinearWeights, SavedModel):
             a column is its key, as in libsvm text. A frame of pandas or polars, or any object with an Arrow stream, has
             the keys of `shoal.read_arrow`.
         y : array-like of shape (n,), optional
-            Labels of an array, or of a frame: of two classes, which `classes_` remembers.
+            Labels of an array, or of a frame: of as many classes as the model has, which `classes_` remembers.
         label : str, optional
             The column of a frame that holds its labels, in place of ``y``.
         sample_weight : array-like of shape (n,), optional
             Weight of each row of an array or a frame, 0 or more.
         class_weight : dict or "balanced", optional
             How much an example of each class weighs, as in ``{0: 1.0, 1: 5.0}``; "balanced", for arrays and frames,
-            gives both classes the same total weight. Multiplies other weights, also in the metrics of the pass.
+            gives all classes the same total weight. Multiplies other weights, also in the metrics of the pass.
         categorical, numeric, interactions : list, optional
             Columns of a frame, as for `shoal.read_arrow`. Without these arguments, columns of floating-point numbers
             are numeric and all others are categories; a fitted model uses its earlier columns.
@@ -272,10 +294,10 @@ class Model(LinearWeights, SavedModel):
         metric : {"logloss", "auc"}
             The metric of ``patience``.
         progress : bool, int or float
-            True shows a bar on standard error: fraction of the bytes, examples/s, progressive log-loss and AUC. A
-            number prints lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since
-            the previous line: an int n prints a line every n examples, a float f whenever the number of examples has
-            grown by the factor f (2.0: at the powers of two).
+            True shows a bar on standard error: fraction of the bytes, examples/s, progressive log-loss and AUC (of
+            several classes accuracy). A number prints lines instead, as Vowpal Wabbit does, with the mean loss since
+            the start of the pass and since the previous line: an int n prints a line every n examples, a float f
+            whenever the number of examples has grown by the factor f (2.0: at the powers of two).
         callbacks : function, Callback, or list of them, optional
             A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
             batch too. An exception ends the fit; the model stays consistent.
@@ -308,7 +330,7 @@ class Model(LinearWeights, SavedModel):
         ImportError
             The data is a frame, and pyarrow is not installed (extra ``arrow``).
         TypeError, ValueError
-            Labels are missing or not of two classes, lengths differ, a number is not finite.
+            Labels are missing or not of the model's classes, lengths differ, a number is not finite.
         ValueError
             A line is malformed and the reader does not skip it: the batches before it have been learned from. Or the
             fit in ``directory`` has finished, or was begun with other settings or data; or there is a model.
@@ -345,8 +367,11 @@ class Model(LinearWeights, SavedModel):
             patience=patience,
             min_delta=min_delta,
             metric=metric,
-            class_weight=inputs.class_weight_pair(class_weight, given.classes or self._record.classes, given.labels),
+            class_weight=inputs.class_weights(
+                class_weight, given.classes or self._record.classes, given.labels, self.num_classes
+            ),
         )
+        self._check_plan(plan)
         watching = Callbacks(self, callbacks)
         checkpointer = None
         if directory is not None:
@@ -362,7 +387,7 @@ class Model(LinearWeights, SavedModel):
         try:
             with made:
                 self._fit_data(
-                    given.data,
+                    self.reading(given.data),
                     self._valid(valid),
                     plan,
                     checkpointer,
@@ -394,6 +419,7 @@ class Model(LinearWeights, SavedModel):
             batch_size=batch_size,
             label=label,
             features=features,
+            classes=self.num_classes,
         )
 
     def _record_input(self, given: inputs.TrainingData) -> None:
@@ -454,7 +480,7 @@ class Model(LinearWeights, SavedModel):
                 checkpointer.save()
             publisher.publish(None)
 
-    def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
+    def learn(self, batch: Batch, keys: KeyBatch, seen: StreamMetrics | None) -> float:
         """Predict, count into ``seen``, push; the caller ends the store's clock.
 
         Parameters
@@ -462,7 +488,8 @@ class Model(LinearWeights, SavedModel):
         batch : Batch
         keys : KeyBatch
             Of `sort`.
-        seen : Accumulator
+        seen : StreamMetrics or None
+            Of `accumulator`; None: the batch is not counted.
 
         Returns
         -------
@@ -476,15 +503,7 @@ class Model(LinearWeights, SavedModel):
         rows = [table.pull_unique(keys) for table in self._learned_tables]
         margins, known = self._forward(batch, keys, rows)
         self._calibration = None
-        loss, slopes = _core.logistic_losses(margins, batch.labels, batch.weights, self._store.workers)
-        # A slope is v (p - y), so these sums are known. An invalid label or weight raises an error before any change.
-        positives = batch.labels if batch.weights is None else batch.weights[batch.labels == 1]
-        seen.update(
-            batch.labels,
-            margins,
-            batch.weights,
-            sums=(loss, float(np.sum(slopes) + np.sum(positives, dtype=np.float64))),
-        )
+        loss, slopes = self._loss(batch, margins, seen)
         gradients = self._backward(batch, keys, rows, slopes, known)
         for table, gradient in zip(self._learned_tables, gradients, strict=True):
             table.push_unique(keys, gradient, copy=False)  # the tick raises its error

@@ -14,10 +14,10 @@ import numpy as np
 
 from shoal.data import Batch
 from shoal.errors import ShoalError
-from shoal.metrics import Accumulator
-from shoal.models.evaluation import Evaluation
+from shoal.metrics import StreamMetrics, accumulator_from_dict
 from shoal.models.history import Pass
 from shoal.models.learner import FitState, Floats, Learner, Prepared
+from shoal.models.measured import Evaluation
 from shoal.models.plan import Plan
 from shoal.models.sources import feature_name
 from shoal.storage.base import StorageDir
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 BEGINNING = FitState()
 
-# The base rate alone has a normalized entropy of 1; early in a pass a model may be above it, but not by this much.
+# Constant predictions have a relative loss of 1; early in a pass a model may be above it, but not by this much.
 _EXPLODED = 3.0
 
 
@@ -52,7 +52,7 @@ class ModelTrainer:
         at: FitState = BEGINNING,
     ) -> None:
         self.model = model
-        self.seen = Accumulator()
+        self.seen = model.accumulator()
         self.stopped = False
         self._plan = plan
         self._stack = stack
@@ -87,7 +87,7 @@ class ModelTrainer:
             (own,) = at.workers
             seen, self._features = own.seen, own.features
             self.unmeasured, self.repeated = own.unmeasured, own.repeated
-        self.seen = Accumulator() if seen is None else Accumulator.from_dict(seen)
+        self.seen = self.model.accumulator() if seen is None else accumulator_from_dict(seen)
         if at.workers:
             self.model.record.examples = at.known + self.seen.examples + self.unmeasured
             self.model.set_random_state(at.workers[0].random)
@@ -152,9 +152,9 @@ class ModelTrainer:
             self._largest = size, int(batch.keys[at])
 
     def _warn_of_scale(self, reader: object) -> None:
-        """Warn if the pass's predictions were far worse than the base rate alone."""
-        entropy = self.seen.result().normalized_entropy
-        if self._warned or not entropy > _EXPLODED:
+        """Warn if the pass's predictions were far worse than constant ones."""
+        loss = self.seen.relative_loss
+        if self._warned or not loss > _EXPLODED:
             return
         self._warned = True
         size, key = self._largest
@@ -164,10 +164,11 @@ class ModelTrainer:
             feature = feature_name(reader, key)
             which = f"values reach {size:.3g} (feature {feature}): scale numeric features to about 1,{remedy} or"
         log.warning(
-            "normalized entropy %.4g: the predictions of pass %d are far worse than the base rate alone; %s use a "
-            "smaller learning rate",
-            entropy,
+            "%s %.4g: the predictions of pass %d are far worse than %s; %s use a smaller learning rate",
+            self.seen.relative_name,
+            loss,
             self._number,
+            self.seen.constant,
             which,
         )
 
@@ -208,7 +209,7 @@ class ModelTrainer:
         if dropped := self.model.nonfinite_rows() - self._dropped:
             log.warning("%d gradients were not finite and changed nothing: check the data for huge values", dropped)
 
-    def merge(self, seen: Accumulator, *, features: int, skipped: int, unmeasured: int, repeated: int) -> None:
+    def merge(self, seen: StreamMetrics, *, features: int, skipped: int, unmeasured: int, repeated: int) -> None:
         """Make the pass that has ended that of all workers, with their metrics and sums."""
         record = self.model.record
         record.examples += seen.examples - self.seen.examples + unmeasured - self.unmeasured

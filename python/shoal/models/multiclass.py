@@ -4,54 +4,50 @@
     multinomial    p_k = e^(a_k - log sum_l e^a_l)                   loss of an example of class y: -log p_y
     ovr            p_k = s_k / sum_l s_l, s_k = 1 / (1 + e^-a_k)     loss: that of K binary regressions, summed
 
-The gradient of a batch is a sum over its examples, each times its weight, one optimizer step per unique key, as in
-logistic.py, whose kernels compute each column. One pull and one push serve all classes.
+The log-loss of metrics is -log p_y in both cases. The gradient of a batch is a sum over its examples, each times its
+weight, one optimizer step per unique key, as in logistic.py, whose kernels compute each column. One pull and one push
+serve all classes.
 
-Labels of a batch are numbers of classes: 0, 1, ..., K - 1. A directory holds a model as files.py describes it, without
-a history.
+Labels of a batch are numbers of classes: 0, 1, ..., K - 1.
 
-Threads: learning belongs to one thread at a time. Predictions may run at the same time.
+Threads: those of a model.
 """
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.base.interrupts import at_boundaries
-from shoal.base.machine import cores
 from shoal.data import Batch, Reader
-from shoal.models import files, preprocessing
-from shoal.models.history import History
+from shoal.lifecycle import Admission, Expiry
+from shoal.metrics import MulticlassAccumulator, StreamMetrics
+from shoal.metrics.checked import checked_weights
+from shoal.metrics.multiclass import checked_classes, multinomial_losses
+from shoal.models import files
 from shoal.models.learner import Floats
-from shoal.models.linear_weights import BIAS_KEY
-from shoal.models.multiclass_metrics import MulticlassMetrics, MulticlassPass, MulticlassSums, multinomial_losses
+from shoal.models.measured import ClassMetrics, MeasuredExamples
+from shoal.models.model import Model
 from shoal.models.plan import Plan
-from shoal.models.predictor import check_same_features
-from shoal.models.progress import ProgressBar
-from shoal.models.saved_predictor import StoreOwner
-from shoal.models.sources import check_iterable, why_empty
+from shoal.models.predictor import Method
 from shoal.optim import FTRL, Optimizer
-from shoal.storage.base import StoragePath
-from shoal.storage.open import open_dir
 from shoal.store.base import Store
-from shoal.store.local import LocalStore, local
+from shoal.table.arrays import Rows
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
 
 __all__ = ["MultiClass", "MulticlassRegression"]
 
 MultiClass = Literal["multinomial", "ovr"]
+T = TypeVar("T", np.float32, np.float64)
+
+_MOST_CLASSES = 4096  # weights of a row
 
 
-class MulticlassRegression(StoreOwner):
+class MulticlassRegression(Model):
     """Logistic regression of two or more classes: multinomial (softmax), or one binary regression for each class.
 
     Parameters
@@ -67,18 +63,26 @@ class MulticlassRegression(StoreOwner):
     loss : {"multinomial", "ovr"}
         Cross-entropy of softmax; or a binary regression for each class against the others.
     table : str
-        Name of the table in the store.
+        Name of the table in the store. Two models in one store need two names.
     seed : int
         Seed of the table.
+    admit : Admission, optional
+        Which keys get a row; default: all.
+    expire : Expiry or several of them, optional
+        Which rows are dropped at the end of a pass; default: none.
+    normalized : bool
+        Divide each value by the root mean square of its feature; see `LogisticRegression`.
 
     Raises
     ------
     ValueError
-        There are fewer than two classes or more than 4096, or no such loss.
+        There are fewer than two classes or more than 4096, no such loss, or the store has a table of that name with
+        another description.
 
     Notes
     -----
-    A key takes ``classes`` times the memory and the time of `LogisticRegression`.
+    A key takes ``classes`` times the memory and the time of `LogisticRegression`. `fit` has no ``negative_rate`` and no
+    ``metric="auc"``, and there is no `calibrate`: these are for two classes.
 
     Examples
     --------
@@ -93,6 +97,8 @@ class MulticlassRegression(StoreOwner):
     [0, 1, 2]
     """
 
+    kind: ClassVar[str] = files.MULTICLASS
+
     def __init__(
         self,
         classes: int,
@@ -103,23 +109,21 @@ class MulticlassRegression(StoreOwner):
         loss: MultiClass = "multinomial",
         table: str = "multiclass",
         seed: int = 0,
+        admit: Admission | None = None,
+        expire: Expiry | Iterable[Expiry] = (),
+        normalized: bool = False,
     ) -> None:
         if not 2 <= classes <= _MOST_CLASSES:
             raise ValueError(f"classes is {classes}: pass 2 to {_MOST_CLASSES}")
         if loss not in get_args(MultiClass):
             raise ValueError(f"loss is {loss!r}: pass 'multinomial' or 'ovr'")
-        super().__init__(local() if store is None else store, is_own=store is None)
         self.loss = loss
-        self._has_bias = bool(bias)
-        self._describe(0, None, {})
-        try:
-            self.table = self._store.table(table, dim=classes, optimizer=optimizer or FTRL(), seed=seed)
-        except BaseException:
-            self.close()
-            raise
+        rules = (expire,) if isinstance(expire, Expiry) else tuple(expire)
+        self._described = table, classes, optimizer or FTRL(), seed, admit, rules
+        super().__init__(store, bias, normalized)
 
     def __repr__(self) -> str:
-        return f"MulticlassRegression({self.classes}, {self.table.optimizer!r}, loss={self.loss!r})"
+        return f"MulticlassRegression({self.classes}, {self.optimizer!r}, loss={self.loss!r}, examples={self.examples})"
 
     @property
     def classes(self) -> int:
@@ -127,399 +131,198 @@ class MulticlassRegression(StoreOwner):
         return self.table.dim
 
     @property
-    def tables(self) -> tuple[Table, ...]:
-        """The table of the weights."""
-        return (self.table,)
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.classes
 
-    def _describe(self, examples: int, form: str | None, schema: Mapping[str, Any]) -> None:
-        self.examples = examples  # learned from so far; an example counts once for each pass
-        self.format = form  # of the data
-        self.schema = dict(schema)
-        self.passes: list[MulticlassPass] = []  # of the last `fit`
+    def _make_tables(self) -> Sequence[Table]:
+        name, classes, optimizer, seed, admit, expire = self._described
+        return [self._store.table(name, dim=classes, optimizer=optimizer, seed=seed, admit=admit, expire=expire)]
+
+    @property
+    def class_settings(self) -> dict[str, Any]:
+        """The number of classes, and the loss."""
+        return {"classes": self.classes, "loss": self.loss}
+
+    @classmethod
+    def _from_file(cls, described: files.ModelFile, store: Store) -> Self:
+        settings, spec = described.multiclass, store.tables[described.table].spec
+        if settings is None or settings["classes"] != spec.dim:
+            classes = None if settings is None else settings["classes"]
+            raise ValueError(f"table {described.table!r} has {spec.dim} weights in a row: the model has {classes}")
+        return cls(
+            settings["classes"],
+            spec.optimizer,
+            store,
+            described.bias,
+            loss=settings["loss"],
+            table=described.table,
+            seed=described.seed,
+            admit=spec.admit,
+            expire=spec.expire,
+            normalized=described.normalized,
+        )
 
     # ---- learning ----------------------------------------------------------------------------------------------------
-
-    def partial_fit(self, batch: Batch) -> float:
-        """Predict a batch, then learn from it: one optimizer step per unique key. Ends a clock of the store.
-
-        Parameters
-        ----------
-        batch : Batch
-            Labels are numbers of classes. Loss and gradient of an example are multiplied by its weight.
-
-        Returns
-        -------
-        float
-            Mean loss of the batch before it was learned from, in nats, by weight; NaN of an empty batch.
-
-        Raises
-        ------
-        ValueError
-            A label is not the number of a class, or a weight is negative or not finite. Nothing was learned.
-        """
-        return self._learn(batch, None)
-
-    def _learn(self, batch: Batch, seen: MulticlassSums | None) -> float:
-        classes = self._classes_of(batch)
-        weights = batch.weights
-        if weights is not None and len(bad := np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))):
-            raise ValueError(f"weight {weights[bad[0]]} at {bad[0]}: weights are finite, 0 or more")
-        keys = self._sort(batch)
-        margins = self._margins(batch, keys)
-        if seen is not None:
-            seen.add(self._log_probabilities(margins), classes, weights)
-        if self.loss == "multinomial":
-            loss, slopes = multinomial_losses(margins, classes, weights)
-        else:
-            found = [
-                _core.logistic_losses(
-                    np.ascontiguousarray(margins[:, k]),
-                    (classes == k).astype(np.float32),
-                    weights,
-                    self._store.workers,
-                )
-                for k in range(self.classes)
-            ]
-            loss, slopes = sum(one for one, _ in found), np.stack([slope for _, slope in found], axis=1)
-        gradients = [
-            _core.logistic_gradient(
-                batch.indptr,
-                batch.values,
-                keys.native,
-                self._has_bias,
-                np.ascontiguousarray(slopes[:, k]),
-                self._store.workers,
-            )
-            for k in range(self.classes)
-        ]
-        self.table.push_unique(keys, np.stack([one.reshape(-1) for one in gradients], axis=1), copy=False)
-        self._store.tick()
-        self.examples += len(batch)
-        total = float(len(batch)) if weights is None else float(np.sum(weights, dtype=np.float64))
-        return loss / total if total > 0 else float("nan")
-
-    def fit(
-        self,
-        reader: Iterable[Batch],
-        *,
-        valid: Iterable[Batch] | None = None,
-        epochs: int = 1,
-        shuffle: bool | int = False,
-        warm_up: bool = True,
-        seed: int = 0,
-        progress: bool = True,
-    ) -> Self:
-        """Learn from all examples, after what was learned before.
-
-        Parameters
-        ----------
-        reader : Reader or iterable of Batch
-            Iterated once for each pass. Labels are numbers of classes, also of a reader's files.
-        valid : Reader or iterable of Batch, optional
-            Measured after every pass.
-        epochs, shuffle, warm_up, seed
-            As `shoal.models.Model.fit`.
-        progress : bool
-            Whether a bar on standard error shows it.
-
-        Returns
-        -------
-        MulticlassRegression
-            Itself; `passes` has the metrics.
-
-        Raises
-        ------
-        ValueError
-            A setting is invalid, a label is not the number of a class, or the data has other features than before.
-        KeyboardInterrupt
-            Ctrl-C or SIGTERM, at the end of the current batch.
-        """
-        plan = Plan(epochs=epochs, shuffle=shuffle, warm_up=warm_up, seed=seed)
-        check_iterable(reader, "reader", passes=epochs)
-        if valid is not None:
-            check_iterable(valid, "valid", passes=epochs)
-        self.check_format(reader)
-        reader = self.reading(reader)
-        self._describe(
-            self.examples,
-            getattr(reader, "format", None) or self.format,
-            getattr(reader, "schema", None) or self.schema,
-        )
-        with at_boundaries() as interrupted:
-            for epoch in range(epochs):
-                self._pass(plan, reader, valid, epoch, progress, interrupted)
-        return self
-
-    def _pass(
-        self,
-        plan: Plan,
-        reader: Iterable[Batch],
-        valid: Iterable[Batch] | None,
-        epoch: int,
-        progress: bool,
-        interrupted: Any,
-    ) -> None:
-        seen, began, complete = MulticlassSums(), time.perf_counter(), False
-        source = plan.source(reader, epoch)
-        measured = None
-        try:
-            with ProgressBar(
-                f"pass {epoch + 1}", source, [seen], show=progress, quality=lambda one: f"accuracy {one.accuracy:.4f}"
-            ) as bar:
-                for batch in plan.batches(source, epoch, self.examples):
-                    self._learn(batch, seen)
-                    bar.update()
-                    if (interrupt := interrupted()) is not None:
-                        raise interrupt
-            complete = True
-            seconds = time.perf_counter() - began
-            measured = None if valid is None else self.evaluate(valid)
-        finally:
-            self.passes.append(
-                MulticlassPass(
-                    number=epoch + 1,
-                    metrics=seen.metrics(),
-                    seconds=seconds if complete else time.perf_counter() - began,
-                    skipped=int(getattr(source, "skipped", 0)),
-                    complete=complete,
-                    valid=measured,
-                )
-            )
-
-    def evaluate(self, data: Iterable[Batch] | Batch) -> MulticlassMetrics:
-        """Measure the predictions of labelled examples; nothing is learned.
-
-        Parameters
-        ----------
-        data : Batch, Reader or iterable of Batch
-
-        Returns
-        -------
-        MulticlassMetrics
-
-        Raises
-        ------
-        ValueError
-            There are no examples, the model has not learned from anything yet, or from data with other features.
-        """
-        self.check_format(data)
-        seen = MulticlassSums()
-        for batch in preprocessing.examples_of([data] if isinstance(data, Batch) else self.reading(data)):
-            seen.add(self._log_probabilities(self.decision_function(batch)), self._classes_of(batch), batch.weights)
-        if seen.examples == 0:
-            raise ValueError(f"{why_empty(data)}: nothing was measured")
-        return seen.metrics()
 
     def reading(self, data: Any) -> Any:
         """Return a reader for labels that are numbers of classes; other data as they are."""
         return data.with_classes(self.classes) if isinstance(data, Reader) else data
 
-    def check_format(self, data: object) -> None:
-        """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""
-        check_same_features(self.format, self.schema, data)
+    def _check_plan(self, plan: Plan) -> None:
+        if plan.negative_rate != 1.0:
+            raise ValueError("negative_rate samples the examples of label 0 of two classes: leave it out")
+        if plan.metric == "auc":
+            raise ValueError("metric is 'auc', which is of two classes: pass 'logloss'")
 
-    def _classes_of(self, batch: Batch) -> npt.NDArray[np.intp]:
-        labels = batch.labels
-        known = (labels >= 0) & (labels < self.classes) & (labels == np.floor(labels))
-        if len(bad := np.flatnonzero(~known)):
-            raise ValueError(
-                f"label {labels[bad[0]]} at {bad[0]}: labels are numbers of classes, 0 to {self.classes - 1}"
+    def accumulator(self) -> StreamMetrics:
+        """Return an empty accumulator for the metrics of a pass."""
+        return MulticlassAccumulator(self.classes)
+
+    def _batch_accumulator(self) -> StreamMetrics | None:
+        return None  # `_loss` checks the batch itself
+
+    def examples_to_measure(self, models: int) -> MeasuredExamples:
+        """Return an empty object for the examples that this kind of model, in all ``models``, is measured on."""
+        return ClassMetrics(models, self.classes, self._log_probabilities)
+
+    def _forward(self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows]) -> tuple[Floats, Any]:
+        margins = _columns(
+            _core.logistic_margins(
+                batch.indptr, batch.values, keys.native, self._has_bias, weights, self._store.workers
             )
-        return labels.astype(np.intp)
+            for weights in np.ascontiguousarray(rows[0].T)
+        )
+        return margins, None
 
-    def _sort(self, batch: Batch) -> KeyBatch:
-        return self._store.key_batch(batch.keys, last=BIAS_KEY if self._has_bias else None)
+    def _loss(self, batch: Batch, margins: Floats, seen: StreamMetrics | None) -> tuple[float, Floats]:
+        classes = checked_classes(batch.labels, self.classes)
+        weights = None if batch.weights is None else checked_weights(batch.weights, len(batch))
+        if self.loss == "multinomial":
+            loss, slopes = multinomial_losses(margins, classes, weights)
+            if seen is not None:
+                seen.update(classes, margins, weights, sums=(loss,))
+            return loss, slopes
+        found = [
+            _core.logistic_losses(column, (classes == k).astype(np.float32), batch.weights, self._store.workers)
+            for k, column in enumerate(np.ascontiguousarray(margins.T))
+        ]
+        if seen is None:
+            loss = sum(one for one, _ in found)
+        else:
+            loss = seen.update(classes, self._log_probabilities(margins), weights)
+        return loss, _columns(slopes for _, slopes in found)
+
+    def _backward(
+        self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows], slopes: Floats, known: Any
+    ) -> Sequence[Rows]:
+        gradient = _columns(
+            _core.logistic_gradient(
+                batch.indptr, batch.values, keys.native, self._has_bias, column, self._store.workers
+            ).reshape(-1)
+            for column in np.ascontiguousarray(slopes.T)
+        )
+        return [np.ascontiguousarray(gradient)]
 
     # ---- predicting --------------------------------------------------------------------------------------------------
 
-    def _margins(self, batch: Batch, keys: KeyBatch) -> Floats:
-        rows = self.table.pull_unique(keys)
-        columns = [
-            _core.logistic_margins(
-                batch.indptr,
-                batch.values,
-                keys.native,
-                self._has_bias,
-                np.ascontiguousarray(rows[:, k]),
-                self._store.workers,
-            )
-            for k in range(self.classes)
-        ]
-        return np.stack(columns, axis=1)
+    def _log_probabilities(self, margins: Floats) -> Floats:
+        """Return the logarithms of the probabilities, up to a constant of each example."""
+        if self.loss == "multinomial":
+            return margins
+        # log s_k: the ratios hold where all s_k underflow. np.logaddexp takes twice as long.
+        logs: Floats = np.minimum(margins, 0.0) - np.log1p(np.exp(-np.abs(margins)))
+        return logs
 
-    def decision_function(self, batch: Batch) -> Floats:
-        """Compute the margins of all classes, float64[n, K].
+    def decision_function(self, data: Any) -> Floats:
+        """Compute the margins of all classes.
+
+        Parameters
+        ----------
+        data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
+            As for `shoal.models.Model.decision_function`.
+
+        Returns
+        -------
+        float64[n, K]
 
         Raises
         ------
         ValueError
-            The model has not learned from anything yet.
+            The model has not learned from anything yet, or learned from data with other features.
         """
-        if len(self.table) == 0:
-            raise ValueError("this model is not fitted yet: call fit or partial_fit, or MulticlassRegression.load")
-        return self._margins(batch, self._sort(batch))
+        return super().decision_function(data).reshape(-1, self.classes)
 
-    def _log_probabilities(self, margins: Floats) -> Floats:
-        """Return the logarithms of the probabilities, up to a constant of each example."""
-        # log s_k: the ratios hold where all s_k underflow
-        return margins if self.loss == "multinomial" else -np.logaddexp(0.0, -margins)
+    def predict_proba(self, data: Any) -> Floats:
+        """Compute the probabilities of all classes; those of an example sum to 1.
 
-    def predict_proba(self, batch: Batch) -> Floats:
-        """Compute the probabilities of all classes, float64[n, K]; those of an example sum to 1."""
-        margins = self._log_probabilities(self.decision_function(batch))
+        Parameters
+        ----------
+        data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
+
+        Returns
+        -------
+        float64[n, K]
+            A column for each of `classes_`.
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet, or learned from data with other features.
+        """
+        margins = self._log_probabilities(self.decision_function(data))
         shifted = np.exp(margins - margins.max(axis=1, keepdims=True))
         p: Floats = shifted / shifted.sum(axis=1, keepdims=True)
         return p
 
-    def predict(self, batch: Batch) -> npt.NDArray[np.intp]:
-        """Return the number of the likeliest class of each example."""
-        chosen: npt.NDArray[np.intp] = self.decision_function(batch).argmax(axis=1)
+    def predict(self, data: Any) -> npt.NDArray[Any]:
+        """Return the likeliest class of each example.
+
+        Parameters
+        ----------
+        data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
+
+        Returns
+        -------
+        array of shape (n,)
+            Values of `classes_`: of a reader or batches the numbers of the classes.
+        """
+        chosen: npt.NDArray[Any] = self.classes_[self.decision_function(data).argmax(axis=1)]
         return chosen
 
-    def weights(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
-        """Read the weights of keys, float32[n, K]."""
-        return self.table.pull(keys)
+    def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Compute the accuracy: the fraction of examples, by weight, whose class is predicted correctly.
+
+        Parameters
+        ----------
+        data, y, sample_weight
+            As for `evaluate`.
+
+        Returns
+        -------
+        float
+        """
+        accuracy = self.evaluate(data, y, sample_weight).accuracy
+        assert accuracy is not None
+        return accuracy
+
+    def calibrate(self, data: Any, method: Method = "isotonic", *, y: Any = None, sample_weight: Any = None) -> Self:
+        """Raise ValueError: there are maps from margins to probabilities for two classes only."""
+        raise ValueError(
+            f"calibration is of two classes, and this model has {self.classes}: for each class, calibrate a "
+            "LogisticRegression of this class against the others"
+        )
 
     @property
-    def bias(self) -> Floats:
+    def bias(self) -> Floats:  # type: ignore[override]  # of each class
         """Weights of the constant feature, float64[K]; 0 in a model without one."""
-        if not self._has_bias:
-            return np.zeros(self.classes)
-        bias: Floats = self.table.pull(np.array([BIAS_KEY], np.uint64))[0].astype(np.float64)
-        return bias
+        return self._bias_row().astype(np.float64)
 
-    # ---- saving and loading ------------------------------------------------------------------------------------------
-
-    def save(
-        self,
-        directory: StoragePath,
-        *,
-        overwrite: bool = True,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> Path | str:
-        """Write the model; an interrupted save leaves the earlier model unchanged.
-
-        Parameters
-        ----------
-        directory, overwrite, storage_options
-            As `shoal.models.Model.save`.
-
-        Returns
-        -------
-        Path or str
-            The directory, or its URL.
-
-        Raises
-        ------
-        ValueError
-            There is a model and ``overwrite`` is False, or there are other files, which are never replaced.
-        StorageError
-            A file cannot be written: the message names it. The earlier model stays.
-        """
-        where = open_dir(directory, storage_options)
-        optimizer = self.table.optimizer
-        described = files.ModelFile(
-            model=files.MULTICLASS,
-            table=self.table.name,
-            bias=self._has_bias,
-            optimizer=type(optimizer).__name__,
-            params=optimizer.params(),
-            seed=self.table.seed,
-            examples=self.examples,
-            format=self.format,
-            schema=self.schema,
-            history=History(),
-            multiclass={"classes": self.classes, "loss": self.loss},
-        )
-        files.save(where, described, self._store, [self.table], overwrite=overwrite)
-        return where.location
-
-    @classmethod
-    def load(
-        cls, directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
-    ) -> Self:
-        """Read a model; it predicts, bit for bit, as the saved one, and can learn further.
-
-        Parameters
-        ----------
-        directory, store, storage_options
-            As `shoal.models.Model.load`.
-
-        Returns
-        -------
-        MulticlassRegression
-
-        Raises
-        ------
-        CorruptionError
-            A file is missing, cut short or changed: the message names it.
-        ValueError
-            It is a model of another kind, or the store has a table of its name already.
-        """
-        where = open_dir(directory, storage_options)
-        if (found := files.read(where).model) != files.MULTICLASS:
-            raise ValueError(f"{where} is a {found}, not a {files.MULTICLASS}: load it with shoal.load")
-        target = local() if store is None else store
-        try:
-            model = cls.exported(files.describe(files.load(where, target)), target)
-        except BaseException:
-            if store is None:
-                target.close()
-            raise
-        model._owns_store = store is None
-        return model
-
-    @classmethod
-    def exported(cls, description: Mapping[str, Any], store: Store) -> Self:
-        """Make the model of a description (`files.describe`), over its table, which is in the store."""
-        model = cls.__new__(cls)
-        StoreOwner.__init__(model, store, is_own=False)
-        model.table = store.tables[description["table"]]
-        if (classes := description["multiclass"]["classes"]) != model.classes:
-            raise ValueError(
-                f"table {model.table.name!r} has {model.classes} weights in a row: the model has {classes}"
-            )
-        model.loss, model._has_bias = description["multiclass"]["loss"], description["bias"]
-        model._describe(description["examples"], description["format"], description["schema"])
-        return model
-
-    # ---- pickling ----------------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a pickle or a copy, with the rows as the files of a checkpoint.
-
-        Raises
-        ------
-        TypeError
-            The rows are on a cluster.
-        """
-        if not isinstance(self._store, LocalStore):
-            raise TypeError("the rows of this MulticlassRegression are on a cluster and cannot be pickled")
-        with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
-            checkpoint = Path(folder, "checkpoint")
-            self._store.save(checkpoint, tables=[self.table.name], durable=False)
-            return {
-                "loss": self.loss,
-                "described": (self.examples, self.format, self.schema),
-                "bias": self._has_bias,
-                "table": self.table.name,
-                "threads": self._store.threads,
-                "slots": self._store.slots,
-                "memory": self._store.memory,
-                "files": {path.name: path.read_bytes() for path in checkpoint.iterdir()},
-            }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the model in a local store of its own."""
-        self.loss, self._has_bias = state["loss"], state["bias"]
-        self._describe(*state["described"])
-        self._store = local(threads=min(state["threads"], cores()), slots=state["slots"], memory=state["memory"])
-        self._owns_store = True
-        with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
-            for name, content in state["files"].items():
-                Path(folder, name).write_bytes(content)
-            self._store.load(folder)
-        self.table = self._store.tables[state["table"]]
+    def _weights_in(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return rows
 
 
-_MOST_CLASSES = 4096  # weights of a row
+def _columns(columns: Iterable[npt.NDArray[T]]) -> npt.NDArray[T]:
+    """Return arrays of n as the columns of an array [n, K], each contiguous: sums over classes run along examples."""
+    found = list(columns)
+    return np.concatenate(found).reshape(len(found), -1).T

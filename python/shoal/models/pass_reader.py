@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shoal.data import Batch, Reader
-from shoal.metrics import Accumulator
+from shoal.metrics import accumulator_from_dict
 from shoal.models.history import Windows
 from shoal.models.learner import FitState
 from shoal.models.plan import Plan
@@ -94,7 +94,7 @@ class PassReader:
         if at.workers:
             self._shares = at.workers[0].shares
         else:
-            examples = 0 if at.seen is None else Accumulator.from_dict(at.seen).examples
+            examples = 0 if at.seen is None else accumulator_from_dict(at.seen).examples
             own = Share(rank=rank, workers=workers, batches=at.batches, examples=examples, read=at.read)
             self._shares = (replace(own, position=at.position),)
         self._sources = [self._open(share) for share in self._shares]

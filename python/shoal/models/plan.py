@@ -36,7 +36,7 @@ class Plan:
     patience: int | None = None
     min_delta: float = 0.0
     metric: Metric = "logloss"
-    class_weight: tuple[float, float] | None = None
+    class_weight: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -113,7 +113,11 @@ class Plan:
             ("epochs", passes),
             ("shuffle", f"among {buffer:,} batches" if buffer else "no"),
             ("warm-up", "small batches at first" if self.warm_up else "no"),
-            *([("class weights", " and ".join(f"{w:g}" for w in self.class_weight))] if self.class_weight else []),
+            *([("class weights", _listed(self.class_weight))] if self.class_weight else []),
             ("negatives", "all" if self.negative_rate == 1.0 else f"{100 * self.negative_rate:g} %, reweighted"),
             *([("seed of the order and the choice", f"{self.seed}")] if drawn else []),
         ]
+
+
+def _listed(weights: tuple[float, ...]) -> str:
+    return (" and " if len(weights) == 2 else ", ").join(f"{weight:g}" for weight in weights)

@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from shoal.data import Batch, Reader
 from shoal.errors import CorruptionError
-from shoal.metrics import Curves, Metrics, probabilities
+from shoal.metrics import Accumulator, Curves, Metrics, StreamMetrics, probabilities
 from shoal.models import evaluation, inputs, sources
 from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
 from shoal.models.learner import Floats, Prepared
+from shoal.models.measured import Margins, MeasuredExamples
 from shoal.table.table import Table
 
 __all__ = ["Method", "Predictor", "check_same_features", "read_calibration"]
@@ -103,6 +104,19 @@ class Predictor(ABC):
         """Whether a model of this kind can be made that divides values by their scales."""
         return False
 
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return 2
+
+    def accumulator(self) -> StreamMetrics:
+        """Return an empty accumulator for the metrics of a pass."""
+        return Accumulator()
+
+    def examples_to_measure(self, models: int) -> MeasuredExamples:
+        """Return an empty object for the examples that this kind of model, in all ``models``, is measured on."""
+        return Margins(models, self.check_groups)
+
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
         """Return None: the features of a batch define no groups."""
         return None
@@ -117,7 +131,7 @@ class Predictor(ABC):
             raise ValueError("no example has the field by which examples are grouped")
 
     def reading(self, data: Any) -> Any:
-        """Return the data in the form that the model reads; fields may be added to a reader."""
+        """Return the data in the form that the model reads; a reader may get fields, or numbers of classes."""
         return data
 
     def nonfinite_rows(self) -> int:
@@ -215,7 +229,7 @@ class Predictor(ABC):
             The model has not learned from anything yet, or learned from data with other features.
         """
         self.check_fitted()
-        batches = inputs.prediction_data(self._record, data, labelled=False)
+        batches = inputs.prediction_data(self._record, data, labelled=False, classes=self.num_classes)
         if isinstance(batches, Reader):
             batches = batches.unlabelled()
         if isinstance(batches, Batch):
@@ -250,8 +264,8 @@ class Predictor(ABC):
 
     @property
     def classes_(self) -> npt.NDArray[Any]:
-        """The labels that the model was fitted on, the negative one first; 0 and 1 for a reader."""
-        return np.array((0, 1) if self._record.classes is None else self._record.classes)
+        """The labels that the model was fitted on, of two the negative one first; 0, 1, ... for a reader."""
+        return np.array(range(self.num_classes) if self._record.classes is None else self._record.classes)
 
     def predict(self, data: Any) -> npt.NDArray[Any]:
         """Return the likelier class of each example.
@@ -312,7 +326,7 @@ class Predictor(ABC):
         """
         return self.measure(data, y, sample_weight)[0]
 
-    def measure(self, data: Any, y: Any = None, sample_weight: Any = None) -> tuple[Metrics, Curves]:
+    def measure(self, data: Any, y: Any = None, sample_weight: Any = None) -> tuple[Metrics, Curves | None]:
         """Measure as `evaluate` does, with the calibration by decile and the ROC curve.
 
         Parameters
@@ -323,7 +337,8 @@ class Predictor(ABC):
         Returns
         -------
         Metrics
-        Curves
+        Curves or None
+            None of several classes.
 
         Raises
         ------
@@ -336,7 +351,8 @@ class Predictor(ABC):
 
     def _to_measure(self, data: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Return the labelled examples as batches."""
-        return self.reading(inputs.prediction_data(self._record, data, y, sample_weight, labelled=True))
+        found = inputs.prediction_data(self._record, data, y, sample_weight, labelled=True, classes=self.num_classes)
+        return self.reading(found)
 
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""

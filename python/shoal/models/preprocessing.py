@@ -111,11 +111,13 @@ def sampled(batches: Iterable[Batch], sampling: Sampling, first: int) -> Iterato
         first += len(batch)
 
 
-def class_weighted(batches: Iterable[Batch], weights: tuple[float, float]) -> Iterator[Batch]:
-    """Multiply the weights of examples of the labels 0 and 1 by ``weights``."""
-    pair = np.array(weights, np.float32)
+def class_weighted(batches: Iterable[Batch], weights: tuple[float, ...]) -> Iterator[Batch]:
+    """Multiply the weights of examples of the labels 0, 1, ... by ``weights``."""
+    each = np.array(weights, np.float32)
     for batch in batches:
-        scale = pair[(batch.labels == 1).astype(np.intp)]
+        # A label that is none of a class has an error later, before anything is learned.
+        numbers = np.minimum(np.where(batch.labels > 0, batch.labels, 0), len(each) - 1)
+        scale = each[numbers.astype(np.intp)]
         weighed = scale if batch.weights is None else batch.weights * scale
         yield Batch(batch.labels, batch.indptr, batch.keys, batch.values, weighed, batch.fields)
 

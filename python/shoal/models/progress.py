@@ -8,39 +8,28 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from shoal.metrics import Accumulator, Progressive, ProgressiveLine
+from shoal.metrics import Progressive, ProgressiveLine, StreamMetrics
 
 _TERMINAL_SECONDS = 0.1  # between two updates of a bar
 _FILE_SECONDS = 10.0  # if standard error is not a terminal, where every update is a line
 
 
 class ProgressBar:
-    """A bar on standard error: fraction of the data, examples/s, progressive log-loss and AUC.
+    """A bar on standard error: fraction of the data, examples/s, progressive log-loss, and AUC or accuracy.
 
     Parameters
     ----------
     title : str
     reader : object
         Its ``progress()`` is the displayed fraction; without that method none is displayed.
-    seen : sequence of Accumulator
+    seen : sequence of StreamMetrics
         One for each model; with several models the bar shows the least log-loss.
     show : bool
-    quality : callable, optional
-        Returns the metric besides the log-loss, as text; default: the AUC.
     """
 
-    def __init__(
-        self,
-        title: str,
-        reader: object,
-        seen: Sequence[Any],
-        *,
-        show: bool,
-        quality: Callable[[Any], str] = lambda seen: f"AUC {seen.auc:.4f}",
-    ) -> None:
+    def __init__(self, title: str, reader: object, seen: Sequence[StreamMetrics], *, show: bool) -> None:
         self._share: Callable[[], float] | None = getattr(reader, "progress", None)
         self._seen = seen
-        self._quality = quality
         self._begin = self._next = time.perf_counter()
         self._every = _TERMINAL_SECONDS if sys.stderr.isatty() else _FILE_SECONDS
         shares = "{percentage:3.0f}% |{bar}| " if self._share else ""
@@ -78,7 +67,7 @@ class ProgressBar:
         models = f"{len(self._seen)} models, best " if len(self._seen) > 1 else ""
         examples, rate = self._bar.format_sizeof(seen.examples), self._bar.format_sizeof(rate)
         self._bar.set_postfix_str(
-            f"{examples} examples, {rate}/s, {models}logloss {seen.logloss:.4f}, {self._quality(seen)}"
+            f"{examples} examples, {rate}/s, {models}logloss {seen.logloss:.4f}, {seen.quality_name} {seen.quality:.4f}"
         )
 
 
@@ -88,19 +77,19 @@ class ProgressLines:
     Parameters
     ----------
     title : str
-    seen : Accumulator
+    seen : StreamMetrics
         Of the model that learns.
     every : int or float
         When a line is due: see `shoal.metrics.Progressive`.
     """
 
-    def __init__(self, title: str, seen: Accumulator, every: float) -> None:
+    def __init__(self, title: str, seen: StreamMetrics, every: float) -> None:
         self._title = title
         self._seen = seen
         self._due = Progressive(every)
 
     def __enter__(self) -> Self:
-        sys.stderr.write(f"{self._title}\n{Progressive.HEADER}\n")
+        sys.stderr.write(f"{self._title}\n{Progressive.header(self._seen)}\n")
         return self
 
     def __exit__(
@@ -120,7 +109,7 @@ class ProgressLines:
 
 
 def show_progress(
-    title: str, reader: object, seen: Sequence[Accumulator], progress: bool | float
+    title: str, reader: object, seen: Sequence[StreamMetrics], progress: bool | float
 ) -> ProgressBar | ProgressLines:
     """Show the progress of a pass as a bar (True), not at all (False), or as lines (a number: see `ProgressLines`).
 

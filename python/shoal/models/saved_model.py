@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +39,11 @@ class SavedModel(SavedPredictor):
     _sorters: _core.ThreadPool
     _has_bias: bool
     _is_normalized: bool
+
+    @property
+    def class_settings(self) -> dict[str, Any]:
+        """The settings that only a model of several classes has: their number, and the loss."""
+        return {}
 
     @classmethod
     @abstractmethod
@@ -130,7 +135,12 @@ class SavedModel(SavedPredictor):
         ticks, as in ``if store.rank == 0``.
         """
         where = open_dir(directory, storage_options)
-        described = self._model_file(bias=self._has_bias, normalized=self._is_normalized, fit_state=fit_state)
+        described = self._model_file(
+            bias=self._has_bias,
+            normalized=self._is_normalized,
+            fit_state=fit_state,
+            multiclass=self.class_settings or None,
+        )
         files.save(where, described, self._store, list(self._tables), overwrite=overwrite, names=names)
         return where.location
 
@@ -161,13 +171,11 @@ class SavedModel(SavedPredictor):
         """
         where = open_dir(directory, storage_options)
         described = files.read(where)
-        named = [described.model, str(described.bias), described.table, *described.more_tables]
-        mine = [self.kind, str(self._has_bias), *(table.name for table in self._tables)]
-        if named != mine:
-            raise ValueError(
-                f"{where} is a {described.model} of tables {', '.join(named[2:])} with bias={described.bias}, this is "
-                f"a {self.kind} of {', '.join(mine[2:])} with bias={self._has_bias}: make it with the same settings"
-            )
+        tables = described.table, *described.more_tables
+        its = _named(described.model, tables, described.bias, described.multiclass)
+        mine = _named(self.kind, [table.name for table in self._tables], self._has_bias, self.class_settings)
+        if its != mine:
+            raise ValueError(f"{where} is a {its}, this is a {mine}: make it with the same settings")
         self._store.load(where.child(described.checkpoint))
         self._remember(described, where)
         if resume:
@@ -191,6 +199,7 @@ class SavedModel(SavedPredictor):
             schema=description["schema"],
             calibration=description["calibration"],
             history=History(),
+            multiclass=description.get("multiclass"),
         )
         model = cls._from_file(described, store)
         model._owns_store = False
@@ -238,3 +247,9 @@ class SavedModel(SavedPredictor):
             raise
         model._owns_store = store is None
         return model
+
+
+def _named(kind: str, tables: Iterable[str], bias: bool, multiclass: dict[str, Any] | None) -> str:
+    """Describe what a model and the files that it is restored from have in common."""
+    more = "".join(f", {name}={value!r}" for name, value in (multiclass or {}).items())
+    return f"{kind} of {', '.join(tables)} with bias={bias}{more}"

@@ -63,6 +63,7 @@ class SavedPredictor(StoreOwner, Predictor):
         fit_state: FitState | None,
         normalized: bool = False,
         click: dict[str, Any] | None = None,
+        multiclass: dict[str, Any] | None = None,
     ) -> files.ModelFile:
         """Describe the model for a directory; the optimizer is that of its first table."""
         first = self._tables[0]
@@ -83,6 +84,7 @@ class SavedPredictor(StoreOwner, Predictor):
             classes=self._record.classes,
             columns=self._record.columns,
             click=click,
+            multiclass=multiclass,
             fit_state=fit_state,
         )
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.data import Reader
-from shoal.metrics import Accumulator
+from shoal.metrics import accumulator_from_dict
 from shoal.models.history import Windows
 
 __all__ = ["Share", "WorkerState", "divided", "share_of"]
@@ -66,7 +66,7 @@ class WorkerState:
     shares : tuple of Share
         What it has left of the pass; the first one may be in part learned from.
     seen : dict
-        `shoal.metrics.Accumulator` of the pass.
+        `shoal.models.learner.Learner.accumulator` of the pass.
     features : int
         Of the pass so far.
     windows : Windows
@@ -90,10 +90,11 @@ def divided(states: Sequence[WorkerState], workers: int) -> list[WorkerState]:
     """Divide what workers have left of a pass among ``workers``; the first one takes over the metrics of those gone."""
     if workers == len(states):
         return list(states)
-    seen = Accumulator()
+    seen = accumulator_from_dict(states[0].seen)
+    empty = seen.empty().to_dict()
     shares: list[list[Share]] = [[] for _ in range(workers)]
-    for state in states:
-        seen.merge(Accumulator.from_dict(state.seen))
+    for state in states[1:]:
+        seen.merge(accumulator_from_dict(state.seen))
     if workers < len(states):
         for number, state in enumerate(states):
             shares[number % workers] += state.shares
@@ -105,7 +106,6 @@ def divided(states: Sequence[WorkerState], workers: int) -> list[WorkerState]:
                 replace(share, skip=share.skip + rank // len(states) * share.step, step=share.step * readers)
                 for share in state.shares
             ]
-    empty = Accumulator().to_dict()
     return [
         WorkerState(
             shares=tuple(shares[rank]),

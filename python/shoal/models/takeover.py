@@ -55,7 +55,7 @@ class _Model(msgspec.Struct, frozen=True):
     examples: int
     format: str | None
     schema: dict[str, object]
-    classes: tuple[object, object] | None
+    classes: tuple[object, ...] | None
     columns: int | None
 
 

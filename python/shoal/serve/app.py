@@ -33,7 +33,6 @@ from starlette.routing import Route
 from shoal.base.exposition import render
 from shoal.base.machine import cores
 from shoal.errors import ShoalError
-from shoal.models import MulticlassRegression
 from shoal.serve.bodies import ARROW, JSON, encode, examples
 from shoal.serve.limits import Account, Budget, Limits, RequestError, TooLargeError, UnavailableError
 from shoal.serve.live import LiveModel
@@ -82,10 +81,10 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _returned(predictor: Predictor | MulticlassRegression) -> str:
+def _returned(predictor: Predictor) -> str:
     """Describe the probabilities of an instance."""
-    if isinstance(predictor, MulticlassRegression):
-        return f"of each instance the probabilities of the classes 0 to {predictor.classes - 1}"
+    if predictor.num_classes > 2:
+        return f"of each instance the probabilities of the classes 0 to {predictor.num_classes - 1}"
     return "the probability of label 1 of each instance"
 
 

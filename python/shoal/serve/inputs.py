@@ -28,7 +28,6 @@ from shoal.data.readers import field_number
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW, Format
 
 if TYPE_CHECKING:
-    from shoal.models import MulticlassRegression
     from shoal.models.predictor import Predictor
     from shoal.serve.limits import Account
 
@@ -68,10 +67,10 @@ class InputSpec:
 
     Parameters
     ----------
-    model : Predictor or MulticlassRegression
+    model : Predictor
     """
 
-    def __init__(self, model: Predictor | MulticlassRegression) -> None:
+    def __init__(self, model: Predictor) -> None:
         schema: Mapping[str, Any] = model.schema
         self.format = model.format
         fields = getattr(model, "fields", None)

@@ -95,7 +95,7 @@ class LiveModel(Reloadable):
     def _made(self) -> tuple[Store, Model]:
         with contextlib.ExitStack() as undo:
             store = undo.enter_context(self._connect())
-            predictor: Predictor | models.MulticlassRegression
+            predictor: Predictor
             if self._description["kind"] == files.CLICK:
                 from shoal.torch.live import LiveClickModel  # loads PyTorch, so only if there is a tower
 

@@ -15,7 +15,6 @@ from shoal.serve.reloadable import Reloadable
 from shoal.serve.store import ExportStore
 
 if TYPE_CHECKING:
-    from shoal.models import MulticlassRegression
     from shoal.models.predictor import Predictor
 
 __all__ = ["Model", "ServedModel"]
@@ -27,7 +26,7 @@ class Model:
 
     version: int
     kind: str
-    predictor: Predictor | MulticlassRegression
+    predictor: Predictor
     exported: ExportVersion | None
     inputs: InputSpec
 
@@ -49,7 +48,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
             "(shoal export MODEL DIR)"
         )
     store = ExportStore(version, threads=threads)
-    predictor: Predictor | MulticlassRegression
+    predictor: Predictor
     if description["kind"] == files.CLICK:
         from shoal.torch import config  # loads PyTorch, so only if there is a tower
 

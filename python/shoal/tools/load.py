@@ -20,7 +20,7 @@ __all__ = ["load"]
 
 def load(
     directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
-) -> models.Model | models.MulticlassRegression | SavedPredictor:
+) -> models.Model | SavedPredictor:
     """Read a model of any kind: logistic regression of two or more classes, factorization machine, click model.
 
     Parameters
@@ -60,10 +60,7 @@ def load(
             raise ValueError(f"{storage_dir} is an export, not a model: open it with shoal.open_export(...)")
         if storage_dir.version(checkpoint.MANIFEST) is not None:
             raise ValueError(f"{storage_dir} is a checkpoint of tables, not a model: read it with store.load(...)")
-    kind = files.read(storage_dir).model
-    if kind == files.MULTICLASS:
-        return models.MulticlassRegression.load(storage_dir, store=store)
-    if kind != files.CLICK:
+    if files.read(storage_dir).model != files.CLICK:
         return models.load(storage_dir, store=store)
     from shoal.torch import load as load_click
 

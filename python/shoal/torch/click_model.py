@@ -36,7 +36,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from shoal.data import Batch, Reader
-from shoal.metrics import Accumulator
+from shoal.metrics import StreamMetrics
 from shoal.models import files, preprocessing
 from shoal.models.history import History, Record
 from shoal.models.learner import FitState, Floats
@@ -214,7 +214,7 @@ class ClickModel(SavedPredictor):
         """Draw random numbers of its own from now on, apart from other models; they begin where torch's are now."""
         self._random = torch.get_rng_state()
 
-    def learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:
+    def learn(self, batch: Batch, prepared: Inputs, seen: StreamMetrics) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
         if self._random is None:
             return self._learn(batch, prepared, seen)
@@ -224,7 +224,7 @@ class ClickModel(SavedPredictor):
             self._random = torch.get_rng_state()
         return loss
 
-    def _learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:
+    def _learn(self, batch: Batch, prepared: Inputs, seen: StreamMetrics) -> float:
         if len(batch) == 0:
             self._dense.along()
             return 0.0

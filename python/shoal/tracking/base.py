@@ -5,6 +5,8 @@
     valid/logloss, auc, calibration, normalized_entropy, gauc     after every pass, over the validation data
     rows/NAME                                                     rows of each table, after every pass
 
+Of several classes there is accuracy in place of auc, calibration and normalized_entropy.
+
 The step of every number is the count of examples that the model has learned from. Numbers that are not finite are left
 out. Of several workers, worker 0 writes.
 
@@ -17,16 +19,17 @@ import math
 import operator
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from shoal.metrics import GroupedAUC, Metrics
 from shoal.models.callbacks import Callback, FitProgress
+from shoal.models.history import Point
 from shoal.storage.base import StoragePath
 
 __all__ = ["Tracker"]
 
-_NAMES = ("logloss", "auc", "calibration", "normalized_entropy")
+_NAMES = ("logloss", "auc", "calibration", "normalized_entropy", "accuracy")
 
 
 class Tracker(Callback):
@@ -102,7 +105,7 @@ class Tracker(Callback):
         progress = FitProgress(model, len(model.history.passes), 0, None)
         self.begin_run({**progress.settings, **self._more})
         for point in model.history.points:
-            self._write(point.examples, {"progressive/logloss": point.logloss, "progressive/auc": point.auc})
+            self._write(point.examples, _named("progressive", point, ("logloss", "auc", "accuracy")))
         examples = 0
         for done in model.history.passes:
             examples += done.metrics.examples
@@ -139,8 +142,7 @@ class Tracker(Callback):
         now = time.perf_counter()
         rate = (progress.examples - self._examples) / max(now - self._time, 1e-9)
         self._examples, self._time = progress.examples, now
-        metrics = progress.metrics
-        numbers = {f"progressive/{name}": getattr(metrics, name) for name in ("logloss", "auc", "calibration")}
+        numbers = _named("progressive", progress.metrics, ("logloss", "auc", "calibration", "accuracy"))
         self._write(progress.examples, {**numbers, "progressive/examples_per_second": rate})
 
     def pass_done(self, progress: FitProgress) -> None:
@@ -163,12 +165,18 @@ class Tracker(Callback):
 
 
 def _numbers_of(metrics: Metrics, valid: Metrics | None, grouped: GroupedAUC | None) -> dict[str, float]:
-    numbers = {f"pass/{name}": float(getattr(metrics, name)) for name in _NAMES}
+    numbers = _named("pass", metrics, _NAMES)
     if valid is not None:
-        numbers |= {f"valid/{name}": float(getattr(valid, name)) for name in _NAMES}
+        numbers |= _named("valid", valid, _NAMES)
     if grouped is not None:
         numbers["valid/gauc"] = grouped.gauc
     return numbers
+
+
+def _named(group: str, metrics: Metrics | Point, names: Iterable[str]) -> dict[str, float]:
+    """Return numbers of metrics by the names under which they are written; those that it has."""
+    found = {f"{group}/{name}": getattr(metrics, name) for name in names}
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def _rows_of(model: Any) -> dict[str, float]:

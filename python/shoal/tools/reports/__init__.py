@@ -138,10 +138,19 @@ class _KindSections:
 
 def _of_model(model: Model, names: Mapping[int, str], top: int) -> _KindSections:
     largest, weights = model.top(top, names=names)
+    if weights.ndim == 1:
+        bias = f"{model.bias:.4f}"
+    else:  # of each feature the largest weight
+        of = np.abs(weights).argmax(axis=1)
+        largest = [f"{name}, class {one}" for name, one in zip(largest, model.classes_[of].tolist(), strict=True)]
+        weights, bias = weights[np.arange(len(of)), of], "one for each class"
     return _KindSections(
         rule=_rule(model.optimizer),
-        settings=[("bias", f"{model.bias:.4f}" if model.has_bias else "no")],
-        nonzero=sum(int(np.count_nonzero(rows)) for _, rows in model.table.items()) - (model.bias != 0),
+        settings=[
+            *((name, str(value)) for name, value in model.class_settings.items()),
+            ("bias", bias if model.has_bias else "no"),
+        ],
+        nonzero=model.count_nonzero(),
         weights=list(zip(largest, weights.tolist(), strict=True)),
     )
 
@@ -199,7 +208,7 @@ def _facts(
         *columns.schema_items(model.schema),
         ("passes", f"{len(passes):,}"),
         ("examples learned from", f"{model.examples:,}"),
-        *([("positives", f"{100 * positives / weight:.2f} %")] if weight > 0 else []),
+        *([("positives", f"{100 * positives / weight:.2f} %")] if weight > 0 and model.num_classes == 2 else []),
         *([("features per example", f"{features / examples:.1f}")] if features and examples else []),
         ("malformed lines skipped", f"{sum(done.skipped for done in passes):,}"),
         ("time of the passes", f"{sum(done.seconds for done in passes):,.1f} s"),
@@ -220,6 +229,7 @@ def _facts(
         weights=own.weights,
         version=importlib.metadata.version("shoal"),
         calibration=None if model.calibration is None else str(model.calibration),
+        classes=model.num_classes,
     )
 
 

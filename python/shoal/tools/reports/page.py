@@ -1,9 +1,9 @@
 """A report as one HTML file: no script, no network, no other file.
 
     title, kind of model
-    tiles             log-loss, NE, AUC, calibration, examples, rows
-    learning curve    progressive log-loss and AUC over examples
-    predictions       calibration by decile, ROC curve, the deciles as a table
+    tiles             log-loss, NE, AUC, calibration, examples, rows; of several classes accuracy
+    learning curve    progressive log-loss and AUC, or accuracy, over examples
+    predictions       of two classes: calibration by decile, ROC curve, the deciles as a table
     passes            a line each
     settings, data    what it was trained with and on
     weights           the largest
@@ -26,6 +26,7 @@ from pathlib import Path
 from shoal.metrics import Curves, Metrics
 from shoal.metrics.exact import entropy
 from shoal.models import History, Pass
+from shoal.models import Point as CurvePoint
 from shoal.models.history import merged
 from shoal.tools.reports.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Plot, Point, short
 
@@ -70,6 +71,8 @@ class Facts:
         Of shoal.
     calibration : str or None
         How the model is calibrated, which what was measured while it learned is not; None: it is not.
+    classes : int
+        Number of classes.
     """
 
     title: str
@@ -83,6 +86,7 @@ class Facts:
     weights: Sequence[tuple[str, float]]
     version: str
     calibration: str | None = None
+    classes: int = 2
 
 
 def page(facts: Facts) -> str:
@@ -99,15 +103,15 @@ def page(facts: Facts) -> str:
         [
             f'<header><p class="eyebrow">shoal report</p><h1>{title}</h1><p>{html.escape(facts.subtitle)}</p></header>',
             _tiles(facts, shown),
-            _learning(facts.history, shown),
-            _predictions(shown, facts.calibration),
-            _passes(facts.history),
+            _learning(facts.history, shown, facts.classes),
+            _predictions(shown, facts.calibration) if facts.classes == 2 else "",
+            _passes(facts.history, facts.classes),
             '<div class="pair"><section><h2>Settings</h2>',
             _pairs(facts.settings),
             "</section><section><h2>Data and table</h2>",
             _pairs(facts.data),
             "</section></div>",
-            _weights(facts.weights, facts.nonzero),
+            _weights(facts.weights, facts.nonzero, facts.classes),
             f"<footer>Written by shoal {html.escape(facts.version)}. docs/metrics.md defines every number.</footer>",
         ]
     )
@@ -161,6 +165,12 @@ def _tiles(facts: Facts, shown: HeldOut | None) -> str:
 
 
 def _tiles_of(m: Metrics, name: str) -> list[tuple[str, str, str]]:
+    if m.accuracy is not None:
+        return [
+            (_figure(m.logloss, 4), "log-loss", name),
+            (_figure(m.accuracy, 4), "accuracy", name),
+            (f"{m.examples:,}", "examples measured", ""),
+        ]
     return [
         (_figure(m.logloss, 4), "log-loss", name),
         (_figure(m.normalized_entropy, 4), "normalized entropy", "base rate alone: 1"),
@@ -173,7 +183,7 @@ def _tiles_of(m: Metrics, name: str) -> list[tuple[str, str, str]]:
 # ---- the learning curve ----------------------------------------------------------------------------------------------
 
 
-def _learning(history: History, shown: HeldOut | None) -> str:
+def _learning(history: History, shown: HeldOut | None, classes: int) -> str:
     points = [p for p in history.points if p.window_examples > 0]
     if not points:
         return (
@@ -188,7 +198,12 @@ def _learning(history: History, shown: HeldOut | None) -> str:
     checks = [(ends[done.number], done.valid, done.number) for done in history.passes if done.valid is not None]
     if shown is not None and not checks:
         checks = [(last, shown.metrics, 0)]
-    base = entropy(_progressive(history).metrics.base_rate) if history.passes else math.nan
+    which, called = ("auc", "AUC") if classes == 2 else ("accuracy", "accuracy")
+    if classes > 2:
+        base, constant = math.log(classes), "equal probabilities"
+    else:
+        base = entropy(_progressive(history).metrics.base_rate) if history.passes else math.nan
+        constant = "base rate"
     curves = {number: list(some) for number, some in groupby(points, key=lambda p: p.pass_number)}
     many = len(curves) > _CURVES
     if many:
@@ -214,20 +229,22 @@ def _learning(history: History, shown: HeldOut | None) -> str:
         y_label="log-loss, nats per example",
         x_text=short,
     )
-    auc = Plot(
-        "clip-auc",
-        f"Progressive AUC over {last:,} examples, {points[-1].auc:.4f} at the end",
+    so_good = [_quality(p, which) for p in points]
+    quality = Plot(
+        f"clip-{which}",
+        f"Progressive {called} over {last:,} examples, {so_good[-1]:.4f} at the end",
         x=(0, last),
-        y=_range([*_inner([p.auc for p in points]), points[-1].auc, *(m.auc for _, m, _ in checks)], most=1.0),
+        y=_range([*_inner(so_good), so_good[-1], *(_quality(m, which) for _, m, _ in checks)], most=1.0),
         x_label="examples learned from",
-        y_label="AUC",
+        y_label=called,
         x_text=short,
     )
-    loss.level(base, "base", f"always predicting the base rate: {base:.4f}")
+    article = "the " if classes == 2 else ""
+    loss.level(base, "base", f"always predicting {article}{constant}: {base:.4f}")
     for number, curve in curves.items():
         if number > min(curves):
             begin = curve[0].examples - curve[0].window_examples
-            for plot in (loss, auc):
+            for plot in (loss, quality):
                 plot.upright(begin, "pass", f"pass {number} begins")
         if not many:
             wide = list(curve)  # of one pass: windows of different passes are not merged
@@ -235,7 +252,7 @@ def _learning(history: History, shown: HeldOut | None) -> str:
                 wide = merged(wide)
             loss.line([(p.examples - p.window_examples / 2, p.window_logloss) for p in wide], "thin")
         loss.line([(p.examples, p.logloss) for p in curve], "main")
-        auc.line([(p.examples, p.auc) for p in curve], "main")
+        quality.line([(p.examples, _quality(p, which)) for p in curve], "main")
     loss.dots(
         [
             (
@@ -249,24 +266,24 @@ def _learning(history: History, shown: HeldOut | None) -> str:
         "hit",
         6.0,
     )
-    auc.dots(
+    quality.dots(
         [
             (
                 p.examples,
-                p.auc,
-                f"pass {p.pass_number}, {p.examples:,} examples: {p.auc:.4f}{'' if many else ' so far'}",
+                good,
+                f"pass {p.pass_number}, {p.examples:,} examples: {good:.4f}{'' if many else ' so far'}",
             )
-            for p in points
+            for p, good in zip(points, so_good, strict=True)
         ],
         "hit",
         6.0,
     )
-    for plot, which in ((loss, "logloss"), (auc, "auc")):
+    for plot, number_of in ((loss, "logloss"), (quality, which)):
         plot.dots(
             [
                 (at, value, f"{shown.name if shown and not number else f'validation after pass {number}'}: {value:.4f}")
                 for at, m, number in checks
-                for value in [getattr(m, which)]
+                for value in [_quality(m, number_of)]
             ],
             "valid",
             2.5 if many else 5.0,
@@ -283,10 +300,16 @@ def _learning(history: History, shown: HeldOut | None) -> str:
     windows = [] if many else [("thin", "in a window")]
     return (
         f'<section><h2>Learning curve</h2><p class="note">{note}</p><div class="pair">'
-        + _figure_of("Log-loss", loss, [main, *windows, ("base", "base rate"), *held])
-        + _figure_of("AUC", auc, [main, *held])
+        + _figure_of("Log-loss", loss, [main, *windows, ("base", constant), *held])
+        + _figure_of(called.capitalize() if classes > 2 else called, quality, [main, *held])
         + "</div></section>"
     )
+
+
+def _quality(measured: Metrics | CurvePoint, which: str) -> float:
+    """Return a number of metrics; NaN where there is none."""
+    value = getattr(measured, which)
+    return math.nan if value is None else float(value)
 
 
 # ---- predictions -----------------------------------------------------------------------------------------------------
@@ -406,7 +429,7 @@ def _deciles(curves: Curves) -> str:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _passes(history: History) -> str:
+def _passes(history: History, classes: int) -> str:
     if not history.passes:
         return ""
     files = {fit.first_pass: "learned from" if fit.data is None else Path(fit.data).name for fit in history.fits}
@@ -427,15 +450,19 @@ def _passes(history: History) -> str:
         if done.valid is not None:
             last = (NONE if done.grouped is None else _figure(done.grouped.gauc, 5),) if grouped else ()
             rows.append(("", "validation", *_cells(done.valid), "", "", *last))
-    head = ["pass", "", "examples", "positive", "log-loss", "NE", "AUC", "calibration", "time", "examples/s"]
+    measured = ["positive", "log-loss", "NE", "AUC", "calibration"] if classes == 2 else ["log-loss", "accuracy"]
+    head = ["pass", "", "examples", *measured, "time", "examples/s"]
     head += ["GAUC"] if grouped else []
     note = f'<p class="note">The latest {_LINES} of {len(history.passes):,}.</p>' if earlier > 0 else ""
     return f'<section><h2>Passes</h2>{note}<div class="card">{_table(head, rows)}</div></section>'
 
 
 def _cells(m: Metrics) -> tuple[str, ...]:
+    examples = f"{m.examples:,}" + ("" if m.weight == m.examples else f" of weight {m.weight:,.6g}")
+    if m.accuracy is not None:
+        return examples, _figure(m.logloss, 5), _figure(m.accuracy, 5)
     return (
-        f"{m.examples:,}" + ("" if m.weight == m.examples else f" of weight {m.weight:,.6g}"),
+        examples,
         _percent(m.base_rate),
         _figure(m.logloss, 5),
         _figure(m.normalized_entropy, 4),
@@ -444,7 +471,7 @@ def _cells(m: Metrics) -> tuple[str, ...]:
     )
 
 
-def _weights(weights: Sequence[tuple[str, float]], nonzero: int | None) -> str:
+def _weights(weights: Sequence[tuple[str, float]], nonzero: int | None, classes: int) -> str:
     if not weights or nonzero is None:
         return ""
     most = max(abs(w) for _, w in weights)
@@ -454,9 +481,12 @@ def _weights(weights: Sequence[tuple[str, float]], nonzero: int | None) -> str:
         "</i></div></td></tr>"
         for name, w in weights
     )
+    several = classes > 2
+    size = "of each feature the largest, by size" if several else "by size"
+    odds = " of its class, against a class without weight for it," if several else ""
     return (
-        f'<section><h2>Largest weights</h2><p class="note">{len(weights):,} of {nonzero:,} that are not zero, by size. '
-        "A feature of value 1 multiplies the odds by the exponential of its weight.</p>"
+        f'<section><h2>Largest weights</h2><p class="note">{len(weights):,} of {nonzero:,} that are not zero, {size}. '
+        f"A feature of value 1 multiplies the odds{odds} by the exponential of its weight.</p>"
         '<div class="card"><table><thead><tr><th>feature</th><th>weight</th><th>odds</th><th></th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )

@@ -1,0 +1,69 @@
+"""ExactSum: a sum of float64 numbers that does not depend on their order.
+
+Threads: a sum belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Self
+
+__all__ = ["ExactSum"]
+
+_HEXADECIMAL = re.compile(r"-?[0-9a-f]{1,1024}")
+
+
+class ExactSum:
+    """A sum of float64 numbers that is never rounded: an integer of units of 2^-1074. No number may be -inf or NaN."""
+
+    __slots__ = ("_infinite", "_units")
+
+    _UNIT_BITS = 1074  # every finite float64 is a whole number of 2^-1074
+
+    def __init__(self, value: float = 0.0) -> None:
+        self._units = 0
+        self._infinite = False
+        self.add(value)
+
+    def add(self, value: float) -> None:
+        """Add one number."""
+        if value == math.inf:
+            self._infinite = True
+        else:
+            numerator, denominator = value.as_integer_ratio()
+            self._units += numerator << (self._UNIT_BITS + 1 - denominator.bit_length())
+
+    def merge(self, other: ExactSum) -> None:
+        """Add another sum."""
+        self._units += other._units
+        self._infinite |= other._infinite
+
+    def __float__(self) -> float:
+        """Round the sum to the nearest float64."""
+        try:
+            return math.inf if self._infinite else self._units / (1 << self._UNIT_BITS)
+        except OverflowError:
+            return math.inf
+
+    def to_text(self) -> str:
+        """Write the sum, all of it: hexadecimal digits, or "inf"."""
+        return "inf" if self._infinite else f"{self._units:x}"
+
+    @classmethod
+    def from_text(cls, text: object) -> Self:
+        """Read what `to_text` wrote.
+
+        Raises
+        ------
+        ValueError
+            It is something else.
+        """
+        out = cls()
+        if text == "inf":
+            out._infinite = True
+        elif isinstance(text, str) and _HEXADECIMAL.fullmatch(text):
+            out._units = int(text, 16)
+        else:
+            raise ValueError(f"{text!r} is not an exact sum: pass what to_dict wrote")
+        return out
