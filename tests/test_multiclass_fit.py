@@ -389,6 +389,25 @@ def test_the_command_resumes_tracks_reports_and_inspects(log: Path, tmp_path: Pa
         assert not re.search(r"\bnan\b", page)
 
 
+def test_two_classes_of_softmax_and_a_pass_without_examples_are_shown_as_of_several(
+    tmp_path: Path, capsys: Any
+) -> None:
+    batch = Batch(np.array([0, 1], np.float32), np.arange(3), np.array([7, 8], np.uint64), None)
+    with MulticlassRegression(2) as model:
+        with pytest.raises(ValueError, match="nothing was learned"):
+            model.fit([], progress=False)
+        model.fit([batch], progress=False).save(tmp_path / "m")
+    with shoal.load(tmp_path / "m") as loaded:
+        empty, done = (str(one.metrics) for one in loaded.history.passes)
+        assert empty == "logloss nan  accuracy nan  (0 examples)"
+        assert done == "logloss 0.693147  accuracy 0.500000  (2 examples)"
+    assert "AUC" not in run(capsys, "inspect", tmp_path / "m", "--top", 2)[0]
+    run(capsys, "report", tmp_path / "m")
+    page = (tmp_path / "m" / "report.html").read_text()
+    assert "Progressive accuracy over" in page
+    assert "AUC" not in page
+
+
 # ---- arrays and frames -----------------------------------------------------------------------------------------------
 
 

@@ -271,7 +271,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             In the order of ``classes_``.
         """
         check_is_fitted(self)
-        if self._model.num_classes > 2:
+        if self._model.is_multiclass:
             return self._model.predict_proba(self._rows(X))
         # Each is computed from its own margin: 1 - p would lose small probabilities.
         margins = self.decision_function(X)

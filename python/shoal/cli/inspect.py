@@ -230,7 +230,7 @@ def _top(directory: StorageDir, most: int, names: Mapping[int, str]) -> tuple[li
     lines = []
     for fact in facts:
         weight, of = fact["weight"], ""
-        if model.num_classes > 2:  # weight is a list, of which the largest is shown
+        if model.is_multiclass:  # weight is a list, of which the largest is shown
             largest = max(range(model.num_classes), key=lambda k: abs(weight[k]))
             weight, of = weight[largest], f", class {model.classes_[largest]}"
         lines.append(f"    {weight:<+11.4f} {fact['name'] or fact['key']}{of}")

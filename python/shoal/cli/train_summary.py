@@ -88,7 +88,7 @@ def table_lines(model: Model) -> list[str]:
     for table in model.tables:
         stats = table.stats()
         lines.append(f"{'table':<12} {rows_of(stats, table.dim)}")
-    bias = f", bias {model.bias:.4f}" if model.num_classes == 2 else f", of {model.num_classes:,} classes"
+    bias = f", of {model.num_classes:,} classes" if model.is_multiclass else f", bias {model.bias:.4f}"
     lines.append(f"{'weights':<12} {model.count_nonzero():,} are not zero{bias}")
     return lines
 
@@ -127,7 +127,7 @@ def model_facts(model: Model) -> dict[str, Any]:
             "rows": stats[0].rows,
             "bytes": sum(one.bytes for one in stats),
             "nonzero_weights": model.count_nonzero(),
-            "bias": bias if model.num_classes == 2 else bias.tolist(),
+            "bias": bias.tolist() if model.is_multiclass else bias,
             "calibration": None if model.calibration is None else model.calibration.to_dict()["kind"],
         }
     )

@@ -135,6 +135,11 @@ class MulticlassRegression(Model):
         """Number of classes."""
         return self.classes
 
+    @property
+    def is_multiclass(self) -> bool:
+        """Whether the model computes a margin and a probability for each class: it does, also of two."""
+        return True
+
     def _make_tables(self) -> Sequence[Table]:
         name, classes, optimizer, seed, admit, expire = self._described
         return [self._store.table(name, dim=classes, optimizer=optimizer, seed=seed, admit=admit, expire=expire)]

@@ -109,6 +109,11 @@ class Predictor(ABC):
         """Number of classes."""
         return 2
 
+    @property
+    def is_multiclass(self) -> bool:
+        """Whether the model computes a margin and a probability for each class, rather than the log-odds of label 1."""
+        return False
+
     def accumulator(self) -> StreamMetrics:
         """Return an empty accumulator for the metrics of a pass."""
         return Accumulator()

@@ -83,7 +83,7 @@ def one_line(error: Exception) -> str:
 
 def _returned(predictor: Predictor) -> str:
     """Describe the probabilities of an instance."""
-    if predictor.num_classes > 2:
+    if predictor.is_multiclass:
         return f"of each instance the probabilities of the classes 0 to {predictor.num_classes - 1}"
     return "the probability of label 1 of each instance"
 

@@ -208,7 +208,7 @@ def _facts(
         *columns.schema_items(model.schema),
         ("passes", f"{len(passes):,}"),
         ("examples learned from", f"{model.examples:,}"),
-        *([("positives", f"{100 * positives / weight:.2f} %")] if weight > 0 and model.num_classes == 2 else []),
+        *([("positives", f"{100 * positives / weight:.2f} %")] if weight > 0 and not model.is_multiclass else []),
         *([("features per example", f"{features / examples:.1f}")] if features and examples else []),
         ("malformed lines skipped", f"{sum(done.skipped for done in passes):,}"),
         ("time of the passes", f"{sum(done.seconds for done in passes):,.1f} s"),
@@ -229,7 +229,7 @@ def _facts(
         weights=own.weights,
         version=importlib.metadata.version("shoal"),
         calibration=None if model.calibration is None else str(model.calibration),
-        classes=model.num_classes,
+        classes=model.num_classes if model.is_multiclass else None,
     )
 
 

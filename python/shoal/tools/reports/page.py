@@ -71,8 +71,8 @@ class Facts:
         Of shoal.
     calibration : str or None
         How the model is calibrated, which what was measured while it learned is not; None: it is not.
-    classes : int
-        Number of classes.
+    classes : int or None
+        Number of classes; None of a model of log-odds.
     """
 
     title: str
@@ -86,7 +86,7 @@ class Facts:
     weights: Sequence[tuple[str, float]]
     version: str
     calibration: str | None = None
-    classes: int = 2
+    classes: int | None = None
 
 
 def page(facts: Facts) -> str:
@@ -104,7 +104,7 @@ def page(facts: Facts) -> str:
             f'<header><p class="eyebrow">shoal report</p><h1>{title}</h1><p>{html.escape(facts.subtitle)}</p></header>',
             _tiles(facts, shown),
             _learning(facts.history, shown, facts.classes),
-            _predictions(shown, facts.calibration) if facts.classes == 2 else "",
+            _predictions(shown, facts.calibration) if facts.classes is None else "",
             _passes(facts.history, facts.classes),
             '<div class="pair"><section><h2>Settings</h2>',
             _pairs(facts.settings),
@@ -183,7 +183,7 @@ def _tiles_of(m: Metrics, name: str) -> list[tuple[str, str, str]]:
 # ---- the learning curve ----------------------------------------------------------------------------------------------
 
 
-def _learning(history: History, shown: HeldOut | None, classes: int) -> str:
+def _learning(history: History, shown: HeldOut | None, classes: int | None) -> str:
     points = [p for p in history.points if p.window_examples > 0]
     if not points:
         return (
@@ -198,8 +198,8 @@ def _learning(history: History, shown: HeldOut | None, classes: int) -> str:
     checks = [(ends[done.number], done.valid, done.number) for done in history.passes if done.valid is not None]
     if shown is not None and not checks:
         checks = [(last, shown.metrics, 0)]
-    which, called = ("auc", "AUC") if classes == 2 else ("accuracy", "accuracy")
-    if classes > 2:
+    which, called = ("auc", "AUC") if classes is None else ("accuracy", "accuracy")
+    if classes is not None:
         base, constant = math.log(classes), "equal probabilities"
     else:
         base = entropy(_progressive(history).metrics.base_rate) if history.passes else math.nan
@@ -239,7 +239,7 @@ def _learning(history: History, shown: HeldOut | None, classes: int) -> str:
         y_label=called,
         x_text=short,
     )
-    article = "the " if classes == 2 else ""
+    article = "the " if classes is None else ""
     loss.level(base, "base", f"always predicting {article}{constant}: {base:.4f}")
     for number, curve in curves.items():
         if number > min(curves):
@@ -301,7 +301,7 @@ def _learning(history: History, shown: HeldOut | None, classes: int) -> str:
     return (
         f'<section><h2>Learning curve</h2><p class="note">{note}</p><div class="pair">'
         + _figure_of("Log-loss", loss, [main, *windows, ("base", constant), *held])
-        + _figure_of(called.capitalize() if classes > 2 else called, quality, [main, *held])
+        + _figure_of(called if classes is None else called.capitalize(), quality, [main, *held])
         + "</div></section>"
     )
 
@@ -429,7 +429,7 @@ def _deciles(curves: Curves) -> str:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _passes(history: History, classes: int) -> str:
+def _passes(history: History, classes: int | None) -> str:
     if not history.passes:
         return ""
     files = {fit.first_pass: "learned from" if fit.data is None else Path(fit.data).name for fit in history.fits}
@@ -450,7 +450,7 @@ def _passes(history: History, classes: int) -> str:
         if done.valid is not None:
             last = (NONE if done.grouped is None else _figure(done.grouped.gauc, 5),) if grouped else ()
             rows.append(("", "validation", *_cells(done.valid), "", "", *last))
-    measured = ["positive", "log-loss", "NE", "AUC", "calibration"] if classes == 2 else ["log-loss", "accuracy"]
+    measured = ["positive", "log-loss", "NE", "AUC", "calibration"] if classes is None else ["log-loss", "accuracy"]
     head = ["pass", "", "examples", *measured, "time", "examples/s"]
     head += ["GAUC"] if grouped else []
     note = f'<p class="note">The latest {_LINES} of {len(history.passes):,}.</p>' if earlier > 0 else ""
@@ -471,7 +471,7 @@ def _cells(m: Metrics) -> tuple[str, ...]:
     )
 
 
-def _weights(weights: Sequence[tuple[str, float]], nonzero: int | None, classes: int) -> str:
+def _weights(weights: Sequence[tuple[str, float]], nonzero: int | None, classes: int | None) -> str:
     if not weights or nonzero is None:
         return ""
     most = max(abs(w) for _, w in weights)
@@ -481,7 +481,7 @@ def _weights(weights: Sequence[tuple[str, float]], nonzero: int | None, classes:
         "</i></div></td></tr>"
         for name, w in weights
     )
-    several = classes > 2
+    several = classes is not None
     size = "of each feature the largest, by size" if several else "by size"
     odds = " of its class, against a class without weight for it," if several else ""
     return (
