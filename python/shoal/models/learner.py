@@ -112,6 +112,12 @@ class Learner(Evaluable, Protocol):
     def set_own_state(self, state: bytes) -> None:
         """Restore `own_state`."""
 
+    def common_state(self) -> bytes:
+        """Return what learning changes in all workers alike, and not in tables. Empty if there is nothing."""
+
+    def set_common_state(self, state: bytes) -> None:
+        """Restore `common_state`."""
+
     def save_weights(self, folder: StorageDir) -> None:
         """Write the weights into a new folder, without waiting for the disk."""
 

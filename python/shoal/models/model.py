@@ -534,6 +534,13 @@ class Model(LinearWeights, SavedModel):
     def set_own_state(self, state: bytes) -> None:
         """Do nothing."""
 
+    def common_state(self) -> bytes:
+        """Return nothing: all that learning changes is in tables."""
+        return b""
+
+    def set_common_state(self, state: bytes) -> None:
+        """Do nothing."""
+
     def _margins(self, batch: Batch, prepared: KeyBatch) -> Floats:
         if self._scales is not None:
             batch = self._scales.normalized(batch, prepared)

@@ -199,21 +199,23 @@ class PassCoordinator:
     @property
     def clocks_of_pass(self) -> int:
         """Clocks of this pass so far, since the fit was resumed."""
-        return self._clock - self._pass_clock
+        return self.clock - self._pass_clock
 
     @property
-    def _clock(self) -> int:
+    def clock(self) -> int:
+        """Clock of this worker in its program, which is behind that of its predecessor while it repeats clocks."""
         return self._store.clock - self._behind
 
     def begin_pass(self) -> None:
         """Begin a pass, or resume one."""
-        self._pass_clock = self._clock
+        self._pass_clock = self.clock
 
     def repeat_clock(self) -> None:
         """Repeat a clock that has counted."""
         self._behind -= 1
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """End a clock, or repeat one."""
         if self._behind:
             self.repeat_clock()
         else:
@@ -223,7 +225,7 @@ class PassCoordinator:
         """Return how far this worker is."""
         exchanges = self._messages.number
         return Position(
-            self.fit, self._clock, self._pass_clock, exchanges, self._store.barriers, self._passes, self._last_clock
+            self.fit, self.clock, self._pass_clock, exchanges, self._store.barriers, self._passes, self._last_clock
         )
 
     def publish(self, state: bytes) -> None:
@@ -236,7 +238,7 @@ class PassCoordinator:
 
     def publish_change(self, change: bytes) -> None:
         """Publish what the clock that is about to end has changed outside of tables."""
-        self._messages.publish_change(self._clock, change)
+        self._messages.publish_change(self.clock, change)
 
     def continue_from(self, position: Position) -> None:
         """Continue where the predecessor of this worker was, and repeat what it has done since."""
@@ -245,6 +247,14 @@ class PassCoordinator:
         self._store.barriers = position.barriers
         self._behind = max(0, self._store.joined_at - position.clock)
         self.change = self._messages.published_change(position.clock, self._store.joined_at)
+
+    def publish_address(self, address: bytes) -> None:
+        """Publish where this worker answers the others in this fit."""
+        self._messages.publish_address(address)
+
+    def addresses(self) -> dict[int, bytes | None]:
+        """Return what the workers have published by `publish_address`, by rank; None of one that has not."""
+        return self._messages.addresses()
 
     # ---- another number of workers -----------------------------------------------------------------------------------
 
@@ -299,7 +309,7 @@ class PassCoordinator:
             self._check_moved(self._table.pull(self._ranks + _ENDED))
             return
         self._mark_end()
-        self._tick()
+        self.tick()
         empty_clock()
         staleness = self._store.consistency.staleness if isinstance(self._store.consistency, SSP) else 0
         if self._behind:
@@ -307,8 +317,8 @@ class PassCoordinator:
             rows = self._table.pull(self._ranks + _ENDED)
             all_ended = not np.any(rows[:, 0] < self._passes)
             last = int(rows[:, 1].max()) + staleness + 1 if all_ended else self._store.clock
-            while self._behind and self._clock < last:
-                self._tick()
+            while self._behind and self.clock < last:
+                self.tick()
                 empty_clock()
         while True:
             rows = self._table.pull(self._ranks + _ENDED)
@@ -317,19 +327,19 @@ class PassCoordinator:
             behind = self._ranks[rows[:, 0] < self._passes]
             if set(behind.tolist()) <= self._store.lost_workers:
                 break
-            self._tick()
+            self.tick()
             empty_clock()
         if isinstance(self._store.consistency, SSP):
             # A worker that was ahead may wait in its pull for this one's clock. All continue to a clock that none has
             # passed: while a worker had not ended, no pull was answered more than `staleness` clocks ahead of it.
             last = int(rows[:, 1].max()) + staleness + 1
-            while self._clock < last:
-                self._tick()
+            while self.clock < last:
+                self.tick()
                 empty_clock()
 
     def _mark_end(self) -> None:
         """Count the end of a pass of this worker, within the clock that ends."""
-        later, self._last_clock = self._clock - self._last_clock, self._clock
+        later, self._last_clock = self.clock - self._last_clock, self.clock
         if self._behind:
             return
         if isinstance(self._store.consistency, SSP):  # a push might take effect a second time, for a replacement

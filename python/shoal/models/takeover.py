@@ -45,9 +45,10 @@ _SECONDS = 5.0  # between two states that are published within a pass
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """One model of a worker."""
+    """One model of a worker; ``common`` is `Learner.common_state` where nobody else will have it."""
 
     own: bytes
+    common: bytes
     points: tuple[Point, ...]
     passes: list[Pass]
     fits: list[Fit]
@@ -100,7 +101,11 @@ class Publisher:
         state = _Published(
             self._coordinator.position(),
             None if fit_states is None else list(fit_states),
-            [_described(model, own) for model, own in zip(self._models, self._own, strict=True)],
+            # Within a fit the other workers have it too.
+            [
+                _described(model, own, model.common_state() if fit_states is None else b"")
+                for model, own in zip(self._models, self._own, strict=True)
+            ],
         )
         self._coordinator.publish(msgspec.msgpack.encode(state))
 
@@ -132,7 +137,9 @@ def hand_over(
     WorkersChangedError
         Always, when that is done.
     """
-    described = [_described(model, model.own_state()) for model in models]
+    described = [
+        _described(model, model.own_state(), b"" if coordinator.rank else model.common_state()) for model in models
+    ]
     state = _Published(coordinator.position(), list(fit_states), described)
     coordinator.hand_over(msgspec.msgpack.encode(state), returns=not leaves)
     examples = models[0].examples
@@ -145,10 +152,11 @@ def hand_over(
     raise WorkersChangedError(text, leaves=leaves)
 
 
-def _described(model: Learner, own: bytes) -> _Model:
+def _described(model: Learner, own: bytes, common: bytes) -> _Model:
     record = model.record
     return _Model(
         own,
+        common,
         record.curve.points,
         record.passes,
         record.fits,
@@ -224,4 +232,6 @@ def _restore(models: Sequence[Learner], state: _Published, own: Sequence[_Model]
         )
         record.format, record.schema = its.format, dict(its.schema)
         record.classes, record.columns = its.classes, its.columns
+        if its.common:
+            model.set_common_state(its.common)
         model.set_own_state(one.own)

@@ -304,7 +304,7 @@ class _TrainingRun:
             return all(have_ended)
 
         while first.step_along():
-            first.store.tick()
+            self._coordinator.tick()
             empty_clock()
             self._check_change()
         self._coordinator.end_pass(empty_clock, meet)

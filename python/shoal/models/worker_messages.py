@@ -10,7 +10,8 @@ Each number of a row holds one byte, 0 to 255, which every filter of values tran
 If workers are replaced, message k stays in slot k mod 4 until message k + 4: a replacement repeats the calls since the
 last state that its predecessor has published, and receives the messages that it has missed. Slots 4 and 5 hold such
 states in turns, so that one of them is complete at any moment; slots 6 and 7 likewise what a clock has changed outside
-of tables. Slot 8 holds the state that a worker hands over to the job that continues its own.
+of tables. Slot 8 holds the state that a worker hands over to the job that continues its own, and slot 9 the address at
+which it answers the others of a fit.
 
 Invariants
     M1  A call is one of all workers, at the same clock. The k-th call of a worker exchanges the k-th messages.
@@ -42,6 +43,7 @@ _SLOT_BITS = 24
 _SLOTS = 4  # for messages: one more than the calls between two passes
 _STATES = 2  # slots for states, and as many for what clocks have changed
 _HANDED_OVER = _SLOTS + 2 * _STATES
+_ADDRESS = _HANDED_OVER + 1
 _CALL_BITS = 24  # of numbers of calls, below the number of the job
 
 
@@ -171,12 +173,21 @@ class WorkerMessages:
 
     def handed_over(self, job: int, workers: int) -> list[bytes | None]:
         """Return the states that the workers of a job have handed over, by rank; None of one that died before."""
-        states: list[bytes | None] = []
-        for rank in range(workers):
-            first = self._pull(rank, _HANDED_OVER, 0, 1)
-            number, _, length = _HEAD.unpack_from(first)
-            states.append(self._content(rank, _HANDED_OVER, first, length) if number == job else None)
-        return states
+        return [self._content_of(rank, _HANDED_OVER, job) for rank in range(workers)]
+
+    def publish_address(self, address: bytes) -> None:
+        """Publish where this worker answers the others."""
+        self._put(_ADDRESS, self._store.job, 0, address)
+
+    def addresses(self) -> dict[int, bytes | None]:
+        """Return the addresses that the workers have published, by rank; None of one that has not."""
+        return {rank: self._content_of(rank, _ADDRESS, self._store.job) for rank in range(self._store.num_workers)}
+
+    def _content_of(self, rank: int, slot: int, job: int) -> bytes | None:
+        """Return what a worker has put into a slot in a job; None: nothing."""
+        first = self._pull(rank, slot, 0, 1)
+        number, _, length = _HEAD.unpack_from(first)
+        return self._content(rank, slot, first, length) if number == job else None
 
     def _put(self, slot: int, number: int, flag: int, content: bytes) -> None:
         """Replace what this worker has in a slot, its first block last."""

@@ -61,7 +61,6 @@ Precision = Literal["float32", "bfloat16"]
 
 _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
 _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
-_LENGTH_BYTES = 8
 
 
 class ClickModel(SavedPredictor):
@@ -245,16 +244,24 @@ class ClickModel(SavedPredictor):
 
     @property
     def can_be_replaced(self) -> bool:
-        """Whether another process can continue a fit of this worker: the servers have the dense part and all rows."""
-        return self._dense.is_on_servers and not self._staleness
+        """Whether another process can continue a fit of this worker: others have its dense part, servers all rows."""
+        return self._dense.can_be_replaced and bool(self._tables) and not self._staleness
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool = False) -> None:
-        """Connect to the other workers of a fit, all together; ``has_begun``: in place of one that died after that."""
-        self._dense.join(coordinator, has_begun=has_begun)
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool = False, is_over: bool = False) -> None:
+        """Connect to the other workers of a fit, all together.
 
-    def leave(self) -> None:
-        """Close the connections that `join` made."""
-        self._dense.close()
+        ``has_begun``: in place of one that died after that; ``is_over``: after it had ended the fit.
+        """
+        self._dense.join(coordinator, has_begun=has_begun, is_over=is_over)
+
+    def end_fit(self, coordinator: PassCoordinator) -> None:
+        """End a fit that is complete, all workers together."""
+        self._dense.end(coordinator)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Close the connections that `join` made; ``error`` has ended the fit."""
+        # An error that is none of Python's own stands for the end of the process: the job waits for its replacement.
+        self._dense.close(failed=isinstance(error, (Exception, KeyboardInterrupt)))
 
     def step_along(self) -> bool:
         """Take part in a step of the other workers' dense parts; False if they need none, or all have ended."""
@@ -274,24 +281,27 @@ class ClickModel(SavedPredictor):
         return self._dense.agree_on_move(wants)
 
     def own_state(self) -> bytes:
-        """Return the state of torch's random numbers and the module's buffers; worker 0 adds what all workers have."""
+        """Return the state of torch's random numbers and the module's buffers."""
         buffers = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in self.module.buffers()]
-        own = self.random_state() + b"".join(buffer.numpy().tobytes() for buffer in buffers)
-        common = b"" if self._dense.is_on_servers or self._store.rank else self._tower()
-        return len(own).to_bytes(_LENGTH_BYTES, "little") + own + common
+        return self.random_state() + b"".join(buffer.numpy().tobytes() for buffer in buffers)
 
     def set_own_state(self, state: bytes) -> None:
         """Restore `own_state`."""
-        end = _LENGTH_BYTES + int.from_bytes(state[:_LENGTH_BYTES], "little")
-        if len(state) > end:
-            self._take_tower(_tower_in(state[end:]), whole=True)
-        values = torch.frombuffer(bytearray(state[_LENGTH_BYTES:end]), dtype=torch.uint8)
+        values = torch.frombuffer(bytearray(state), dtype=torch.uint8)
         buffers = list(self.module.buffers())
         sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
         random, *its = torch.split(values, [len(values) - sum(sizes), *sizes])
         torch.set_rng_state(random.clone())
         for buffer, one in zip(buffers, its, strict=True):
             buffer.copy_(one.clone().view(buffer.dtype).view_as(buffer))
+
+    def common_state(self) -> bytes:
+        """Return the dense part and its optimizer's state, if the servers do not have them."""
+        return b"" if self._dense.is_on_servers else self._tower()
+
+    def set_common_state(self, state: bytes) -> None:
+        """Restore `common_state`."""
+        self._take_tower(_tower_in(state), whole=True)
 
     def _margins(self, batch: Batch, prepared: Inputs) -> Floats:
         self.module.eval()

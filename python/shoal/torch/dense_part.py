@@ -16,19 +16,17 @@ Invariants
     D2  A worker without a batch takes part in the steps of the others (`along`), until all have ended the pass.
     D3  With "allreduce" all workers hand over their states after the same step: the exchange of batch sizes tells each
         of them whether another one has asked for it.
+    D4  A worker with "allreduce" that dies can be replaced under BSP: see dense_recovery.py.
 
 Threads: the one that trains.
 """
 
 from __future__ import annotations
 
-import datetime
-import io
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from shoal.errors import ShoalError, WorkerLostError
@@ -37,6 +35,9 @@ from shoal.optim import Adam, Optimizer
 from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense import DenseParameters
+from shoal.torch.dense_recovery import STEP_SECONDS, DenseRecovery
+from shoal.torch.gloo_group import GlooGroup, enter_meeting, open_meeting
+from shoal.torch.step_log import Sizes, StepLog
 
 __all__ = [
     "DENSE_TABLE",
@@ -54,7 +55,6 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 DENSE_TABLE = "dense"  # of a dense part on servers
 
 _JOIN_SECONDS = 60.0  # for all workers to connect to each other
-_STEP_SECONDS = 600.0  # for all workers to reach a step: each of them reads and computes a batch meanwhile
 
 
 class DensePart(Protocol):
@@ -72,8 +72,15 @@ class DensePart(Protocol):
     def is_on_servers(self) -> bool:
         """Whether this worker has nothing of them that the servers do not have."""
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool) -> None:
-        """Begin a fit, all workers together; ``has_begun``: in place of a worker that died after that."""
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether another worker can take over these of one that died."""
+
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
+        """Begin a fit, all workers together.
+
+        ``has_begun``: in place of a worker that died after that; ``is_over``: it had ended the fit.
+        """
 
     def begin(self, examples: int) -> float:
         """Begin a step on a batch of this size: parameters are up to date; return the scale of its loss."""
@@ -93,8 +100,11 @@ class DensePart(Protocol):
     def loaded(self) -> None:
         """Record that the module has values of a file of a finished fit."""
 
-    def close(self) -> None:
-        """End the fit."""
+    def end(self, coordinator: PassCoordinator) -> None:
+        """End a fit that is complete, all workers together."""
+
+    def close(self, *, failed: bool) -> None:
+        """Leave a fit; ``failed``: by an error."""
 
 
 class Alone:
@@ -127,7 +137,12 @@ class Alone:
         """Whether there are no such parameters."""
         return not self._has_parameters
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool) -> None:
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether there is nothing to take over."""
+        return not self._has_parameters
+
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
         """Do nothing."""
 
     def begin(self, examples: int) -> float:
@@ -155,7 +170,10 @@ class Alone:
     def loaded(self) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
+    def end(self, coordinator: PassCoordinator) -> None:
+        """Do nothing."""
+
+    def close(self, *, failed: bool) -> None:
         """Do nothing."""
 
 
@@ -175,56 +193,54 @@ class AllReduced(Alone):
     ) -> None:
         super().__init__(make, bool(parameters))
         self._store = store
+        self._all_parameters = parameters
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._group: Any = None  # dist.ProcessGroupGloo, not the group of the whole process
-        self._meeting: Any = None
+        self._coordinator: PassCoordinator | None = None
+        self._group: GlooGroup | None = None
+        self._recovery: DenseRecovery | None = None  # in place of the group, in a fit whose workers are replaced
         self._share = 0.0  # of this worker's batch among the examples of the step, over the scale of its loss
         self._wants_move = self._moves = False  # what this worker tells the others, and what all have agreed on
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool) -> None:
-        """Connect the workers to each other, and make their parameters those of worker 0.
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether clocks end for all workers together, so that all are in the same step."""
+        return self._store.consistency.is_bulk
 
-        In a fit that has begun their optimizers' states become those of worker 0 as well.
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
+        """Connect the workers to each other, and make their parameters those of worker 0.
 
         Raises
         ------
         ShoalError
             They cannot connect.
         """
-        if self._group is not None:
+        if is_over or self._group is not None or self._recovery is not None:
             return
-        store, timeout = self._store, datetime.timedelta(seconds=_JOIN_SECONDS)
+        self._coordinator = coordinator
+        if coordinator.can_replace:
+            made = self.optimizer  # before other threads need it
+            self._recovery = DenseRecovery(self._store, coordinator, StepLog(self._all_parameters, lambda: made))
+            self._recovery.join(has_begun=has_begun)
+            return
         meeting, place = None, ""
-        names: Any = dist  # whose stubs lack some
-        gloo = names.ProcessGroupGloo
         try:
-            if store.rank == 0:
-                meeting = names.TCPStore(
-                    store.host, 0, store.num_workers, is_master=True, timeout=timeout, wait_for_workers=False
-                )
-                place = f"{store.host} {meeting.port}"
+            if self._store.rank == 0:
+                meeting, place = open_meeting(self._store, _JOIN_SECONDS)
             answer = coordinator.exchange(place.encode()).messages[0]
-            host, _, port = (answer or b"").decode().rpartition(" ")
             if meeting is None:
-                meeting = names.TCPStore(host, int(port), store.num_workers, timeout=timeout)
-            options = gloo._Options()
-            options._timeout = datetime.timedelta(seconds=_STEP_SECONDS)
-            options._devices = [gloo.create_device(hostname=store.host)]
-            self._meeting = meeting
-            self._group = gloo(meeting, store.rank, store.num_workers, options)
+                meeting = enter_meeting(self._store, (answer or b"").decode(), _JOIN_SECONDS)
+            self._group = GlooGroup(self._store, meeting, STEP_SECONDS)
         except (RuntimeError, ValueError) as error:
             raise ShoalError(
-                f"worker {store.rank} cannot connect to the other workers at {store.host} for the dense part: {error}: "
-                'open the network between workers, or pass dense="servers"'
+                f"worker {self._store.rank} cannot connect to the other workers at {self._store.host} for the dense "
+                f'part: {error}: open the network between workers, or pass dense="servers"'
             ) from error
         self._broadcast()
-        if has_begun:
-            self._broadcast_optimizer()
 
     def begin(self, examples: int) -> float:
         """Exchange the sizes of the batches; return this one's share, or 1 if each push is a step of its own."""
         super().begin(examples)
-        total, _ = self._sizes(examples, has_batch=True)
+        total = self._sizes(examples, has_batch=True).examples
         share = examples / total if total else 0.0
         consistency = self._store.consistency
         if not consistency.is_bulk:
@@ -235,16 +251,16 @@ class AllReduced(Alone):
 
     def step(self) -> None:
         """Sum the gradients of all workers, and step the optimizer."""
-        self._sum_gradients(self._share)
-        super().step()
+        self._step(self._share)
 
     def along(self) -> bool:
         """Make the step of the workers that have a batch; False if none has."""
-        if self._group is None or not self._sizes(0, has_batch=False)[1]:
+        if self._coordinator is not None and self._coordinator.is_behind and self._recovery is not None:
+            return not self._recovery.has_ended(self._coordinator.clock)
+        if (self._group is None and self._recovery is None) or not self._sizes(0, has_batch=False).has_batch:
             return False
         super().begin(0)
-        self._sum_gradients(0.0)
-        super().step()
+        self._step(0.0)
         return True
 
     def agree_on_move(self, wants: bool) -> bool:
@@ -252,9 +268,17 @@ class AllReduced(Alone):
         self._wants_move = wants
         return self._moves
 
-    def close(self) -> None:
+    def end(self, coordinator: PassCoordinator) -> None:
+        """Wait for all workers: until then one of them may be replaced, and need what the others have."""
+        if coordinator.can_replace:
+            coordinator.wait_for_all()
+
+    def close(self, *, failed: bool) -> None:
         """Close the connections to the other workers."""
-        self._group = self._meeting = None
+        self._group = None
+        if self._recovery is not None:
+            recovery, self._recovery = self._recovery, None
+            recovery.close(failed=failed)
 
     def _broadcast(self) -> None:
         """Make the parameters those of worker 0."""
@@ -268,34 +292,29 @@ class AllReduced(Alone):
             for parameter, its in self._cut(flat):
                 parameter.copy_(its)
 
-    def _broadcast_optimizer(self) -> None:
-        """Make the state of the optimizer that of worker 0."""
-        if self.optimizer is None:
-            return
-        file = io.BytesIO()
-        if self._store.rank == 0:
-            torch.save(self.optimizer.state_dict(), file)
-        size = torch.tensor([len(file.getbuffer())], dtype=torch.int64)
-        self._all_reduce(size)
-        content = torch.zeros(int(size), dtype=torch.uint8)
-        if self._store.rank == 0:
-            content.copy_(torch.frombuffer(file.getbuffer(), dtype=torch.uint8))
-        self._all_reduce(content)
-        if self._store.rank:
-            state = torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
-            self.optimizer.load_state_dict(state)
+    def _sizes(self, examples: int, *, has_batch: bool) -> Sizes:
+        """Return the sum over the batches of all workers."""
 
-    def _sizes(self, examples: int, *, has_batch: bool) -> tuple[int, bool]:
-        """Return the examples of all workers' batches, and whether any worker has a batch."""
-        numbers = torch.tensor([examples, has_batch, self._wants_move], dtype=torch.int64)
-        self._all_reduce(numbers)
-        self._moves = bool(numbers[2])
-        return int(numbers[0]), bool(numbers[1])
+        def own() -> torch.Tensor:
+            return torch.tensor([examples, has_batch, self._wants_move], dtype=torch.int64)
 
-    def _sum_gradients(self, scale: float) -> None:
-        """Set the gradients to the sums over workers, of each one's own times its scale."""
+        if self._recovery is not None:
+            sizes = self._recovery.sizes(own)
+        else:
+            sizes = Sizes.of(self._all_reduce(own()))
+        self._moves = sizes.moves
+        return sizes
+
+    def _step(self, scale: float) -> None:
+        """Sum the gradients over workers, of each one's own times its scale, and step the optimizer."""
         if not self._parameters:
             return
+        if self._recovery is not None:
+            self._recovery.step(lambda: self._gradients(scale), self._apply)
+        else:
+            self._apply(self._all_reduce(self._gradients(scale)))
+
+    def _gradients(self, scale: float) -> torch.Tensor:
         flat = torch.cat(
             [
                 torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
@@ -303,34 +322,44 @@ class AllReduced(Alone):
             ]
         )
         flat *= scale
-        self._all_reduce(flat)
+        return flat
+
+    def _apply(self, flat: torch.Tensor) -> None:
         for parameter, its in self._cut(flat):
             parameter.grad = its.clone()
+        super().step()
 
     def _cut(self, flat: torch.Tensor) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
         sizes = [parameter.numel() for parameter in self._parameters]
         for parameter, its in zip(self._parameters, torch.split(flat, sizes), strict=True):
             yield parameter, its.view_as(parameter)
 
-    def _all_reduce(self, numbers: torch.Tensor) -> None:
-        """Sum numbers over all workers, in place.
+    def _all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Sum numbers over all workers, in place, and return them.
 
         Raises
         ------
         WorkerLostError
-            A worker has ended, or did not take part for ten minutes.
+            A worker has ended or was declared dead, or did not take part for ten minutes.
         """
         if self._group is None:
             raise RuntimeError("the workers of this model are not connected: train it with shoal.torch.train")
         try:
-            self._group.allreduce([numbers], dist.AllreduceOptions()).wait()
+            self._group.all_reduce(numbers, self._check_lost)
         except RuntimeError as error:
-            lost = ", ".join(f"worker {rank}" for rank in sorted(self._store.lost_workers)) or "a worker"
-            raise WorkerLostError(
-                f"{lost} of {self._store.num_workers} has ended during a step of the dense part, which all make "
-                f"together ({str(error).splitlines()[0]}): start the fit again, with resume=True (--resume) if it "
-                "writes checkpoints"
-            ) from error
+            raise self._lost(str(error).partition("\n")[0]) from error
+        return numbers
+
+    def _check_lost(self) -> None:
+        if self._store.lost_workers:
+            raise self._lost("it was declared dead")
+
+    def _lost(self, why: str) -> WorkerLostError:
+        lost = ", ".join(f"worker {rank}" for rank in sorted(self._store.lost_workers)) or "a worker"
+        return WorkerLostError(
+            f"{lost} of {self._store.num_workers} has ended during a step of the dense part, which all make together "
+            f"({why}): start the fit again, with resume=True (--resume) if it writes checkpoints"
+        )
 
 
 class OnServers:
@@ -345,6 +374,7 @@ class OnServers:
 
     optimizer = None
     is_on_servers = True
+    can_be_replaced = True
 
     def __init__(self, module: nn.Module, store: Store, optimizer: Optimizer) -> None:
         self._module = module
@@ -358,7 +388,7 @@ class OnServers:
         """The table that holds them, once the model has begun to learn."""
         return () if self._parameters is None else (self._parameters.table.table,)
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool) -> None:
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
         """Make the array, or set it to the values of worker 0, and pull it."""
         self._is_newer = self._is_newer and not has_begun
         if self._parameters is not None and not self._is_newer:
@@ -406,7 +436,10 @@ class OnServers:
         """Record that the module has values of a file, which the servers do not have."""
         self._is_newer = True
 
-    def close(self) -> None:
+    def end(self, coordinator: PassCoordinator) -> None:
+        """Do nothing."""
+
+    def close(self, *, failed: bool) -> None:
         """Do nothing."""
 
 

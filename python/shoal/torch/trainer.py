@@ -147,7 +147,8 @@ def fit(
         )
     watching = Callbacks(model, callbacks)
     reader, valid = model.reading(reader), model.reading(valid)
-    remedy = '; one with dense="servers" and staleness=0 can'
+    dense = '; one with dense="servers", or of several workers under BSP, can'
+    remedy = "; one with staleness=0 can" if model.staleness else dense
     made = PassCoordinator(
         model.store,
         model.name,
@@ -157,7 +158,7 @@ def fit(
     )
     with made.fitting() as coordinator, contextlib.ExitStack() as leaving:
         coordinator.needs_all = True
-        leaving.callback(model.leave)
+        leaving.push(lambda kind, error, trace: model.leave(error))
         has_begun, fit_states = taken_over([model], coordinator, needs_all=True)
         if not has_begun:
             fit_state = begin_or_resume(
@@ -166,8 +167,10 @@ def fit(
             fit_states = None if fit_state is None else [fit_state]
         elif fit_states is not None and checkpointer is not None:
             checkpointer.begin(coordinator)
-        model.join(coordinator, has_begun=has_begun)
-        if has_begun and fit_states is None:
+        is_over = has_begun and fit_states is None
+        model.join(coordinator, has_begun=has_begun, is_over=is_over)
+        if is_over:
+            model.end_fit(coordinator)
             return
         publisher = Publisher([model], coordinator)
         observers: list[FitObserver] = [*([] if checkpointer is None else [checkpointer])]
@@ -187,3 +190,4 @@ def fit(
         if checkpointer is not None:
             checkpointer.save()
         publisher.publish(None)
+        model.end_fit(coordinator)

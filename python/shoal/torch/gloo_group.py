@@ -1,0 +1,116 @@
+"""GlooGroup: the workers of a fit, connected to each other by gloo: sums over all of them.
+
+    worker 0    open_meeting --place--> the others: enter_meeting       then all connect to all
+
+It is not torch's default group, which belongs to the user's program. When a worker ends, its connections end, and the
+sum fails at the others at once. A worker that does not come is waited for, since it may be slow: twice a second `check`
+says whether to go on. A sum that is given up cannot be taken back from gloo, whose thread keeps it until it times out;
+a thread of its own then waits for that, so that nobody else does.
+
+Threads: the one that trains, and the one of a sum that was given up.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shoal.store.base import Store
+
+__all__ = ["GlooGroup", "enter_meeting", "open_meeting"]
+
+_CHECK_SECONDS = 0.5  # between two calls of `check`
+
+_torch: Any = dist  # whose stubs lack some names
+
+
+def open_meeting(store: Store, seconds: float) -> tuple[Any, str]:
+    """Open the place at which workers find each other: return it, and where it is."""
+    timeout = datetime.timedelta(seconds=seconds)
+    meeting = _torch.TCPStore(
+        store.host, 0, store.num_workers, is_master=True, timeout=timeout, wait_for_workers=False
+    )
+    return meeting, f"{store.host} {meeting.port}"
+
+
+def enter_meeting(store: Store, place: str, seconds: float) -> Any:
+    """Enter the place that another worker has opened.
+
+    Raises
+    ------
+    RuntimeError
+        It cannot be reached.
+    ValueError
+        ``place`` is none.
+    """
+    host, _, port = place.rpartition(" ")
+    return _torch.TCPStore(host, int(port), store.num_workers, timeout=datetime.timedelta(seconds=seconds))
+
+
+class GlooGroup:
+    """The connections of a worker to all others.
+
+    Parameters
+    ----------
+    store : Store
+    meeting : object
+        Of `open_meeting` or `enter_meeting`.
+    seconds : float
+        After which a sum that not all workers have come to fails.
+
+    Raises
+    ------
+    RuntimeError
+        They cannot connect.
+    """
+
+    def __init__(self, store: Store, meeting: Any, seconds: float) -> None:
+        gloo = _torch.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = datetime.timedelta(seconds=seconds)
+        options._devices = [gloo.create_device(hostname=store.host)]
+        self._meeting = meeting
+        self._group = gloo(meeting, store.rank, store.num_workers, options)
+
+    def all_reduce(self, numbers: torch.Tensor, check: Callable[[], None]) -> None:
+        """Sum numbers over all workers, in place.
+
+        Parameters
+        ----------
+        numbers : tensor
+            Not to be used again if this raises an error.
+        check : callable
+            Raises an error to give the sum up.
+
+        Raises
+        ------
+        RuntimeError
+            A connection has ended, or a worker did not come in time.
+        """
+        work = self._group.allreduce([numbers], _torch.AllreduceOptions())
+        slice_of_time = datetime.timedelta(seconds=_CHECK_SECONDS)
+        while True:
+            try:
+                work.wait(slice_of_time)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            try:
+                check()
+            except BaseException:
+                threading.Thread(target=_wait_for_end, args=(work, self._group), daemon=True).start()
+                raise
+
+
+def _wait_for_end(work: Any, group: Any) -> None:
+    """Keep a group until its last sum has ended, since its end waits for that."""
+    try:
+        work.wait()
+    except RuntimeError:
+        del group
