@@ -46,6 +46,7 @@ from shoal.errors import DeadlineExceededError, ShoalError, WorkerLostError, Wor
 from shoal.models.worker_messages import Exchanged, WorkerMessages
 from shoal.optim import SGD
 from shoal.store.base import Store
+from shoal.table.future import Future
 from shoal.table.table import Table
 
 __all__ = ["PassCoordinator", "Position", "WorkersMoveError"]
@@ -135,6 +136,7 @@ class PassCoordinator:
         self._last_clock = 0  # the clock of the last pass's end
         self._pass_clock = store.clock
         self._behind = 0  # clocks to repeat that have counted
+        self._looking: Future[npt.NDArray[np.float32]] | None = None  # the pull of `find_left`
         self.change: bytes | None = None
         self.can_replace = can_replace and store.replacement_seconds > 0 and not store.taking_splits
         counts = _fits.setdefault(store, Counter())
@@ -369,8 +371,28 @@ class PassCoordinator:
 
     def _left(self) -> list[int]:
         """Return the ranks of the workers that have left this fit."""
-        passes = self._table.pull(self._ranks + _ENDED)[:, 0]
-        return [int(rank) for rank in self._ranks[(passes >= _NEVER) & (passes < _MOVED)]]
+        return self._left_in(self._table.pull(self._ranks + _ENDED))
+
+    def _left_in(self, rows: npt.NDArray[np.float32]) -> list[int]:
+        return [int(rank) for rank in self._ranks[(rows[:, 0] >= _NEVER) & (rows[:, 0] < _MOVED)]]
+
+    def find_left(self) -> list[int]:
+        """Return the ranks of the workers that have left this fit, as known by an earlier call: does not wait.
+
+        Under BSP nothing is known while a worker has not ended the clock before.
+
+        Raises
+        ------
+        ShoalError
+            As of a pull: `FencedError` if this worker was declared dead.
+        """
+        if self._looking is None:
+            self._looking = self._table.pull_async(self._ranks + _ENDED)
+        elif self._looking.done:
+            looking, self._looking = self._looking, None
+            with contextlib.suppress(DeadlineExceededError):
+                return self._left_in(looking.wait())
+        return []
 
     def _check(self, left: Iterable[int] = ()) -> None:
         """Raise WorkerLostError if this fit needs all workers, and one was lost or has left."""

@@ -258,10 +258,9 @@ class ClickModel(SavedPredictor):
         """End a fit that is complete, all workers together."""
         self._dense.end(coordinator)
 
-    def leave(self, error: BaseException | None) -> None:
-        """Close the connections that `join` made; ``error`` has ended the fit."""
-        # An error that is none of Python's own stands for the end of the process: the job waits for its replacement.
-        self._dense.close(failed=isinstance(error, (Exception, KeyboardInterrupt)))
+    def leave(self) -> None:
+        """Close the connections that `join` made."""
+        self._dense.close()
 
     def step_along(self) -> bool:
         """Take part in a step of the other workers' dense parts; False if they need none, or all have ended."""

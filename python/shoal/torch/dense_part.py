@@ -103,8 +103,8 @@ class DensePart(Protocol):
     def end(self, coordinator: PassCoordinator) -> None:
         """End a fit that is complete, all workers together."""
 
-    def close(self, *, failed: bool) -> None:
-        """Leave a fit; ``failed``: by an error."""
+    def close(self) -> None:
+        """Leave a fit."""
 
 
 class Alone:
@@ -173,7 +173,7 @@ class Alone:
     def end(self, coordinator: PassCoordinator) -> None:
         """Do nothing."""
 
-    def close(self, *, failed: bool) -> None:
+    def close(self) -> None:
         """Do nothing."""
 
 
@@ -273,12 +273,12 @@ class AllReduced(Alone):
         if coordinator.can_replace:
             coordinator.wait_for_all()
 
-    def close(self, *, failed: bool) -> None:
+    def close(self) -> None:
         """Close the connections to the other workers."""
         self._group = None
         if self._recovery is not None:
             recovery, self._recovery = self._recovery, None
-            recovery.close(failed=failed)
+            recovery.close()
 
     def _broadcast(self) -> None:
         """Make the parameters those of worker 0."""
@@ -298,10 +298,8 @@ class AllReduced(Alone):
         def own() -> torch.Tensor:
             return torch.tensor([examples, has_batch, self._wants_move], dtype=torch.int64)
 
-        if self._recovery is not None:
-            sizes = self._recovery.sizes(own)
-        else:
-            sizes = Sizes.of(self._all_reduce(own()))
+        recovery = self._recovery
+        sizes = Sizes.of(self._all_reduce(own())) if recovery is None else recovery.sizes(own)
         self._moves = sizes.moves
         return sizes
 
@@ -439,7 +437,7 @@ class OnServers:
     def end(self, coordinator: PassCoordinator) -> None:
         """Do nothing."""
 
-    def close(self, *, failed: bool) -> None:
+    def close(self) -> None:
         """Do nothing."""
 
 

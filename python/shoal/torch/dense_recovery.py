@@ -7,8 +7,8 @@
 Under BSP a replacement begins at the clock C that its predecessor has not ended. No pull of clock C + 1 is answered
 before it ends C, and a worker with a batch pulls before it sums gradients. So the others have at most made the step of
 C, and summed the batch sizes of C + 1. A replacement takes the dense part from before the step of C, and repeats its
-batch: the rows are those of C, and so all bits are those of its predecessor. What the others have completed of this step
-it takes from one of them. Each worker therefore keeps the parameters from before its last step.
+batch: the rows are those of C, and so all bits are those of its predecessor. What the others have completed of this
+step it takes from one of them. Each worker therefore keeps the parameters from before its last step.
 
 A sum that is completed by one worker and fails at another is taken by that one likewise. Gradients stay where the
 backward pass left them until their sum is complete, so a sum can be made as often as needed.
@@ -54,6 +54,7 @@ _STATE_SECONDS = 60.0  # between two packets of a dense part
 _SILENT_SECONDS = 2.0  # for which a worker that has not answered is not asked again
 _MET_SECONDS = 5.0  # for which a worker that has come to a meeting is there, unless it comes again
 _LATE_SECONDS = 1.0  # after which a sum that others have given up cannot be completed by what is under way
+_REMEDY = "start the fit again, with resume=True (--resume) if it writes checkpoints"
 _FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.25  # between two rounds of questions
 
 
@@ -88,15 +89,8 @@ class _GetDense(msgspec.Struct, frozen=True, tag="dense"):
     what: int
 
 
-class _Leaves(msgspec.Struct, frozen=True, tag="leaves"):
-    """A worker ends the fit by an error."""
-
-    rank: int
-    incarnation: int
-
-
 # Made here: msgspec crashes where several threads are the first to decode a type.
-_question = msgspec.msgpack.Decoder(_Meet | _GetDense | _Leaves)
+_question = msgspec.msgpack.Decoder(_Meet | _GetDense)
 _met = msgspec.msgpack.Decoder(_Met)
 _address = msgspec.msgpack.Decoder(PeerAddress)
 _pack = msgspec.msgpack.encode
@@ -134,7 +128,6 @@ class DenseRecovery:
         self._silent: dict[int, float] = {}  # until when ranks are not asked
         self._peers: dict[int, PeerAddress] = {}  # of all other ranks, the newest ones
         self._arrivals: dict[int, _Arrival] = {}
-        self._left: set[int] = set()
         self._place: tuple[str, int, int] | None = None  # opened by worker 0, for a sum
         self._news = threading.Event()
         self._server = PeerServer(store.host, store.incarnation, self._answer)
@@ -147,7 +140,12 @@ class DenseRecovery:
         Parameters
         ----------
         has_begun : bool
-            Whether the predecessor of this worker has joined.
+            Whether the predecessor of this worker has joined, and so had all others.
+
+        Raises
+        ------
+        WorkerLostError
+            All of them have died since.
         """
         self._coordinator.publish_address(_pack(self._server.address))
         if not has_begun:
@@ -156,18 +154,19 @@ class DenseRecovery:
             if content and rank != self._store.rank:
                 self._know(rank, _address.decode(content))
         clock = self._store.clock
-        if self._store.rank or self._store.is_replacement:
-            self._take(clock, JOIN)
+        if (self._store.rank or self._store.is_replacement) and self._take(clock, JOIN) is None and has_begun:
+            raise WorkerLostError(
+                f"all {self._store.num_workers} workers have died, and with them the dense part, which no server has: "
+                f'{_REMEDY}; with dense="servers" it outlives them'
+            )
         with self._steps.lock:
             self._steps.joined = clock
+            self._steps.stepped = clock - 1  # at the latest
         if not has_begun:
             self._coordinator.wait_for_all()
 
-    def close(self, *, failed: bool) -> None:
-        """Answer no more; tell the others if this worker has ``failed``, so that they do not wait for it."""
-        if failed:
-            for rank, peer in self._others().items():
-                self._ask(rank, peer, _Leaves(self._store.rank, self._store.incarnation))
+    def close(self) -> None:
+        """Answer no more."""
         self._group = None
         self._server.close()
 
@@ -253,7 +252,7 @@ class DenseRecovery:
                     return found
             if what == JOIN:
                 if self._store.rank == 0 and self._all_are_here(clock, what):
-                    return None
+                    return None  # none of them has it
             elif self._form(clock, what, answers):
                 return None
             if known != (known := self._incarnations()):
@@ -344,27 +343,25 @@ class DenseRecovery:
         return len(here) == self._store.num_workers - 1
 
     def _check_others(self, deadline: float) -> None:
-        """Raise WorkerLostError if one of the others will not come."""
-        with self._steps.lock:
-            left = sorted(self._left)
+        """Raise WorkerLostError if one of the others will not come, or the error of this worker's own calls."""
+        left = self._coordinator.find_left()
         lost = sorted(self._store.lost_workers)
         if not lost and not left and time.monotonic() < deadline:
             return
-        remedy = "start the fit again, with resume=True (--resume) if it writes checkpoints"
         if lost:
             raise WorkerLostError(
                 f"worker {lost[0]} of {self._store.num_workers} has died and was not replaced within "
                 f"{self._store.replacement_seconds:g} s, and all workers make the steps of the dense part together: "
-                f"{remedy}"
+                f"{_REMEDY}"
             )
         if left:
             raise WorkerLostError(
                 f"worker {left[0]} of {self._store.num_workers} has ended this fit early, by an error, and all workers "
-                f"make the steps of the dense part together: {remedy}"
+                f"make the steps of the dense part together: {_REMEDY}"
             )
         raise WorkerLostError(
             f"worker {self._store.rank} has waited {STEP_SECONDS:g} s for the other workers at a step of the dense "
-            f"part, of which one does not come although it lives: {remedy}"
+            f"part, of which one does not come although it lives: {_REMEDY}"
         )
 
     # ---- the other workers -------------------------------------------------------------------------------------------
@@ -385,7 +382,6 @@ class DenseRecovery:
         if known is None or known.incarnation < peer.incarnation:
             self._peers[rank] = peer
             self._silent.pop(rank, None)
-            self._left.discard(rank)
             self._news.set()
 
     def _ask(self, rank: int, peer: PeerAddress, question: Any, seconds: float = _ASK_SECONDS) -> bytes:
@@ -408,12 +404,6 @@ class DenseRecovery:
         if isinstance(question, _GetDense):
             return self._steps.dense(question.clock, question.what, self._store.clock)
         with self._steps.lock:
-            if isinstance(question, _Leaves):
-                known = self._peers.get(question.rank)
-                if known is not None and known.incarnation == question.incarnation:
-                    self._left.add(question.rank)
-                    self._news.set()
-                return b""
             self._learn_of(question.rank, question.address)
             newest = self._peers[question.rank].incarnation
             place = ""
@@ -429,4 +419,3 @@ class DenseRecovery:
             is_done = self._steps.is_done(question.clock, question.what)
             sizes = self._steps.sizes.get(question.clock) if question.what == SIZES else None
             return _pack(_Met(newest, is_done, sizes, self._steps.worked, self._steps.ended, place))
-

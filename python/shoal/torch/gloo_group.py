@@ -32,9 +32,7 @@ _torch: Any = dist  # whose stubs lack some names
 def open_meeting(store: Store, seconds: float) -> tuple[Any, str]:
     """Open the place at which workers find each other: return it, and where it is."""
     timeout = datetime.timedelta(seconds=seconds)
-    meeting = _torch.TCPStore(
-        store.host, 0, store.num_workers, is_master=True, timeout=timeout, wait_for_workers=False
-    )
+    meeting = _torch.TCPStore(store.host, 0, store.num_workers, is_master=True, timeout=timeout, wait_for_workers=False)
     return meeting, f"{store.host} {meeting.port}"
 
 

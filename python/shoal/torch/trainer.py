@@ -158,7 +158,7 @@ def fit(
     )
     with made.fitting() as coordinator, contextlib.ExitStack() as leaving:
         coordinator.needs_all = True
-        leaving.push(lambda kind, error, trace: model.leave(error))
+        leaving.callback(model.leave)
         has_begun, fit_states = taken_over([model], coordinator, needs_all=True)
         if not has_begun:
             fit_state = begin_or_resume(

@@ -1,0 +1,135 @@
+"""A worker that trains a click model whose dense part is summed by all-reduce, and kills itself where it is told to.
+
+    python allreduce_worker.py ADDRESS RANK WORKERS CONFIG OUT [POINT]
+
+A point is a name of `POINTS`, which say before or after which call, and at which one of them, the process gets SIGKILL.
+With "-stop" it gets SIGSTOP, with "-error" it raises an error. Writes what it has learned, as JSON, to standard output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import shoal
+from shoal.cluster.worker.cluster_store import ClusterStore
+from shoal.models import files, merging, takeover
+from shoal.models.fit_checkpoints import FitCheckpointer
+from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models.plan import Plan
+from shoal.torch import dense_recovery, gloo_group
+from shoal.torch.click_model import ClickModel
+from shoal.torch.config import build, parse
+from shoal.torch.dense_part import AllReduced
+from shoal.torch.trainer import fit
+
+TIMEOUT = 120.0
+EPOCHS, EVERY = 2, 4
+
+# An object, its method, which call, and whether the process ends before it, after it, or while it runs.
+POINTS: dict[str, tuple[Any, str, int, str]] = {
+    "address": (PassCoordinator, "publish_address", 1, "before"),
+    "join": (dense_recovery.DenseRecovery, "join", 1, "before"),
+    "joined": (dense_recovery.DenseRecovery, "join", 1, "after"),
+    "connect": (gloo_group.GlooGroup, "__init__", 1, "before"),
+    "connected": (gloo_group.GlooGroup, "__init__", 1, "after"),
+    "first sizes": (gloo_group.GlooGroup, "all_reduce", 1, "after"),
+    "sizes": (gloo_group.GlooGroup, "all_reduce", 11, "before"),
+    "within sizes": (gloo_group.GlooGroup, "all_reduce", 11, "within"),
+    "after sizes": (gloo_group.GlooGroup, "all_reduce", 11, "after"),
+    "gradients": (gloo_group.GlooGroup, "all_reduce", 12, "before"),
+    "within gradients": (gloo_group.GlooGroup, "all_reduce", 12, "within"),
+    "after gradients": (gloo_group.GlooGroup, "all_reduce", 12, "after"),
+    "tick": (ClusterStore, "tick", 7, "before"),
+    "ticked": (ClusterStore, "tick", 7, "after"),
+    "end of a pass": (PassCoordinator, "end_pass", 1, "before"),
+    "after a pass": (PassCoordinator, "end_pass", 1, "after"),
+    "metrics": (merging, "merge_pass", 1, "after"),
+    "validation": (ClickModel, "_margins", 2, "after"),
+    "after validation": (merging, "measure_together", 1, "after"),
+    "checkpoint": (files, "save", 2, "before"),
+    "after a checkpoint": (files, "save", 2, "after"),
+    "state": (takeover.Publisher, "publish", 2, "before"),
+    "last state": (AllReduced, "end", 1, "before"),
+    "end": (AllReduced, "end", 1, "after"),
+}
+
+
+def end_at(point: str) -> None:
+    """End this process at a point."""
+    name, _, how = point.partition("-")
+    owner, method, number, when = POINTS[name]
+    call, count = getattr(owner, method), 0
+
+    def end() -> None:
+        if how == "error":
+            raise ValueError(name)
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count != number:
+            return call(*arguments, **more)
+        if when == "before":
+            end()
+        if when == "within":
+            threading.Thread(target=lambda: (time.sleep(0.0003), end())).start()
+        result = call(*arguments, **more)
+        if when == "after":
+            end()
+        return result
+
+    for place in {owner, sys.modules.get("shoal.models.training")} if owner is merging else {owner}:
+        if hasattr(place, method):
+            setattr(place, method, counted)
+
+
+def main(address: str, rank: str, workers: str, config: str, out: str, point: str = "") -> None:
+    """Train, and write what was learned."""
+    store = shoal.connect(address, workers=int(workers), rank=int(rank), threads=1, timeout=TIMEOUT)
+    with store:
+        if point:
+            end_at(point)
+        settings = tomllib.loads(Path(config).read_text())
+        model = build(parse(settings), store)
+        (path,) = settings["data"]["train"]
+        reader = shoal.read_csv(path, batch_size=20, label="click", categorical=["user", "ad"], numeric=["price"])
+        reader = reader.split(store.rank, store.num_workers)
+        torch.manual_seed(store.rank)
+        checkpointer = FitCheckpointer(model, out, EVERY, overwrite=True)
+        plan = Plan(epochs=EPOCHS, warm_up=False, patience=EPOCHS)
+        fit(model, reader, reader, plan, progress=False, checkpointer=checkpointer)
+        store.barrier()
+        tables = {name: table for name, table in store.tables.items() if not name.endswith(("-team", "-messages"))}
+        digests = {name: table.digest() for name, table in tables.items()}
+        store.barrier()
+        passes = model.history.passes
+        optimizer = model._dense.optimizer
+        assert optimizer is not None
+        states = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+        dense = [value.detach().numpy().tobytes() for value in (*model.module.parameters(), *states)]
+        learned = {
+            "rows": digests,
+            "dense": hashlib.sha256(b"".join(dense)).hexdigest(),
+            "random": hashlib.sha256(model.random_state()).hexdigest(),
+            "examples": model.examples,
+            "counted": [one.metrics.examples + one.unmeasured for one in passes],
+            "repeated": [one.repeated for one in passes],
+            "valid": [one.valid.logloss for one in passes if one.valid is not None],
+        }
+        print(json.dumps(learned))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
