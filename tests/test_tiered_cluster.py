@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -117,6 +118,63 @@ def test_a_copy_takes_over_from_a_killed_server_with_a_tier_of_its_own(tmp_path)
         train(store, 2)
         assert digests(store) == expected
         assert tier_bytes(tmp_path / "tier") > 500_000
+
+
+@pytest.mark.parametrize("filters", [None, shoal.Filters(key_caching=True)])
+def test_workers_tell_servers_the_keys_of_their_next_step(tmp_path, filters):
+    tier = shoal.Tiered(tmp_path, memory="256KiB")
+    keys = np.arange(8000, dtype=np.uint64)
+    rng = np.random.default_rng(3)
+    batches = [keys[rng.integers(0, len(keys), 200)] for _ in range(31)]
+    found = []
+    for storage in (None, tier):
+        with shoal.launch(servers=2, slots=16, tier=storage, timeout=TIMEOUT, filters=filters) as store:
+            table = store.table("t", dim=16, optimizer=shoal.Adagrad(lr=0.1))
+            for part in keys.reshape(40, 200):
+                table.push(part, np.ones((len(part), 16), np.float32))
+                store.tick()
+            before = table.stats().tier
+            for now, ahead in itertools.pairwise(batches):
+                table.prefetch(ahead)
+                rows = table.pull(now)
+                table.push(now, 0.1 * rows)
+                store.tick()
+            found.append(table.digest())
+            assert table.reader.reads_ahead == (storage is not None)
+            after = table.stats().tier
+            if storage is None:
+                assert before is None
+                assert after is None
+                continue
+            missed = after.misses - before.misses
+            assert missed > 1000
+            assert after.prefetched - before.prefetched > 0.5 * missed
+            assert after.reads - before.reads < 1.2 * missed  # none twice
+            assert after.rows_on_disk + after.rows_in_memory >= 8000
+            if filters is not None:  # the prefetch has sent the list: pull and push name it
+                counts = store.filter_metrics()["t"]
+                assert counts["lists_named"] >= 2 * 59  # of each server: all but the first pull
+                assert counts.get("lists_lost", 0) == 0
+    assert found[0] == found[1]
+
+
+def test_fits_on_clusters_read_ahead(tmp_path):
+    rng = np.random.default_rng(14)
+    keys = rng.integers(0, 20_000, 40_000).astype(np.uint64)
+    labels = rng.integers(0, 2, 4000).astype(np.float32)
+    found = []
+    for tier in (None, shoal.Tiered(tmp_path, memory="384KiB")):
+        with shoal.launch(servers=1, slots=16, tier=tier, timeout=TIMEOUT) as store:
+            model = shoal.LogisticRegression(optimizer=shoal.FTRL(), store=store)
+            batches = [
+                shoal.Batch(labels[i : i + 200], np.arange(0, 2001, 10), keys[10 * i : 10 * i + 2000], None)
+                for i in range(0, 4000, 200)
+            ]
+            model.fit(batches, epochs=2, progress=False)
+            found.append(model.table.digest())
+            if tier is not None:
+                assert model.table.stats().tier.prefetched > 0
+    assert found[0] == found[1]
 
 
 def test_what_servers_cannot_have_is_refused(tmp_path):

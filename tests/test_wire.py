@@ -190,7 +190,7 @@ def test_who_counts_nothing_is_told():
 def messages(draw):
     """Mostly right: the frames that the op has, by count and dim, with now and then a thing changed."""
     op, flags = (
-        draw(st.integers(1, wire.PING)),
+        draw(st.integers(1, wire.PREFETCH)),
         draw(st.sampled_from([0, 0, 0, wire.PACKED, wire.KEEP, wire.DIGEST, 0x700])),
     )
     replies = draw(st.booleans())

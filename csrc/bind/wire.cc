@@ -305,6 +305,7 @@ void add_messages(py::module_& module) {
       .value("SAVE_END", wire::Op::kSaveEnd)
       .value("REPLICATE", wire::Op::kReplicate)
       .value("PING", wire::Op::kPing)
+      .value("PREFETCH", wire::Op::kPrefetch)
       .finalize();
   py::native_enum<wire::Status>(module, "Status", "enum.IntEnum")
       .value("OK", wire::Status::kOk)

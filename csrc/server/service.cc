@@ -20,16 +20,16 @@ namespace {
 
 bool has_keys(Op op) noexcept {
   return op == Op::kPull || op == Op::kPush || op == Op::kAssign || op == Op::kErase || op == Op::kContains ||
-         op == Op::kState;
+         op == Op::kState || op == Op::kPrefetch;
 }
 
 }  // namespace
 
 bool Service::is_read(const Header& header) noexcept {
   const Op op = header.op;
-  return op == Op::kPull || op == Op::kContains || op == Op::kState || op == Op::kSlot ||
-         op == Op::kSection || op == Op::kStats || (op == Op::kReduce && !changes(Function{header.aux})) ||
-         (op == Op::kSweep && header.aux != 0);
+  return op == Op::kPull || op == Op::kContains || op == Op::kState || op == Op::kPrefetch ||
+         op == Op::kSlot || op == Op::kSection || op == Op::kStats ||
+         (op == Op::kReduce && !changes(Function{header.aux})) || (op == Op::kSweep && header.aux != 0);
 }
 
 Service::Service(Slots slots, const std::vector<SlotRange>& arcs, const ServiceLimits& limits)

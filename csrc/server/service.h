@@ -463,6 +463,7 @@ class Service {
   void answer_state(const Call& call, Table& table);
   void answer_slot(const Call& call);
   void answer_section(const Call& call);
+  void answer_prefetch(const Call& call);
   void answer_stats(const Call& call);
   void send_numbers(const Call& call, std::span<const double> numbers);
   void send_words(const Call& call, std::span<const std::uint64_t> words);

@@ -10,6 +10,7 @@
 
 #include "server/service.h"
 #include "server/service_table.h"
+#include "tier/tiered_shard.h"
 
 namespace shoal {
 
@@ -80,7 +81,7 @@ void Service::read(const Call& call, Table& table) {
                            std::to_string(state(*late->arc, header.job).applied - 1) +
                            " were applied: tick a clock when its pulls are answered");
     }
-    if (!is_complete(header.job, header.clock)) {
+    if (header.op != Op::kPrefetch && !is_complete(header.job, header.clock)) {
       return defer(call, bytes);
     }
   }
@@ -122,6 +123,8 @@ void Service::answer(const Call& call, Table& table) {
       return answer_contains(call);
     case Op::kState:
       return answer_state(call, table);
+    case Op::kPrefetch:
+      return answer_prefetch(call);
     case Op::kSlot:
       return answer_slot(call);
     case Op::kSection:
@@ -216,6 +219,14 @@ void Service::answer_contains(const Call& call) {
   send(call, {.dtype = wire::Dtype::kUint8, .count = count_of(call.hashes.size())}, 1, std::move(there));
 }
 
+void Service::answer_prefetch(const Call& call) {
+  bool reads = false;
+  each_slice(call, [&](const Shard& shard, const SlotSlices& part, std::size_t /*begin*/) {
+    reads = shard.prefetch(part) || reads;
+  });
+  send(call, Header{.aux = reads ? 1U : 0U});
+}
+
 void Service::answer_state(const Call& call, Table& table) {
   const std::size_t column = call.header.aux;
   const std::size_t dim = column == table.rows.columns() ? 1 : table.rows.dim();
@@ -286,6 +297,7 @@ void Service::answer_stats(const Call& call) {
   std::uint32_t clock = 0;
   std::vector<std::uint64_t> rows;
   std::vector<std::uint64_t> changes;
+  std::array<std::uint64_t, 1 + TierStats::kNumbers> tiers{};  // how many arcs have one, and their sums
   for (const auto& arc : arcs_) {
     const Shard& shard = *arc->find(call.header.table)->shard;
     const ShardStats stats = shard.stats();
@@ -300,11 +312,17 @@ void Service::answer_stats(const Call& call) {
                                        stats.waiting};
     some.insert(some.end(), stats.expired.begin(), stats.expired.end());
     add_words(changes, some);
+    if (const auto* const tiered = dynamic_cast<const TieredShard*>(&shard); tiered != nullptr) {
+      const auto its = tiered->tier_stats().numbers();
+      ++tiers[0];
+      std::transform(its.begin(), its.end(), tiers.begin() + 1, tiers.begin() + 1, std::plus<>());
+    }
   }
   std::vector<std::uint64_t> numbers{step};
   numbers.insert(numbers.end(), rows.begin(), rows.end());
   numbers.insert(numbers.end(), {pulls, pushes});
   numbers.insert(numbers.end(), changes.begin(), changes.end());
+  numbers.insert(numbers.end(), tiers.begin(), tiers.end());
   numbers.push_back(clock);
   send_words(call, numbers);
 }

@@ -189,6 +189,11 @@ class Shard {
   virtual void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
   // Column k of the batch's row metadata (policy/lifecycle.h) as stored; 0 for absent rows.
   virtual void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
+  // Begins to fetch the rows of a later call that are elsewhere, and locates the others. False, and nothing is done: all rows
+  // are always in memory.
+  virtual bool prefetch(const SlotSlices& /*batch*/, RowLocations* /*locations*/ = nullptr) const {
+    return false;
+  }
 
   // Calls use(a, b) for ranges of slots, in order, which together are [first, end), until it returns false. Their rows are in
   // memory meanwhile, wherever they are else (tier/tiered_shard.h). `changes`: it may change them.

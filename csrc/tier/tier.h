@@ -78,6 +78,29 @@ struct TierStats {
       0;  // keys of calls that change rows: rows_changed x row bytes is what had to be written
   bool is_direct = false;
   bool is_async = false;
+
+  // In this order, as numbers that can be added up; is_direct and is_async are 0 or 1.
+  static constexpr std::size_t kNumbers = 18;
+  std::array<std::uint64_t, kNumbers> numbers() const noexcept {
+    return {rows_in_memory,
+            rows_on_disk,
+            memory_bytes,
+            index_bytes,
+            disk_bytes,
+            hits,
+            misses,
+            prefetched,
+            absent,
+            absent_reads,
+            reads,
+            merges,
+            background_merges,
+            merged_bytes_read,
+            bytes_written,
+            rows_changed,
+            is_direct ? std::uint64_t{1} : 0,
+            is_async ? std::uint64_t{1} : 0};
+  }
 };
 
 class Tier {

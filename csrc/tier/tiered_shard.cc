@@ -110,8 +110,9 @@ void TieredShard::metadata(const SlotSlices& batch, std::size_t k, std::span<std
   tier_->with_rows(batch, nullptr, Use::kReads, [&](RowLocations&) { Shard::metadata(batch, k, values); });
 }
 
-void TieredShard::prefetch(const SlotSlices& batch, RowLocations* locations) const {
+bool TieredShard::prefetch(const SlotSlices& batch, RowLocations* locations) const {
   tier_->prefetch(batch, locations);
+  return true;
 }
 
 // --- whole slots ------------------------------------------------------------------------------------------------

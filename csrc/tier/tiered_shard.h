@@ -48,8 +48,7 @@ class TieredShard final : public Shard {
   void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const override;
   void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const override;
   void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const override;
-  // Begins to read the rows of a later call that are on disk, and locates the others.
-  void prefetch(const SlotSlices& batch, RowLocations* locations = nullptr) const;
+  bool prefetch(const SlotSlices& batch, RowLocations* locations = nullptr) const override;
 
   void with_slots(std::size_t first, std::size_t end, bool changes,
                   const std::function<bool(std::size_t, std::size_t)>& use) override;

@@ -47,6 +47,8 @@ MessageShape shape_of_request(const Header& header) noexcept {
       return {{FrameKind::kNumbers, FrameKind::kTables}, 2, bit(Dtype::kNone), kTimed};
     case Op::kContains:
       return {{FrameKind::kHashes}, 1, bit(Dtype::kNone), kTimed};
+    case Op::kPrefetch:
+      return {{FrameKind::kHashes}, 1, bit(Dtype::kNone), kKeep | kDigest};
     case Op::kErase:
     case Op::kState:
       return {{FrameKind::kHashes}, 1, bit(Dtype::kNone), 0};
@@ -107,6 +109,7 @@ MessageShape shape_of_answer(Op op) noexcept {
     case Op::kSaveEnd:
     case Op::kReplicate:
     case Op::kPing:
+    case Op::kPrefetch:
       break;
   }
   return kNoFrames;

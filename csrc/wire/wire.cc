@@ -12,10 +12,10 @@ namespace shoal::wire {
 
 namespace {
 
-constexpr std::array<std::string_view, 22> kOps = {
+constexpr std::array<std::string_view, 23> kOps = {
     "none",  "pull",       "push",       "tick",      "assign",    "erase", "contains", "state",
     "slot",  "section",    "load begin", "load rows", "load end",  "stats", "reduce",   "load filter",
-    "sweep", "save begin", "save poll",  "save end",  "replicate", "ping"};
+    "sweep", "save begin", "save poll",  "save end",  "replicate", "ping",  "prefetch"};
 static_assert(kOps.size() == static_cast<std::size_t>(kLastOp) + 1);
 
 constexpr std::array<std::string_view, 7> kDtypes = {"none",  "float32", "float16", "bfloat16",

@@ -90,8 +90,9 @@ enum class Op : std::uint8_t {
   kSaveEnd,
   kReplicate,  // a record of a primary's log, to a backup
   kPing,
+  kPrefetch,
 };
-inline constexpr Op kLastOp = Op::kPing;
+inline constexpr Op kLastOp = Op::kPrefetch;
 
 // What a REPLICATE carries: its aux.
 enum class Record : std::uint32_t {

@@ -608,6 +608,7 @@ class Op(enum.IntEnum):
     SAVE_END = 19
     REPLICATE = 20
     PING = 21
+    PREFETCH = 22
 
 class Status(enum.IntEnum):
     OK = 0

@@ -162,6 +162,7 @@ inline Made make(Source& from) {
     case Op::kErase:
     case Op::kContains:
     case Op::kState:
+    case Op::kPrefetch:
       made.payload.push_back(raw(hashes));
       break;
     case Op::kTick: {

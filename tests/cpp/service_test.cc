@@ -267,6 +267,7 @@ TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
       case Op::kErase:
       case Op::kContains:
       case Op::kState:
+      case Op::kPrefetch:
         header.dtype = header.op == Op::kPull ? wire::Dtype::kFloat32 : wire::Dtype::kNone;
         add(hashes);
         break;

@@ -147,6 +147,8 @@ std::vector<Sent> samples() {
   add(Op::kReplicate, kReply, Dtype::kNone, {text}, 0, Status::kInternal);
   add(Op::kPing, 0, Dtype::kNone, {});
   add(Op::kPing, kReply, Dtype::kNone, {});
+  add(Op::kPrefetch, 0, Dtype::kNone, {hashes});
+  add(Op::kPrefetch, kReply, Dtype::kNone, {});
   add(Op::kPush, kReply, Dtype::kNone, {text}, 0, Status::kBadRequest);
   add(Op::kPush, kReply, Dtype::kNone, {text}, 0, Status::kResourceExhausted);
   add(Op::kNone, kReply, Dtype::kNone, {text}, 0, Status::kInternal);
@@ -469,8 +471,8 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
   sent = push;
   sent.header.op = Op::kNone;
   check_refused(sent, "there is no op 0");
-  sent.header.op = Op{22};
-  check_refused(sent, "there is no op 22");
+  sent.header.op = Op{23};
+  check_refused(sent, "there is no op 23");
   sent = push;
   sent.header.flags = 0x80;
   check_refused(sent, "flags 0080");
@@ -679,7 +681,7 @@ TEST(the_header_of_the_document_is_read) {
 
 TEST(every_op_status_and_dtype_has_a_name) {
   for (unsigned i = 0; i < 256; ++i) {
-    CHECK_EQ(name(Op{static_cast<std::uint8_t>(i)}) == "?", i > 21);
+    CHECK_EQ(name(Op{static_cast<std::uint8_t>(i)}) == "?", i > 22);
     CHECK_EQ(name(Dtype{static_cast<std::uint8_t>(i)}) == "?", i > 6);
     CHECK_EQ(name(Status{static_cast<std::uint8_t>(i)}) == "?", i > 27 || (i > 1 && i < 16));
   }

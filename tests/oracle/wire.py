@@ -14,7 +14,7 @@ NAMES = [
 MAGIC = int.from_bytes(b"SHOL", "little")
 REPLY, PACKED, KEEP, DIGEST, COUNTED, TIMED, DATED = 1, 2, 4, 8, 16, 32, 64
 PULL, PUSH, TICK, ASSIGN, ERASE, CONTAINS, STATE, SLOT, SECTION, LOAD_BEGIN, LOAD_ROWS, LOAD_END, STATS = range(1, 14)
-REDUCE, LOAD_FILTER, SWEEP, SAVE_BEGIN, SAVE_POLL, SAVE_END, REPLICATE, PING = range(14, 22)
+REDUCE, LOAD_FILTER, SWEEP, SAVE_BEGIN, SAVE_POLL, SAVE_END, REPLICATE, PING, PREFETCH = range(14, 23)
 REQUEST, COPY_END = 1, 5  # kinds of a REPLICATE's record
 VERSION = 2
 BYTES = {0: 0, 1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 8}
@@ -42,6 +42,7 @@ REQUESTS = {
     SAVE_POLL: (["numbers", "bytes"], {4}, 0),
     SAVE_END: (["numbers"], {0}, 0),
     PING: ([], {0}, 0),
+    PREFETCH: (["hashes"], {0}, KEEP | DIGEST),
 }
 # REPLICATE, by aux.
 RECORDS = [([], {0}, 0), (["nested"], {0}, 0), *[(["bytes"], {4}, 0)] * 4]
@@ -162,7 +163,7 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
         raise Wrong("version")
     flags, status, op = h["flags"], h["status"], h["op"]
     is_reply = bool(flags & REPLY)
-    if op > PING or h["dtype"] > 6 or flags & 0x80 or is_reply != replies:
+    if op > PREFETCH or h["dtype"] > 6 or flags & 0x80 or is_reply != replies:
         raise Wrong("kind")
     if status not in {0} | TEXT | SLOTS | EMPTY or (not is_reply and (status != 0 or op == 0)):
         raise Wrong("status")

@@ -2,13 +2,39 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["TableStats", "TierStats"]
+__all__ = ["TIER_NUMBERS", "TableStats", "TierStats", "tier_stats"]
+
+# The numbers of a tier in the order in which servers send them.
+TIER_NUMBERS = (
+    "rows_in_memory",
+    "rows_on_disk",
+    "memory_bytes",
+    "index_bytes",
+    "disk_bytes",
+    "hits",
+    "misses",
+    "prefetched",
+    "absent",
+    "absent_reads",
+    "reads",
+    "merges",
+    "background_merges",
+    "merged_bytes_read",
+    "bytes_written",
+    "rows_changed",
+    "is_direct",
+    "is_async",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
     """The tier of a table at one moment; counters start when the table is made or loaded.
+
+    On a cluster numbers are sums over the servers, and counters of a server start when it has joined or been given a
+    copy of rows.
 
     Parameters
     ----------
@@ -36,9 +62,9 @@ class TierStats:
     merged_bytes_read, bytes_written : int
         By merges, and by functions of all rows.
     is_direct : bool
-        Whether the file system reads and writes around its cache (``O_DIRECT``).
+        Whether the file system reads and writes around its cache (``O_DIRECT``); on a cluster that of every server.
     is_async : bool
-        Whether pages are read by ``io_uring``, and not by threads.
+        Whether pages are read by ``io_uring``, and not by threads; on a cluster by every server.
     """
 
     rows_in_memory: int
@@ -106,3 +132,14 @@ class TableStats:
     waiting: int = 0
     expired: Mapping[str, int] = field(default_factory=dict)
     tier: TierStats | None = None
+
+
+def tier_stats(stats: Mapping[str, int]) -> TierStats | None:
+    """Return the tiers' part of the sums of all servers' statistics; None if there are no tiers in them."""
+    tiers = stats.get("tiers", 0)
+    if tiers == 0:
+        return None
+    numbers: dict[str, Any] = {name: stats[f"tier_{name}"] for name in TIER_NUMBERS}
+    for flag in ("is_direct", "is_async"):
+        numbers[flag] = numbers[flag] == tiers
+    return TierStats(**numbers)

@@ -354,11 +354,12 @@ class Table:
 
         Notes
         -----
-        For tables with a storage (:class:`shoal.Tiered`); others do nothing. No result depends on it, and no page is
-        read twice. Rows that were read take up to an eighth of the storage's memory, in addition to it, until a call
-        uses them or the keys of 8 later calls were prefetched; rows without room are read by their call. An error of
-        the disk is raised by the call that needs the rows. Fits and :class:`shoal.torch.Pipeline` do this themselves.
-        Safe from any thread.
+        For tables with a storage (:class:`shoal.Tiered`), and for servers with a tier, to which it sends the keys
+        without waiting for an answer; others do nothing. The first call on a cluster asks the servers whether they
+        have one, and blocks until they answer. No result depends on it, and no page is read twice. Rows that were read
+        take up to an eighth of the storage's memory, in addition to it, until a call uses them or the keys of 8 later
+        calls were prefetched; rows without room are read by their call. An error of the disk is raised by the call
+        that needs the rows. Fits and :class:`shoal.torch.Pipeline` do this themselves. Safe from any thread.
 
         Examples
         --------
@@ -886,7 +887,7 @@ class Table:
     def stats(self) -> TableStats:
         """Read the table's statistics."""
         native = self.shard.stats()
-        tier = tier_of(self.shard)
+        tier = tier_of(self.shard, native)
         rows, size, cells = native["rows"], native["bytes"], native["cells"]
         return TableStats(
             rows=rows,

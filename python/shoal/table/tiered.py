@@ -4,7 +4,7 @@ Threads: a shard is safe from any thread; its calls run one at a time.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,7 +14,7 @@ from shoal.base.sizes import parse_size
 from shoal.errors import StorageError
 from shoal.table.shard import LocalCalls, LocalShard
 from shoal.table.spec import TableRecord, TableSpec
-from shoal.table.stats import TierStats
+from shoal.table.stats import TierStats, tier_stats
 
 __all__ = ["AnyLocalShard", "Tiered", "TieredLocalShard", "open_space", "parse_tier", "tier_of"]
 
@@ -148,6 +148,6 @@ def open_space(space: _core.TierSpace, tier: Tiered, name: str) -> None:
 AnyLocalShard = LocalShard | TieredLocalShard
 
 
-def tier_of(shard: object) -> TierStats | None:
-    """Return the statistics of a shard's tier; None if it has none."""
-    return shard.tier if isinstance(shard, TieredLocalShard) else None
+def tier_of(shard: object, stats: Mapping[str, int]) -> TierStats | None:
+    """Return the statistics of the tier of a shard, whose own statistics are given; None if it has none."""
+    return shard.tier if isinstance(shard, TieredLocalShard) else tier_stats(stats)

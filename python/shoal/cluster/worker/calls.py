@@ -41,7 +41,7 @@ Frames: TypeAlias = list[Any]  # buffers: bytes, arrays, memoryviews, zmq.Frames
 
 HEADER_BYTES = 64
 OPS_WITHOUT_TABLE = frozenset({Op.TICK, Op.SAVE_BEGIN, Op.SAVE_POLL, Op.SAVE_END})
-_KEYED = frozenset({Op.PULL, Op.PUSH, Op.ASSIGN, Op.ERASE, Op.CONTAINS, Op.STATE})
+_KEYED = frozenset({Op.PULL, Op.PUSH, Op.ASSIGN, Op.ERASE, Op.CONTAINS, Op.STATE, Op.PREFETCH})
 _ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS, Op.LOAD_FILTER})
 
 
@@ -199,7 +199,8 @@ class Call:
         Settled, with a result or an error.
     error : ShoalError or None
     result : object
-        Of a pull and a state ``out``; contains uint8[n]; erase the rows erased; slot (hashes, rows); section
+        Of a pull and a state ``out``; contains uint8[n]; erase the rows erased; prefetch how many answers said that
+        the servers have rows on disk; slot (hashes, rows); section
         (rows, bytes, bytes of the filter after them); save poll (whether it was known, bytes); stats, reduce, sweep
         and save begin one array for each endpoint, in slot order; others None.
     """
@@ -290,7 +291,7 @@ def new_call(
         Of the store.
     hashes : uint64[m], optional
         Strictly ascending, with `begins`: uint64[slots + 1], slot s is ``hashes[begins[s]:begins[s + 1]]``. For
-        pull, push, assign, erase, contains, state; each endpoint gets its own hashes, none if it has none.
+        pull, push, assign, erase, contains, state, prefetch; each endpoint gets its own hashes, none if it has none.
     values : float32[m, dim], optional
         Of push and assign.
     counts : uint32[m], optional
@@ -305,7 +306,7 @@ def new_call(
     payload : sequence of buffers
         Of loads, saves, reduce and sweep, with `count` and `dtype`: the same for every endpoint.
     filter : Filter, optional
-        Applied to a pull or a push.
+        Applied to a pull, a push or a prefetch.
     on_done : callable, optional
         Called with the call when it is settled, from the method that settles it (also from this one).
     ahead : int
@@ -327,7 +328,7 @@ def new_call(
     call.find_error = find_error
     call.trace = trace
     call.ahead, call.dated = ahead, dated
-    call.filter = filter if op in (Op.PULL, Op.PUSH) else None
+    call.filter = filter if op in (Op.PULL, Op.PUSH, Op.PREFETCH) else None
     call.hashes, call.begins, call.values, call.out = hashes, begins, values, out
     call.counts = counts
     call.dim, call.aux, call.count, call.payload = dim, aux, count, list(payload)

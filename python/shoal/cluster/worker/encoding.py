@@ -87,7 +87,9 @@ def _payload(part: RequestPart, map: ClusterMap, known: Mapping[bytes, None], pu
     if call.filter is not None:
         if part.sent_as is not None:  # encoded before: only its key list may have changed
             return part.sent_as.frames
-        if call.values is None:
+        if call.op == Op.PREFETCH:
+            part.sent_as = call.filter.prefetch(hashes, known)
+        elif call.values is None:
             part.sent_as = call.filter.pull(hashes, known)
         else:
             part.sent_as = call.filter.push(hashes, call.values[part.begin : part.end], part.sequence, known)
@@ -153,7 +155,7 @@ def store_answer(part: RequestPart, reply: Any) -> None:
         call.result = call.out
         if call.filter is not None:
             call.filter.pulled(target.nbytes, reply.payload_bytes)
-    elif call.op == Op.ERASE:
+    elif call.op in (Op.ERASE, Op.PREFETCH):
         call.total += reply.aux
         call.result = call.total
     elif call.op == Op.SLOT:

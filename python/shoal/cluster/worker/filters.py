@@ -154,6 +154,12 @@ class Filter:
         self.counts["pulls"] += 1
         return sent
 
+    def prefetch(self, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> EncodedPayload:
+        """Return the frames of a prefetch, after which a pull can name its key list."""
+        sent = EncodedPayload([hashes], Dtype.NONE)
+        self._name(sent, hashes, known)
+        return sent
+
     def push(
         self,
         hashes: npt.NDArray[np.uint64],

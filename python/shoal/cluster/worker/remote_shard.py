@@ -21,6 +21,7 @@ from shoal.table.future import Waitable
 from shoal.table.reductions import CHANGES_ROWS
 from shoal.table.shard import OTHER_STORE, LocalShard, pull_and_expand
 from shoal.table.spec import TableSpec
+from shoal.table.stats import TIER_NUMBERS
 from shoal.user_functions import Description, failure
 
 __all__ = ["NO_DELTAS", "RemoteShard", "UnsynchronizedSnapshot"]
@@ -32,7 +33,8 @@ NO_DELTAS = (
     "so save all rows, without since and track"
 )
 
-# The metrics of a table in the servers' order, after the step and before the clock.
+# The metrics of a table in the servers' order, after the step and before the clock. "tiers" are arcs with a tier; the
+# numbers after it are sums over them.
 _METRICS = (
     "rows",
     "cells",
@@ -50,6 +52,8 @@ _METRICS = (
     "expired_by_DecayedScore",
     "expired_by_MinNorm",
     "expired_by_MaxRows",
+    "tiers",
+    *(f"tier_{name}" for name in TIER_NUMBERS),
 )
 
 
@@ -145,8 +149,8 @@ def _pull(
 class RemoteShard:
     """The rows of one table that the servers hold: :class:`shoal.table.shard.Shard` of a cluster.
 
-    Threads: any number of callers. Every method but `columns` sends requests to the servers; all but `pull` and
-    `push` block until they answer.
+    Threads: any number of callers. Every method but `columns` sends requests to the servers; all but `pull`,
+    `push` and `prefetch` block until they answer.
     """
 
     def __init__(
@@ -166,6 +170,7 @@ class RemoteShard:
         self._filter = filter
         self._is_integer = spec.is_integer
         self._after: Sequence[Call] = ()  # what pulls and pushes come after
+        self._reads_ahead: bool | None = None  # None: not known yet
         # An empty shard of the engine has the names and widths of the columns.
         self._pattern = pattern = LocalShard.of(spec, 2, workers)
         nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
@@ -196,11 +201,18 @@ class RemoteShard:
 
     @property
     def reads_ahead(self) -> bool:
-        """False: the rows are not in this process."""
-        return False
+        """Whether servers have rows on disk. Blocks the first time, to ask them: with a key in each slot."""
+        if self._reads_ahead is None:
+            slots = self._channel.map.slots
+            hashes = np.arange(slots, dtype=np.uint64) << np.uint64(64 - (slots - 1).bit_length())
+            begins = np.arange(slots + 1, dtype=np.uint64)
+            future = self._channel.begin(Op.PREFETCH, self.number, hashes=hashes, begins=begins)
+            self._reads_ahead = bool(future.result())
+        return self._reads_ahead
 
     def prefetch(self, batch: _core.KeyBatch, locations: _core.RowLocations | None = None, /) -> None:
-        """Do nothing."""
+        """Tell the servers the keys of a later call; does not wait for their answers."""
+        self._channel.begin(Op.PREFETCH, self.number, hashes=batch.hashes, begins=batch.offsets, filter=self._filter)
 
     def reserve(self, rows: Sequence[int], /) -> None:
         """Do nothing: servers grow their slots by themselves."""

@@ -783,7 +783,8 @@ def _is_everywhere(call: Call) -> bool:
 
 def _precedes_tick(call: Call) -> bool:
     """Return whether the tick of its clock waits for the answer."""
-    return call.op in _OF_ALL_ROWS or (not call.sequence and call.begins is not None)
+    is_keyed_read = not call.sequence and call.begins is not None and call.op != Op.PREFETCH
+    return call.op in _OF_ALL_ROWS or is_keyed_read
 
 
 def _count_down(counter: Counter[int], clock: int) -> None:
