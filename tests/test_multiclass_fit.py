@@ -20,6 +20,7 @@ from shoal.data import Batch
 from shoal.metrics import Accumulator, MulticlassAccumulator, accumulator_from_dict
 from shoal.models import Callback, MulticlassRegression
 from shoal.models.multiclass import MultiClass
+from shoal.models.plan import Metric
 from shoal.models.preprocessing import take
 from shoal.tracking import Tracker
 from stores import together
@@ -248,23 +249,26 @@ def test_a_fit_of_other_classes_or_another_loss_is_not_resumed(log: Path, tmp_pa
             other.fit(data, directory=tmp_path / "m", checkpoint_every=2, progress=False, resume=True)
 
 
-def test_early_stopping_restores_the_weights_of_the_best_pass(log: Path) -> None:
+@pytest.mark.parametrize("metric", ["logloss", "accuracy"])
+def test_early_stopping_restores_the_weights_of_the_best_pass(log: Path, metric: Metric) -> None:
     batches = list(reader(log).with_classes(CLASSES))
     # Validated on three batches with other labels: what is learned from the rest makes it worse, after a while.
     valid = [replace(batch, labels=(batch.labels + (np.arange(BATCH) % 3 == 0)) % CLASSES) for batch in batches[:3]]
     with MulticlassRegression(CLASSES, shoal.FTRL(alpha=1.0)) as model:
-        model.fit(batches[3:], valid=valid, epochs=40, patience=2, progress=False)
-        losses = [done.valid.logloss for done in model.history.passes if done.valid is not None]
+        model.fit(batches[3:], valid=valid, epochs=40, patience=2, metric=metric, progress=False)
+        sign = -1 if metric == "logloss" else 1
+        gains = [sign * getattr(done.valid, metric) for done in model.history.passes]
         best = model.history.best_pass
         assert best is not None
-        assert len(losses) == best + 2 < 40
-        assert losses[best - 1] == min(losses) == pytest.approx(model.evaluate(valid).logloss, rel=1e-12)
+        assert len(gains) == best + 2 < 40
+        assert gains[best - 1] == max(gains)
+        assert sign * getattr(model.evaluate(valid), metric) == pytest.approx(max(gains), rel=1e-12)
 
 
 def test_what_is_for_two_classes_is_refused(log: Path) -> None:
     with MulticlassRegression(CLASSES) as model:
         for how, text in (
-            ({"metric": "auc"}, "metric is 'auc', which is of two classes: pass 'logloss'"),
+            ({"metric": "auc"}, "metric is 'auc', which is of two classes: pass 'logloss' or 'accuracy'"),
             ({"negative_rate": 0.5}, "negative_rate samples the examples of label 0 of two classes"),
         ):
             with pytest.raises(ValueError, match=text):
@@ -272,6 +276,14 @@ def test_what_is_for_two_classes_is_refused(log: Path) -> None:
         assert len(model.table) == 0
         with pytest.raises(ValueError, match="calibration is of two classes, and this model has 4"):
             model.calibrate(reader(log))
+    batch = Batch(np.array([0, 1], np.float32), np.arange(3), np.array([7, 8], np.uint64), None)
+    grid = shoal.LogisticRegressionGrid({"alpha": [0.1, 0.2]})
+    for binary in (shoal.LogisticRegression(), grid):
+        with (
+            binary,
+            pytest.raises(ValueError, match="metric is 'accuracy', which is of several classes: pass 'logloss'"),
+        ):
+            binary.fit([batch], valid=[batch], patience=1, metric="accuracy", progress=False)
 
 
 # ---- callbacks, tracking, progress, reports --------------------------------------------------------------------------

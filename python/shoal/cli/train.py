@@ -271,7 +271,6 @@ _OF_TWO_CLASSES: dict[str, Any] = {
     "save_all": False,
     "positive": None,
     "negative_rate": 1.0,
-    "metric": "logloss",
     "calibrate": None,
 }
 
@@ -285,8 +284,10 @@ def _train_classes(arguments: argparse.Namespace) -> Answer:
         raise ValueError(f"--classes is {arguments.classes}: pass 3 or more, or leave it out for labels of 0 and 1")
     for name, usual in _OF_TWO_CLASSES.items():
         if getattr(arguments, name) != usual:
-            option = f"--{name.replace('_', '-')}" + (" auc" if name == "metric" else "")
+            option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} is for two classes and does not apply to --classes: leave it out")
+    if arguments.metric == "auc":
+        raise ValueError("--metric auc is for two classes: pass --metric logloss or accuracy")
     _solver(arguments)  # refuses its settings
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     loss: MultiClass = arguments.multi_class or "multinomial"

@@ -86,9 +86,9 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metric",
-        choices=("logloss", "auc"),
+        choices=("logloss", "auc", "accuracy"),
         default="logloss",
-        help="metric that --patience compares (default: logloss)",
+        help="metric that --patience compares (default: logloss); accuracy is of several classes",
     )
     parser.add_argument(
         "--calibrate",

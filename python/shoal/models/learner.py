@@ -19,6 +19,7 @@ from shoal.data import Batch
 from shoal.metrics import StreamMetrics
 from shoal.models.history import Record, Windows
 from shoal.models.measured import MeasuredExamples
+from shoal.models.plan import Plan
 from shoal.models.shares import WorkerState
 from shoal.storage.base import StorageDir
 from shoal.store.base import Store
@@ -81,6 +82,9 @@ class Learner(Evaluable, Protocol):
     @property
     def can_normalize(self) -> bool:
         """Whether a model of this kind can be made that divides values by their scales."""
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raise ValueError if a plan has a setting that this kind of model does not support."""
 
     def record_format(self, data: object) -> None:
         """Record the format of the data that is learned from."""

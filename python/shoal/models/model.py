@@ -122,9 +122,6 @@ class Model(LinearWeights, SavedModel):
         """Return what `partial_fit` counts its batch into, of which only the checks are used; None: nothing."""
         return Accumulator(bits=1)
 
-    def _check_plan(self, plan: Plan) -> None:
-        """Raise ValueError if the plan has a setting that this kind of model does not support."""
-
     # ---- what it is --------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -291,8 +288,8 @@ class Model(LinearWeights, SavedModel):
             pass. Default: make all passes, and keep the last weights.
         min_delta : float
             The smallest change of ``metric`` that counts as an improvement.
-        metric : {"logloss", "auc"}
-            The metric of ``patience``.
+        metric : {"logloss", "auc", "accuracy"}
+            The metric of ``patience``: "auc" of two classes, "accuracy" of several.
         progress : bool, int or float
             True shows a bar on standard error: fraction of the bytes, examples/s, progressive log-loss and AUC (of
             several classes accuracy). A number prints lines instead, as Vowpal Wabbit does, with the mean loss since
@@ -371,7 +368,7 @@ class Model(LinearWeights, SavedModel):
                 class_weight, given.classes or self._record.classes, given.labels, self.num_classes
             ),
         )
-        self._check_plan(plan)
+        self.check_plan(plan)
         watching = Callbacks(self, callbacks)
         checkpointer = None
         if directory is not None:

@@ -174,11 +174,12 @@ class MulticlassRegression(Model):
         """Return a reader for labels that are numbers of classes; other data as they are."""
         return data.with_classes(self.classes) if isinstance(data, Reader) else data
 
-    def _check_plan(self, plan: Plan) -> None:
+    def check_plan(self, plan: Plan) -> None:
+        """Raise ValueError if a plan has a setting that this kind of model does not support."""
         if plan.negative_rate != 1.0:
             raise ValueError("negative_rate samples the examples of label 0 of two classes: leave it out")
         if plan.metric == "auc":
-            raise ValueError("metric is 'auc', which is of two classes: pass 'logloss'")
+            raise ValueError("metric is 'auc', which is of two classes: pass 'logloss' or 'accuracy'")
 
     def accumulator(self) -> StreamMetrics:
         """Return an empty accumulator for the metrics of a pass."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from shoal.data import Batch, Reader
 from shoal.metrics import Metrics
 from shoal.models import preprocessing
 
-Metric = Literal["logloss", "auc"]
+Metric = Literal["logloss", "auc", "accuracy"]
 
 # Sampling numbers the examples of each pass from a multiple of this: a pass has fewer examples.
 _PASS_BITS = 40
@@ -51,8 +51,8 @@ class Plan:
             )
         if not self.min_delta >= 0.0:
             raise ValueError(f"min_delta is {self.min_delta}: pass 0 or more")
-        if self.metric not in ("logloss", "auc"):
-            raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc'")
+        if self.metric not in get_args(Metric):
+            raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc', of several classes 'accuracy'")
 
         if self.class_weight is not None and not all(0 <= weight < np.inf for weight in self.class_weight):
             raise ValueError(f"class_weight is {self.class_weight}: pass finite numbers, 0 or more")
@@ -98,14 +98,16 @@ class Plan:
 
     def gain(self, metrics: Metrics) -> float:
         """Return the quantity that early stopping maximizes."""
-        return -metrics.logloss if self.metric == "logloss" else metrics.auc
+        found = -metrics.logloss if self.metric == "logloss" else getattr(metrics, self.metric)
+        assert found is not None, "learners refuse plans with a metric that they do not have"
+        return float(found)
 
     def settings(self) -> list[tuple[str, str]]:
         """Return the settings as names and values to be printed."""
         buffer = preprocessing.shuffle_buffer(self.shuffle)
         passes = f"{self.epochs:,}"
         if self.patience is not None:
-            named = {"logloss": "log-loss", "auc": "AUC"}[self.metric]
+            named = {"logloss": "log-loss", "auc": "AUC"}.get(self.metric, self.metric)
             step = f" of more than {self.min_delta:g}" if self.min_delta else ""
             passes += f" at most, stopping after {self.patience:,} without progress{step} in held-out {named}"
         drawn = bool(buffer) or self.negative_rate < 1.0

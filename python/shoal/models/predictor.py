@@ -23,6 +23,7 @@ from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
 from shoal.models.learner import Floats, Prepared
 from shoal.models.measured import Margins, MeasuredExamples
+from shoal.models.plan import Plan
 from shoal.table.table import Table
 
 __all__ = ["Method", "Predictor", "check_same_features", "read_calibration"]
@@ -121,6 +122,11 @@ class Predictor(ABC):
     def examples_to_measure(self, models: int) -> MeasuredExamples:
         """Return an empty object for the examples that this kind of model, in all ``models``, is measured on."""
         return Margins(models, self.check_groups)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raise ValueError if a plan has a setting that this kind of model does not support."""
+        if plan.metric == "accuracy":
+            raise ValueError("metric is 'accuracy', which is of several classes: pass 'logloss' or 'auc'")
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
         """Return None: the features of a batch define no groups."""

@@ -69,6 +69,7 @@ def train(
     the fit. A ``publisher`` publishes the states of the models.
     """
     first = models[0]
+    first.check_plan(plan)
     check_iterable(reader, "reader", passes=plan.epochs)
     if valid is not None:
         check_iterable(valid, "valid", passes=plan.epochs)
