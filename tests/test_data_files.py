@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import importlib
 import io
 import os
 import pickle
 import subprocess
 import sys
 
-import backports.zstd as zstd
 import pytest
 
 from shoal.data import read_criteo, read_libsvm
+
+zstd = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
 def numbered(begin: int, end: int) -> bytes:

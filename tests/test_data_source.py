@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import lzma
+import sys
 
-import backports.zstd as zstd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from shoal.data.files import LocalFile
 from shoal.data.source import Lines, LineTooLongError
 from shoal.errors import CorruptionError
+
+zstd = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
 def zstd_with_checksum(data: bytes) -> bytes:
