@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--zipf", type=float, nargs="*", default=[0.0, 1.05, 1.2])
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--compute", type=float, default=20, help="milliseconds between a pull and its push")
+    parser.add_argument("--servers", type=int, default=0, help="measure look-ahead alone, with so many servers")
     parser.add_argument("--peer", action="store_true")
     args = parser.parse_args()
     rows = int(args.rows)
@@ -154,6 +155,9 @@ def main() -> None:
     rng = np.random.default_rng(1)
     print(f"{rows:,} rows of {ROW} bytes, {memory / 1e6:,.0f} MB of memory, batches of {args.batch}; {conditions()}")
 
+    if args.servers:
+        on_servers(args, rows, memory, rng)
+        return
     raw = None
     if (PROGRAMS / "read_probe").exists():
         raw = probe(args.dir, rows * ROW)
@@ -225,6 +229,20 @@ def main() -> None:
     if args.peer:
         for s in args.zipf:
             peer(args, rows, memory, s)
+
+
+def on_servers(args: argparse.Namespace, rows: int, memory: int, rng: np.random.Generator) -> None:
+    """Measure look-ahead where the rows are on servers, which share the memory; CPU time is the worker's."""
+    tier = shoal.Tiered(args.dir, memory=memory // args.servers)
+    with shoal.launch(servers=args.servers, slots=args.slots, tier=tier, consistency=shoal.ASP()) as store:
+        table = store.table("t", dim=DIM, optimizer=ADAGRAD)
+        load(table, rows, rng)
+        for s in args.zipf:
+            draw = zipf(rows, s, rng)
+            steps(table, draw, args.batch, args.seconds / 4)
+            compare_ahead(table, draw, args, s)
+        check(len(table) == rows, f"{len(table)} rows instead of {rows}")
+    print(conditions())
 
 
 def resident(directory: Path, rows: int) -> None:
