@@ -44,6 +44,7 @@ from shoal.models.pass_coordinator import PassCoordinator, WorkersMoveError
 from shoal.models.pass_reader import PassReader
 from shoal.models.plan import Plan
 from shoal.models.progress import show_progress
+from shoal.models.room import RoomForRows
 from shoal.models.shares import share_of
 from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
 from shoal.models.takeover import Publisher, hand_over
@@ -223,10 +224,12 @@ class _TrainingRun:
                 self._skip(batches, trainers, data, fit_state)
                 repeats = first.store.repeats if first.store.clock == first.store.joined_at else 0
                 ready = stack.enter_context(closing(first.prepared(batches)))
+                room = RoomForRows(self._stores, data)
                 try:
                     for batch, prepared in ready:
                         for trainer in trainers:
                             trainer.learn(batch, prepared)
+                        room.learned(len(batch))
                         if self._publisher is not None:
                             self._publisher.publish_changes()
                         for store in self._stores:
