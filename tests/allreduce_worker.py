@@ -3,7 +3,8 @@
     python allreduce_worker.py ADDRESS RANK WORKERS CONFIG OUT [POINT]
 
 A point is a name of `POINTS`, which say before or after which call, and at which one of them, the process gets SIGKILL.
-With "-stop" it gets SIGSTOP, with "-error" it raises an error. Writes what it has learned, as JSON, to standard output.
+With "-stop" it gets SIGSTOP, with "-error" it raises an error, with "-slow" it sleeps; with "-impatient" its sums end by
+themselves after a fraction of that. Trains twice, and writes what it has learned, as JSON, to standard output.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from shoal.torch.trainer import fit
 
 TIMEOUT = 120.0
 EPOCHS, EVERY = 2, 4
+SLOW_SECONDS = 2.0
 
 # An object, its method, which call, and whether the process ends before it, after it, or while it runs.
 POINTS: dict[str, tuple[Any, str, int, str]] = {
@@ -62,6 +64,8 @@ POINTS: dict[str, tuple[Any, str, int, str]] = {
     "state": (takeover.Publisher, "publish", 2, "before"),
     "last state": (AllReduced, "end", 1, "before"),
     "end": (AllReduced, "end", 1, "after"),
+    "second fit": (gloo_group.GlooGroup, "all_reduce", 45, "before"),
+    "second end": (AllReduced, "end", 2, "after"),
 }
 
 
@@ -70,10 +74,15 @@ def end_at(point: str) -> None:
     name, _, how = point.partition("-")
     owner, method, number, when = POINTS[name]
     call, count = getattr(owner, method), 0
+    if how == "impatient":
+        dense_recovery._SUM_SECONDS = SLOW_SECONDS / 5
 
     def end() -> None:
         if how == "error":
             raise ValueError(name)
+        if how in ("slow", "impatient"):
+            time.sleep(SLOW_SECONDS if how == "slow" else 0.0)
+            return
         os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
 
     def counted(*arguments: Any, **more: Any) -> Any:
@@ -110,6 +119,7 @@ def main(address: str, rank: str, workers: str, config: str, out: str, point: st
         checkpointer = FitCheckpointer(model, out, EVERY, overwrite=True)
         plan = Plan(epochs=EPOCHS, warm_up=False, patience=EPOCHS)
         fit(model, reader, reader, plan, progress=False, checkpointer=checkpointer)
+        fit(model, reader, None, Plan(epochs=1, warm_up=False), progress=False)
         store.barrier()
         tables = {name: table for name, table in store.tables.items() if not name.endswith(("-team", "-messages"))}
         digests = {name: table.digest() for name, table in tables.items()}

@@ -150,7 +150,7 @@ def undisturbed(config: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     for workers in (2, 3):
         with started(config, tmp_path_factory.mktemp("whole") / "out", workers, {}) as running:
             found[workers] = running.results()
-        assert [one["counted"] for one in found[workers]] == [[EXAMPLES] * EPOCHS] * workers
+        assert [one["counted"] for one in found[workers]] == [[EXAMPLES] * (EPOCHS + 1)] * workers
     return found
 
 
@@ -162,6 +162,7 @@ SHORT = [
     "0 checkpoint",
     "1 validation",
     "0 last state",
+    "1 end",
 ]
 REPLACEMENT = ["after gradients", "address", "joined", "sizes", "end"]
 DEATHS = {f"{rank} {point}": (rank, point) for point in POINTS for rank in (0, 1)}
@@ -181,6 +182,7 @@ def test_a_replaced_worker_changes_no_bit(
 
 
 PAIRS = [
+    "0 ticked, 1 tick",
     "0 after gradients, 1 after gradients",
     "1 within gradients, 2 within gradients",
     "0 gradients, 2 gradients",
@@ -204,6 +206,15 @@ def test_the_replacement_dies_too(point: str, config: Path, tmp_path: Path, undi
         running.replace(0, point)
         running.replace(0)
         assert running.results() == undisturbed[2]
+
+
+def test_a_slow_worker_is_not_taken_for_a_dead_one(
+    config: Path, tmp_path: Path, undisturbed: dict[int, list[Any]]
+) -> None:
+    """The sums of the others end, and all form another group when it comes."""
+    points = {0: "gradients-impatient", 1: "gradients-slow", 2: "gradients-impatient"}
+    with started(config, tmp_path / "out", 3, points) as running:
+        assert running.results() == undisturbed[3]
 
 
 def test_a_worker_that_hangs_in_a_step_is_replaced_and_ends_when_it_goes_on(
