@@ -3,8 +3,8 @@
     python allreduce_worker.py ADDRESS RANK WORKERS CONFIG OUT [POINT]
 
 A point is a name of `POINTS`, which say before or after which call, and at which one of them, the process gets SIGKILL.
-With "-stop" it gets SIGSTOP, with "-error" it raises an error, with "-slow" it sleeps; with "-impatient" its sums end by
-themselves after a fraction of that. Trains twice, and writes what it has learned, as JSON, to standard output.
+With "-stop" it gets SIGSTOP, with "-error" it raises an error, with "-slow" it sleeps; with "-impatient" its sums end
+by themselves after a fraction of that. Trains twice, and writes what it has learned, as JSON, to standard output.
 """
 
 from __future__ import annotations

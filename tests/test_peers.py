@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the package of peers imports torch")
 
-import msgspec  # noqa: E402
+import msgspec
 
-from cluster_fakes import TIMEOUT  # noqa: E402
-from shoal.torch.peers import PeerServer, ask  # noqa: E402
+from cluster_fakes import TIMEOUT
+from shoal.torch.peers import PeerServer, ask
 
 
 @dataclass
