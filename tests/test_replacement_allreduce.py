@@ -162,7 +162,7 @@ SHORT = [
     "0 checkpoint",
     "1 validation",
     "0 last state",
-    "1 end",
+    "1 second fit",
 ]
 REPLACEMENT = ["after gradients", "address", "joined", "sizes", "end"]
 DEATHS = {f"{rank} {point}": (rank, point) for point in POINTS for rank in (0, 1)}

@@ -16,8 +16,9 @@ which it answers the others of a fit.
 Invariants
     M1  A call is one of all workers, at the same clock. The k-th call of a worker exchanges the k-th messages.
     M2  The message of a worker that was lost or has left is None: its rows have another number.
-    M4  Rows of another job are not read, except those of slot 8.
     M3  A call that the predecessor of this worker has begun with all others changes no message.
+    M4  Rows of another job are not read, except those of slot 8.
+    M5  States and changes are numbered through all fits of a model in a store: the last one has the greatest number.
 
 Threads: the one that fits.
 """
@@ -26,7 +27,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +48,18 @@ _STATES = 2  # slots for states, and as many for what clocks have changed
 _HANDED_OVER = _SLOTS + 2 * _STATES
 _ADDRESS = _HANDED_OVER + 1
 _CALL_BITS = 24  # of numbers of calls, below the number of the job
+
+
+@dataclass(slots=True)
+class _Written:
+    """What this worker has written in all fits of a model: states, changes, and the blocks in each slot."""
+
+    published: int = 0
+    changes: int = 0
+    blocks: dict[int, int] = field(default_factory=dict)
+
+
+_written: WeakKeyDictionary[Store, dict[str, _Written]] = WeakKeyDictionary()  # in each store, by name of the model
 
 
 class Exchanged(NamedTuple):
@@ -80,9 +95,7 @@ class WorkerMessages:
         self._barrier = barrier
         self._table = store.table(f"{name}-messages", dim=_BLOCK, optimizer=SGD(lr=1.0))
         self._slots = _SLOTS if store.replacement_seconds else 1
-        self._blocks: dict[int, int] = {}  # that this worker has in each slot
-        self._published = 0
-        self._changes = 0
+        self._written = _written.setdefault(store, {}).setdefault(name, _Written())
         self.number = store.job << _CALL_BITS
 
     def exchange(self, message: bytes = b"", *, flag: int = 0, to: int | None = None) -> Exchanged:
@@ -130,22 +143,22 @@ class WorkerMessages:
 
     def publish(self, state: bytes) -> None:
         """Publish a state of this worker for its replacement; the calls before have taken effect everywhere."""
-        self._published += 1
+        self._written.published += 1
         self._store.flush()
-        self._put(_SLOTS + self._published % _STATES, self._published, self._store.job, state)
+        self._put(_SLOTS + self._written.published % _STATES, self._written.published, self._store.job, state)
 
     def published(self) -> bytes | None:
         """Return the last state that this worker's predecessor has published; None: there is none."""
         found = self._own(_SLOTS)
         if not found:
             return None
-        self._published, slot, length, first = max(found)
+        self._written.published, slot, length, first = max(found)
         return self._content(self._store.rank, slot, first, length)
 
     def publish_change(self, clock: int, change: bytes) -> None:
         """Publish what the clock that is about to end has changed outside of tables."""
-        self._changes += 1
-        self._put(_SLOTS + _STATES + self._changes % _STATES, clock + 1, self._store.job, change)
+        self._written.changes += 1
+        self._put(_SLOTS + _STATES + self._written.changes % _STATES, clock + 1, self._store.job, change)
 
     def published_change(self, begin: int, end: int) -> bytes | None:
         """Return what the last of the clocks from ``begin`` to ``end`` - 1 that changed anything has published."""
@@ -153,7 +166,7 @@ class WorkerMessages:
         if not found:
             return None
         _, slot, length, first = max(found)
-        self._changes = slot - _SLOTS - _STATES  # the next one leaves it as it is
+        self._written.changes = slot - _SLOTS - _STATES  # the next one leaves it as it is
         return self._content(self._store.rank, slot, first, length)
 
     def _own(self, first_slot: int) -> list[tuple[int, int, int, bytes]]:
@@ -164,7 +177,7 @@ class WorkerMessages:
             number, job, length = _HEAD.unpack_from(first)
             if number and job == self._store.job:
                 found.append((number, slot, length, first))
-            self._blocks[slot] = -(-(_HEAD.size + length) // _BLOCK)
+            self._written.blocks[slot] = -(-(_HEAD.size + length) // _BLOCK)
         return found
 
     def hand_over(self, state: bytes) -> None:
@@ -198,16 +211,16 @@ class WorkerMessages:
         if blocks > 1:
             self._table.assign(self._keys(self._store.rank, slot, 1, blocks), rows[1:])
         self._table.assign(self._keys(self._store.rank, slot, 0, 1), rows[:1])
-        before = self._blocks.get(slot, 0)
+        before = self._written.blocks.get(slot, 0)
         if before > blocks:
             self._table.erase(self._keys(self._store.rank, slot, blocks, before))
-        self._blocks[slot] = blocks
+        self._written.blocks[slot] = blocks
 
     def _drop_tail(self, slot: int) -> None:
         """Drop all blocks of this worker's slot but the first."""
-        if self._blocks.get(slot, 0) > 1:
-            self._table.erase(self._keys(self._store.rank, slot, 1, self._blocks[slot]))
-            self._blocks[slot] = 1
+        if self._written.blocks.get(slot, 0) > 1:
+            self._table.erase(self._keys(self._store.rank, slot, 1, self._written.blocks[slot]))
+            self._written.blocks[slot] = 1
 
     def _content(self, rank: int, slot: int, first: bytes, length: int) -> bytes:
         blocks = -(-(_HEAD.size + length) // _BLOCK)
