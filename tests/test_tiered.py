@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -233,6 +234,7 @@ def test_an_error_of_a_prefetch_is_raised_by_the_call_that_needs_the_rows(tmp_pa
     stores = pair(tmp_path)
     tiered = stores[1].tables["t"]
     train(stores, np.random.default_rng(13), 40)
+    settle(tiered)
     file = tier_file(tmp_path)
     content = os.pread(file, 1 << 24, 0)
     os.pwrite(file, bytes(len(content)), 0)
@@ -320,6 +322,15 @@ def test_the_step_of_an_optimizer_may_not_use_a_tiered_table(tmp_path):
             table.reduce(ask, np.add)
 
 
+def settle(table: shoal.Table) -> None:
+    """Wait until the tier has merged what it merges between calls."""
+    deadline = time.monotonic() + 30
+    merges = -1
+    while merges != (merges := table.stats().tier.merges):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def tier_file(path: Path) -> int | None:
     """Open the only tier's file of this process, which has no name."""
     for fd in os.listdir("/proc/self/fd"):
@@ -333,6 +344,7 @@ def test_damage_is_named_and_disk_space_is_given_back(tmp_path):
     stores = pair(tmp_path)
     train(stores, np.random.default_rng(9), 40)
     assert list(tmp_path.iterdir()) == []
+    settle(stores[1].tables["t"])
     file = tier_file(tmp_path)
     assert 0 < os.fstat(file).st_size <= stores[1].tables["t"].stats().tier.disk_bytes
     before = os.pread(file, 64, 8192)
