@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -87,7 +88,8 @@ def test_a_fork_is_a_child_in_the_group_of_its_own_that_can_be_stopped_and_kille
         assert seen.ppid() == os.getpid()
         assert os.getpgid(process.pid) == process.pid
         assert seen.cmdline()[: len(command)] == command
-        assert seen.num_fds() == 3
+        open_files = [os.readlink(one) for one in Path(f"/proc/{process.pid}/fd").iterdir()]
+        assert len([name for name in open_files if "libffi" not in name]) == 3  # some builds keep theirs open
         process.send_signal(signal.SIGSTOP)
         assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
         os.killpg(process.pid, signal.SIGKILL)
