@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -386,6 +387,9 @@ def test_the_thread_ends_when_the_iterator_is_garbage_in_a_cycle(file):
     cycle.append(cycle)
     del batches, cycle
     gc.collect()
+    deadline = time.monotonic() + 10  # the reading thread may have found the cycle: then nothing waits for its end
+    while reading_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert reading_threads() == []
 
 

@@ -12,15 +12,16 @@ them at different clocks, and continue to a common clock, which each computes fr
 Rows, in a table of the model's name and "-team"
     rank              a number that this worker publishes to the others: its float32 and the remainder
     2^32 + rank       passes that this worker has ended in this fit, and the clock of the last one's end
+    2^33 + rank       number of the last fit that this worker has begun: one that left before takes no part in this one
 
 If the number of workers changes, a worker that is within its pass hands over its state (takeover.py) and writes that it
 has moved. It has not ended its pass then, so all others are within it or wait for its end, see this, and move as well.
 
-The others do not wait for a worker that leaves a fit early, which it announces, nor for one that died; a fit that needs
-all of them (`needs_all`) raises WorkerLostError. If the job waits for a replacement of a worker that died, that one
-continues from the state that its predecessor has published (takeover.py): it is *behind* while it repeats clocks that
-have counted. Otherwise a worker that joins in the middle of a job has not seen the agreements of the others: its fit is
-refused.
+The others do not wait for a worker that leaves a fit early, which it announces, nor for one that died or left the job
+before the fit began; a fit that needs all of them (`needs_all`) raises WorkerLostError. If the job waits for a
+replacement of a worker that died, that one continues from the state that its predecessor has published (takeover.py):
+it is *behind* while it repeats clocks that have counted. Otherwise a worker that joins in the middle of a job has not
+seen the agreements of the others: its fit is refused.
 
 Without other workers there is no table and no message. The same holds in a loop over `Store.splits`, where workers do
 not wait for each other.
@@ -52,6 +53,7 @@ from shoal.table.table import Table
 __all__ = ["PassCoordinator", "Position", "WorkersMoveError"]
 
 _ENDED = np.uint64(1 << 32)
+_BEGUN = np.uint64(1 << 33)
 _NEVER = 1e9  # number of passes that a worker writes when it makes no more
 _MOVED = 2e9  # that it writes when it has handed over its state
 _LONGEST_SECONDS = 86400.0  # to wait while others measure; a worker that dies meanwhile is not waited for
@@ -130,6 +132,7 @@ class PassCoordinator:
                 f"needs a fixed number{remedy}: pass one number of workers (--workers {store.num_workers})"
             )
         self.needs_all = False
+        self._absent: frozenset[int] = frozenset()  # workers that left the job before this fit began
         self._is_alone = store.num_workers == 1 or store.taking_splits
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
         self._passes = 0
@@ -184,7 +187,11 @@ class PassCoordinator:
             self._last_clock = 0
             if not self.is_past:
                 self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
+                self._table.assign(self._mine + _BEGUN, np.array([[self.fit, 0]], np.float32))
             self._store.barrier()
+            begun = self._table.pull(self._ranks + _BEGUN)[:, 0]
+            self._absent = frozenset(self._ranks[begun < self.fit].tolist())  # a replacement may be behind
+            self._messages.absent = self._absent
 
     # ---- the replacement of a worker ---------------------------------------------------------------------------------
 
@@ -327,7 +334,7 @@ class PassCoordinator:
             self._check_moved(rows)
             self._check(self._ranks[rows[:, 0] >= _NEVER].tolist())
             behind = self._ranks[rows[:, 0] < self._passes]
-            if set(behind.tolist()) <= self._store.lost_workers:
+            if set(behind.tolist()) <= self._store.lost_workers | self._absent:
                 break
             self.tick()
             empty_clock()
@@ -395,10 +402,15 @@ class PassCoordinator:
         return []
 
     def _check(self, left: Iterable[int] = ()) -> None:
-        """Raise WorkerLostError if this fit needs all workers, and one was lost or has left."""
+        """Raise WorkerLostError if this fit needs all workers, and one was lost, has left, or has not begun it."""
         if not self.needs_all:
             return
-        for ranks, what in ((self._store.lost_workers, "was lost"), (left, "has ended this fit early, by an error")):
+        reasons = (
+            (self._store.lost_workers, "was lost"),
+            (self._absent, "left before this fit began"),
+            (left, "has ended this fit early, by an error"),
+        )
+        for ranks, what in reasons:
             for rank in ranks:
                 raise WorkerLostError(
                     f"worker {rank} {what}, and the other {len(self._ranks) - 1} cannot complete this fit without it: "

@@ -88,9 +88,12 @@ class WorkerMessages:
     ----------
     number : int
         Of the last message.
+    absent : frozenset of int
+        Ranks of workers that take no part; what they had put before is ignored.
     """
 
     def __init__(self, store: Store, name: str, barrier: Callable[[], None]) -> None:
+        self.absent: frozenset[int] = frozenset()
         self._store = store
         self._barrier = barrier
         self._table = store.table(f"{name}-messages", dim=_BLOCK, optimizer=SGD(lr=1.0))
@@ -129,7 +132,7 @@ class WorkerMessages:
         for rank in range(self._store.num_workers):
             first = self._pull(rank, slot, 0, 1)
             number, its_flag, length = _HEAD.unpack_from(first)
-            if number != self.number or rank in self._store.lost_workers:
+            if number != self.number or rank in self._store.lost_workers or rank in self.absent:
                 flags.append(None)
                 messages.append(None)
                 continue
