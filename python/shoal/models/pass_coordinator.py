@@ -142,9 +142,10 @@ class PassCoordinator:
         self._looking: Future[npt.NDArray[np.float32]] | None = None  # the pull of `find_left`
         self.change: bytes | None = None
         self.can_replace = can_replace and store.replacement_seconds > 0 and not store.taking_splits
-        counts = _fits.setdefault(store, Counter())
-        counts[name] += 1
-        self.fit = counts[name]
+        self._name = name
+        self._fits = _fits.setdefault(store, Counter())
+        self._fits[name] += 1
+        self.fit = self._fits[name]
         if store.is_replacement and not store.taking_splits and not self.can_replace:
             raise ShoalError(
                 f"worker {store.rank} has replaced a worker that died, at clock {store.joined_at}, and fits of this "
@@ -172,7 +173,11 @@ class PassCoordinator:
     @contextlib.contextmanager
     def fitting(self) -> Iterator[Self]:
         """Begin a fit, all workers together; announce an error that ends it."""
-        self.begin()
+        try:
+            self.begin()
+        except BaseException:
+            self._fits[self._name] -= 1  # none has begun: the next one has its number
+            raise
         try:
             yield self
         except WorkersChangedError:
