@@ -24,7 +24,7 @@ import shoal
 from figures import check, conditions, spread
 
 GAP = 1e-4
-LOOSE_TO_TIGHT = (1e-1, 5e-2, 4e-2, 3e-2, 2e-2, 1e-2, 5e-3, 2e-3, 1e-3, 3e-4, 1e-4)
+LOOSE_TO_TIGHT = (1e-1, 5e-2, 4e-2, 3.5e-2, 3e-2, 2.5e-2, 2e-2, 1e-2, 5e-3, 2e-3, 1e-3, 3e-4, 1e-4)
 
 
 def make(examples: int, features: int, mean: float, seed: int) -> tuple[sp.csr_matrix, np.ndarray]:
