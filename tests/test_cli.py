@@ -734,3 +734,30 @@ for thread in threads:
     lines = done.stdout.splitlines()
     assert len(lines) == 4000
     assert set(lines) == {f"[{rank}] loss {rank}.5" for rank in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "expected"),
+    [
+        ("train", {}, ["16", "10000"]),
+        ("train", {"OMP_WAIT_POLICY": "active"}, ["16", None]),
+        ("serve", {"GOMP_SPINCOUNT": "7", "OPENBLAS_THREAD_TIMEOUT": "9"}, ["9", "7"]),
+        ("launch", {}, [None, None]),
+    ],
+)
+def test_idle_threads_sleep_soon_in_every_process_but_those_of_users(command, given, expected) -> None:
+    program = f"""
+import json, os, sys
+from shoal import cli
+
+assert "numpy" not in sys.modules and "torch" not in sys.modules  # they would have read their variables
+sys.argv[1:] = [{command!r}]
+cli.main = lambda: print(json.dumps([os.environ.get(name) for name in ("OPENBLAS_THREAD_TIMEOUT", "GOMP_SPINCOUNT")]))
+cli.run()
+"""
+    names = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OPENBLAS_THREAD_TIMEOUT"}
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert json.loads(done.stdout) == expected
