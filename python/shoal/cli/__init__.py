@@ -109,10 +109,10 @@ def run() -> int:
     """Run the command of this process, which ends afterwards: the entry point of ``shoal``.
 
     Threads of OpenBLAS (NumPy) and of GNU's OpenMP (PyTorch) that have nothing to do look for work before they sleep:
-    for 2^26 cycles, also when they start, and for some milliseconds. That took a fifth of a short command's CPU time, and
-    on a machine with other work most of the time of a click model. Here they sleep after 2^16 cycles and 10,000 looks,
-    some 30 and 100 us. Both libraries read their variables when they are loaded. Programs that ``launch`` starts are not
-    affected.
+    for 2^26 cycles, also when they start, and for some milliseconds. That took a fifth of a short command's CPU time,
+    and on a machine with other work most of the time of a click model. Here they sleep after 2^16 cycles and 10,000
+    looks, some 30 and 100 us. Both libraries read their variables when they are loaded. Programs that ``launch``
+    starts are not affected.
 
     The interpreter collects garbage twice when it ends. Nothing that it could find is needed any more, and looking for
     it in the objects of all modules takes an eighth of a short command's CPU time: they are excluded.
