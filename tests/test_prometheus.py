@@ -149,10 +149,10 @@ class Live:
         )  # fmt: skip
         self.servers = [
             self.start(
-                sys.executable, "-m", "shoal", "server", "--connect", self.address, "--memory", "64MiB",
+                sys.executable, "-m", "shoal", "server", "--connect", self.address, *bound,
                 "--storage-root", str(folder), *common, str(port),
             )
-            for port in ports[2:4]
+            for port, bound in zip(ports[2:4], (["--memory", "64MiB"], ["--tier", f"{folder}/tier:4MiB"]), strict=True)
         ]  # fmt: skip
         self.start(
             "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",

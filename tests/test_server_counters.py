@@ -11,7 +11,7 @@ import shoal
 from shoal.cluster.protocol import messages, metrics
 from shoal.cluster.protocol.health import _cumulative
 from shoal.cluster.scheduler.tables import _MAX_NAME_LENGTH
-from shoal.cluster.server.counters import _RISING, ReplicationLag, ServerCounters
+from shoal.cluster.server.counters import _RISING, _TIER_COUNTERS, _TIER_GAUGES, ReplicationLag, ServerCounters
 from shoal.cluster.worker.call_metrics import CallMetrics
 from shoal.store.activity import Activity
 
@@ -196,3 +196,27 @@ def test_names_follow_the_rules_of_prometheus(role):
         assert one.help[0].isupper()
         assert not one.help.endswith(".")
         assert one.label in ("", "op", "table", "worker", "server")
+
+
+def test_tiers_have_numbers_of_the_tables_that_have_one_and_counters_do_not_decrease():
+    endpoint = Endpoint()
+    counters = ServerCounters({"a": endpoint}, lambda: {1: "w", 2: "in memory"})
+    disk = dict.fromkeys([f"tier_{name}" for name in [*_TIER_GAUGES, *_TIER_COUNTERS]], 0) | {"tier_is_direct": 1}
+
+    def found():
+        return {name: value for name, value in counters.read([]).items() if name.startswith("tier_")}
+
+    endpoint.arcs[0] = {2: {}}
+    assert found() == {f"tier_{name}": {} for name in [*_TIER_GAUGES, *_TIER_COUNTERS]}
+    endpoint.arcs[0] = {1: disk | {"tier_misses": 5, "tier_disk_bytes": 100}, 2: {}}
+    assert (found()["tier_misses"], found()["tier_disk_bytes"], found()["tier_hits"]) == (
+        {"w": 5},
+        {"w": 100},
+        {"w": 0},
+    )
+    endpoint.arcs[8] = {1: disk | {"tier_misses": 1000, "tier_disk_bytes": 50}}
+    assert (found()["tier_misses"], found()["tier_disk_bytes"]) == ({"w": 5}, {"w": 150})
+    endpoint.arcs[0] = {1: disk | {"tier_misses": 2}}  # its tier has been made anew
+    endpoint.arcs[8] = {1: disk | {"tier_misses": 1001}}
+    assert found()["tier_misses"] == {"w": 6}
+    assert {name for name in metrics.SERVER if name.startswith("tier_")} == found().keys()

@@ -58,6 +58,7 @@ TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string
 Purpose purpose_of(const std::string& name);
 Snapshot::Kind kind_of(const std::string& name);
 pybind11::dict dict_of(const ShardStats& stats);
+pybind11::dict dict_of(const TierStats& stats);
 // Names of the stored columns, without metadata.
 std::vector<std::string> columns_of(const Shard& shard);
 

@@ -367,14 +367,14 @@ py::object arc_loads(const ReplicatedService& service, double patience) {
   return all;
 }
 
-// [(first slot of an arc, table, {name: number})]
+// [(first slot of an arc, table, {name: number})]; of a tier with "tier_" before its names.
 py::object table_loads(const ReplicatedService& service, double patience) {
   const auto loads = without_gil([&] { return service.table_loads(milliseconds(patience)); });
   if (!loads) {
     return py::none();
   }
   py::list all;
-  for (const auto& [first_slot, table, load] : *loads) {
+  for (const auto& [first_slot, table, load, tier] : *loads) {
     py::dict one;
     one["rows"] = load.rows;
     one["bytes"] = load.bytes;
@@ -386,6 +386,11 @@ py::object table_loads(const ReplicatedService& service, double patience) {
     one["nonfinite_rows"] = load.nonfinite_rows;
     one["refused"] = load.refused;
     one["waiting"] = load.waiting;
+    if (tier) {
+      for (const auto& [name, number] : dict_of(*tier)) {
+        one[py::str("tier_{}").format(name)] = py::int_(py::reinterpret_borrow<py::object>(number));
+      }
+    }
     all.append(py::make_tuple(first_slot, table, one));
   }
   return all;

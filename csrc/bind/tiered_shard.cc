@@ -39,10 +39,32 @@ void prefetch(const TieredShard& shard, const KeyBatch& batch, RowLocations* loc
 }
 
 py::dict tier_stats(const TieredShard& shard) {
-  const TierStats stats = [&] {
+  return dict_of([&] {
     const py::gil_scoped_release nogil;
-    return shard.tier_stats();
-  }();
+    return *shard.tier_stats();
+  }());
+}
+
+// The exceptions that users catch are classes of Python.
+void translate(std::exception_ptr thrown) {
+  const auto raise = [](const char* name, const std::exception& error) {
+    const py::object type = py::module_::import("shoal.errors").attr(name);
+    PyErr_SetString(type.ptr(), error.what());
+  };
+  try {
+    if (thrown) {
+      std::rethrow_exception(thrown);
+    }
+  } catch (const TierStorageError& error) {
+    raise("StorageError", error);
+  } catch (const TierCorruptionError& error) {
+    raise("CorruptionError", error);
+  }
+}
+
+}  // namespace
+
+py::dict dict_of(const TierStats& stats) {
   py::dict all;
   all["rows_in_memory"] = stats.rows_in_memory;
   all["rows_on_disk"] = stats.rows_on_disk;
@@ -64,25 +86,6 @@ py::dict tier_stats(const TieredShard& shard) {
   all["is_async"] = stats.is_async;
   return all;
 }
-
-// The exceptions that users catch are classes of Python.
-void translate(std::exception_ptr thrown) {
-  const auto raise = [](const char* name, const std::exception& error) {
-    const py::object type = py::module_::import("shoal.errors").attr(name);
-    PyErr_SetString(type.ptr(), error.what());
-  };
-  try {
-    if (thrown) {
-      std::rethrow_exception(thrown);
-    }
-  } catch (const TierStorageError& error) {
-    raise("StorageError", error);
-  } catch (const TierCorruptionError& error) {
-    raise("CorruptionError", error);
-  }
-}
-
-}  // namespace
 
 void add_tiered_shard(py::module_& module) {
   py::register_exception_translator(&translate);

@@ -484,7 +484,10 @@ std::vector<Service::TableLoad> Service::table_loads() const {
   std::vector<TableLoad> loads;
   for (const Served& served : served_) {
     for (const auto& [id, table] : served.arc->tables()) {
-      loads.push_back({.first_slot = served.first, .table = id, .stats = table.shard->stats()});
+      loads.push_back({.first_slot = served.first,
+                       .table = id,
+                       .stats = table.shard->stats(),
+                       .tier = table.shard->tier_stats()});
     }
   }
   return loads;

@@ -261,6 +261,7 @@ class Service {
     std::size_t first_slot = 0;  // of the arc
     std::uint32_t table = 0;
     ShardStats stats{};
+    std::optional<TierStats> tier = {};
   };
   std::vector<TableLoad> table_loads() const;
   // The keys that pulls and pushes have named most often, and the number of samples.

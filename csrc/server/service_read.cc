@@ -10,7 +10,6 @@
 
 #include "server/service.h"
 #include "server/service_table.h"
-#include "tier/tiered_shard.h"
 
 namespace shoal {
 
@@ -312,8 +311,8 @@ void Service::answer_stats(const Call& call) {
                                        stats.waiting};
     some.insert(some.end(), stats.expired.begin(), stats.expired.end());
     add_words(changes, some);
-    if (const auto* const tiered = dynamic_cast<const TieredShard*>(&shard); tiered != nullptr) {
-      const auto its = tiered->tier_stats().numbers();
+    if (const auto tier = shard.tier_stats(); tier.has_value()) {
+      const auto its = tier->numbers();
       ++tiers[0];
       std::transform(its.begin(), its.end(), tiers.begin() + 1, tiers.begin() + 1, std::plus<>());
     }

@@ -62,6 +62,7 @@
 #include "shard/probe_pipeline.h"
 #include "shard/row_locations.h"
 #include "shard/rows.h"
+#include "shard/tier_stats.h"
 #include "table/slot_table.h"
 
 namespace shoal {
@@ -304,6 +305,7 @@ class Shard {
 
   virtual std::size_t size() const;
   virtual ShardStats stats() const;
+  virtual std::optional<TierStats> tier_stats() const { return std::nullopt; }  // if rows are on a disk
   // "" if all invariants hold, else the broken one and its slot.
   virtual std::string verify() const;
 

@@ -206,7 +206,7 @@ std::string TieredShard::verify() const {
   return broken.empty() ? tier_->verify() : broken;
 }
 
-TierStats TieredShard::tier_stats() const {
+std::optional<TierStats> TieredShard::tier_stats() const {
   const auto lock = tier_->enter();
   return tier_->stats();
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -70,7 +71,7 @@ class TieredShard final : public Shard {
   // Rows are those of the table, bytes those of its memory.
   ShardStats stats() const override;
   std::string verify() const override;
-  TierStats tier_stats() const;
+  std::optional<TierStats> tier_stats() const override;
   std::size_t ahead_bytes() const;
   const PageFile& file() const noexcept { return tier_->file(); }
 

@@ -136,19 +136,19 @@ class Accumulator(StreamMetrics):
         self._probability.add(probability)
         return loss
 
+    def _check_mergeable(self, other: Self) -> None:
+        if other.bits != self.bits:
+            raise ValueError(f"bits are {self.bits} and {other.bits}: only histograms with equal bits merge")
+
     def merge(self, other: Self) -> None:
         """Add what ``other`` counted, as if its examples had been counted here.
 
         Raises
         ------
         ValueError
-            Its histogram has other bins.
+            Its histogram has other bins. Nothing has been added.
         """
-        if other.bits != self.bits:
-            raise ValueError(f"bits are {self.bits} and {other.bits}: only histograms with equal bits merge")
-        self.examples += other.examples
-        for mine, theirs in zip(self._sums(), other._sums(), strict=True):
-            mine.merge(theirs)
+        super().merge(other)
         self._counts = self._counts + other._counts
         if other._used:
             self._use(other._used[0], other._used[-1])

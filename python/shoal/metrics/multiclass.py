@@ -185,21 +185,11 @@ class MulticlassAccumulator(StreamMetrics):
             self._right.add(weighted_sum(right.astype(np.float64), w))
         return loss
 
-    def merge(self, other: Self) -> None:
-        """Add what ``other`` counted, as if its examples had been counted here.
-
-        Raises
-        ------
-        ValueError
-            It has another number of classes.
-        """
+    def _check_mergeable(self, other: Self) -> None:
         if other.classes != self.classes:
             raise ValueError(
                 f"classes are {self.classes} and {other.classes}: only metrics of equally many classes merge"
             )
-        self.examples += other.examples
-        for mine, theirs in zip(self._sums(), other._sums(), strict=True):
-            mine.merge(theirs)
 
     def empty(self) -> Self:
         """Return an accumulator that has counted nothing and merges with this one."""

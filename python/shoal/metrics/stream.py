@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy.typing as npt
@@ -65,8 +66,12 @@ class StreamMetrics(ABC):
         """Count a batch of examples; return the weighted sum of their losses."""
 
     @abstractmethod
-    def merge(self, other: Self) -> None:
-        """Add what ``other`` counted, as if its examples had been counted here."""
+    def _check_mergeable(self, other: Self) -> None:
+        """Raise ValueError if ``other`` counts something else."""
+
+    @abstractmethod
+    def _sums(self) -> Sequence[ExactSum]:
+        """Return the exact sums, in the order that all of a kind have."""
 
     @abstractmethod
     def empty(self) -> Self:
@@ -91,6 +96,19 @@ class StreamMetrics(ABC):
         """Log-loss over that of ``constant``; NaN where it has none."""
 
     # ---- what all have -----------------------------------------------------------------------------------------------
+
+    def merge(self, other: Self) -> None:
+        """Add what ``other`` counted, as if its examples had been counted here.
+
+        Raises
+        ------
+        ValueError
+            It has another number of classes, or a histogram with other bins. Nothing has been added.
+        """
+        self._check_mergeable(other)
+        self.examples += other.examples
+        for mine, theirs in zip(self._sums(), other._sums(), strict=True):
+            mine.merge(theirs)
 
     @property
     def weight(self) -> float:

@@ -126,6 +126,19 @@ SERVER: RoleMetrics = {
     "table_nonfinite_rows": Metric(
         "counter", "Gradients that were dropped since they are not finite", "table", name="table_nonfinite_rows"
     ),
+    "tier_rows_in_memory": Metric(
+        "gauge", "Rows of a table with a tier that are in memory", "table", name="tier_rows_in_memory"
+    ),
+    "tier_memory_bytes": Metric("gauge", "Memory of its tier, as --tier bounds it", "table", name="tier_memory_bytes"),
+    "tier_disk_bytes": Metric("gauge", "Size of its tier's files", "table", name="tier_disk_bytes"),
+    "tier_hits": Metric("counter", "Keys whose row was in memory", "table", name="tier_hits"),
+    "tier_misses": Metric("counter", "Keys whose row was read from the disk", "table", name="tier_misses"),
+    "tier_prefetched": Metric("counter", "Of these, before the call that needed it", "table", name="tier_prefetched"),
+    "tier_reads": Metric("counter", "Pages read for keys", "table", name="tier_reads"),
+    "tier_merges": Metric(
+        "counter", "How often the rows of a slot were written to the disk", "table", name="tier_merges"
+    ),
+    "tier_bytes_written": Metric("counter", "Bytes written to the disk", "table", name="tier_written_bytes"),
 }
 
 WORKER: RoleMetrics = {

@@ -25,6 +25,8 @@ _MAX_HOT_KEYS = 16  # of an endpoint
 _LEAST_HOT = 4  # samples of a key that is not there by chance
 _REPORTED = ("rows", "row_bytes", "budget_bytes", "replication_lag", "deferred_reads", "messages")
 _RISING = ("rows_pulled", "rows_pushed", "rows_created", "rows_erased", "rows_expired", "nonfinite_rows", "refused")
+_TIER_GAUGES = ("rows_in_memory", "memory_bytes", "disk_bytes")
+_TIER_COUNTERS = ("hits", "misses", "prefetched", "reads", "merges", "bytes_written")
 
 
 class ReplicationLag:
@@ -71,6 +73,8 @@ class ServerCounters:
         self._sizes: dict[str, list[tuple[int, int, int]]] = {}  # by address: table, rows, bytes
         self._arcs: dict[str, dict[int, dict[int, dict[str, int]]]] = {}  # by address, first slot and table
         self._risen: dict[str, Counter[int]] = {name: Counter() for name in _RISING}
+        self._tiers: dict[str, dict[str, Counter[int]]] = {}  # by address: gauges of tables with a tier
+        self._tiers_risen: dict[str, Counter[int]] = {name: Counter() for name in _TIER_COUNTERS}
         self._waiting: dict[str, Counter[int]] = {}
         self._lags: dict[int, ReplicationLag] = {}  # by stream
         self._lag: dict[int, float] = {}
@@ -177,6 +181,9 @@ class ServerCounters:
                 before = former[first].get(table, {})
                 for name in _RISING:
                     self._risen[name][table] += max(0, load[name] - before.get(name, 0))
+                for name in _TIER_COUNTERS:
+                    number = f"tier_{name}"
+                    self._tiers_risen[name][table] += max(0, load.get(number, 0) - before.get(number, 0))
         present = {first for first, _, _ in loads}
         served = self._services[address].arc_loads(_BUSY_SECONDS)
         if served is not None:  # arcs without tables too: what a table does there later is new
@@ -184,8 +191,13 @@ class ServerCounters:
         self._arcs[address] = {first: arcs.get(first, {}) for first in present}
         self._sizes[address] = [(table, load["rows"], load["bytes"]) for _, table, load in loads]
         self._waiting[address] = Counter()
+        tiers: dict[str, Counter[int]] = {name: Counter() for name in _TIER_GAUGES}
         for _, table, load in loads:
             self._waiting[address][table] += load["waiting"]
+            if "tier_is_direct" in load:
+                for name, counts in tiers.items():
+                    counts[table] += load[f"tier_{name}"]
+        self._tiers[address] = tiers
 
     def _tables(self) -> dict[str, dict[str, float]]:
         names = self._names()
@@ -202,11 +214,20 @@ class ServerCounters:
                 sizes[table] += size
         for some in self._waiting.values():
             waiting.update(some)
+        tiers: dict[str, Counter[int]] = {name: Counter() for name in _TIER_GAUGES}
+        for gauges in self._tiers.values():
+            for name, counts in gauges.items():
+                tiers[name].update(counts)
+        tiered = {table: name for table, name in names.items() if table in tiers["disk_bytes"]}
         return {
             "table_rows": named(rows),
             "table_memory": named(sizes),
             "table_waiting": named(waiting),
             **{f"table_{name}": named(counts) for name, counts in self._risen.items()},
+            **{
+                f"tier_{name}": {title: counts[table] for table, title in tiered.items()}
+                for name, counts in {**tiers, **self._tiers_risen}.items()
+            },
         }
 
 
