@@ -1,11 +1,13 @@
 #include "batch/unique_keys.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "base/mix_block.h"
+#include "base/simd.h"
 
 namespace shoal {
 
@@ -15,6 +17,8 @@ constexpr std::size_t kBlock = 512;                         // hashes mixed at a
 constexpr std::size_t kLeast = std::size_t{1} << 16U;       // keys per thread, at least
 constexpr std::size_t kFirstCells = std::size_t{1} << 13U;  // of a table
 constexpr std::size_t kLongestSearch = 128;                 // uniform hashes at load 1/2 need some 40
+constexpr std::size_t kMostSmall = std::size_t{1} << 22U;   // small keys: 16 MiB of numbers
+constexpr std::size_t kKeysPerSmall = 8;                    // keys per small key, at least
 
 // Gives hashes numbers in order of occurrence. Cells are found by the hash's low bits, then the next ones; at most half of
 // them are in use.
@@ -69,29 +73,66 @@ class Numbering {
   bool is_crowded_ = false;
 };
 
-// Numbers the keys from `begin` to `end`, until the table is crowded.
-void number_keys(std::span<const std::uint64_t> keys, std::optional<std::uint64_t> last, std::size_t begin,
-                 std::size_t end, Numbering& numbering, std::uint32_t* numbers) {
-  std::uint64_t hashes[kBlock];
-  const std::size_t end_of_keys = std::min(end, keys.size());
-  for (std::size_t at = begin; at < end_of_keys && !numbering.is_crowded(); at += kBlock) {
-    const std::size_t n = std::min(kBlock, end_of_keys - at);
-    mix_block(keys.data() + at, n, hashes);
+SHOAL_CLONES std::uint64_t union_of_bits(const std::uint64_t* keys, std::size_t n) noexcept {
+  std::uint64_t bits = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    bits |= keys[i];
+  }
+  return bits;
+}
+
+// Numbers keys until the table is crowded. The numbers of small keys, such as the columns of a matrix, are remembered at the key:
+// they are hashed once.
+class KeyNumbering {
+ public:
+  // `n`: of the keys that will be numbered.
+  void begin(std::size_t n) { small_.resize(std::bit_floor(std::min(kMostSmall, n / kKeysPerSmall))); }
+
+  void number(std::span<const std::uint64_t> keys, std::uint32_t* numbers) {
+    for (std::size_t at = 0; at < keys.size() && !table_.is_crowded(); at += kBlock) {
+      const std::size_t n = std::min(kBlock, keys.size() - at);
+      if (union_of_bits(keys.data() + at, n) < small_.size()) {
+        number_small(keys.data() + at, n, numbers + at);
+      } else {
+        number_any(keys.data() + at, n, numbers + at);
+      }
+    }
+  }
+  std::uint32_t number(std::uint64_t key) { return table_.number(mix(key)); }
+
+  bool is_crowded() const noexcept { return table_.is_crowded(); }
+  const std::vector<std::uint64_t>& hashes() const noexcept { return table_.hashes(); }
+
+ private:
+  void number_small(const std::uint64_t* keys, std::size_t n, std::uint32_t* numbers) {
+    for (std::size_t i = 0; i < n; ++i) {
+      std::uint32_t& next = small_[keys[i]];
+      if (next == 0) {
+        next = number(keys[i]) + 1;
+      }
+      numbers[i] = next - 1;
+    }
+  }
+
+  void number_any(const std::uint64_t* keys, std::size_t n, std::uint32_t* numbers) {
     constexpr std::size_t kAhead = 16;
+    std::uint64_t hashes[kBlock];
+    mix_block(keys, n, hashes);
     for (std::size_t i = 0; i < std::min(kAhead, n); ++i) {
-      numbering.prefetch(hashes[i]);
+      table_.prefetch(hashes[i]);
     }
     for (std::size_t i = 0; i < n; ++i) {
       if (i + kAhead < n) {
-        numbering.prefetch(hashes[i + kAhead]);
+        table_.prefetch(hashes[i + kAhead]);
       }
-      numbers[at + i] = numbering.number(hashes[i]);
+      numbers[i] = table_.number(hashes[i]);
     }
   }
-  if (end > keys.size() && last) {
-    numbers[keys.size()] = numbering.number(mix(*last));
-  }
-}
+
+  Numbering table_;
+  std::vector<std::uint32_t>
+      small_;  // of each small key: the number + 1; 0: it has none yet. Their count is a power of two
+};
 
 }  // namespace
 
@@ -101,9 +142,15 @@ UniqueKeys::UniqueKeys(std::span<const std::uint64_t> keys, Slots slots, ThreadP
   SHOAL_CHECK(n <= KeyBatch::kMaxKeys, "there are at most 2^32 - 1 keys, got " + std::to_string(n));
   inverse_ = Buffer<std::uint32_t>(n);
   const Partition partition{n, parts_for(n, kLeast, pool.threads())};
-  std::vector<Numbering> numberings(partition.parts);
+  std::vector<KeyNumbering> numberings(partition.parts);
   pool.run(partition.parts, [&](std::size_t p) {
-    number_keys(keys, last, partition.begin(p), partition.begin(p + 1), numberings[p], inverse_.data());
+    const std::size_t begin = partition.begin(p);
+    const std::size_t end = partition.begin(p + 1);
+    numberings[p].begin(end - begin);
+    numberings[p].number(keys.subspan(begin, std::min(end, keys.size()) - begin), inverse_.data() + begin);
+    if (end > keys.size() && last) {
+      inverse_[keys.size()] = numberings[p].number(*last);
+    }
   });
   if (std::any_of(numberings.begin(), numberings.end(), [](const auto& one) { return one.is_crowded(); })) {
     sorted_.emplace(keys, slots, pool, scratch, last);
@@ -112,7 +159,7 @@ UniqueKeys::UniqueKeys(std::span<const std::uint64_t> keys, Slots slots, ThreadP
   }
   std::vector<std::uint64_t> hashes;
   std::vector<std::size_t> firsts;  // of each part, among the hashes of all
-  for (const Numbering& one : numberings) {
+  for (const KeyNumbering& one : numberings) {
     firsts.push_back(hashes.size());
     hashes.insert(hashes.end(), one.hashes().begin(), one.hashes().end());
   }

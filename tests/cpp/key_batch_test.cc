@@ -419,6 +419,29 @@ TEST(unique_keys_are_those_of_a_key_batch) {
   }
 }
 
+TEST(unique_keys_may_be_small_in_part) {
+  // Runs of small keys, which an array numbers, between runs with greater ones; zero and equal keys in both.
+  std::mt19937_64 random(19);
+  constexpr std::size_t kKeys = 300'000;
+  Keys keys(kKeys);
+  for (std::size_t i = 0; i < kKeys; ++i) {
+    const bool is_small = i / 5'000 % 2 == 0 || random() % 2 == 0;
+    keys[i] = is_small ? random() % 20'000 : random() % 100 << 14U;
+  }
+  keys[7] = 0;
+  const Slots slots(64);
+  for (const auto last : {std::optional<std::uint64_t>{}, std::optional<std::uint64_t>{keys[0]}}) {
+    for (ThreadPool* pool : compared_pools()) {
+      KeyBatchScratch scratch;
+      const KeyBatch sorted(keys, slots, *pool, scratch, last);
+      const UniqueKeys unique(keys, slots, *pool, scratch, last);
+      CHECK(std::ranges::equal(unique.hashes(), sorted.hashes()));
+      CHECK(std::ranges::equal(unique.inverse(), sorted.inverse()));
+      CHECK(std::ranges::equal(unique.offsets(), sorted.offsets()));
+    }
+  }
+}
+
 TEST(unique_keys_that_meet_in_one_place_of_a_table_are_sorted) {
   // Hashes whose low bits are equal: without the sort, n^2 / 2 comparisons, minutes.
   constexpr std::size_t kKeys = 200'000;

@@ -199,7 +199,7 @@ def add_solver_options(parser: argparse.ArgumentParser) -> None:
         default="online",
         help="online (FTRL) or batch (dbpg) training (default: %(default)s)",
     )
-    group.add_argument("--blocks", type=int, metavar="N", help="dbpg: number of feature blocks (default: 256)")
+    group.add_argument("--blocks", type=int, metavar="N", help="dbpg: number of feature blocks (default: 128)")
     group.add_argument(
         "--delay", type=int, metavar="N", help="dbpg: number of blocks by which a gradient may lag (default: 0)"
     )

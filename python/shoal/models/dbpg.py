@@ -66,7 +66,7 @@ from shoal.table.key_batch import KeyBatch
 
 log = logging.getLogger(__name__)
 
-_BLOCKS = 256  # by default
+_BLOCKS = 128  # by default
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Chosen = npt.NDArray[np.int64] | slice  # some keys of a block
@@ -85,7 +85,7 @@ class DBPG:
     lr : float
         Step length as a fraction of the safe step; above 0, at most 1.
     blocks : int, optional
-        Number of blocks into which the features are cut, 1 to the store's slots. Default: 256, or the store's slots if
+        Number of blocks into which the features are cut, 1 to the store's slots. Default: 128, or the store's slots if
         these are fewer.
     delay : int
         Number of blocks by which the gradient may lag, less than ``blocks``. A greater delay overlaps more computation
