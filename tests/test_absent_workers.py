@@ -1,10 +1,15 @@
 """Fits that go on, or end with an error, where a worker has left the job before they began."""
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 import shoal
+from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
+from killed_workers import Calls, KilledError, run
 from shoal.errors import WorkerLostError
 from stores import one_by_one
 
@@ -53,3 +58,56 @@ def test_a_fit_that_needs_all_workers_names_the_one_that_left_before(tmp_path):
 
     with cluster(slots=16) as made:
         assert one_by_one(made.address, 2, work) == [True, None]
+
+
+SOLVER = shoal.DBPG(l1=0.5, blocks=4, tolerance=0, passes=30)
+
+
+def solved(store):
+    with shoal.LogisticRegression(store=store, solver=SOLVER) as model:
+        model.fit(batches(store.rank), progress=False)
+        return model.solved.passes
+
+
+def test_a_solver_does_not_find_the_optimum_of_fewer_workers():
+    """A worker dies in the second pass: without its gradients the others would fit their own examples alone."""
+
+    def die(made):
+        store = shoal.connect(made.address, workers=2, rank=1, threads=1, timeout=TIMEOUT)
+        Calls(store, 60)
+        with contextlib.suppress(KilledError), store:
+            pytest.fail(f"it was to die, and made {solved(store)} passes")
+        store._scheduler.close()
+        declare_dead(made.scheduler, "worker", 1)
+
+    def stay(made):
+        with shoal.connect(made.address, workers=2, rank=0, threads=1, timeout=TIMEOUT) as store:
+            with pytest.raises(WorkerLostError, match=r"worker 1 was lost.*start it again"):
+                solved(store)
+            return store.clock
+
+    with cluster(slots=16) as made, ThreadPoolExecutor(2) as pool:
+        dead, living = pool.submit(die, made), pool.submit(stay, made)
+        dead.result(TIMEOUT)
+        assert living.result(TIMEOUT) < 30 * SOLVER.blocks
+
+
+def test_workers_that_leave_at_once_after_a_solver_has_ended_disturb_nobody():
+    with cluster(slots=16) as made:
+        assert one_by_one(made.address, 3, solved) == [30, 30, 30]
+
+
+def test_a_worker_that_replaces_one_of_a_solver_says_what_to_do():
+    def program(store):
+        if store.is_replacement:
+            with pytest.raises(
+                shoal.ShoalError, match=r"worker 1 has replaced.*end all workers, and start the fit again"
+            ):
+                solved(store)
+            return "refused"
+        with pytest.raises(WorkerLostError, match=r"worker 1 .* start it again"):
+            solved(store)
+        return "ended"
+
+    found = run(2, {1: 60}, program)
+    assert [one for one, _ in found] == ["ended", "refused"]

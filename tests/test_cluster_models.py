@@ -243,6 +243,52 @@ def test_what_several_workers_cannot_do_is_refused(batches):
         together(made.address, 2, work, consistency=shoal.SSP(1))
 
 
+DIFFERENT = {
+    "loss is 'multinomial' on worker 0 and 'ovr' on worker 1": lambda store, batches: shoal.models.MulticlassRegression(
+        3, store=store, loss="ovr" if store.rank else "multinomial"
+    ).fit(batches),
+    "epochs is 1 on worker 0 and 2 on worker 1": lambda store, batches: shoal.LogisticRegression(store=store).fit(
+        batches, epochs=np.int64(1) if store.rank == 0 else 2
+    ),
+    "normalized is False on worker 0 and True on worker 1": lambda store, batches: shoal.LogisticRegression(
+        store=store, normalized=store.rank == 1
+    ).fit(batches),
+    "blocks is 4 on worker 0 and 8 on worker 1": lambda store, batches: shoal.LogisticRegression(
+        store=store, solver=shoal.DBPG(blocks=4 << store.rank)
+    ).fit(batches),
+    "epochs is 3 on worker 0 and 4 on worker 1": lambda store, batches: shoal.LogisticRegressionGrid(
+        {"alpha": [0.1, 0.2]}, store=store
+    ).fit(batches, epochs=3 + store.rank, progress=False),
+}
+
+
+@pytest.mark.parametrize("found", DIFFERENT)
+def test_workers_with_different_settings_are_all_refused(found, batches):
+    def work(store):
+        with pytest.raises(ValueError, match=f"^{found}: pass all workers of a fit the same settings$"):
+            DIFFERENT[found](store, batches[store.rank :: 2])
+        with shoal.LogisticRegression(store=store, table="another") as model:
+            model.fit(batches[store.rank :: 2], progress=False)
+            return model.examples
+
+    with cluster(2, 1) as made:
+        assert together(made.address, 2, work) == [sum(len(batch) for batch in batches)] * 2
+
+
+def test_after_different_settings_a_fit_with_the_same_ones_begins(batches):
+    def work(store):
+        with shoal.LogisticRegression(store=store) as model:
+            with pytest.raises(ValueError, match="epochs is 1 on worker 0 and 2 on worker 1"):
+                model.fit(batches[store.rank :: 2], epochs=1 + store.rank, progress=False)
+            time.sleep(0.2 * store.rank)
+            model.fit(batches[store.rank :: 2], epochs=2, progress=False)
+            model.fit(batches[store.rank :: 2], epochs=1, progress=False)  # of another fit
+            return len(model.history.passes)
+
+    with cluster(2, 1) as made:
+        assert together(made.address, 2, work) == [3, 3]
+
+
 def test_workers_wait_for_one_that_measures_for_longer_than_a_call_may_take(batches):
     def learn(store):
         impatient = iter([True, False, True, True, False] if store.rank else [])
@@ -270,15 +316,16 @@ def test_nobody_waits_for_a_worker_that_has_stopped(batches):
     class Stop(Exception):
         pass
 
-    def broken():
-        yield batches[1]
-        raise Stop
+    class Broken:
+        def __iter__(self):
+            yield batches[1]
+            raise Stop
 
     def learn(store):
         with shoal.LogisticRegression(store=store) as model:
             if store.rank == 1:
                 with pytest.raises(Stop):
-                    model.fit(broken(), progress=False)
+                    model.fit(Broken(), epochs=2, progress=False)
             else:
                 model.fit(batches, epochs=2, progress=False)
             return model.examples

@@ -36,10 +36,11 @@ example in addition to the batches, and 4 more while they are sorted.
 from __future__ import annotations
 
 import logging
+import struct
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -51,6 +52,7 @@ from shoal.base.interrupts import at_boundaries
 from shoal.consistency import BSP
 from shoal.data import Batch
 from shoal.data.rebatch import joined
+from shoal.errors import ShoalError
 from shoal.models.evaluation import measure
 from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.model import Model
@@ -67,6 +69,7 @@ from shoal.table.key_batch import KeyBatch
 log = logging.getLogger(__name__)
 
 _BLOCKS = 128  # by default
+_VIOLATION = struct.Struct("<d")
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Chosen = npt.NDArray[np.int64] | slice  # some keys of a block
@@ -223,8 +226,14 @@ class _Solver:
                 f'solver "dbpg" adds up the workers\' gradients of an iteration, which {store.consistency} does not: '
                 f"connect with consistency=shoal.BSP()"
             )
+        if store.is_replacement:
+            raise ShoalError(
+                f"worker {store.rank} has replaced a worker that died, at clock {store.joined_at}, and no other worker "
+                'has its margins: end all workers, and start the fit again, since solver "dbpg" writes no checkpoints'
+            )
         self._store, self._table, self._solver = store, model.table, solver
         self._coordinator = PassCoordinator(store, model.table.name)
+        self._coordinator.needs_all = True
         self._examples = _Examples(model, whole, solver)
         self._waiting: deque[tuple[_Block, Chosen, Rows, Waitable | None]] = deque()  # rows that are being pulled
         self._violation = 0.0
@@ -234,6 +243,10 @@ class _Solver:
             rows = self._table.pull_unique(block.batch)
             block.slopes = rows[:, 1].copy()
             self._examples.move(block, _ALL, rows[:, 0])
+
+    def fitting(self, settings: Mapping[str, object]) -> AbstractContextManager[PassCoordinator]:
+        """Begin the fit, all workers together and with the same settings; announce an error that ends it."""
+        return self._coordinator.fitting(asdict(self._solver) | dict(settings))
 
     def margins(self) -> Floats:
         """Return the margins of the examples."""
@@ -247,7 +260,8 @@ class _Solver:
             self._iterate(block, everything=everything)
             check_interrupt()
         self._receive(0)
-        return float(self._coordinator.gather(self._violation).sum())
+        found = self._coordinator.exchange(_VIOLATION.pack(self._violation)).messages
+        return float(sum(_VIOLATION.unpack(one)[0] for one in found if one is not None))
 
     def _receive(self, left: int) -> None:
         """Receive the oldest updates, until at most `left` are in flight."""
@@ -306,6 +320,7 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
     first = share = 0.0
     everything, converged, passes = True, False, 0
     with ExitStack() as stack:
+        stack.enter_context(run.fitting(plan.common | {"bias": model.has_bias}))
         trainer = ModelTrainer(model, plan, stack)
         interrupted = stack.enter_context(at_boundaries())
 

@@ -174,7 +174,8 @@ class LogisticRegressionGrid(StoreOwner):
             metric=metric,
         )
         first = self._models[0]
-        with PassCoordinator(first.store, first.name, can_replace=True, can_change=True).fitting() as coordinator:
+        made = PassCoordinator(first.store, first.name, can_replace=True, can_change=True)
+        with made.fitting(plan.common) as coordinator:
             has_begun, fit_states = taken_over(self._models, coordinator)
             if has_begun and fit_states is None:
                 return self

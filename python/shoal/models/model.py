@@ -449,7 +449,9 @@ class Model(LinearWeights, SavedModel):
         resume: Resume,
     ) -> None:
         """Learn from batches by a plan: the part of `fit` after its arguments are resolved."""
-        with PassCoordinator(self._store, self.name, can_replace=True, can_change=True).fitting() as coordinator:
+        made = PassCoordinator(self._store, self.name, can_replace=True, can_change=True)
+        own = self.class_settings | {"bias": self._has_bias, "normalized": self._is_normalized}
+        with made.fitting(own | plan.common) as coordinator:
             has_begun, fit_states = taken_over([self], coordinator, needs_all=checkpointer is not None)
             fit_state = None if fit_states is None else fit_states[0]
             if not has_begun:

@@ -10,7 +10,6 @@ Under BSP all workers see the same rows at the same clock, and so leave the pass
 them at different clocks, and continue to a common clock, which each computes from the rows.
 
 Rows, in a table of the model's name and "-team"
-    rank              a number that this worker publishes to the others: its float32 and the remainder
     2^32 + rank       passes that this worker has ended in this fit, and the clock of the last one's end
     2^33 + rank       number of the last fit that this worker has begun: one that left before takes no part in this one
 
@@ -34,7 +33,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -171,10 +170,10 @@ class PassCoordinator:
         return self._is_alone
 
     @contextlib.contextmanager
-    def fitting(self) -> Iterator[Self]:
-        """Begin a fit, all workers together; announce an error that ends it."""
+    def fitting(self, settings: Mapping[str, object]) -> Iterator[Self]:
+        """Begin a fit, all workers together and with the same settings; announce an error that ends it."""
         try:
-            self.begin()
+            self.begin(settings)
         except BaseException:
             self._fits[self._name] -= 1  # none has begun: the next one has its number
             raise
@@ -186,17 +185,45 @@ class PassCoordinator:
             self.abandon()
             raise
 
-    def begin(self) -> None:
-        """Begin a fit, all workers together."""
+    def begin(self, settings: Mapping[str, object]) -> None:
+        """Begin a fit, all workers together.
+
+        Raises
+        ------
+        ValueError
+            The workers have different settings; all of them raise it.
+        """
         if not self._is_alone:
             self._last_clock = 0
-            if not self.is_past:
+            encoded = msgspec.json.encode(
+                settings, enc_hook=lambda one: one.item() if isinstance(one, np.generic) else str(one)
+            )
+            was_past = self.is_past
+            if not was_past:
+                self._messages.publish_settings(self.fit, encoded)
                 self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
                 self._table.assign(self._mine + _BEGUN, np.array([[self.fit, 0]], np.float32))
             self._store.barrier()
+            self._check_settings(encoded, was_past=was_past)
             begun = self._table.pull(self._ranks + _BEGUN)[:, 0]
             self._absent = frozenset(self._ranks[begun < self.fit].tolist())  # a replacement may be behind
             self._messages.absent = self._absent
+
+    def _check_settings(self, settings: bytes, *, was_past: bool) -> None:
+        """Raise ValueError, on all workers, if they begin this fit with different settings."""
+        encoded = self._messages.settings(self.fit) | {self._store.rank: settings}
+        first, *others = sorted((rank, msgspec.json.decode(one)) for rank, one in encoded.items())
+        for rank, theirs in others:
+            for name, ours in first[1].items():
+                if theirs.get(name) == ours:
+                    continue
+                if not was_past:
+                    with contextlib.suppress(DeadlineExceededError):
+                        self._store.barrier()  # nobody begins again while others read
+                raise ValueError(
+                    f"{name} is {ours!r} on worker {first[0]} and {theirs.get(name)!r} on worker {rank}: pass all "
+                    "workers of a fit the same settings"
+                )
 
     # ---- the replacement of a worker ---------------------------------------------------------------------------------
 
@@ -445,20 +472,6 @@ class PassCoordinator:
         if not self._is_alone:
             with contextlib.suppress(ShoalError):
                 self._table.assign(self._mine + _ENDED, np.array([[_NEVER, 0]], np.float32))
-
-    def gather(self, number: float) -> npt.NDArray[np.float64]:
-        """Exchange a number with the other workers; return those of all, float64[workers] by rank, 48 bits of each.
-
-        A call of all workers, at the same clock.
-        """
-        if self._is_alone:
-            return np.array([number])
-        most = np.float32(number)
-        self._table.assign(self._mine, np.array([[most, number - float(most)]], np.float32))
-        self._store.barrier()
-        numbers: npt.NDArray[np.float64] = self._table.pull(self._ranks).astype(np.float64).sum(axis=1)
-        self._store.barrier()
-        return numbers
 
     @property
     def _mine(self) -> npt.NDArray[np.uint64]:

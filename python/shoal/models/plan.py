@@ -66,6 +66,12 @@ class Plan:
         return reader if files == 1 else reader.in_order(order.tolist())
 
     @property
+    def common(self) -> dict[str, object]:
+        """The settings that all workers of a fit need to have in common, by name."""
+        names = ("epochs", "negative_rate", "patience", "min_delta", "metric")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def shuffles(self) -> bool:
         """Whether the order of examples changes."""
         return bool(preprocessing.shuffle_buffer(self.shuffle))

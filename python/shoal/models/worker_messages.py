@@ -11,7 +11,7 @@ If workers are replaced, message k stays in slot k mod 4 until message k + 4: a 
 last state that its predecessor has published, and receives the messages that it has missed. Slots 4 and 5 hold such
 states in turns, so that one of them is complete at any moment; slots 6 and 7 likewise what a clock has changed outside
 of tables. Slot 8 holds the state that a worker hands over to the job that continues its own, and slot 9 the address at
-which it answers the others of a fit.
+which it answers the others of a fit. Slot 10 holds the settings with which it has begun the last one.
 
 Invariants
     M1  A call is one of all workers, at the same clock. The k-th call of a worker exchanges the k-th messages.
@@ -47,6 +47,7 @@ _SLOTS = 4  # for messages: one more than the calls between two passes
 _STATES = 2  # slots for states, and as many for what clocks have changed
 _HANDED_OVER = _SLOTS + 2 * _STATES
 _ADDRESS = _HANDED_OVER + 1
+_SETTINGS = _ADDRESS + 1
 _CALL_BITS = 24  # of numbers of calls, below the number of the job
 
 
@@ -198,6 +199,20 @@ class WorkerMessages:
     def addresses(self) -> dict[int, bytes | None]:
         """Return the addresses that the workers have published, by rank; None of one that has not."""
         return {rank: self._content_of(rank, _ADDRESS, self._store.job) for rank in range(self._store.num_workers)}
+
+    def publish_settings(self, fit: int, settings: bytes) -> None:
+        """Publish the settings with which this worker begins a fit."""
+        self._put(_SETTINGS, self._store.job, fit, settings)
+
+    def settings(self, fit: int) -> dict[int, bytes]:
+        """Return the settings with which the workers have begun a fit, by rank; nothing of one that has not."""
+        found = {}
+        for rank in range(self._store.num_workers):
+            first = self._pull(rank, _SETTINGS, 0, 1)
+            number, its_fit, length = _HEAD.unpack_from(first)
+            if (number, its_fit) == (self._store.job, fit):
+                found[rank] = self._content(rank, _SETTINGS, first, length)
+        return found
 
     def _content_of(self, rank: int, slot: int, job: int) -> bytes | None:
         """Return what a worker has put into a slot in a job; None: nothing."""

@@ -151,10 +151,9 @@ class ClickModelGrid:
         """
         first = self._models[0]
         reader, valid = first.reading(reader), first.reading(valid)
-        with PassCoordinator(first.store, first.name).fitting() as coordinator:
-            training.train(
-                self._models, reader, valid, self._configs[0].train.plan(), progress=progress, coordinator=coordinator
-            )
+        plan = self._configs[0].train.plan()
+        with PassCoordinator(first.store, first.name).fitting(plan.common) as coordinator:
+            training.train(self._models, reader, valid, plan, progress=progress, coordinator=coordinator)
         return self
 
     def results(self, metric: Metric = "logloss") -> list[GridResult[ClickModel]]:

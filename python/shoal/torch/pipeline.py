@@ -212,7 +212,7 @@ class Pipeline:
         coordinator = None if store is None or self._group is not None else PassCoordinator(store, self._name)
         try:
             if coordinator is not None:
-                coordinator.begin()
+                coordinator.begin({})
             with contextlib.closing(prefetch(self._ready(issued), self._ahead, _THREADS)) as reading:
                 yield from self._bodies(reading, issued)
             if store is not None and coordinator is not None and not coordinator.is_alone:

@@ -156,7 +156,7 @@ def fit(
         can_change=not model.staleness,
         remedy=remedy,
     )
-    with made.fitting() as coordinator, contextlib.ExitStack() as leaving:
+    with made.fitting(plan.common) as coordinator, contextlib.ExitStack() as leaving:
         coordinator.needs_all = True
         leaving.callback(model.leave)
         has_begun, fit_states = taken_over([model], coordinator, needs_all=True)
