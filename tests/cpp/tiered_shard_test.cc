@@ -195,20 +195,20 @@ TEST(a_tiered_table_equals_one_in_memory_after_any_trace) {
   for (const std::uint64_t seed : {1U, 2U, 3U}) {
     Pair wide(adagrad(16), 4, 96 << 10U);
     run_trace(wide, seed, 4000, 200);
-    CHECK(wide.tiered.tier_stats().merges > 0);
-    CHECK(wide.tiered.tier_stats().misses > 0);
-    CHECK(wide.tiered.tier_stats().prefetched > 100);
+    CHECK(wide.tiered.tier_stats().value().merges > 0);
+    CHECK(wide.tiered.tier_stats().value().misses > 0);
+    CHECK(wide.tiered.tier_stats().value().prefetched > 100);
   }
   Pair narrow(ftrl(), 2, 32 << 10U);
   run_trace(narrow, 4, 6000, 300);
-  CHECK(narrow.tiered.tier_stats().misses > 0);
+  CHECK(narrow.tiered.tier_stats().value().misses > 0);
   Pair half(adagrad(3, Dtype::kFloat16), 8, 48 << 10U, 1, ReadQueue::Engine::kThreads);
   run_trace(half, 5, 5000, 200);
-  CHECK(half.tiered.tier_stats().misses > 0);
-  CHECK(!half.tiered.tier_stats().is_async);
+  CHECK(half.tiered.tier_stats().value().misses > 0);
+  CHECK(!half.tiered.tier_stats().value().is_async);
   Pair huge(adagrad(1500), 2, 4 << 20U);  // rows of more than a page
   run_trace(huge, 6, 600, 60);
-  CHECK(huge.tiered.tier_stats().misses > 0);
+  CHECK(huge.tiered.tier_stats().value().misses > 0);
 }
 
 TEST(memory_stays_within_its_limit) {
@@ -216,10 +216,10 @@ TEST(memory_stays_within_its_limit) {
   Pair pair(adagrad(16), 8, kMemory);
   for (std::uint64_t first = 0; first < 20000; first += 500) {
     pair.push(range(first, 500), 0.5F);
-    CHECK(pair.tiered.tier_stats().memory_bytes <= kMemory);
+    CHECK(pair.tiered.tier_stats().value().memory_bytes <= kMemory);
   }
   pair.expect_equal();
-  CHECK(pair.tiered.tier_stats().memory_bytes <= kMemory);
+  CHECK(pair.tiered.tier_stats().value().memory_bytes <= kMemory);
   CHECK_THROWS(pair.push(range(0, 5000), 0.5F), "does not fit in the 524288 bytes");
   CHECK_EQ(pair.tiered.verify(), "");
 }
@@ -239,14 +239,14 @@ TEST(a_miss_takes_one_read_and_an_absent_key_hardly_any) {
     std::vector<float> rows(batch.size() * 16);
     pair.tiered.pull(Pair::slices(batch), rows, nullptr);
   }
-  const TierStats there = pair.tiered.tier_stats();
+  const TierStats there = pair.tiered.tier_stats().value();
   CHECK(there.misses > 5000);
   CHECK(static_cast<double>(there.reads - there.absent_reads) <= 1.0 * static_cast<double>(there.misses));
   const KeyBatch absent = pair.batch(range(1U << 30U, 10000));
   std::vector<std::uint8_t> found(absent.size());
   pair.tiered.contains(Pair::slices(absent), found);
   CHECK_EQ(std::ranges::count(found, 1), 0);
-  const TierStats after = pair.tiered.tier_stats();
+  const TierStats after = pair.tiered.tier_stats().value();
   CHECK_EQ(after.absent - there.absent, 10000);
   CHECK(after.absent_reads - there.absent_reads <= 200);
 }
@@ -254,7 +254,7 @@ TEST(a_miss_takes_one_read_and_an_absent_key_hardly_any) {
 // Pulls random keys; before each pull the keys of the next one are prefetched, if `ahead`. Returns the pages that were read.
 std::uint64_t pull_some(Pair& pair, bool ahead, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  const std::uint64_t before = pair.tiered.tier_stats().reads;
+  const std::uint64_t before = pair.tiered.tier_stats().value().reads;
   auto keys = some_keys(random, 20000, 200);
   for (int i = 0; i < 40; ++i) {
     const auto next = some_keys(random, 20000, 200);
@@ -267,7 +267,7 @@ std::uint64_t pull_some(Pair& pair, bool ahead, std::uint64_t seed) {
     keys = next;
   }
   pair.step(keys, 0.5F);
-  return pair.tiered.tier_stats().reads - before;
+  return pair.tiered.tier_stats().value().reads - before;
 }
 
 TEST(pages_that_were_read_ahead_are_not_read_again) {
@@ -278,9 +278,9 @@ TEST(pages_that_were_read_ahead_are_not_read_again) {
     for (std::uint64_t first = 0; first < 20000; first += 400) {
       pair.push(range(first, 400), 0.5F);
     }
-    const TierStats before = pair.tiered.tier_stats();
+    const TierStats before = pair.tiered.tier_stats().value();
     reads[ahead ? 1 : 0] = pull_some(pair, ahead, 5);
-    const TierStats after = pair.tiered.tier_stats();
+    const TierStats after = pair.tiered.tier_stats().value();
     misses[ahead ? 1 : 0] = after.misses - before.misses;
     // The first call is not known ahead, and rows may be evicted between a prefetch and its call.
     CHECK(!ahead || static_cast<double>(after.prefetched) >= 0.9 * static_cast<double>(misses[1]));
@@ -301,12 +301,12 @@ TEST(slots_are_merged_between_calls_and_the_rows_of_the_last_calls_stay) {
     pair.plain.push(Pair::slices(batch), rows);
     pair.tiered.push(Pair::slices(batch), rows);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    const std::uint64_t before = pair.tiered.tier_stats().reads;
+    const std::uint64_t before = pair.tiered.tier_stats().value().reads;
     pair.tiered.pull(Pair::slices(batch), rows);
-    reads += pair.tiered.tier_stats().reads - before;
+    reads += pair.tiered.tier_stats().value().reads - before;
   }
   CHECK_EQ(reads, 0);
-  for (int i = 0; pair.tiered.tier_stats().background_merges == 0; ++i) {
+  for (int i = 0; pair.tiered.tier_stats().value().background_merges == 0; ++i) {
     CHECK(i < 10000);
     pair.step(range(1000 + 100U * static_cast<std::uint64_t>(i), 200), 0.5F);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -320,16 +320,16 @@ TEST(prefetches_that_no_call_uses_are_bounded) {
   for (std::uint64_t first = 0; first < 20000; first += 400) {
     pair.push(range(first, 400), 0.5F);
   }
-  const std::uint64_t before = pair.tiered.tier_stats().reads;
+  const std::uint64_t before = pair.tiered.tier_stats().value().reads;
   for (std::uint64_t first = 0; first < 20000; first += 400) {
     const KeyBatch later = pair.batch(range(first, 400));
     pair.tiered.prefetch(Pair::slices(later));
     CHECK(pair.tiered.ahead_bytes() <= kMemory / 8 + 4096);
   }
   pair.expect_equal();
-  CHECK(pair.tiered.tier_stats().reads - before <= 20000 / 8);
+  CHECK(pair.tiered.tier_stats().value().reads - before <= 20000 / 8);
   pull_some(pair, true, 6);  // requests without use make room for others
-  CHECK(pair.tiered.tier_stats().prefetched > 1000);
+  CHECK(pair.tiered.tier_stats().value().prefetched > 1000);
   pair.expect_equal();
 }
 
@@ -338,14 +338,14 @@ TEST(a_prefetch_of_rows_in_memory_or_of_absent_keys_reads_nothing) {
   for (std::uint64_t first = 0; first < 20000; first += 400) {
     pair.push(range(first, 400), 0.5F);
   }
-  const std::uint64_t before = pair.tiered.tier_stats().reads;
+  const std::uint64_t before = pair.tiered.tier_stats().value().reads;
   const KeyBatch here = pair.batch(range(19900, 100));
   pair.tiered.prefetch(Pair::slices(here));
   CHECK_EQ(pair.tiered.ahead_bytes(), 0);
   const KeyBatch absent = pair.batch(range(1U << 30U, 1000));
   pair.tiered.prefetch(Pair::slices(absent));
   pair.expect_equal();
-  CHECK(pair.tiered.tier_stats().reads - before <= 20);
+  CHECK(pair.tiered.tier_stats().value().reads - before <= 20);
 }
 
 TEST(clean_rows_are_dropped_without_a_write) {
@@ -365,9 +365,9 @@ TEST(clean_rows_are_dropped_without_a_write) {
   };
   pull_all();
   pull_all();
-  const TierStats before = pair.tiered.tier_stats();
+  const TierStats before = pair.tiered.tier_stats().value();
   pull_all();
-  const TierStats after = pair.tiered.tier_stats();
+  const TierStats after = pair.tiered.tier_stats().value();
   CHECK_EQ(after.bytes_written, before.bytes_written);
   CHECK(after.misses > before.misses);
 }
@@ -379,9 +379,9 @@ TEST(rows_that_are_used_often_stay) {
     pair.step(hot, 0.5F);
     pair.step(range(first, 100), 0.5F);
   }
-  const TierStats before = pair.tiered.tier_stats();
+  const TierStats before = pair.tiered.tier_stats().value();
   pair.step(hot, 0.5F);
-  const TierStats after = pair.tiered.tier_stats();
+  const TierStats after = pair.tiered.tier_stats().value();
   CHECK(after.misses - before.misses <= 5);
 }
 
@@ -410,7 +410,7 @@ TEST(sections_go_into_a_tiered_table_and_come_out_of_it) {
   CHECK_EQ(loaded.verify(), "");
   CHECK(reduce(loaded, Function::kDigest, {}, 0, loaded.slots().count()) ==
         reduce(pair.tiered, Function::kDigest, {}, 0, pair.tiered.slots().count()));
-  CHECK(loaded.tier_stats().memory_bytes <= 128 << 10U);
+  CHECK(loaded.tier_stats().value().memory_bytes <= 128 << 10U);
 }
 
 TEST(a_snapshot_has_the_rows_of_its_moment) {
