@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import metrics as slow
+from shoal import _core
 from shoal.metrics import Accumulator, auc, curves, measure, probabilities
 from shoal.metrics.exact_sum import ExactSum
 
@@ -360,3 +361,48 @@ def test_a_bin_stands_at_its_middle_and_what_lies_outside_at_the_ends():
     seen.update([0, 1, 1], [0.1, -100.0, 100.0])
     p = [d.mean_probability for d in seen.curves().deciles]
     np.testing.assert_allclose(p, probabilities([-15.5, 0.5, 15.5]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("bits", [1, 10, 16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_many_examples_by_threads_count_as_in_one_batch(bits, weighted):
+    """In any order with `update`, and with the same bits for any number of threads."""
+    y, a = draw(400_000, 3)
+    a *= np.random.default_rng(4).choice([1e-3, 1.0, 20.0], len(a))
+    w = np.random.default_rng(5).integers(0, 9, len(a)).astype(np.float32) if weighted else None
+    half = len(a) // 2
+    whole, found = Accumulator(bits), []
+    for part in (slice(half), slice(half, None)):
+        whole.update(y[part], a[part], None if w is None else w[part])
+    for pool in (_core.ThreadPool(1), _core.ThreadPool(2), _core.ThreadPool(3)):
+        seen = Accumulator(bits)
+        loss = seen.update_with(pool, y[:half], a[:half], None if w is None else w[:half])
+        assert loss == pytest.approx(measure(y[:half], a[:half], w if w is None else w[:half]).logloss * seen.weight)
+        assert seen.update_with(pool, y[:0], a[:0], None if w is None else w[:0]) == 0
+        seen.update(y[half:-10], a[half:-10], None if w is None else w[half:-10])
+        seen.update_with(pool, y[-10:], a[-10:], None if w is None else w[-10:])
+        found.append(seen.to_dict())
+        assert seen.loss_sum == pytest.approx(whole.loss_sum, rel=1e-14)
+        assert seen.probability_sum == pytest.approx(whole.probability_sum, rel=1e-14)
+        assert (seen.weight, seen.base_rate, seen.auc) == (whole.weight, whole.base_rate, whole.auc)
+        assert [seen.to_dict()[same] for same in ("examples", "bins", "counts")] == [
+            whole.to_dict()[same] for same in ("examples", "bins", "counts")
+        ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_by_threads_infinite_margins_count_and_nan_is_refused():
+    pool = _core.ThreadPool(2)
+    y, a = np.array([1, 0, 1, 0], np.float32), np.array([np.inf, np.inf, -np.inf, 1.0])
+    for weights in (None, np.ones(4, np.float32), np.array([1, 0, 0, 2], np.float32)):
+        seen, expected = Accumulator(), Accumulator()
+        assert seen.update_with(pool, y, a, weights) == expected.update(y, a, weights)
+        assert seen.to_dict() == expected.to_dict()
+    seen = Accumulator()
+    with pytest.raises(ValueError, match="margins at 2 is NaN"):
+        seen.update_with(pool, y, np.array([0, 0, np.nan, 0]))
+    with pytest.raises(ValueError, match=r"labels must be 0 or 1, got 2.* at position 3"):
+        seen.update_with(pool, np.array([0, 1, 1, 2], np.float32), np.zeros(4))
+    with pytest.raises(ValueError, match="weights must be one for each"):
+        seen.update_with(pool, y, np.zeros(4), np.ones(3, np.float32))
+    assert (seen.examples, seen.weight, seen.loss_sum) == (0, 0.0, 0.0)

@@ -10,6 +10,7 @@
 #include "batch/unique_keys.h"
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "kernel/binary_metrics.h"
 #include "kernel/by_feature.h"
 #include "kernel/count_min.h"
 #include "kernel/fm.h"
@@ -234,6 +235,27 @@ Array<std::int64_t> count_min_positions(const Array<std::uint64_t>& keys, std::u
   return result;
 }
 
+// (loss, probability, weight, weight of label 1, first bin, last bin); None: nothing was counted.
+template <class Count>
+std::optional<py::tuple> count_margins(const Array<double>& margins, const Array<float>& labels,
+                                       const Floats& weights, double limit, Array<Count>& counts,
+                                       PoolWithScratch& pool) {
+  const auto from = in(margins);
+  const auto truth = in(labels);
+  const auto scale = in_or_empty(weights);
+  const auto to = out(counts);
+  std::optional<BinaryMetrics> found;
+  {
+    const py::gil_scoped_release nogil;
+    found = shoal::count_margins(from, truth, scale, limit, to, pool.threads);
+  }
+  if (!found) {
+    return std::nullopt;
+  }
+  return py::make_tuple(found->loss, found->probability, found->weight, found->positive, found->first,
+                        found->last);
+}
+
 using ByFeature = ExamplesByFeature;
 
 std::unique_ptr<ByFeature> by_feature(const Array<std::int64_t>& indptr, const Floats& values,
@@ -299,6 +321,12 @@ void add_kernel(py::module_& module) {
              py::arg("pool"));
   module.def("logistic_losses", &logistic_losses, py::arg("margins").noconvert(),
              py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("pool"));
+  module.def("count_margins", &count_margins<std::int64_t>, py::arg("margins").noconvert(),
+             py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("limit"),
+             py::arg("counts").noconvert(), py::arg("pool"));
+  module.def("count_margins", &count_margins<double>, py::arg("margins").noconvert(),
+             py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("limit"),
+             py::arg("counts").noconvert(), py::arg("pool"));
   module.def("logistic_gradient", &logistic_gradient, py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("bias"), py::arg("slopes").noconvert(),
              py::arg("pool"));

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
 #include <string>
 
 #include "base/check.h"
@@ -87,6 +90,15 @@ double bias_sum(const Examples& examples, std::span<const double> slopes, Occurr
   return sum;
 }
 
+// As std::find_if, by a loop without branches: as a rule there is none.
+template <class Test>
+std::span<const float>::iterator find(std::span<const float> numbers, const Test& test) {
+  const std::size_t found =
+      std::transform_reduce(numbers.begin(), numbers.end(), std::size_t{0}, std::plus<>{},
+                            [&](float x) { return std::size_t{test(x) ? 1U : 0U}; });
+  return found == 0 ? numbers.end() : std::find_if(numbers.begin(), numbers.end(), test);
+}
+
 }  // namespace
 
 void margins(const Examples& examples, std::span<const float> weights, std::span<double> out,
@@ -104,11 +116,12 @@ void check_labels(std::span<const float> labels, std::span<const float> weights,
   SHOAL_CHECK(weights.empty() || weights.size() == examples,
               "example weights must be one for each of the " + std::to_string(examples) + " examples, got " +
                   std::to_string(weights.size()));
-  const auto odd = std::find_if(labels.begin(), labels.end(), [](float y) { return y != 0.0F && y != 1.0F; });
+  const auto is_odd = [](float y) { return y != 0.0F && y != 1.0F; };
+  const auto is_wrong = [](float w) { return !(w >= 0.0F && w <= std::numeric_limits<float>::max()); };
+  const auto odd = find(labels, is_odd);
   SHOAL_CHECK(odd == labels.end(), "labels must be 0 or 1, got " + std::to_string(*odd) + " at position " +
                                        std::to_string(odd - labels.begin()));
-  const auto wrong =
-      std::find_if(weights.begin(), weights.end(), [](float w) { return !(w >= 0.0F && std::isfinite(w)); });
+  const auto wrong = find(weights, is_wrong);
   SHOAL_CHECK(wrong == weights.end(), "example weights must be finite and not negative, got " +
                                           std::to_string(*wrong) + " at position " +
                                           std::to_string(wrong - weights.begin()));

@@ -489,6 +489,14 @@ def logistic_losses(
     weights: npt.NDArray[np.float32] | None,
     pool: ThreadPool,
 ) -> tuple[float, npt.NDArray[np.float64]]: ...
+def count_margins(
+    margins: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.float32] | None,
+    limit: float,
+    counts: npt.NDArray[np.int64] | npt.NDArray[np.float64],
+    pool: ThreadPool,
+) -> tuple[float, float, float, float, int, int] | None: ...
 def logistic_gradient(
     indptr: npt.NDArray[np.int64],
     values: npt.NDArray[np.float32] | None,

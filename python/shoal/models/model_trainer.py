@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.data import Batch
 from shoal.errors import ShoalError
-from shoal.metrics import StreamMetrics, accumulator_from_dict
+from shoal.metrics import Accumulator, StreamMetrics, accumulator_from_dict
 from shoal.models.history import Pass
 from shoal.models.learner import FitState, Floats, Learner, Prepared
 from shoal.models.measured import Evaluation
@@ -175,7 +175,8 @@ class ModelTrainer:
     def record_examples(self, whole: Batch, margins: Floats) -> None:
         """Record that the model has learned from all examples at once, and its predictions for them now."""
         record = self.model.record
-        self.seen.update(whole.labels, margins, whole.weights)
+        assert isinstance(self.seen, Accumulator)
+        self.seen.update_with(self.model.store.workers, whole.labels, margins, whole.weights)
         self._features += whole.nnz
         record.examples += len(whole)
         record.curve.add(
