@@ -289,6 +289,11 @@ def test_what_cannot_be_tiered_is_refused(tmp_path):
         store.table("u", dim=2)
         with pytest.raises(ValueError, match=r"storage None instead of .*: make it with its storage first"):
             store.table("u", dim=2, storage=storage)
+        (tmp_path / "file").touch()
+        with pytest.raises(shoal.StorageError, match=r"the tier of a table cannot be in .*file: .*File exists"):
+            store.table("file", dim=4, storage=shoal.Tiered(tmp_path / "file", memory="8MiB"))
+        with pytest.raises(TypeError, match="path must be that of a directory, got 5"):
+            shoal.Tiered(5, memory="8MiB")  # type: ignore[arg-type]
         with pytest.raises(shoal.StorageError, match="cannot be created"):
             store.table("v", storage=shoal.Tiered("/proc", memory="1MiB"))
         with pytest.raises(TypeError, match=r"must be a shoal.Tiered, got '/data': pass shoal.Tiered\('/data', memory"):

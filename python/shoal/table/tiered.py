@@ -43,7 +43,7 @@ class Tiered:
     Raises
     ------
     ValueError, TypeError
-        ``memory`` is not a size.
+        ``memory`` is not a size, or ``path`` no path.
 
     Examples
     --------
@@ -63,6 +63,8 @@ class Tiered:
     memory: int | str
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            raise TypeError(f"path must be that of a directory, got {self.path!r}")
         object.__setattr__(self, "path", os.fspath(self.path))
         if isinstance(self.memory, bool) or not isinstance(self.memory, int | str):
             raise TypeError(f"memory must be a number of bytes or a size such as '8GiB', got {self.memory!r}")
@@ -87,10 +89,13 @@ class TieredLocalShard(LocalCalls, _core.TieredShard):
         ValueError
             The memory is too small, or the table has a rule that needs all rows in memory.
         StorageError
-            The file cannot be made.
+            The directory or the file cannot be made.
         """
         directory = Path(storage.path)
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"the tier of a table cannot be in {directory}: {error}") from error
         return cls(
             **TableRecord.of(spec).native(),
             slots=slots,
