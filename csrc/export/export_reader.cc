@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "base/half.h"
@@ -24,10 +26,94 @@ constexpr std::array<std::byte, kCacheLine> make_empty_line() {
 }
 alignas(kCacheLine) constexpr std::array<std::byte, kCacheLine> kEmptyLine = make_empty_line();
 
+// What a key without a row reads: its initial row, if that is the same for all keys and the dtype has it, else a row that is
+// marked as removed, which is replaced by the initial one.
+std::vector<std::byte> row_of_absent(const RowFormat& form, const Init& init) {
+  std::vector<std::byte> row(form.bytes());
+  std::vector<float> initial(form.dim());
+  std::vector<float> read(form.dim());
+  init.fill(0, form.dim(), initial.data());
+  form.encode(initial.data(), row.data());
+  form.decode(row.data(), read.data());
+  const bool is_exact = std::memcmp(initial.data(), read.data(), form.dim() * sizeof(float)) == 0;
+  if (!init.same_for_all() || !is_exact || form.is_removed(row.data())) {
+    form.encode_removed(row.data());
+  }
+  return row;
+}
+
+// Reads the hashes of keys, a run at a time.
+class KeyLoader {
+ public:
+  KeyLoader(std::span<const std::uint64_t> keys, ExportReader::KeyKind by) : keys_(keys), by_(by) {}
+
+  std::size_t runs() const noexcept { return Run::count(keys_.size()); }
+  void operator()(std::size_t r, Run& run) const noexcept {
+    const std::size_t first = r * Run::kMaxSize;
+    run.size = std::min(Run::kMaxSize, keys_.size() - first);
+    const std::uint64_t* const from = keys_.data() + first;
+    prefetch_later(first);
+    if (by_ == ExportReader::KeyKind::kKey) {
+      mix_block(from, run.size, run.hashes.data());
+    } else {
+      std::copy_n(from, run.size, run.hashes.data());
+    }
+  }
+
+ private:
+  static constexpr std::size_t kAhead = 8 * Run::kMaxSize;
+
+  // The hardware prefetches a sequence of keys as well, but too late between so many other lines.
+  void prefetch_later(std::size_t first) const noexcept {
+    constexpr std::size_t kKeysOfLine = kCacheLine / sizeof(std::uint64_t);
+    for (std::size_t k = first + kAhead; k < std::min(first + kAhead + Run::kMaxSize, keys_.size());
+         k += kKeysOfLine) {
+      __builtin_prefetch(keys_.data() + k);
+    }
+  }
+
+  std::span<const std::uint64_t> keys_;
+  ExportReader::KeyKind by_;
+};
+
+// Lookups of weights in a single layer (ExportReader::pipeline).
+template <class Fill>
+struct PullStages {
+  const IndexProbe& by;
+  const RowFormat& form;
+  std::size_t width;
+  IndexProbe::Widen widen;  // null if there is none
+  float* weights;
+  const Fill& fill;  // replaces the row of a hash
+
+  float* weights_of(std::size_t r) const noexcept { return weights + r * Run::kMaxSize * form.dim(); }
+  void probe(std::size_t, Run& run, const Run& later) const noexcept { by.probe(width, run, later); }
+  void resolve(std::size_t, Run& run) const noexcept { by.resolve(width, run); }
+  bool probe_and_use(Run& run, const Run& later, std::size_t r, const Run& ready) const noexcept {
+    if (widen == nullptr) {
+      return false;
+    }
+    for (std::uint32_t removed = widen(by, run, later, ready, weights_of(r)); removed != 0;
+         removed &= removed - 1) {
+      const auto i = static_cast<std::size_t>(std::countr_zero(removed));
+      fill(ready.hashes[i], weights_of(r) + i * form.dim());
+    }
+    return true;
+  }
+  void use(std::size_t r, const Run& run) const noexcept {
+    std::array<std::uint16_t, Run::kMaxSize> removed;
+    const std::size_t count =
+        form.decode_rows(std::span(run.rows).first(run.size), weights_of(r), removed.data());
+    for (std::size_t k = 0; k < count; ++k) {
+      fill(run.hashes[removed[k]], weights_of(r) + removed[k] * form.dim());
+    }
+  }
+};
+
 }  // namespace
 
 ExportReader::ExportReader(const RowFormat& form, const Init& init, Slots slots)
-    : form_(form), init_(init), slots_(slots), probe_(form, slots) {}
+    : form_(form), init_(init), slots_(slots), probe_(form, slots, row_of_absent(form, init)) {}
 
 Section ExportReader::empty_section() noexcept {
   return {.lines = kEmptyLine.data(),
@@ -40,8 +126,8 @@ Section ExportReader::empty_section() noexcept {
 
 void ExportReader::add_layer() {
   layers_.push_back(
-      {.indexes = std::vector<SlotIndexView>(slots_.count(), {kEmptyLine.data(), 1, LineFormat::kMaxDim}),
-       .row_arrays = std::vector<RowArrayView>(slots_.count(), {kEmptyLine.data(), 0}),
+      {.indexes = std::vector<SlotIndexView>(slots_.count(), {kEmptyLine.data(), 1, 1}),
+       .row_arrays = std::vector<RowArrayView>(slots_.count(), {probe_.no_row(), 0, LineFormat::kMaxDim}),
        .sections = std::vector<Section>(slots_.count(), empty_section())});
 }
 
@@ -63,92 +149,95 @@ void ExportReader::add(Slot slot, const SectionShape& shape, std::span<const std
   Layer& layer = layers_.back();
   layer.width = layer.empty || layer.width == shape.width ? shape.width : 0;
   layer.empty = false;
-  layer.indexes[index_of(slot)] = {bytes.data(), small(shape.homes), small(shape.width)};
+  layer.indexes[index_of(slot)] = {bytes.data(), small(shape.homes), small(shape.lines)};
   layer.sections[index_of(slot)] = {.lines = bytes.data(),
                                     .homes = small(shape.homes),
                                     .count = small(shape.lines),
                                     .rows_count = small(shape.rows),
                                     .reach = small(shape.reach),
                                     .width = small(shape.width)};
-  layer.row_arrays[index_of(slot)] = {layer.sections[index_of(slot)].rows(), shape.rows};
+  layer.row_arrays[index_of(slot)] = {
+      shape.rows != 0 ? layer.sections[index_of(slot)].rows() : probe_.no_row(), small(shape.rows),
+      small(shape.width)};
 }
 
 // --- lookups --------------------------------------------------------------------------------------------------------
 
-// Looks up in the older layers the hashes that the newest one does not have, those at the positions `open`.
-void ExportReader::probe_older_layers(Run& run, std::span<const std::uint16_t> open,
-                                      Run& scratch) const noexcept {
-  std::array<std::uint16_t, Run::kMaxSize> positions;
-  std::copy(open.begin(), open.end(), positions.begin());
-  std::size_t count = open.size();
-  for (auto layer = layers_.rbegin() + 1; layer != layers_.rend() && count != 0; ++layer) {
-    scratch.size = count;
-    for (std::size_t k = 0; k < count; ++k) {
-      scratch.hashes[k] = run.hashes[positions[k]];
+// Calls load(r, run) for each run, then stages.probe(r, run, later), stages.resolve(r, run) and stages.use(r, run), or
+// stages.probe_and_use(run, later, ready, ready_run) for a run and one that is ready to be used, which returns whether it did.
+// Each stage is some runs behind the one before it, so that what it reads has been prefetched (export/index_probe.h).
+template <class Load, class Stages>
+void ExportReader::pipeline(const Layer& layer, std::size_t runs, const Load& load,
+                            const Stages& stages) const {
+  static_assert(Run::kRing > 3 * Run::kStage);
+  std::array<Run, Run::kRing> ring;
+  const auto run_of = [&](std::size_t r) -> Run& { return ring[r % ring.size()]; };
+  for (std::size_t now = 0; now < runs + 3 * Run::kStage; ++now) {
+    if (now < runs) {
+      load(now, run_of(now));
+      probe_.prepare(layer.view(), run_of(now));
+      if (now < Run::kStage) {
+        run_of(now).prefetch();
+      }
     }
-    probe_.prepare(layer->view(), scratch);
-    scratch.prefetch();
-    scratch.set_next_lines({});
-    probe_.probe(layer->width, scratch);
-    probe_.resolve(layer->width, scratch);
-    std::size_t left = 0;
-    for (std::size_t k = 0; k < count; ++k) {
-      run.rows[positions[k]] = scratch.rows[k];
-      positions[left] = positions[k];
-      left += scratch.rows[k] == nullptr ? 1U : 0U;
+    // The number of a stage that has not begun wraps around, and is not below `runs`.
+    const std::size_t ready = now - 3 * Run::kStage;
+    bool used = false;
+    if (const std::size_t r = now - Run::kStage; r < runs) {
+      const Run& later = run_of(now < runs ? now : r);
+      used = ready < runs && stages.probe_and_use(run_of(r), later, ready, run_of(ready));
+      if (!used) {
+        stages.probe(r, run_of(r), later);
+      }
     }
-    count = left;
+    if (const std::size_t r = now - 2 * Run::kStage; r < runs) {
+      stages.resolve(r, run_of(r));
+    }
+    if (ready < runs && !used) {
+      stages.use(ready, run_of(ready));
+    }
   }
 }
 
-// Calls visitor.probe(newest, run, first), visitor.resolve(newest, run, first) and visitor.use(run, first) for each run of
-// keys, whose first key has the index `first`. Each stage is one run behind the stage before it, so that what it reads has
-// been prefetched.
-template <class Visitor>
-void ExportReader::for_each_run(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
-                                const Visitor& visitor) const {
-  const Partition partition{keys.size(), parts_for(keys.size(), kMinKeysPerPart, pool.threads())};
-  const Layer* const newest = layers_.empty() ? nullptr : &layers_.back();
+// Calls use(r, run) for each run, once run.rows are those of the layer.
+template <class Load, class Use>
+void ExportReader::find_rows(const Layer& layer, std::size_t runs, const Load& load, const Use& use) const {
+  struct Stages {
+    const IndexProbe& by;
+    std::size_t width;
+    const Use& use_rows;
+
+    void probe(std::size_t, Run& run, const Run& later) const noexcept { by.probe(width, run, later); }
+    void resolve(std::size_t, Run& run) const noexcept { by.resolve(width, run); }
+    bool probe_and_use(Run&, const Run&, std::size_t, const Run&) const noexcept { return false; }
+    void use(std::size_t r, const Run& run) const { use_rows(r, run); }
+  };
+  pipeline(layer, runs, load, Stages{.by = probe_, .width = layer.width, .use_rows = use});
+}
+
+// Looks up the open hashes of a block in the older layers, one after the other; calls use(position, row) for each layer.
+template <class Use>
+void ExportReader::find_in_older_layers(Block& block, const Use& use) const {
+  for (auto layer = layers_.rbegin() + 1; layer < layers_.rend() && block.open != 0; ++layer) {
+    const std::size_t runs = Run::count(block.open);
+    // A run is loaded before it is used, so those that stay open are moved over what has been read.
+    const KeyLoader load({block.open_hashes.data(), std::exchange(block.open, 0)}, KeyKind::kHash);
+    find_rows(*layer, runs, load, [&](std::size_t r, const Run& run) {
+      for (std::size_t i = 0; i < run.size; ++i) {
+        const std::uint16_t position = block.positions[r * Run::kMaxSize + i];
+        use(position, run.rows[i]);
+        block.add(run.hashes[i], position, run.is_absent(i));
+      }
+    });
+  }
+}
+
+// Calls use(first, count) for the keys of each thread.
+template <class Use>
+void ExportReader::for_each_part(std::size_t keys, ThreadPool& pool, const Use& use) {
+  const Partition partition{keys, parts_for(keys, kMinKeysPerPart, pool.threads())};
   const auto part = [&](std::size_t p) {
-    const std::size_t begin = partition.begin(p);
-    const std::size_t end = partition.begin(p + 1);
-    const std::size_t runs = (end - begin + Run::kMaxSize - 1) / Run::kMaxSize;
-    std::array<Run, 4> ring;
-    const auto run_of = [&](std::size_t r) -> Run& { return ring[r % ring.size()]; };
-    const auto first_of = [&](std::size_t r) { return begin + r * Run::kMaxSize; };
-    const auto prepare = [&](std::size_t r) {
-      Run& run = run_of(r);
-      const std::size_t first = first_of(r);
-      run.size = r < runs ? std::min(Run::kMaxSize, end - first) : 0;
-      const auto some = keys.subspan(std::min(first, end), run.size);
-      if (by == KeyKind::kKey) {
-        mix_block(some.data(), some.size(), run.hashes.data());
-      } else {
-        std::copy(some.begin(), some.end(), run.hashes.begin());
-      }
-      if (newest != nullptr) {
-        probe_.prepare(newest->view(), run);
-      }
-    };
-    prepare(0);
-    if (newest != nullptr) {
-      run_of(0).prefetch();
-    }
-    for (std::size_t r = 0; r < runs + 2; ++r) {
-      prepare(r + 1);
-      if (r < runs) {
-        if (newest != nullptr) {
-          run_of(r).set_next_lines(run_of(r + 1).homes());
-        }
-        visitor.probe(newest, run_of(r), first_of(r));
-      }
-      if (r >= 1 && r <= runs) {
-        visitor.resolve(newest, run_of(r - 1), first_of(r - 1));
-      }
-      if (r >= 2) {
-        visitor.use(run_of(r - 2), first_of(r - 2));
-      }
-    }
+    use(partition.begin(p), partition.begin(p + 1) - partition.begin(p));
   };
   if (partition.parts == 1) {
     part(0);
@@ -157,105 +246,118 @@ void ExportReader::for_each_run(std::span<const std::uint64_t> keys, KeyKind by,
   }
 }
 
-// Calls use(run, first) once run.rows are known.
+// Calls use(first, hashes, rows) for some keys at a time, at most Block::kMaxSize; `first` is the index of the first one.
 template <class Use>
-void ExportReader::for_each_run_of_rows(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
-                                        const Use& use) const {
-  struct Visitor {
-    const ExportReader& of;
-    const Use& use_rows;
-
-    void probe(const Layer* newest, Run& run, std::size_t) const noexcept {
-      if (newest != nullptr) {
-        of.probe_.probe(newest->width, run);
-      } else {
-        run.rows.fill(nullptr);
-      }
-    }
-    void resolve(const Layer* newest, Run& run, std::size_t) const noexcept {
-      if (newest == nullptr) {
-        return;
-      }
-      of.probe_.resolve(newest->width, run);
-      if (of.layers_.size() == 1) {
-        return;
-      }
-      std::array<std::uint16_t, Run::kMaxSize + 1> open;
-      std::size_t count = 0;
-      for (std::size_t i = 0; i < run.size; ++i) {
-        open[count] = static_cast<std::uint16_t>(i);
-        count += run.rows[i] == nullptr ? 1U : 0U;
-      }
-      Run scratch;
-      of.probe_older_layers(run, {open.data(), count}, scratch);
-    }
-    void use(const Run& run, std::size_t first) const { use_rows(run, first); }
+void ExportReader::for_each_rows(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
+                                 const Use& use) const {
+  const auto whole = [&](std::size_t begin, std::size_t count) {
+    const KeyLoader load(keys.subspan(begin, count), by);
+    find_rows(layers_.back(), load.runs(), load, [&](std::size_t r, const Run& run) {
+      use(begin + r * Run::kMaxSize, std::span(run.hashes).first(run.size),
+          std::span(run.rows).first(run.size));
+    });
   };
-  for_each_run(keys, by, pool, Visitor{*this, use});
+  const auto by_layer = [&](std::size_t begin, std::size_t count) {
+    Block block;
+    for (std::size_t first = begin; first < begin + count; first += Block::kMaxSize) {
+      const std::size_t size = std::min(Block::kMaxSize, begin + count - first);
+      const KeyLoader load(keys.subspan(first, size), by);
+      block.open = 0;
+      find_rows(layers_.back(), load.runs(), load, [&](std::size_t r, const Run& run) {
+        for (std::size_t i = 0; i < run.size; ++i) {
+          const std::size_t position = r * Run::kMaxSize + i;
+          block.hashes[position] = run.hashes[i];
+          block.rows[position] = run.rows[i];
+          block.add(run.hashes[i], static_cast<std::uint16_t>(position), run.is_absent(i));
+        }
+      });
+      find_in_older_layers(block,
+                           [&](std::size_t position, const std::byte* row) { block.rows[position] = row; });
+      use(first, std::span(block.hashes).first(size), std::span(block.rows).first(size));
+    }
+  };
+  SHOAL_DCHECK(!layers_.empty());
+  if (layers_.size() == 1) {
+    for_each_part(keys.size(), pool, whole);
+  } else {
+    for_each_part(keys.size(), pool, by_layer);
+  }
 }
 
 // Rows of one weight: most are read from the line that holds their hash.
 void ExportReader::pull_scalars(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
                                 ThreadPool& pool) const {
-  struct Visitor {
-    const ExportReader& of;
-    float* weights;
-    float initial;
+  // Calls resolved(r, run) once the weights of a run are known, apart from those that this layer does not have.
+  const auto find_weights = [&](const Layer& layer, const KeyLoader& load, float* to, const auto& resolved) {
+    struct Stages {
+      const IndexProbe& by;
+      std::size_t width;
+      float* to;
+      decltype(resolved) done;
 
-    void probe(const Layer* newest, Run& run, std::size_t first) const noexcept {
-      if (newest != nullptr) {
-        of.probe_.probe_scalars(newest->width, run, weights + first);
-        return;
+      void probe(std::size_t r, Run& run, const Run& later) const noexcept {
+        by.probe_scalars(width, run, later, to + r * Run::kMaxSize);
       }
-      run.rows.fill(nullptr);
-      run.missing_count = run.size;
-      for (std::size_t i = 0; i < run.size; ++i) {
-        run.missing[i] = static_cast<std::uint16_t>(i);
-        weights[first + i] = std::numeric_limits<float>::quiet_NaN();
+      void resolve(std::size_t r, Run& run) const noexcept {
+        by.resolve_scalars(width, run, to + r * Run::kMaxSize);
+        done(r, run);
       }
-    }
-    // The hashes that the homes of the newest layer do not have.
-    void resolve(const Layer* newest, Run& run, std::size_t first) const noexcept {
-      if (newest != nullptr) {
-        of.probe_.resolve_scalars(newest->width, run, weights + first);
-      }
-      if (of.layers_.size() > 1) {
-        probe_older_layers(run, first);
-      }
-      std::size_t count = 0;
-      for (std::size_t k = 0; k < run.missing_count; ++k) {
-        const std::uint16_t i = run.missing[k];  // which is written at `count`, at most k
-        const float weight = weights[first + i];
-        const bool none = std::isnan(weight);
-        weights[first + i] = none ? initial : weight;
-        run.missing[count] = i;
-        count += none ? 1U : 0U;
-      }
-      for (std::size_t k = 0; k < count && !of.init_.same_for_all(); ++k) {
-        const std::uint16_t i = run.missing[k];
-        of.init_.fill(run.hashes[i], 1, &weights[first + i]);
-      }
-    }
-    void probe_older_layers(Run& run, std::size_t first) const noexcept {
-      std::array<std::uint16_t, Run::kMaxSize + 1> open;
-      std::size_t count = 0;
-      for (const std::uint16_t i : std::span(run.missing).first(run.missing_count)) {
-        open[count] = i;
-        count += IndexProbe::absent(weights[first + i]) ? 1U : 0U;
-      }
-      Run scratch;
-      of.probe_older_layers(run, {open.data(), count}, scratch);
-      for (const std::uint16_t i : std::span(open).first(count)) {
-        if (!of.is_missing(run.rows[i])) {
-          of.form_.decode(run.rows[i], &weights[first + i], of.scale_of(run.rows[i]));
-        }
-      }
-    }
-    void use(const Run&, std::size_t) const noexcept {}
+      bool probe_and_use(Run&, const Run&, std::size_t, const Run&) const noexcept { return false; }
+      void use(std::size_t, const Run&) const noexcept {}
+    };
+    pipeline(layer, load.runs(), load,
+             Stages{.by = probe_, .width = layer.width, .to = to, .done = resolved});
   };
   float initial;
   init_.fill(0, 1, &initial);
-  for_each_run(keys, by, pool, Visitor{*this, weights.data(), initial});
+  // Replaces each NaN.
+  const auto fill = [&](std::span<const std::uint64_t> hashes, float* to) {
+    if (init_.same_for_all()) {
+      for (std::size_t i = 0; i < hashes.size(); ++i) {  // without a branch
+        const auto bits = std::bit_cast<std::uint32_t>(to[i]);
+        const std::uint32_t none = 0U - ((bits << 1U) > 0xff000000U ? 1U : 0U);
+        to[i] = std::bit_cast<float>((bits & ~none) | (std::bit_cast<std::uint32_t>(initial) & none));
+      }
+      return;
+    }
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+      if (std::isnan(to[i])) {
+        init_.fill(hashes[i], 1, to + i);
+      }
+    }
+  };
+  const auto whole = [&](std::size_t begin, std::size_t count) {
+    float* const to = weights.data() + begin;
+    find_weights(layers_.back(), {keys.subspan(begin, count), by}, to, [&](std::size_t r, const Run& run) {
+      fill(std::span(run.hashes).first(run.size), to + r * Run::kMaxSize);
+    });
+  };
+  const auto by_layer = [&](std::size_t begin, std::size_t count) {
+    Block block;
+    for (std::size_t first = begin; first < begin + count; first += Block::kMaxSize) {
+      const std::size_t size = std::min(Block::kMaxSize, begin + count - first);
+      float* const to = weights.data() + first;
+      block.open = 0;
+      find_weights(layers_.back(), {keys.subspan(first, size), by}, to, [&](std::size_t r, const Run& run) {
+        for (std::size_t i = 0; i < run.size; ++i) {
+          const std::size_t position = r * Run::kMaxSize + i;
+          block.hashes[position] = run.hashes[i];
+          block.add(run.hashes[i], static_cast<std::uint16_t>(position), IndexProbe::absent(to[position]));
+        }
+      });
+      find_in_older_layers(block, [&](std::size_t position, const std::byte* row) {
+        if (!is_missing(row)) {
+          form_.decode(row, to + position, scale_of(row));
+        }
+      });
+      fill(std::span(block.hashes).first(size), to);
+    }
+  };
+  if (layers_.size() == 1) {
+    for_each_part(keys.size(), pool, whole);
+  } else {
+    for_each_part(keys.size(), pool, by_layer);
+  }
 }
 
 float ExportReader::scale_of(const std::byte* row) const noexcept {
@@ -272,15 +374,34 @@ void ExportReader::pull(std::span<const std::uint64_t> keys, KeyKind by, std::sp
                         ThreadPool& pool) const {
   const std::size_t dim = form_.dim();
   SHOAL_CHECK(weights.size() == keys.size() * dim, "weights must be len(keys) x dim");
+  if (layers_.empty()) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      init_.fill(by == KeyKind::kKey ? mix(keys[i]) : keys[i], dim, weights.data() + i * dim);
+    }
+    return;
+  }
   if (dim == 1) {
     return pull_scalars(keys, by, weights, pool);
   }
-  for_each_run_of_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
+  const auto fill = [&](std::uint64_t hash, float* to) { init_.fill(hash, dim, to); };
+  if (layers_.size() == 1) {
+    return for_each_part(keys.size(), pool, [&](std::size_t begin, std::size_t count) {
+      const KeyLoader load(keys.subspan(begin, count), by);
+      pipeline(layers_.back(), load.runs(), load,
+               PullStages<decltype(fill)>{.by = probe_,
+                                          .form = form_,
+                                          .width = layers_.back().width,
+                                          .widen = probe_.widens(layers_.back().width),
+                                          .weights = weights.data() + begin * dim,
+                                          .fill = fill});
+    });
+  }
+  for_each_rows(keys, by, pool, [&](std::size_t first, auto hashes, auto rows) {
     float* const to = weights.data() + first * dim;
-    std::array<std::uint16_t, Run::kMaxSize> none;
-    const std::size_t count = form_.decode_rows({run.rows.data(), run.size}, to, none.data());
+    std::array<std::uint16_t, Block::kMaxSize> removed;
+    const std::size_t count = form_.decode_rows(rows, to, removed.data());
     for (std::size_t k = 0; k < count; ++k) {
-      init_.fill(run.hashes[none[k]], dim, to + none[k] * dim);
+      fill(hashes[removed[k]], to + removed[k] * dim);
     }
   });
 }
@@ -288,9 +409,13 @@ void ExportReader::pull(std::span<const std::uint64_t> keys, KeyKind by, std::sp
 void ExportReader::contains(std::span<const std::uint64_t> keys, KeyKind by, std::span<std::uint8_t> there,
                             ThreadPool& pool) const {
   SHOAL_CHECK(there.size() == keys.size(), "there must be one answer for each key");
-  for_each_run_of_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
-    for (std::size_t i = 0; i < run.size; ++i) {
-      there[first + i] = is_missing(run.rows[i]) ? 0 : 1;
+  if (layers_.empty()) {
+    std::fill(there.begin(), there.end(), std::uint8_t{0});
+    return;
+  }
+  for_each_rows(keys, by, pool, [&](std::size_t first, auto, auto rows) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      there[first + i] = is_missing(rows[i]) ? 0 : 1;
     }
   });
 }

@@ -2,9 +2,9 @@
 //
 // Algorithm. A log-structured read: the table is a stack of layers, a full export and the deltas on top of it, the
 // newest last; a layer has one immutable section per slot. A lookup probes the newest layer, and the older ones only
-// for the keys that it does not have. Keys are processed in blocks of up to Run::kMaxSize, three blocks in a software
-// pipeline (export/index_probe.h), so that many cache misses overlap. Nothing is copied: sections are read in the
-// mapped files, which processes share.
+// for the keys that it does not have, a block of keys at a time. Within a layer, keys pass through a software pipeline in
+// runs (export/index_probe.h), so that many cache misses overlap. Nothing is copied: sections are read in the mapped
+// files, which processes share.
 //
 // Invariants
 //   I1  No byte outside a section is read, whatever its bytes are.
@@ -89,15 +89,40 @@ class ExportReader {
   };
 
   static Section empty_section() noexcept;
-  void probe_older_layers(Run& run, std::span<const std::uint16_t> open, Run& scratch) const noexcept;
   float scale_of(const std::byte* row) const noexcept;
-  bool is_missing(const std::byte* row) const noexcept { return row == nullptr || form_.is_removed(row); }
-  template <class Visitor>
-  void for_each_run(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
-                    const Visitor& visitor) const;
+  bool is_missing(const std::byte* row) const noexcept {
+    return row == probe_.no_row() || form_.is_removed(row);
+  }
+
+  // Keys that are looked up in several layers.
+  struct Block {
+    static constexpr std::size_t kMaxSize = 1024;
+
+    std::array<std::uint64_t, kMaxSize> hashes;
+    std::array<const std::byte*, kMaxSize> rows;
+    // Hashes that no layer has had so far, and their positions in the block.
+    std::size_t open = 0;
+    std::array<std::uint64_t, kMaxSize> open_hashes;
+    std::array<std::uint16_t, kMaxSize> positions;
+
+    // Adds an open hash, if `is_open`; without a branch.
+    void add(std::uint64_t hash, std::uint16_t position, bool is_open) noexcept {
+      open_hashes[open] = hash;
+      positions[open] = position;
+      open += is_open ? 1U : 0U;
+    }
+  };
+
+  template <class Load, class Stages>
+  void pipeline(const Layer& layer, std::size_t runs, const Load& load, const Stages& stages) const;
+  template <class Load, class Use>
+  void find_rows(const Layer& layer, std::size_t runs, const Load& load, const Use& use) const;
   template <class Use>
-  void for_each_run_of_rows(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
-                            const Use& use) const;
+  void find_in_older_layers(Block& block, const Use& use) const;
+  template <class Use>
+  static void for_each_part(std::size_t keys, ThreadPool& pool, const Use& use);
+  template <class Use>
+  void for_each_rows(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool, const Use& use) const;
   void pull_scalars(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
                     ThreadPool& pool) const;
 

@@ -4,9 +4,12 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "base/half.h"
 #include "base/intrinsics.h"
+#include "base/known_dim.h"
+#include "export/widen.h"
 
 namespace shoal {
 
@@ -18,7 +21,7 @@ constexpr std::size_t kMaxPrefetchLines = 8;  // of a row; the hardware prefetch
 SHOAL_INLINE void prefetch_line(const std::byte* at) noexcept { __builtin_prefetch(at); }
 
 // The number of lines of a row to prefetch; one more if a row may begin anywhere in a line.
-std::size_t lines_of(std::size_t bytes) noexcept {
+constexpr std::size_t lines_of(std::size_t bytes) noexcept {
   const std::size_t whole = (bytes + kCacheLine - 1) / kCacheLine;
   const bool aligned = bytes % kCacheLine == 0 || kCacheLine % bytes == 0;
   return std::min(whole + (aligned ? 0 : 1), kMaxPrefetchLines);
@@ -29,12 +32,6 @@ SHOAL_INLINE void prefetch_row(const std::byte* row, std::size_t bytes, std::siz
   for (std::size_t k = 1; k < lines; ++k) {
     prefetch_line(row + std::min(k * kCacheLine, bytes - 1));
   }
-}
-
-// `row` if `wanted` is 1, null if it is 0; without a branch.
-SHOAL_INLINE const std::byte* select_or_null(unsigned wanted, const std::byte* row) noexcept {
-  const std::uintptr_t all = 0 - std::uintptr_t{wanted};
-  return reinterpret_cast<const std::byte*>(reinterpret_cast<std::uintptr_t>(row) & all);
 }
 
 struct PortableLines {
@@ -126,14 +123,13 @@ struct AnyWidth {
 struct ProbeKernels {
   static SHOAL_INLINE const LineFormat& form_of(const IndexProbe& by, const Run& run,
                                                 std::uint64_t hash) noexcept {
-    return by.forms_[run.layer.indexes[index_of(by.slots_.of(hash))].width - LineFormat::kMinRowBytes];
+    return by.forms_[run.layer.row_arrays[index_of(by.slots_.of(hash))].width - LineFormat::kMinRowBytes];
   }
 
-  // Looks up one hash in one line by exact comparison. Returns 1 if it is absent here and the lines after this one, if there
-  // are `more`, may have it.
+  // Looks up one hash in one line by exact comparison: returns 1 and sets its row if it is there, else 0.
   template <class Form, class Lines>
-  static SHOAL_INLINE unsigned read(const IndexProbe& by, Run& run, std::size_t i, const std::byte* line,
-                                    unsigned more) noexcept {
+  static SHOAL_INLINE unsigned read(const IndexProbe& by, Run& run, std::size_t i,
+                                    const std::byte* line) noexcept {
     const std::uint64_t hash = run.hashes[i];
     const LineFormat& form = Form::of(by, run, hash);
     const unsigned match = Lines::same_low(line, static_cast<std::uint32_t>(hash)) & form.lane_mask;
@@ -150,37 +146,62 @@ struct ProbeKernels {
       here = exact != LineFormat::kNone ? 1 : 0;
       lane = exact % LineFormat::kNone;
     }
-    run.rows[i] = row_at<Form>(by, run, form, hash, line, lane, here);
-    return (here ^ 1U) & (more != 0 ? 1U : 0U);
+    run.rows[i] = RowPlaces<Form>(by, run).of(form, hash, line, lane);
+    return here;
   }
 
-  // The row in a lane, or null if `here` is 0; a wide row is prefetched.
-  template <class Form>
-  static SHOAL_INLINE const std::byte* row_at(const IndexProbe& by, const Run& run, const LineFormat& form,
-                                              std::uint64_t hash, const std::byte* line, std::size_t lane,
-                                              unsigned here) noexcept {
-    if constexpr (Form::kInlineRows) {
-      return select_or_null(here, line + form.row_at(lane));
-    } else {
-      const RowArrayView& array = run.layer.row_arrays[index_of(by.slots_.of(hash))];
-      std::uint32_t number;
-      std::memcpy(&number, line + LineFormat::kFirstRow, sizeof number);
-      const std::uint64_t at = std::uint64_t{number} + lane;
-      const unsigned there = here & (at < array.count ? 1U : 0U);
-      const std::byte* const row = select_or_null(there, array.rows + at * by.form_.bytes());
-      prefetch_row(there != 0 ? row : line, by.form_.bytes(), by.lines_of_row_);
-      return row;
+  // What a loop over hashes needs to know of the rows, in registers. kBytes: of a wide row, if that is a constant.
+  template <class Form, std::size_t kBytes = 0>
+  struct RowPlaces {
+    SHOAL_INLINE RowPlaces(const IndexProbe& by, const Run& run) noexcept
+        : arrays(run.layer.row_arrays),
+          shift(64U - by.slots_.bits()),
+          bytes(kBytes != 0 ? kBytes : by.form_.bytes()),
+          lines(kBytes != 0 ? lines_of(kBytes) : by.lines_of_row_) {}
+
+    const RowArrayView* arrays;
+    unsigned shift;
+    std::size_t bytes;  // of a wide row
+    std::size_t lines;  // of a wide row, to prefetch
+
+    // The row in a lane; another one if a damaged line names a row beyond the last.
+    SHOAL_INLINE const std::byte* of(const LineFormat& form, std::uint64_t hash, const std::byte* line,
+                                     std::size_t lane) const noexcept {
+      if constexpr (Form::kInlineRows) {
+        return line + form.row_at(lane);
+      } else {
+        const RowArrayView& array = arrays[hash >> shift];
+        std::uint32_t number;
+        std::memcpy(&number, line + LineFormat::kFirstRow, sizeof number);
+        const std::uint64_t at = std::uint64_t{number} + lane;
+        const std::uint64_t within = 0 - std::uint64_t{at < array.count};  // all ones, or 0
+        return array.rows + (at & within) * bytes;
+      }
     }
-  }
+
+    // Prefetches a row, unless `none` is 1. The lines after the homes are not prefetched here, because the address would
+    // depend on more: 0.5 of 10 ns per hash.
+    SHOAL_INLINE void prefetch(const std::byte* line, const std::byte* row,
+                               std::uint32_t none) const noexcept {
+      if constexpr (!Form::kInlineRows) {
+        const auto to_row = reinterpret_cast<std::uintptr_t>(row);
+        const auto to_line = reinterpret_cast<std::uintptr_t>(line);
+        const std::uintptr_t absent = 0 - std::uintptr_t{none};
+        prefetch_row(reinterpret_cast<const std::byte*>(to_row ^ ((to_row ^ to_line) & absent)), bytes,
+                     lines);
+      }
+    }
+  };
 
   // Calls use(i, line, form, lane, none) for each hash of a run: `lane` is the first one with its low bits; `none` is 0, or
   // all ones if there is no such lane. Returns whether the high bits of all matches agree too; if not, no result is valid.
   template <class Form, class Lines, class Use>
-  static SHOAL_INLINE bool probe_by_low_bits(const IndexProbe& by, const Run& run, const Use& use) noexcept {
+  static SHOAL_INLINE bool probe_by_low_bits(const IndexProbe& by, const Run& run, const Run& later,
+                                             const Use& use) noexcept {
     const std::size_t size = run.size;
     std::uint32_t other = 0;
     for (std::size_t i = 0; i < size; ++i) {
-      prefetch_line(run.lines[i + Run::ahead(Form::kInlineRows)]);
+      prefetch_line(later.lines[i]);
       const std::byte* const line = run.lines[i];
       const std::uint64_t hash = run.hashes[i];
       const LineFormat& form = Form::of(by, run, hash);
@@ -204,78 +225,109 @@ struct ProbeKernels {
     return zero != 0;
   }
 
-  // The distance, in lines, of a home's farthest hash; 0 for an empty line.
-  static SHOAL_INLINE unsigned displaced_lines(const std::byte* line) noexcept {
-    return (std::to_integer<unsigned>(line[LineFormat::kReach]) + 1) & 0xfeU;
+  // Calls use(i) for each bit of a mask.
+  template <class Use>
+  static SHOAL_INLINE void each_bit(std::uint32_t mask, const Use& use) noexcept {
+    for (; mask != 0; mask &= mask - 1) {
+      use(static_cast<std::size_t>(std::countr_zero(mask)));
+    }
+  }
+
+  // 1 if a hash with this home may be in a line after it, else 0; without a branch.
+  static SHOAL_INLINE std::uint32_t may_be_displaced(const std::byte* line) noexcept {
+    const unsigned reach =
+        (std::to_integer<unsigned>(line[LineFormat::kReach]) + 1) & 0xfeU;  // 0 or from 2 to 254
+    return (reach + 0xfeU) >> 8U;
   }
 
   template <class Form, class Lines>
   static SHOAL_INLINE void probe_exactly(const IndexProbe& by, Run& run) noexcept {
-    run.unresolved_count = 0;
+    run.absent = 0;
     for (std::size_t i = 0; i < run.size; ++i) {
-      const std::byte* const line = run.lines[i];
-      run.unresolved[run.unresolved_count] = static_cast<std::uint16_t>(i);
-      run.unresolved_count += read<Form, Lines>(by, run, i, line, displaced_lines(line));
+      run.absent |= (read<Form, Lines>(by, run, i, run.lines[i]) ^ 1U) << i;
     }
   }
 
-  // Collects the hashes in a list that may be displaced, and prefetches the lines after their homes.
-  static SHOAL_INLINE void collect_unresolved(Run& run, const std::uint16_t* list,
-                                              std::size_t count) noexcept {
-    std::size_t unresolved_count = 0;
-    for (std::size_t k = 0; k < count; ++k) {
-      const std::uint16_t i = list[k];
-      const std::byte* const line = run.lines[i];
-      run.unresolved[unresolved_count] = i;
-      unresolved_count += displaced_lines(line) != 0 ? 1U : 0U;
-    }
-    run.unresolved_count = unresolved_count;
-    for (std::size_t k = 0; k < unresolved_count; ++k) {
-      prefetch_line(run.lines[run.unresolved[k]] + kCacheLine);
-    }
+  // Finds out which of the absent hashes may be displaced, and prefetches the lines after their homes.
+  static SHOAL_INLINE void find_unresolved(Run& run) noexcept {
+    std::uint32_t unresolved = 0;
+    each_bit(run.absent, [&](std::size_t i) SHOAL_ALWAYS {
+      const std::uint32_t displaced = may_be_displaced(run.lines[i]);
+      prefetch_line(run.lines[i] + std::size_t{displaced} * kCacheLine);
+      unresolved |= displaced << i;
+    });
+    run.unresolved = unresolved;
   }
 
-  template <class Form, class Lines>
-  static SHOAL_INLINE void probe(const IndexProbe& by, Run& run) noexcept {
-    std::array<std::uint16_t, Run::kMaxSize + 1> missing;
-    std::size_t count = 0;
-    const bool sure = probe_by_low_bits<Form, Lines>(
-        by, run,
-        [&](std::size_t i, const std::byte* line, const LineFormat& form, std::size_t lane,
-            std::uint32_t none) SHOAL_ALWAYS {
-          run.rows[i] = row_at<Form>(by, run, form, run.hashes[i], line, lane, none + 1);
-          missing[count] = static_cast<std::uint16_t>(i);
-          count -= static_cast<std::size_t>(static_cast<std::int32_t>(none));
-        });
-    if (!sure) [[unlikely]] {
-      return probe_exactly<Form, Lines>(by, run);
-    }
-    collect_unresolved(run, missing.data(), count);
-  }
-
-  template <class Form, class Lines, class ScalarRow>
-  static SHOAL_INLINE void probe_scalars(const IndexProbe& by, Run& run, float* weights) noexcept {
-    std::size_t count = 0;
-    const auto put = [&](std::size_t i, std::uint32_t bits) SHOAL_ALWAYS {
-      std::memcpy(weights + i, &bits, sizeof bits);
-      run.rows[i] = nullptr;
-      run.missing[count] = static_cast<std::uint16_t>(i);
-      count += (bits << 1U) > 0xff000000U ? 1U : 0U;  // a NaN
-    };
-    const bool sure = probe_by_low_bits<Form, Lines>(
-        by, run,
-        [&](std::size_t i, const std::byte* line, const LineFormat& form, std::size_t lane,
-            std::uint32_t none)
-            SHOAL_ALWAYS { put(i, ScalarRow::bits(line, line + form.row_at(lane)) | none); });
+  // Calls also(i) in the loop over the hashes.
+  template <class Form, class Lines, std::size_t kBytes = 0, class Also>
+  static SHOAL_INLINE void probe(const IndexProbe& by, Run& run, const Run& later,
+                                 const Also& also) noexcept {
+    const RowPlaces<Form, kBytes> places(by, run);
+    std::uint32_t absent = 0;
+    const bool sure =
+        probe_by_low_bits<Form, Lines>(by, run, later,
+                                       [&](std::size_t i, const std::byte* line, const LineFormat& form,
+                                           std::size_t lane, std::uint32_t none) SHOAL_ALWAYS {
+                                         run.rows[i] = places.of(form, run.hashes[i], line, lane);
+                                         places.prefetch(line, run.rows[i], none & 1U);
+                                         absent |= (none & 1U) << i;
+                                         also(i);
+                                       });
+    run.absent = absent;
     if (!sure) [[unlikely]] {
       probe_exactly<Form, Lines>(by, run);
-      count = 0;
+    }
+    find_unresolved(run);
+  }
+
+#if defined(SHOAL_SIMD)
+  // Returns 1 if the row is marked as removed, else 0.
+  template <class Kind, std::size_t kDim>
+  SHOAL_SIMD SHOAL_ALWAYS static inline std::uint32_t widen_row(const std::byte* row, float* to) noexcept {
+    widen::row_by_simd<Kind>(row, kDim, to);
+    return Kind::is_removed(row) ? 1 : 0;
+  }
+
+  // probe(), and in the same loop widens the rows of a run that is `ready`: the processor computes while it waits for the
+  // translation of the addresses of what is prefetched. Returns a mask of the removed rows.
+  template <class Form, class Kind, std::size_t kDim>
+  SHOAL_SIMD static std::uint32_t probe_and_widen(const IndexProbe& by, Run& run, const Run& later,
+                                                  const Run& ready, float* weights) noexcept {
+    std::uint32_t removed = 0;
+    constexpr std::size_t kBytes = Kind::kFirst + kDim * sizeof(typename Kind::Stored);
+    probe<Form, SimdLines, kBytes>(by, run, later, [&](std::size_t i) SHOAL_SIMD {
+      removed |= widen_row<Kind, kDim>(ready.rows[i], weights + i * kDim) << i;
+    });
+    for (std::size_t i = run.size; i < ready.size; ++i) {
+      removed |= widen_row<Kind, kDim>(ready.rows[i], weights + i * kDim) << i;
+    }
+    return removed;
+  }
+#endif
+
+  template <class Form, class Lines, class ScalarRow>
+  static SHOAL_INLINE void probe_scalars(const IndexProbe& by, Run& run, const Run& later,
+                                         float* weights) noexcept {
+    std::uint32_t absent = 0;
+    const auto put = [weights](std::size_t i, std::uint32_t bits)
+                         SHOAL_ALWAYS { std::memcpy(weights + i, &bits, sizeof bits); };
+    const bool sure =
+        probe_by_low_bits<Form, Lines>(by, run, later,
+                                       [&](std::size_t i, const std::byte* line, const LineFormat& form,
+                                           std::size_t lane, std::uint32_t none) SHOAL_ALWAYS {
+                                         put(i, ScalarRow::bits(line, line + form.row_at(lane)) | none);
+                                         absent |= (none & 1U) << i;
+                                       });
+    run.absent = absent;
+    if (!sure) [[unlikely]] {
+      probe_exactly<Form, Lines>(by, run);
       for (std::size_t i = 0; i < run.size; ++i) {
-        put(i, run.rows[i] != nullptr ? ScalarRow::bits(run.lines[i], run.rows[i]) : IndexProbe::kAbsent);
+        const std::uint32_t none = 0U - ((run.absent >> i) & 1U);
+        put(i, ScalarRow::bits(run.lines[i], run.rows[i]) | none);
       }
     }
-    run.missing_count = count;
-    collect_unresolved(run, run.missing.data(), count);
+    find_unresolved(run);
   }
 
   // The line among [first, first + most], a home and the lines after it, that must hold a hash: the last one whose first hash
@@ -299,45 +351,57 @@ struct ProbeKernels {
     return section.lines + first * kCacheLine;
   }
 
-  // Reads the lines after the homes until every hash of the run is resolved. Calls found(i, line) for each line that is
-  // read for hash i: run.rows[i] is its row, or null.
+  // Reads the lines after the homes until every hash of the run is resolved. Calls found(i, line, here) for each line that
+  // is read for hash i: `here` is 1 if it is there, and run.rows[i] is its row.
   template <class Form, class Lines, class Found>
   static SHOAL_INLINE void resolve(const IndexProbe& by, Run& run, const Found& found) noexcept {
-    for (std::size_t step = 1; run.unresolved_count != 0; ++step) {
-      std::size_t left = 0;
-      for (std::size_t k = 0; k < run.unresolved_count; ++k) {
-        const std::uint16_t i = run.unresolved[k];  // which is written at `left`, at most k
+    const RowPlaces<Form> places(by, run);
+    std::uint32_t left = 0;
+    each_bit(run.unresolved, [&](std::size_t i) SHOAL_ALWAYS {
+      const std::byte* const home = run.lines[i];
+      const std::byte* const line = run.layer.indexes[index_of(by.slots_.of(run.hashes[i]))].next(home);
+      const std::uint32_t here = read<Form, Lines>(by, run, i, line);
+      const std::uint32_t more = home[LineFormat::kReach] > std::byte{1} ? 1 : 0;
+      run.absent &= ~(here << i);
+      left |= (more & ~here) << i;
+      places.prefetch(line, run.rows[i], here ^ 1U);
+      found(i, line, here);
+    });
+    for (std::size_t step = 2; left != 0; ++step) {
+      each_bit(std::exchange(left, 0), [&](std::size_t i) SHOAL_ALWAYS {
         const Section& section = by.section_of(run, run.hashes[i]);
         const std::byte* const home = run.lines[i];
         const std::size_t said = std::to_integer<std::size_t>(home[LineFormat::kReach]);
         const auto first = static_cast<std::size_t>(home - section.lines) / kCacheLine;
         const std::size_t most =
             std::min<std::size_t>(said == LineFormat::kFar ? section.reach : said, section.count - 1 - first);
-        // A damaged home may name lines beyond the last: then it is read again.
+        // A damaged home may name lines beyond the last: then the last is read again.
         const bool many = most > kMaxLinearLines;
         const std::byte* const line = many ? find_line<Form>(by, run, section, run.hashes[i], first, most)
                                            : home + std::min(step, most) * kCacheLine;
-        run.unresolved[left] = i;
-        left += read<Form, Lines>(by, run, i, line, step < most && !many ? 1 : 0);
+        const std::uint32_t here = read<Form, Lines>(by, run, i, line);
+        run.absent &= ~(here << i);
+        left |= (step < most && !many ? ~here & 1U : 0U) << i;
+        places.prefetch(line, run.rows[i], here ^ 1U);
         prefetch_line(line + kCacheLine);
-        found(i, line);
-      }
-      run.unresolved_count = left;
+        found(i, line, here);
+      });
     }
   }
 
   template <class Form, class Lines>
   static SHOAL_INLINE void resolve(const IndexProbe& by, Run& run) noexcept {
-    resolve<Form, Lines>(by, run, [](std::size_t, const std::byte*) SHOAL_ALWAYS {});
+    resolve<Form, Lines>(by, run, [](std::size_t, const std::byte*, std::uint32_t) SHOAL_ALWAYS {});
+    each_bit(run.absent, [&](std::size_t i) SHOAL_ALWAYS { run.rows[i] = by.no_row(); });
   }
 
   template <class Form, class Lines, class ScalarRow>
   static SHOAL_INLINE void resolve_scalars(const IndexProbe& by, Run& run, float* weights) noexcept {
-    resolve<Form, Lines>(by, run, [&](std::size_t i, const std::byte* line) SHOAL_ALWAYS {
-      const std::byte* const row = run.rows[i];
+    resolve<Form, Lines>(by, run, [&](std::size_t i, const std::byte* line, std::uint32_t here) SHOAL_ALWAYS {
+      const std::uint32_t all = 0U - here;
       std::uint32_t bits;
       std::memcpy(&bits, weights + i, sizeof bits);
-      bits = row == nullptr ? bits : ScalarRow::bits(line, row);
+      bits = (bits & ~all) | (ScalarRow::bits(line, run.rows[i]) & all);
       std::memcpy(weights + i, &bits, sizeof bits);
     });
   }
@@ -354,15 +418,15 @@ namespace {
 // The kernels of one line format; those for rows of one weight are ScalarKernels.
 template <class Form>
 struct RowKernels {
-  static void probe(const IndexProbe& by, Run& run) noexcept {
-    ProbeKernels::probe<Form, PortableLines>(by, run);
+  static void probe(const IndexProbe& by, Run& run, const Run& later) noexcept {
+    ProbeKernels::probe<Form, PortableLines>(by, run, later, [](std::size_t) SHOAL_ALWAYS {});
   }
   static void resolve(const IndexProbe& by, Run& run) noexcept {
     ProbeKernels::resolve<Form, PortableLines>(by, run);
   }
 #if defined(SHOAL_SIMD)
-  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, Run& run) noexcept {
-    ProbeKernels::probe<Form, SimdLines>(by, run);
+  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, Run& run, const Run& later) noexcept {
+    ProbeKernels::probe<Form, SimdLines>(by, run, later, [](std::size_t) SHOAL_ALWAYS {});
   }
   SHOAL_SIMD static void resolve_by_simd(const IndexProbe& by, Run& run) noexcept {
     ProbeKernels::resolve<Form, SimdLines>(by, run);
@@ -372,15 +436,16 @@ struct RowKernels {
 
 template <class Form, class ScalarRow>
 struct ScalarKernels {
-  static void probe(const IndexProbe& by, Run& run, float* weights) noexcept {
-    ProbeKernels::probe_scalars<Form, PortableLines, ScalarRow>(by, run, weights);
+  static void probe(const IndexProbe& by, Run& run, const Run& later, float* weights) noexcept {
+    ProbeKernels::probe_scalars<Form, PortableLines, ScalarRow>(by, run, later, weights);
   }
   static void resolve(const IndexProbe& by, Run& run, float* weights) noexcept {
     ProbeKernels::resolve_scalars<Form, PortableLines, ScalarRow>(by, run, weights);
   }
 #if defined(SHOAL_SIMD)
-  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, Run& run, float* weights) noexcept {
-    ProbeKernels::probe_scalars<Form, SimdLines, ScalarRow>(by, run, weights);
+  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, Run& run, const Run& later,
+                                       float* weights) noexcept {
+    ProbeKernels::probe_scalars<Form, SimdLines, ScalarRow>(by, run, later, weights);
   }
   SHOAL_SIMD static void resolve_by_simd(const IndexProbe& by, Run& run, float* weights) noexcept {
     ProbeKernels::resolve_scalars<Form, SimdLines, ScalarRow>(by, run, weights);
@@ -436,21 +501,60 @@ IndexProbe::KernelTable choose_kernels(const RowFormat& form) noexcept {
 
 }  // namespace
 
+namespace {
+
+constexpr std::size_t kWidenedWidth = 6;  // bytes per hash, as in tables of 1e6 to 1e8 rows
+
+#if defined(SHOAL_SIMD)
+template <class Kind>
+IndexProbe::Widen choose_widen(std::size_t dim) noexcept {
+  return with_dim<8, 16, 32, 64>(dim, [](auto known) -> IndexProbe::Widen {
+    if constexpr (known == 0) {
+      return nullptr;
+    } else {
+      return &ProbeKernels::probe_and_widen<FixedWidth<kWidenedWidth, 0>, Kind, known>;
+    }
+  });
+}
+#endif
+
+IndexProbe::Widen choose_widen([[maybe_unused]] const RowFormat& form) noexcept {
+#if defined(SHOAL_SIMD)
+  if (form.by_simd() && !form.is_inline()) {
+    switch (form.code()) {
+      case RowFormat::Code::kFloat32:
+        return choose_widen<widen::Float32>(form.dim());
+      case RowFormat::Code::kFloat16:
+        return choose_widen<widen::Float16>(form.dim());
+      case RowFormat::Code::kBfloat16:
+        return choose_widen<widen::Bfloat16>(form.dim());
+      case RowFormat::Code::kInt8:
+        return choose_widen<widen::Int8>(form.dim());
+    }
+  }
+#endif
+  return nullptr;
+}
+
+}  // namespace
+
+IndexProbe::Widen IndexProbe::widens(std::size_t width) const noexcept {
+  return width == kWidenedWidth ? widen_ : nullptr;
+}
+
 void Run::prefetch() const noexcept {
-  for (std::size_t i = 0; i < std::min(size, kAhead); ++i) {
+  for (std::size_t i = 0; i < size; ++i) {
     prefetch_line(lines[i]);
   }
 }
 
-void Run::set_next_lines(std::span<const std::byte* const> next) noexcept {
-  const std::span behind(lines.data() + size, kAhead);
-  const std::size_t count = std::min(next.size(), kAhead);
-  std::copy_n(next.begin(), count, behind.begin());
-  std::fill(behind.begin() + static_cast<std::ptrdiff_t>(count), behind.end(), lines[0]);
-}
-
-IndexProbe::IndexProbe(const RowFormat& form, Slots slots) noexcept
-    : form_(form), slots_(slots), lines_of_row_(lines_of(form.bytes())), kernels_(choose_kernels(form)) {
+IndexProbe::IndexProbe(const RowFormat& form, Slots slots, std::span<const std::byte> no_row)
+    : form_(form),
+      slots_(slots),
+      lines_of_row_(lines_of(form.bytes())),
+      no_row_(no_row.begin(), no_row.end()),
+      kernels_(choose_kernels(form)),
+      widen_(choose_widen(form)) {
   for (std::size_t k = 0; k < forms_.size(); ++k) {
     forms_[k] = LineFormat(form, LineFormat::kMinRowBytes + k);
   }
@@ -464,6 +568,7 @@ void IndexProbe::prepare(const LayerView& layer, Run& run) const noexcept {
     const SlotIndexView& at = layer.indexes[hash >> (64U - bits)];
     run.lines[i] = at.lines + scale(hash << bits, at.homes) * kCacheLine;
   }
+  std::fill(run.lines.begin() + static_cast<std::ptrdiff_t>(run.size), run.lines.end(), run.lines[0]);
 }
 
 const std::byte* IndexProbe::row_of(const Section& section, const std::byte* line,

@@ -4,21 +4,23 @@
 // while another run is processed.
 //
 //   prepare          computes each hash's home line, where its probe sequence begins; reads nothing
-//   probe            reads the homes and prefetches those of the next run, and the wide rows that it finds
+//   probe            reads the homes, and prefetches the homes of a later run and what this run reads next: the rows that are
+//                    found, and the lines after the homes of those that may be displaced
 //   probe_scalars    the same where a row is one weight: also reads the weight
-//   resolve          finds the few hashes that may be displaced to a line after their home
+//   resolve          finds the few hashes that are displaced to a line after their home, and prefetches their rows
 //
-//   index.prepare(layer, a);   a.prefetch();                   // the first lines of the first run
-//   index.prepare(layer, b);   a.set_next_lines(b.homes());    // no gap between runs
-//   index.probe(width, a);     index.resolve(width, a);
-//   for (const std::byte* row : a.rows) ...                    // null for a hash that is absent
+//   run    r         r - kStage   r - 2 kStage   r - 3 kStage
+//          prepare   probe        resolve        use the rows
 //
-// Lookups in large tables are bound by address translation rather than by cache lines or instructions; the prefetch
-// distance (Run::kAhead) hides it.
+// Each stage is some 64 hashes behind the one before it, which hides the latency of memory, and a run is short: then what
+// several runs hold, and the lines that were prefetched for them, stay in the L1 cache. Most of the time goes into
+// instructions, and the rest into address translation rather than into cache lines: a prefetch occupies the processor until
+// its address is translated, so addresses are to be known early, and other work is to be in the same loop.
 //
-// No branch depends on a hash: whether it is present, and in which lane, is unpredictable. The rare exceptions (two hashes of
-// a line with equal low bits, a hash with the low bits of an empty line) are detected once per run, which is then read again
-// by exact comparison.
+// The loops have no branch that depends on a hash: whether it is present, in which lane, and whether it may be displaced, is
+// unpredictable. Absent hashes are collected in a mask, and get a row like the others. The rare exceptions (two hashes of a
+// line with equal low bits, a hash with the low bits of an empty line, one that is displaced by more than a line) are detected
+// once per run.
 //
 // Threads: immutable; a run belongs to one thread.
 
@@ -29,6 +31,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/memory.h"
 #include "base/mix.h"
@@ -37,17 +40,24 @@
 
 namespace shoal {
 
-// A slot's home lines: all that most lookups need. Small enough that those of all slots stay in the L1 cache.
+// A slot's lines: all that most lookups need to find a hash. Small enough that those of all slots stay in the L1 cache.
 struct SlotIndexView {
   const std::byte* lines;
   std::uint32_t homes;
-  std::uint32_t width;  // bytes per stored hash
+  std::uint32_t count;  // of lines
+
+  // The line after `line`; the last one is its own.
+  const std::byte* next(const std::byte* line) const noexcept {
+    const std::byte* const last = lines + (std::size_t{count} - 1) * kCacheLine;
+    return line < last ? line + kCacheLine : last;
+  }
 };
 
-// A slot's wide rows.
+// A slot's wide rows, and the width of its hashes.
 struct RowArrayView {
   const std::byte* rows;
-  std::uint64_t count;
+  std::uint32_t count;
+  std::uint32_t width;  // bytes per stored hash
 };
 
 // The mapped section of one slot.
@@ -69,46 +79,52 @@ struct LayerView {
   const Section* sections;
 };
 
-// A block of hashes that is being looked up: few enough that the lines of two runs stay in the L1 and L2 caches.
+// A block of hashes that is being looked up.
 struct Run {
-  static constexpr std::size_t kMaxSize = 256;
-  static constexpr std::size_t kAhead = 128;
+  static constexpr std::size_t kMaxSize = 32;  // a bit of a mask for each
+  static constexpr std::size_t kStage = 2;     // runs from one stage to the next
+  static constexpr std::size_t kRing = 8;      // runs in flight
 
   std::size_t size = 0;
-  std::size_t unresolved_count = 0;
-  std::size_t missing_count = 0;
+  std::uint32_t unresolved = 0;  // after probe(): bit i: hash i may be displaced from its home
+  std::uint32_t absent = 0;      // after resolve(): bit i: the layer does not have hash i
   LayerView layer{};
-  std::array<std::uint64_t, kMaxSize> hashes;
-  std::array<const std::byte*, kMaxSize + kAhead>
-      lines;  // homes; after them, the lines that are prefetched while the homes are read
+  alignas(kCacheLine) std::array<std::uint64_t, kMaxSize> hashes;
+  std::array<const std::byte*, kMaxSize> lines;  // homes; those of an incomplete run repeat the first one
   std::array<const std::byte*, kMaxSize> rows;
-  std::array<std::uint16_t, kMaxSize + 1> unresolved;  // hashes that may be displaced from their homes
-  std::array<std::uint16_t, kMaxSize + 1>
-      missing;  // after probe_scalars(): hashes without a weight in their homes
 
-  // The prefetch distance in hashes; half as far for wide rows, which need lines of their own.
-  static constexpr std::size_t ahead(bool inline_rows) noexcept { return inline_rows ? kAhead : kAhead / 2; }
-  // Prefetches the first lines.
+  bool is_absent(std::size_t i) const noexcept { return ((absent >> i) & 1U) != 0; }
+  // The number of runs of so many hashes.
+  static constexpr std::size_t count(std::size_t hashes) noexcept {
+    return (hashes + kMaxSize - 1) / kMaxSize;
+  }
+  // Prefetches the homes.
   void prefetch() const noexcept;
-  std::span<const std::byte* const> homes() const noexcept { return {lines.data(), size}; }
-  // Sets the lines to prefetch towards the end of this run: the homes of the next one, if any.
-  void set_next_lines(std::span<const std::byte* const> next) noexcept;
 };
 
 class IndexProbe {
  public:
   static constexpr std::size_t kWidths = LineFormat::kMaxDim - LineFormat::kMinRowBytes + 1;
   struct Kernels {
-    void (*probe)(const IndexProbe&, Run&) noexcept;
+    void (*probe)(const IndexProbe&, Run&, const Run& later) noexcept;
     void (*resolve)(const IndexProbe&, Run&) noexcept;
     // Null if a row is more than one weight.
-    void (*probe_scalars)(const IndexProbe&, Run&, float* weights) noexcept;
+    void (*probe_scalars)(const IndexProbe&, Run&, const Run& later, float* weights) noexcept;
     void (*resolve_scalars)(const IndexProbe&, Run&, float* weights) noexcept;
   };
   using KernelTable = std::array<Kernels, kWidths + 1>;
+  // probe(), and widens the rows of a run that is `ready`; returns a mask of those that are marked as removed. Faster than one
+  // after the other, because the second needs no memory while the first waits for it.
+  using Widen = std::uint32_t (*)(const IndexProbe&, Run& run, const Run& later, const Run& ready,
+                                  float* weights) noexcept;
 
   // Uses intrinsics or their portable equivalent, as the row format does.
-  IndexProbe(const RowFormat& form, Slots slots) noexcept;
+  // `no_row` is what a hash without a row gets.
+  IndexProbe(const RowFormat& form, Slots slots, std::span<const std::byte> no_row);
+  IndexProbe(const IndexProbe&) = delete;  // views point to its no_row()
+  IndexProbe(IndexProbe&&) = default;
+  IndexProbe& operator=(IndexProbe&&) = delete;
+  ~IndexProbe() = default;
 
   const LineFormat& form_of(const Section& section) const noexcept {
     return forms_[section.width - LineFormat::kMinRowBytes];
@@ -116,19 +132,27 @@ class IndexProbe {
   // The row in a lane; null if a damaged line names a row beyond the last.
   const std::byte* row_of(const Section& section, const std::byte* line, unsigned lane) const noexcept;
 
-  // Requires run.hashes and run.size.
+  // A row like the others, so that the loops need not treat a hash without a row in another way.
+  const std::byte* no_row() const noexcept { return no_row_.data(); }
+
+  // Requires run.hashes and run.size, at least 1.
   void prepare(const LayerView& layer, Run& run) const noexcept;
-  // `width`: bytes per hash in all sections; 0 if they differ.
-  void probe(std::size_t width, Run& run) const noexcept { kernels_[kernel_index(width)].probe(*this, run); }
-  // The same for rows of one weight, which are read too. The hashes in run.missing have a NaN in `weights` before
-  // resolve_scalars() and may have one after it: they are `absent`, or their rows are marked as removed.
-  void probe_scalars(std::size_t width, Run& run, float* weights) const noexcept {
-    kernels_[kernel_index(width)].probe_scalars(*this, run, weights);
+  // `width`: bytes per hash in all sections; 0 if they differ. Prefetches the homes of a `later` run, which has been prepared;
+  // `run` itself if there is none.
+  void probe(std::size_t width, Run& run, const Run& later) const noexcept {
+    kernels_[kernel_index(width)].probe(*this, run, later);
+  }
+  // Null except for 6 bytes per hash, as in tables of 1e6 to 1e8 rows, and the usual dims.
+  Widen widens(std::size_t width) const noexcept;
+  // The same for rows of one weight, which are read too. The weight of an `absent` hash, and of a removed row, is a NaN.
+  void probe_scalars(std::size_t width, Run& run, const Run& later, float* weights) const noexcept {
+    kernels_[kernel_index(width)].probe_scalars(*this, run, later, weights);
   }
   void resolve_scalars(std::size_t width, Run& run, float* weights) const noexcept {
     kernels_[kernel_index(width)].resolve_scalars(*this, run, weights);
   }
   static bool absent(float weight) noexcept { return std::bit_cast<std::uint32_t>(weight) == kAbsent; }
+  // Afterwards run.rows are the rows of the layer. A hash that the layer does not have gets no_row().
   void resolve(std::size_t width, Run& run) const noexcept {
     kernels_[kernel_index(width)].resolve(*this, run);
   }
@@ -149,7 +173,9 @@ class IndexProbe {
   RowFormat form_;
   Slots slots_;
   std::size_t lines_of_row_;  // that are prefetched
-  KernelTable kernels_;       // by width
+  std::vector<std::byte> no_row_;
+  KernelTable kernels_;  // by width
+  Widen widen_;
 };
 
 }  // namespace shoal

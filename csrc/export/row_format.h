@@ -33,7 +33,7 @@ class RowFormat {
   RowFormat(std::string_view dtype, std::size_t dim, bool by_simd = has_simd());
 
   using Decode = std::size_t (*)(std::span<const std::byte* const> rows, std::size_t dim, float* weights,
-                                 std::uint16_t* missing) noexcept;
+                                 std::uint16_t* removed) noexcept;
 
   Code code() const noexcept { return code_; }
   std::size_t dim() const noexcept { return dim_; }
@@ -51,11 +51,11 @@ class RowFormat {
   void encode(const float* weights, std::byte* row, float shared_scale = 0.0F) const noexcept;
   void encode_removed(std::byte* row) const noexcept;
   void decode(const std::byte* row, float* weights, float shared_scale = 0.0F) const noexcept;
-  // Decodes up to 65536 rows that do not share a scale, dim weights each. Null pointers and removed rows are skipped: their
-  // positions are written to `missing`, which has room for all; returns how many there are.
+  // Decodes up to 65536 rows that do not share a scale, dim weights each. The positions of removed rows are written to
+  // `removed`, which has room for all; returns how many there are.
   std::size_t decode_rows(std::span<const std::byte* const> rows, float* weights,
-                          std::uint16_t* missing) const noexcept {
-    return decode_(rows, dim_, weights, missing);
+                          std::uint16_t* removed) const noexcept {
+    return decode_(rows, dim_, weights, removed);
   }
   bool is_removed(const std::byte* row) const noexcept;
   // Half the quantization step of an int8 row; 0 for the other dtypes.
