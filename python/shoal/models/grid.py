@@ -176,7 +176,7 @@ class LogisticRegressionGrid(StoreOwner):
         first = self._models[0]
         made = PassCoordinator(first.store, first.name, can_replace=True, can_change=True)
         with made.fitting(plan.common) as coordinator:
-            has_begun, fit_states = taken_over(self._models, coordinator)
+            has_begun, fit_states = taken_over(self._models, coordinator, reader, plan)
             if has_begun and fit_states is None:
                 return self
             publisher = Publisher(self._models, coordinator)
@@ -190,7 +190,7 @@ class LogisticRegressionGrid(StoreOwner):
                 fit_states=fit_states,
                 publisher=publisher,
             )
-            publisher.publish(None)
+            publisher.end()
         return self
 
     def results(self, metric: Metric = "logloss") -> list[GridResult[LogisticRegression]]:

@@ -226,8 +226,8 @@ class ModelTrainer:
         )
         if unmeasured or repeated:
             log.warning(
-                "pass %d: workers that died were replaced; %d examples that they had learned from are not in the "
-                "metrics of the pass, and %d may have been learned from twice",
+                "pass %d: workers have died; %d examples that they had learned from are not in the metrics of the "
+                "pass, and %d may have been learned from twice",
                 self._number,
                 unmeasured,
                 repeated,

@@ -16,8 +16,12 @@ Rows, in a table of the model's name and "-team"
 If the number of workers changes, a worker that is within its pass hands over its state (takeover.py) and writes that it
 has moved. It has not ended its pass then, so all others are within it or wait for its end, see this, and move as well.
 
-The others do not wait for a worker that leaves a fit early, which it announces, nor for one that died or left the job
-before the fit began; a fit that needs all of them (`needs_all`) raises WorkerLostError. If the job waits for a
+If a worker dies and their number may change, the others move as well: those that are within the pass after their batch,
+and those that wait at a barrier all at the same one. Each pass begins at a barrier, at which all have published their
+states. So all others move within the same pass, and the dead one has published a state of that pass.
+
+Otherwise they do not wait for a worker that leaves a fit early, which it announces, nor for one that died or left the
+job before the fit began; a fit that needs all of them (`needs_all`) raises WorkerLostError. If the job waits for a
 replacement of a worker that died, that one continues from the state that its predecessor has published (takeover.py):
 it is *behind* while it repeats clocks that have counted. Otherwise a worker that joins in the middle of a job has not
 seen the agreements of the others: its fit is refused.
@@ -35,7 +39,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Self
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 import numpy as np
@@ -59,6 +63,7 @@ _LONGEST_SECONDS = 86400.0  # to wait while others measure; a worker that dies m
 
 
 _fits: WeakKeyDictionary[Store, Counter[str]] = WeakKeyDictionary()  # begun in each store, by name of the model
+_learning: WeakSet[Store] = WeakSet()  # in which all workers have published a state, if their number may change
 
 
 class WorkersMoveError(Exception):
@@ -103,6 +108,8 @@ class PassCoordinator:
         Whether the fit publishes states, from which the replacement of a worker continues, if the job waits for one.
     can_change : bool
         Whether the fit hands over its state when the number of workers changes.
+    can_lose : bool
+        Whether it does so when one of them has died, too.
     remedy : str
         Of a fit that does not publish states.
 
@@ -114,6 +121,10 @@ class PassCoordinator:
         Whether a replacement continues this fit.
     may_change : bool
         Whether the number of workers may change in this fit.
+    may_lose : bool
+        Whether it changes, too, if one of them dies.
+    publishes : bool
+        Whether the fit publishes states.
     fit : int
         Number of this fit among those of the model in this store, from 1.
     change : bytes or None
@@ -121,10 +132,18 @@ class PassCoordinator:
     """
 
     def __init__(
-        self, store: Store, name: str, *, can_replace: bool = False, can_change: bool = False, remedy: str = ""
+        self,
+        store: Store,
+        name: str,
+        *,
+        can_replace: bool = False,
+        can_change: bool = False,
+        can_lose: bool = True,
+        remedy: str = "",
     ) -> None:
         self._store = store
         self.may_change = store.workers_range is not None and not store.taking_splits
+        self.may_lose = self.may_change and can_lose
         if store.workers_range is not None and not can_change:
             raise ShoalError(
                 f"the job may have {store.workers_range[0]} to {store.workers_range[1]} workers, and this kind of fit "
@@ -141,6 +160,7 @@ class PassCoordinator:
         self._looking: Future[npt.NDArray[np.float32]] | None = None  # the pull of `find_left`
         self.change: bytes | None = None
         self.can_replace = can_replace and store.replacement_seconds > 0 and not store.taking_splits
+        self.publishes = self.can_replace or self.may_lose
         self._name = name
         self._fits = _fits.setdefault(store, Counter())
         self._fits[name] += 1
@@ -172,18 +192,19 @@ class PassCoordinator:
     @contextlib.contextmanager
     def fitting(self, settings: Mapping[str, object]) -> Iterator[Self]:
         """Begin a fit, all workers together and with the same settings; announce an error that ends it."""
-        try:
-            self.begin(settings)
-        except BaseException:
-            self._fits[self._name] -= 1  # none has begun: the next one has its number
-            raise
-        try:
-            yield self
-        except WorkersChangedError:
-            raise
-        except BaseException:
-            self.abandon()
-            raise
+        with self.handing_over():
+            try:
+                self.begin(settings)
+            except BaseException:
+                self._fits[self._name] -= 1  # none has begun: the next one has its number
+                raise
+            try:
+                yield self
+            except (WorkersChangedError, WorkersMoveError):
+                raise
+            except BaseException:
+                self.abandon()
+                raise
 
     def begin(self, settings: Mapping[str, object]) -> None:
         """Begin a fit, all workers together.
@@ -204,6 +225,7 @@ class PassCoordinator:
                 self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
                 self._table.assign(self._mine + _BEGUN, np.array([[self.fit, 0]], np.float32))
             self._store.barrier()
+            self._check_lost()
             self._check_settings(encoded, was_past=was_past)
             begun = self._table.pull(self._ranks + _BEGUN)[:, 0]
             self._absent = frozenset(self._ranks[begun < self.fit].tolist())  # a replacement may be behind
@@ -299,6 +321,31 @@ class PassCoordinator:
 
     # ---- another number of workers -----------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """End the job, for the next one to continue, if the workers move outside of a pass: their states are there.
+
+        Raises
+        ------
+        WorkersChangedError
+        """
+        try:
+            yield
+        except WorkersMoveError:
+            self._store.hand_over(returns=True, begun=self._store in _learning)
+            raise WorkersChangedError(
+                "a worker has died: connect again, and repeat the program", leaves=False
+            ) from None
+
+    def begin_learning(self) -> None:
+        """Wait until all workers have published their states of the beginning of a pass, if their number may change.
+
+        Each may hand over its state from now on.
+        """
+        if self.may_change:
+            self.wait_for_all()
+            _learning.add(self._store)
+
     @property
     def continued(self) -> bool:
         """Whether the workers of another job have handed over their states to this one."""
@@ -311,16 +358,30 @@ class PassCoordinator:
 
     def hand_over(self, state: bytes, *, returns: bool) -> None:
         """Hand over the state of this worker; nothing of the fit may follow. The others need not wait for it."""
-        self._store.flush()
-        self._messages.hand_over(state)
+        self._messages.publish(state)
         if not self._is_alone:
             self._table.assign(self._mine + _ENDED, np.array([[_MOVED, 0]], np.float32))
         self._store.hand_over(returns=returns)
 
-    def handed_over(self) -> list[bytes | None]:
-        """Return the states that the workers of the job before have handed over; None of one that died before."""
+    def handed_over(self) -> list[list[bytes]]:
+        """Return the last states of the workers of the job before, the last one of each first; that is handed over."""
         assert self._store.continued is not None
-        return self._messages.handed_over(*self._store.continued)
+        return self._messages.published_in(*self._store.continued)
+
+    @property
+    def lost(self) -> dict[int, tuple[int, int]]:
+        """The workers of the job before that died: see `shoal.Store.continued_lost`."""
+        return self._store.continued_lost
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a worker has died, and the others are to hand over their states."""
+        return self.may_lose and bool(self._store.lost_workers)
+
+    def _check_lost(self) -> None:
+        """Raise WorkersMoveError if the last barrier was passed without a worker that has died."""
+        if self.may_lose and self._store.lost_at_barrier:
+            raise WorkersMoveError
 
     def _check_moved(self, rows: npt.NDArray[np.float32]) -> None:
         """Raise WorkersMoveError if one of the others has handed over its state."""
@@ -365,8 +426,10 @@ class PassCoordinator:
             rows = self._table.pull(self._ranks + _ENDED)
             self._check_moved(rows)
             self._check(self._ranks[rows[:, 0] >= _NEVER].tolist())
-            behind = self._ranks[rows[:, 0] < self._passes]
-            if set(behind.tolist()) <= self._store.lost_workers | self._absent:
+            behind, lost = set(self._ranks[rows[:, 0] < self._passes].tolist()), self._store.lost_workers
+            if self.may_lose and behind & lost:
+                raise WorkersMoveError
+            if behind <= lost | self._absent:
                 break
             self.tick()
             empty_clock()
@@ -399,6 +462,7 @@ class PassCoordinator:
         while True:
             try:
                 self._store.barrier()
+                self._check_lost()
                 if self.needs_all:
                     self._check(self._left())
                 return
@@ -438,7 +502,7 @@ class PassCoordinator:
         if not self.needs_all:
             return
         reasons = (
-            (self._store.lost_workers, "was lost"),
+            (self._store.lost_workers if not self.may_lose else (), "was lost"),
             (self._absent, "left before this fit began"),
             (left, "has ended this fit early, by an error"),
         )

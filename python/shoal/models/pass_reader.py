@@ -161,7 +161,7 @@ class PassReader:
         """Malformed lines that were skipped."""
         return sum(int(getattr(source, "skipped", 0)) for source in self._sources)
 
-    def _left(self) -> tuple[Share, ...]:
+    def left(self) -> tuple[Share, ...]:
         """Return what is left of the shares."""
         place = self._place
         if place is None:
@@ -180,7 +180,7 @@ class PassReader:
 
     def state_in(self, state: FitState, random: Callable[[], bytes]) -> FitState:
         """Return the state of a fit with the position of this pass; ``state`` has all else."""
-        left = self._left()
+        left = self.left()
         if not self._in_parts:
             (share,) = left
             return replace(state, batches=share.batches, read=share.read, position=share.position)

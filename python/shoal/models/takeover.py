@@ -16,7 +16,8 @@ What a batch changes outside of tables, such as the random numbers of a dropout,
 model that has such a state publishes it in each clock that changes it, before the clock ends.
 
 If the number of workers changes, each hands over such a state after a clock, and the workers of the next job divide
-what all have left of the pass (docs/decisions/0038-changing-workers.md).
+what all have left of the pass (docs/decisions/0038-changing-workers.md). Of a worker that died they take the last state
+that it has published, and each of them skips the batches that have counted since before it divides the rest.
 
 Threads: the one that fits.
 """
@@ -25,23 +26,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from typing import NoReturn
 
 import msgspec
 
+from shoal.base.plural import counted
+from shoal.data import Batch
 from shoal.errors import WorkerLostError, WorkersChangedError
 from shoal.models.history import Fit, Pass, Point
 from shoal.models.learner import FitState, Learner
 from shoal.models.pass_coordinator import PassCoordinator, Position
-from shoal.models.shares import divided
+from shoal.models.pass_reader import PassReader
+from shoal.models.plan import Plan
+from shoal.models.shares import Share, WorkerState, divided
 
 __all__ = ["Publisher", "hand_over", "taken_over"]
 
 log = logging.getLogger(__name__)
 
 _SECONDS = 5.0  # between two states that are published within a pass
+_REMEDY = "start the fit again, with resume=True (--resume) if it writes checkpoints"
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -74,7 +82,7 @@ _own = msgspec.msgpack.Decoder(list[bytes])
 
 
 class Publisher:
-    """Publishes the state of a fit, if workers of the job are replaced.
+    """Publishes the state of a fit, if others continue that of a worker that dies.
 
     Parameters
     ----------
@@ -90,11 +98,11 @@ class Publisher:
 
     def is_due(self) -> bool:
         """Whether a state is to be published after this clock."""
-        return self._coordinator.can_replace and time.monotonic() >= self._next
+        return self._coordinator.publishes and time.monotonic() >= self._next
 
     def publish(self, fit_states: Sequence[FitState] | None) -> None:
         """Publish the states of all models after a clock, or before the first one of a pass; None: the fit is over."""
-        if not self._coordinator.can_replace or self._coordinator.is_behind:
+        if not self._coordinator.publishes or self._coordinator.is_behind:
             return
         self._next = time.monotonic() + _SECONDS
         self._own = [model.own_state() for model in self._models]
@@ -108,6 +116,12 @@ class Publisher:
             ],
         )
         self._coordinator.publish(msgspec.msgpack.encode(state))
+
+    def end(self) -> None:
+        """Publish that the fit is over, after all that its workers do in it."""
+        if self._coordinator.may_lose:
+            self._coordinator.wait_for_all()  # until then all of it may have to be repeated
+        self.publish(None)
 
     def publish_changes(self) -> None:
         """Publish what the batch of the clock that is about to end has changed outside of tables."""
@@ -170,7 +184,12 @@ def _described(model: Learner, own: bytes, common: bytes) -> _Model:
 
 
 def taken_over(
-    models: Sequence[Learner], coordinator: PassCoordinator, *, needs_all: bool = False
+    models: Sequence[Learner],
+    coordinator: PassCoordinator,
+    reader: Iterable[Batch],
+    plan: Plan,
+    *,
+    needs_all: bool = False,
 ) -> tuple[bool, list[FitState] | None]:
     """Return whether others have begun this fit, and the states to continue from, one of each model.
 
@@ -180,10 +199,11 @@ def taken_over(
     Raises
     ------
     WorkerLostError
-        A worker died before it had handed over its state, and the fit ``needs_all``.
+        A worker has ended the fit before it had handed over its state, and the fit ``needs_all``; or one has died, and
+        there is no state of it.
     """
     if coordinator.continued:
-        return _continued(models, coordinator, needs_all=needs_all)
+        return _continued(models, coordinator, reader, plan, needs_all=needs_all)
     content = coordinator.published()
     if content is None:
         return False, None
@@ -198,29 +218,113 @@ def taken_over(
 
 
 def _continued(
-    models: Sequence[Learner], coordinator: PassCoordinator, *, needs_all: bool
+    models: Sequence[Learner], coordinator: PassCoordinator, reader: Iterable[Batch], plan: Plan, *, needs_all: bool
 ) -> tuple[bool, list[FitState] | None]:
-    contents = coordinator.handed_over()
-    states = [_published.decode(content) for content in contents if content is not None]
-    if len(states) < len(contents):
+    published = coordinator.handed_over()
+    ends = {
+        rank: _published.decode(its[0]) for rank, its in enumerate(published) if its and rank not in coordinator.lost
+    }
+    first = next(iter(ends.values()), None)
+    if first is None or first.position.fit < coordinator.fit:
+        return False, None  # none of them had begun it
+    if missing := len(published) - len(ends) - len(coordinator.lost):
         text = (
-            f"{len(contents) - len(states)} of {len(contents)} workers died before they had handed over what was left "
-            "of their shares, when the number of workers changed"
+            f"{missing} of {len(published)} workers ended before they had handed over what was left of their shares, "
+            "when the number of workers changed"
         )
-        if needs_all or not states:
-            raise WorkerLostError(f"{text}: start the fit again, with resume=True (--resume) if it writes checkpoints")
+        if needs_all:
+            raise WorkerLostError(f"{text}: {_REMEDY}")
         log.warning("%s: the others continue without it", text)
-    first, rank, workers = states[0], coordinator.rank, models[0].store.num_workers
-    if first.position.fit < coordinator.fit:
-        return False, None
-    _restore(models, first, states[rank % len(states)].models)
-    if first.position.fit > coordinator.fit:
+    rank, workers = coordinator.rank, models[0].store.num_workers
+    if first.position.fit > coordinator.fit or first.fit_states is None:
+        _restore(models, first, ends[list(ends)[rank % len(ends)]].models)
+        Publisher(models, coordinator).publish(None)  # for the next job, should this one end as well
         return True, None
-    fit_states = []
-    for number, one in enumerate(first.fit_states or ()):
-        left = [state.fit_states[number].workers[0] for state in states if state.fit_states and one.workers]
-        fit_states.append(replace(one, workers=(divided(left, workers)[rank],)) if left else one)
+    _restore(models, first, ends[list(ends)[rank % len(ends)]].models)
+    learning = [number for number, one in enumerate(first.fit_states) if one.workers]
+    found = {
+        at: _left_by_lost(at, published, models, coordinator, reader, plan, first.fit_states[learning[0]], learning)
+        for at in coordinator.lost
+        if learning
+    }
+    for at, one in ends.items():
+        found[at] = {number: one.fit_states[number].workers[0] for number in learning if one.fit_states}
+    fit_states = list(first.fit_states)
+    for number in learning:
+        left = [its[number] for _, its in sorted(found.items()) if its]
+        fit_states[number] = replace(fit_states[number], workers=(divided(left, workers)[rank],))
     return True, fit_states
+
+
+def _left_by_lost(
+    rank: int,
+    published: Sequence[Sequence[bytes]],
+    models: Sequence[Learner],
+    coordinator: PassCoordinator,
+    reader: Iterable[Batch],
+    plan: Plan,
+    at: FitState,
+    learning: Sequence[int],
+) -> dict[int, WorkerState]:
+    """Return what a worker that died had left of the pass ``at``, of each model that is ``learning``.
+
+    It begins with the last state that the worker has published in this pass, or with the whole of its split. If that is
+    not the last one at all, the worker waited for the next pass to begin; otherwise the one before may be incomplete.
+
+    Raises
+    ------
+    WorkerLostError
+        It had published none.
+    """
+    clock, repeats = coordinator.lost[rank]
+    for state in map(_published.decode, published[rank]):
+        its = [state.fit_states[number] for number in learning] if state.fit_states else []
+        if state.position.fit == coordinator.fit and its and its[0].epoch == at.epoch:
+            break
+    else:
+        raise WorkerLostError(
+            f"worker {rank} of {len(published)} has died, and there is no state of it from which the others could "
+            f"continue: {_REMEDY}"
+        )
+    whole = (Share(rank=rank, workers=len(published)),)
+    states = [
+        one.workers[0] if one.workers else WorkerState(shares=whole, seen=models[number].accumulator().to_dict())
+        for number, one in zip(learning, its, strict=True)
+    ]
+    data = PassReader(
+        reader,
+        plan,
+        replace(at, workers=(states[0],)),
+        rank=coordinator.rank,
+        workers=models[0].store.num_workers,
+        follow=plan.keeps_batches,
+    )
+    features = examples = 0
+    with closing(iter(data)) as batches:
+        for batch in islice(batches, max(0, clock - state.position.clock)):
+            features, examples = features + batch.nnz, examples + len(batch)
+            data.learned()
+        left = data.left()
+        repeated = sum(len(batch) for batch in islice(batches, repeats))
+    if not coordinator.rank:
+        log.warning(
+            "worker %d of %d has died: the others continue at its last counted batch; %s that it had learned from are "
+            "not in the metrics of the pass, and up to %d are learned from twice",
+            rank,
+            len(published),
+            counted(examples, "example"),
+            repeated,
+        )
+    return {
+        number: replace(
+            its,
+            shares=left,
+            features=its.features + features,
+            unmeasured=its.unmeasured + examples,
+            repeated=its.repeated + repeated,
+        )
+        for number, its in zip(learning, states, strict=True)
+    }
 
 
 def _restore(models: Sequence[Learner], state: _Published, own: Sequence[_Model]) -> None:

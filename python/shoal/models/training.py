@@ -87,9 +87,8 @@ def train(
     try:
         for observer in observers:
             observer.fit_began()
-        if coordinator.may_change:
-            coordinator.wait_for_all()  # all have begun: each may hand over its state from now on
-        run.passes([BEGINNING] * len(models) if fit_states is None else fit_states)
+        with coordinator.handing_over():
+            run.passes([BEGINNING] * len(models) if fit_states is None else fit_states)
     except BaseException as error:
         for observer in observers:
             observer.fit_ended(error)
@@ -150,6 +149,7 @@ class _TrainingRun:
                     self._publisher.publish(
                         begins if is_within else [trainer.fit_state(at[0], between=True) for trainer in trainers]
                     )
+                self._coordinator.begin_learning()
                 self._one_pass(learning, at, title)
                 merged = merge_pass(self._coordinator, learning, has_valid=self._valid is not None)
                 is_whole = not self._coordinator.is_alone or learning[0].model.store.num_workers == 1
@@ -175,10 +175,27 @@ class _TrainingRun:
                         observer.pass_done(learning[0].fit_state(FitState(epoch=epoch + 1), between=True))
                     if (interrupt := interrupted()) is not None and not self._leaves():
                         raise interrupt
-            for trainer in trainers:
-                trainer.finish()
+            self._finish(FitState(epoch=plan.epochs))
             if self._interrupted is not None and (interrupt := self._interrupted()) is not None:
                 raise interrupt
+
+    def _finish(self, end: FitState) -> None:
+        """Restore the weights of the best passes, if some are kept."""
+        self._publish_together([trainer.fit_state(end, between=True) for trainer in self._trainers])
+        try:
+            for trainer in self._trainers:
+                trainer.finish()
+        except ShoalError:
+            if self._coordinator.has_lost:
+                raise WorkersMoveError from None
+            raise
+        self._publish_together([end] * len(self._trainers))  # the best weights may be removed now
+
+    def _publish_together(self, states: Sequence[FitState]) -> None:
+        """Publish states outside of a pass, all workers together, if others continue them when one dies."""
+        if self._publisher is not None and self._coordinator.may_lose:
+            self._publisher.publish(states)
+            self._coordinator.begin_learning()
 
     def _sweep(self) -> None:
         """Drop the rows that the tables' expiry rules select: all workers are at one clock, and end it."""
@@ -202,7 +219,7 @@ class _TrainingRun:
         first = trainers[0].model
         for trainer, its in zip(trainers, at, strict=True):
             trainer.begin(its)
-        publishes = self._publisher is not None and self._coordinator.can_replace
+        publishes = self._publisher is not None and self._coordinator.publishes
         publishes = publishes or self._coordinator.may_change
         follow = (bool(self._observers) or publishes) and self._plan.keeps_batches
         rank, workers = first.store.rank, first.store.num_workers
@@ -254,6 +271,8 @@ class _TrainingRun:
                         raise interrupt from error
                     raise
             self._end_pass(first, fit_state)
+            if self._publisher is not None and self._coordinator.may_lose:
+                self._publisher.publish([_fit_state(trainer, data) for trainer in self._trainers])
             complete = True
         except WorkersMoveError:
             states = [_fit_state(trainer, data) for trainer in self._trainers]

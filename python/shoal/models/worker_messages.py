@@ -10,14 +10,15 @@ Each number of a row holds one byte, 0 to 255, which every filter of values tran
 If workers are replaced, message k stays in slot k mod 4 until message k + 4: a replacement repeats the calls since the
 last state that its predecessor has published, and receives the messages that it has missed. Slots 4 and 5 hold such
 states in turns, so that one of them is complete at any moment; slots 6 and 7 likewise what a clock has changed outside
-of tables. Slot 8 holds the state that a worker hands over to the job that continues its own, and slot 9 the address at
-which it answers the others of a fit. Slot 10 holds the settings with which it has begun the last one.
+of tables. A job that continues another one reads the states of that, and writes its own in slots 8 and 9: so those that
+it has begun with stay until the next job has its own. Slot 10 holds the address at which a worker answers the others of
+a fit, and slot 11 the settings with which it has begun the last one.
 
 Invariants
     M1  A call is one of all workers, at the same clock. The k-th call of a worker exchanges the k-th messages.
     M2  The message of a worker that was lost or has left is None: its rows have another number.
     M3  A call that the predecessor of this worker has begun with all others changes no message.
-    M4  Rows of another job are not read, except those of slot 8.
+    M4  Rows of another job are not read, except the states of the one that this job continues.
     M5  States and changes are numbered through all fits of a model in a store: the last one has the greatest number.
 
 Threads: the one that fits.
@@ -45,8 +46,9 @@ _RANK_BITS = 32
 _SLOT_BITS = 24
 _SLOTS = 4  # for messages: one more than the calls between two passes
 _STATES = 2  # slots for states, and as many for what clocks have changed
-_HANDED_OVER = _SLOTS + 2 * _STATES
-_ADDRESS = _HANDED_OVER + 1
+_CHANGES = _SLOTS + _STATES
+_OTHER_STATES = _CHANGES + _STATES
+_ADDRESS = _OTHER_STATES + _STATES
 _SETTINGS = _ADDRESS + 1
 _CALL_BITS = 24  # of numbers of calls, below the number of the job
 
@@ -56,6 +58,7 @@ class _Written:
     """What this worker has written in all fits of a model: states, changes, and the blocks in each slot."""
 
     published: int = 0
+    states: int = _SLOTS  # the first slot for them
     changes: int = 0
     blocks: dict[int, int] = field(default_factory=dict)
 
@@ -146,10 +149,11 @@ class WorkerMessages:
         return Exchanged(flags, messages, is_past)
 
     def publish(self, state: bytes) -> None:
-        """Publish a state of this worker for its replacement; the calls before have taken effect everywhere."""
+        """Publish a state of this worker for others to continue; the calls before have taken effect everywhere."""
         self._written.published += 1
         self._store.flush()
-        self._put(_SLOTS + self._written.published % _STATES, self._written.published, self._store.job, state)
+        slot = self._written.states + self._written.published % _STATES
+        self._put(slot, self._written.published, self._store.job, state)
 
     def published(self) -> bytes | None:
         """Return the last state that this worker's predecessor has published; None: there is none."""
@@ -162,15 +166,15 @@ class WorkerMessages:
     def publish_change(self, clock: int, change: bytes) -> None:
         """Publish what the clock that is about to end has changed outside of tables."""
         self._written.changes += 1
-        self._put(_SLOTS + _STATES + self._written.changes % _STATES, clock + 1, self._store.job, change)
+        self._put(_CHANGES + self._written.changes % _STATES, clock + 1, self._store.job, change)
 
     def published_change(self, begin: int, end: int) -> bytes | None:
         """Return what the last of the clocks from ``begin`` to ``end`` - 1 that changed anything has published."""
-        found = [one for one in self._own(_SLOTS + _STATES) if begin < one[0] <= end]
+        found = [one for one in self._own(_CHANGES) if begin < one[0] <= end]
         if not found:
             return None
         _, slot, length, first = max(found)
-        self._written.changes = slot - _SLOTS - _STATES  # the next one leaves it as it is
+        self._written.changes = slot - _CHANGES  # the next one leaves it as it is
         return self._content(self._store.rank, slot, first, length)
 
     def _own(self, first_slot: int) -> list[tuple[int, int, int, bytes]]:
@@ -184,13 +188,20 @@ class WorkerMessages:
             self._written.blocks[slot] = -(-(_HEAD.size + length) // _BLOCK)
         return found
 
-    def hand_over(self, state: bytes) -> None:
-        """Leave the state of this worker for the job that continues its own."""
-        self._put(_HANDED_OVER, self._store.job, 0, state)
-
-    def handed_over(self, job: int, workers: int) -> list[bytes | None]:
-        """Return the states that the workers of a job have handed over, by rank; None of one that died before."""
-        return [self._content_of(rank, _HANDED_OVER, job) for rank in range(workers)]
+    def published_in(self, job: int, workers: int) -> list[list[bytes]]:
+        """Return the last two states that each worker of a job has published, by rank, the later one first."""
+        published: list[list[bytes]] = []
+        for rank in range(workers):
+            found: list[tuple[int, bytes]] = []
+            for states, others in ((_SLOTS, _OTHER_STATES), (_OTHER_STATES, _SLOTS)):
+                for slot in range(states, states + _STATES):
+                    first = self._pull(rank, slot, 0, 1)
+                    number, its_job, length = _HEAD.unpack_from(first)
+                    if number and its_job == job:
+                        found.append((number, self._content(rank, slot, first, length)))
+                        self._written.states = others
+            published.append([content for _, content in sorted(found, reverse=True)])
+        return published
 
     def publish_address(self, address: bytes) -> None:
         """Publish where this worker answers the others."""

@@ -155,7 +155,7 @@ class Store(StoreFiles):
 
     @property
     def workers_change(self) -> bool:
-        """Whether a worker waits to join, or another one has left: each hands over its state, and leaves the job."""
+        """Whether a worker waits to join, or has left or died: each hands over its state, and leaves the job."""
         return False
 
     @property
@@ -163,8 +163,28 @@ class Store(StoreFiles):
         """Number of the job whose workers have handed over their states to this one, and how many they were."""
         return None
 
-    def hand_over(self, *, returns: bool) -> None:
-        """Announce that this worker has handed over its state, and whether it takes part in the job that continues."""
+    @property
+    def continued_lost(self) -> dict[int, tuple[int, int]]:
+        """Of the job that this one continues the workers that died without having handed over their states, by rank.
+
+        For each the clock from which on its pushes do not count, and how many clocks from there on may be in part its
+        own; none under BSP.
+        """
+        return {}
+
+    @property
+    def lost_at_barrier(self) -> bool:
+        """Whether the last `barrier` was passed without a worker that has died, if the number of workers may change.
+
+        All others learn of it at the same barrier.
+        """
+        return False
+
+    def hand_over(self, *, returns: bool, begun: bool = True) -> None:
+        """Announce that this worker has handed over its state, and whether it takes part in the job that continues.
+
+        Without ``begun`` it had none, as all others: the next job begins as this one did.
+        """
 
     @property
     def barriers(self) -> dict[str, int]:

@@ -247,6 +247,11 @@ class ClickModel(SavedPredictor):
         """Whether another process can continue a fit of this worker: others have its dense part, servers all rows."""
         return self._dense.can_be_replaced and bool(self._tables) and not self._staleness
 
+    @property
+    def can_lose_workers(self) -> bool:
+        """Whether the others can hand over the states of a fit in which one of them has died."""
+        return self._dense.can_lose_workers
+
     def join(self, coordinator: PassCoordinator, *, has_begun: bool = False, is_over: bool = False) -> None:
         """Connect to the other workers of a fit, all together.
 

@@ -76,6 +76,10 @@ class DensePart(Protocol):
     def can_be_replaced(self) -> bool:
         """Whether another worker can take over these of one that died."""
 
+    @property
+    def can_lose_workers(self) -> bool:
+        """Whether no step of the others needs a worker that died, if their number may change."""
+
     def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
         """Begin a fit, all workers together.
 
@@ -118,6 +122,7 @@ class Alone:
     """
 
     tables: Sequence[Table] = ()
+    can_lose_workers = False
 
     def __init__(self, make: Callable[[], torch.optim.Optimizer | None], has_parameters: bool) -> None:
         self._make = make
@@ -373,6 +378,7 @@ class OnServers:
     optimizer = None
     is_on_servers = True
     can_be_replaced = True
+    can_lose_workers = True
 
     def __init__(self, module: nn.Module, store: Store, optimizer: Optimizer) -> None:
         self._module = module

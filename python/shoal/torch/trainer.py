@@ -154,12 +154,13 @@ def fit(
         model.name,
         can_replace=model.can_be_replaced,
         can_change=not model.staleness,
+        can_lose=model.can_lose_workers,
         remedy=remedy,
     )
     with made.fitting(plan.common) as coordinator, contextlib.ExitStack() as leaving:
         coordinator.needs_all = True
         leaving.callback(model.leave)
-        has_begun, fit_states = taken_over([model], coordinator, needs_all=True)
+        has_begun, fit_states = taken_over([model], coordinator, reader, plan, needs_all=True)
         if not has_begun:
             fit_state = begin_or_resume(
                 model, reader, valid, plan, checkpointer, resume=resume, coordinator=coordinator
@@ -189,5 +190,5 @@ def fit(
         )
         if checkpointer is not None:
             checkpointer.save()
-        publisher.publish(None)
+        publisher.end()
         model.end_fit(coordinator)

@@ -89,6 +89,7 @@ __all__ = [
     "LeaveReply",
     "ListTables",
     "ListTablesReply",
+    "LostWorker",
     "MalformedMessageError",
     "MapChanged",
     "Message",
@@ -219,13 +220,24 @@ class Join(_Message, frozen=True, tag="join"):
     job: _JobName = ""
 
 
+class LostWorker(_Message, frozen=True):
+    """A worker that died before it had handed over its state: its pushes before ``clock`` count.
+
+    From there on up to ``repeats`` clocks may be in part its own.
+    """
+
+    rank: _Small
+    clock: _Word
+    repeats: _Word = 0
+
+
 class JoinReply(_Message, frozen=True, tag="joined"):
     """A peer has joined. ``incarnation``, ``job`` and ``clock`` are for workers: their initial values.
 
     ``replacement_seconds`` is how long the job waits for a replacement of a worker that died. A worker that is one has
     ``replaces``; its predecessor has passed so many barriers of each name, and up to ``repeats`` clocks from ``clock``
     on may be in part those of its predecessor. A job whose number of workers has changed ``continues`` the one of that
-    number, which had ``handed_over`` workers.
+    number, which had ``handed_over`` workers; of these the ``lost`` ones have handed over nothing.
     """
 
     rank: _Small
@@ -241,6 +253,7 @@ class JoinReply(_Message, frozen=True, tag="joined"):
     passed: dict[_Name, _Word] = {}
     continues: _Word = 0
     handed_over: _Small = 0
+    lost: tuple[LostWorker, ...] = ()
 
 
 class GetMap(_Message, frozen=True, tag="ask-map"):
@@ -283,7 +296,12 @@ class Barrier(_Message, frozen=True, tag="barrier"):
 
 
 class BarrierReply(_Message, frozen=True, tag="passed"):
-    """All workers of the job that are alive have reached the barrier."""
+    """All workers of the job that are alive have reached the barrier.
+
+    In a job whose number of workers may change it was passed without those that are ``lost``: all receive the same.
+    """
+
+    lost: tuple[_Small, ...] = ()
 
 
 class TakeSplit(_Message, frozen=True, tag="take-part"):
@@ -337,9 +355,13 @@ class ViewReply(_Message, frozen=True, tag="view"):
 
 
 class HandOver(_Message, frozen=True, tag="hand-over"):
-    """A worker has put its state on the servers for the job that continues this one; ``returns``: it joins that too."""
+    """A worker has put its state on the servers for the job that continues this one; ``returns``: it joins that too.
+
+    Without ``begun`` it had not begun: the next job begins as this one did.
+    """
 
     returns: bool
+    begun: bool = True
 
 
 class Leave(_Message, frozen=True, tag="leave"):
@@ -493,7 +515,7 @@ class ServerGone(_Message, frozen=True, tag="server-gone"):
 
 
 class WorkerGone(_Message, frozen=True, tag="worker-gone"):
-    """A worker was declared dead. ``text`` names it and the reason; ``job`` is the number of its job if it is named."""
+    """A worker was declared dead. ``text`` names it and the reason; ``job`` is the number of its job."""
 
     rank: _Small
     incarnation: _Word

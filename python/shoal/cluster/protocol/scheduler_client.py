@@ -517,7 +517,7 @@ class SchedulerClient:
         doing = "asking the scheduler to end the cluster"
         return self.call(StopCluster(), AcceptedReply, timeout=timeout, doing=doing).text
 
-    def hand_over(self, *, timeout: float, returns: bool) -> None:
+    def hand_over(self, *, timeout: float, returns: bool, begun: bool) -> None:
         """Announce that this worker has handed over its state to the job that continues its own.
 
         Parameters
@@ -526,8 +526,11 @@ class SchedulerClient:
             Seconds.
         returns : bool
             Whether this process joins that job.
+        begun : bool
+            Whether there is a state of this job; otherwise the next one begins as it did.
         """
-        self.call(HandOver(returns), AcceptedReply, timeout=timeout, doing="handing over the state of this worker")
+        doing = "handing over the state of this worker"
+        self.call(HandOver(returns, begun), AcceptedReply, timeout=timeout, doing=doing)
 
     def leave(self, *, timeout: float, status: int = 0) -> None:
         """Leave the cluster: the others do not wait for this process.

@@ -20,6 +20,7 @@ from shoal.cluster.protocol.messages import (
     Event,
     JobConsistency,
     Join,
+    LostWorker,
     Order,
     OrderReply,
     ReplyBody,
@@ -336,6 +337,9 @@ class JobState(_State, frozen=True):
     handed_over: dict[int, bool] = {}
     coming: int = 0
     name: str = ""
+    begun: bool = False
+    lost: tuple[LostWorker, ...] = ()
+    continued_lost: tuple[LostWorker, ...] = ()
 
 
 class ContinuationState(_State, frozen=True):
@@ -345,6 +349,7 @@ class ContinuationState(_State, frozen=True):
     size: int
     expected: int
     until: float
+    lost: tuple[LostWorker, ...] = ()
 
 
 class JobLineState(_State, frozen=True):

@@ -4,8 +4,8 @@
                then all workers receive JoinReply; it ends when the last worker has left or died, and the next join
                begins another
     queue      workers that wait for the end of the job, or for a rank
-    change     workers of a job of 2 to 8, say, wait in the queue, or one wants to leave: its members hand over their
-               states and leave, and the next job, of all that stay and come, continues it
+    change     workers of a job of 2 to 8, say, wait in the queue, or one wants to leave, or has died: its members hand
+               over their states and leave, and the next job, of all that stay and come, continues it (continuation.py)
     vacancy    the place of a worker that died, for as long as the others wait for its replacement: it is fenced, and no
                clock ends without it. A replacement begins at its last counted clock; without one it is dismissed
 
@@ -29,7 +29,6 @@ from shoal.cluster.protocol.messages import (
     ErrorReply,
     Fence,
     Hold,
-    JobConsistency,
     Join,
     JoinReply,
     LeaveReply,
@@ -39,6 +38,7 @@ from shoal.cluster.protocol.messages import (
     WorkerGone,
     WorkersChange,
 )
+from shoal.cluster.scheduler.continuation import continuation_of, least_clock, lost_ranks, lost_worker, why_over
 from shoal.cluster.scheduler.inputs import JobLineState, Settings
 from shoal.cluster.scheduler.members import (
     Continuation,
@@ -46,6 +46,7 @@ from shoal.cluster.scheduler.members import (
     Job,
     Vacancy,
     WorkerPeer,
+    disagreement,
     restore_job,
 )
 from shoal.cluster.scheduler.numbers import NumberSource
@@ -204,12 +205,12 @@ class Jobs:
         job = self.job
         assert job is not None
         if job.most:
-            fault = self._disagrees(worker, (job.least, job.most), job.consistency)
+            fault = disagreement(self._about, worker, (job.least, job.most), job.consistency)
             if not fault and job.size < job.most:
                 self._change(job, f"{worker.about} waits to join")
             return fault or None
         if self._admitting is None and (found := self._vacancy_for(worker)) is not None:
-            fault = self._disagrees(worker, (job.size, 0), job.consistency)
+            fault = disagreement(self._about, worker, (job.size, 0), job.consistency)
             if not fault:
                 self._admitting = worker
                 self._orders.begin(self._take_over(job, found, worker))
@@ -220,7 +221,7 @@ class Jobs:
         rank = min(job.dead) if worker.wants.rank is None else worker.wants.rank
         if rank not in job.dead:
             return None
-        fault = self._disagrees(worker, (job.size, 0), job.consistency)
+        fault = disagreement(self._about, worker, (job.size, 0), job.consistency)
         if not fault:
             self._admitting = worker
             job.dead.discard(rank)
@@ -239,25 +240,12 @@ class Jobs:
         if first is not None:
             assert first.wants.workers is not None
             assert first.wants.rules is not None
-            fault = self._disagrees(worker, (first.wants.workers, first.wants.most), first.wants.rules)
+            fault = disagreement(self._about, worker, (first.wants.workers, first.wants.most), first.wants.rules)
             if fault:
                 return fault
         if not self._forming.takes(worker):
             return None
         self._forming.add(worker)
-        return ""
-
-    def _disagrees(self, worker: WorkerPeer, numbers: tuple[int, int], rules: JobConsistency) -> str:
-        assert worker.wants.workers is not None
-        own = (worker.wants.workers, worker.wants.most)
-        if own != numbers:
-            has, asks = (
-                counted(least, "worker") if not most else f"{least} to {most} workers" for least, most in (numbers, own)
-            )
-            return f"{self._about} has {has}, and {worker.about} asks for {asks}: pass the same everywhere"
-        if worker.wants.rules != rules:
-            text = f"{self._about} has {rules}, and {worker.about} asks for {worker.wants.rules}"
-            return f"{text}: pass the same everywhere"
         return ""
 
     def missing(self, worker: WorkerPeer) -> str:
@@ -305,7 +293,7 @@ class Jobs:
         if first.wants.most:
             self.job.least, self.job.most = first.wants.workers or 0, first.wants.most
         if after is not None:
-            self.job.continues, self.job.continued = after.job, after.size
+            self.job.continues, self.job.continued, self.job.continued_lost = after.job, after.size, after.lost
             self._continuation = None
         what = f"job {self.name!r}" if self.name else "a job"
         self._peers.notes.append(f"{what} of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
@@ -380,7 +368,7 @@ class Jobs:
         results = yield Fence(rank, gone.incarnation, self._number(job))
         last = max(results, key=lambda done: done.result)
         gone.clock, gone.tables = last.result, last.tables
-        gone.least = min((done.least for done in results if done.least is not None), default=gone.clock)
+        gone.least = least_clock(results)
         self._seat()
 
     def replacement_overdue(self) -> int | None:
@@ -395,7 +383,7 @@ class Jobs:
         gone = self.job.vacant.pop(rank)
         text = f"{gone.about}, and was not replaced in {self._settings.replacement_seconds:g} s"
         self._peers.notes.append(text)
-        self._peers.publish(WorkerGone(rank, gone.incarnation, text, self._number(self.job)))
+        self._peers.publish(WorkerGone(rank, gone.incarnation, text, self.job.number))
         self.job.dead.add(rank)
         self._check_barriers()
         if not self._servers.broken:
@@ -431,12 +419,16 @@ class Jobs:
             dict(job.passed) if replaces else {},
             job.continues,
             job.continued,
+            job.continued_lost,
         )
         self._peers.reply(worker, worker.join, joined)
 
     @property
     def _is_over(self) -> bool:
-        return self.job is not None and not (self.job.members or self.job.vacant) and self._admitting is None
+        job = self.job
+        if job is None or job.members or job.vacant or self._admitting is not None:
+            return False
+        return not job.most or len(job.lost) == len(job.dead)  # what the last ones had ticked is known
 
     def _end(self) -> None:
         assert self.job is not None
@@ -456,7 +448,7 @@ class Jobs:
             self._peers.notes.append(f"the number of workers changes: {why}")
             self._peers.publish(WorkersChange(job.number))
 
-    def hand_over(self, worker: WorkerPeer, number: int, *, returns: bool) -> None:
+    def hand_over(self, worker: WorkerPeer, number: int, *, returns: bool, begun: bool) -> None:
         """Process that a member has handed over its state."""
         if self.job is None or not self.is_member(worker) or not self.job.most:
             self._peers.reply(worker, number, ErrorReply("protocol", f"{worker} has a job of fixed workers"))
@@ -464,6 +456,7 @@ class Jobs:
         if not self.job.handed_over:
             self.job.coming = len(self._joining())
         self.job.handed_over[worker.rank] = returns
+        self.job.begun = self.job.begun or begun
         self._change(self.job, f"{worker} leaves")
         self._peers.reply(worker, number, AcceptedReply())
 
@@ -474,13 +467,11 @@ class Jobs:
     def _continue(self, job: Job) -> None:
         """Have the next job continue one whose workers have handed over their states; without those it is over."""
         if job.handed_over:
-            expected = min(job.most, sum(job.handed_over.values()) + job.coming)
-            self._continuation = Continuation(job.number, job.size, expected, self._peers.now + _RETURN_SECONDS)
+            self._continuation = continuation_of(job, until=self._peers.now + _RETURN_SECONDS)
             return
         for worker in self._joining():
             del self._queue[worker.sender]
-            text = "the job that this worker waited to take part in has ended"
-            self._peers.reply(worker, worker.join, ErrorReply("input", text))
+            self._peers.reply(worker, worker.join, ErrorReply("input", why_over(job)))
             worker.join = 0
 
     def forming_overdue(self) -> bool:
@@ -534,10 +525,12 @@ class Jobs:
                 self._orders.begin(self._vacate(self.job, worker.rank, gone))
                 return
             self._peers.notes.append(text)
-            self._peers.publish(WorkerGone(worker.rank, worker.incarnation, text, self._number(self.job)))
+            self._peers.publish(WorkerGone(worker.rank, worker.incarnation, text, self.job.number))
             self.job.dead.add(worker.rank)
             if worker.rank in self.job.handed_over:
                 self.job.handed_over[worker.rank] = False
+            elif self.job.most:
+                self._change(self.job, text)
             self._take_out(worker)
             if not self._servers.broken:
                 self._orders.begin(self._dismiss(self.job, worker.rank, worker.incarnation))
@@ -559,6 +552,8 @@ class Jobs:
         # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
         results = yield Fence(rank, incarnation, self._number(job))
         last = max(results, key=lambda done: done.result)
+        if job.most and rank in job.dead:
+            job.lost += (lost_worker(job, rank, results),)
         order = Dismiss(rank, incarnation, last.result, last.tables, self._number(job))
         job.clock = max(job.clock, *(done.result for done in (yield order)))
         if self.job is job and self._is_over:
@@ -590,7 +585,7 @@ class Jobs:
                 for rank, number in came.items():
                     worker = self.job.members.get(rank)
                     if worker is not None and number in worker.waiting:
-                        self._peers.reply(worker, number, BarrierReply())
+                        self._peers.reply(worker, number, BarrierReply(lost_ranks(self.job)))
 
     def take_split(self, worker: WorkerPeer, take: TakeSplit) -> ReplyBody:
         """Return the reply to a request for a split of the data."""

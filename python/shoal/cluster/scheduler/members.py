@@ -13,11 +13,13 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import structs
 
+from shoal.base.plural import counted
 from shoal.cluster.protocol.messages import (
     ArcLoad,
     Figures,
     JobConsistency,
     Join,
+    LostWorker,
     Message,
     Order,
     ReplyBody,
@@ -41,6 +43,7 @@ __all__ = [
     "ServerPeer",
     "Vacancy",
     "WorkerPeer",
+    "disagreement",
     "restore_job",
     "restore_peer",
 ]
@@ -197,6 +200,20 @@ class WorkerPeer(Peer):
         return structs.replace(Peer.save(self), join=self.join, incarnation=self.incarnation, wants=self.wants)
 
 
+def disagreement(job: str, worker: WorkerPeer, numbers: tuple[int, int], rules: JobConsistency) -> str:
+    """Return why a worker cannot take part in a job of these numbers of workers and this consistency; empty: it can."""
+    assert worker.wants.workers is not None
+    own = (worker.wants.workers, worker.wants.most)
+    if own != numbers:
+        has, asks = (
+            counted(least, "worker") if not most else f"{least} to {most} workers" for least, most in (numbers, own)
+        )
+        return f"{job} has {has}, and {worker.about} asks for {asks}: pass the same everywhere"
+    if worker.wants.rules != rules:
+        return f"{job} has {rules}, and {worker.about} asks for {worker.wants.rules}: pass the same everywhere"
+    return ""
+
+
 @dataclass(slots=True, eq=False)
 class LauncherPeer(Peer):
     """The launcher of a worker's program."""
@@ -264,17 +281,19 @@ class Vacancy:
 class Continuation:
     """A job that has ended for another number of workers, and the next one continues it.
 
-    ``job`` and ``size`` are its own; the next one has ``expected`` workers, or those that have come ``until`` a time.
+    ``job`` and ``size`` are its own (0: nothing had begun), and so are the workers that were ``lost`` without having
+    handed over a state. The next one has ``expected`` workers, or those that have come ``until`` a time.
     """
 
     job: int
     size: int
     expected: int
     until: float
+    lost: tuple[LostWorker, ...] = ()
 
     def save(self) -> ContinuationState:
         """Return the state."""
-        return ContinuationState(job=self.job, size=self.size, expected=self.expected, until=self.until)
+        return ContinuationState(job=self.job, size=self.size, expected=self.expected, until=self.until, lost=self.lost)
 
 
 @dataclass(slots=True, eq=False)
@@ -302,6 +321,9 @@ class Job:
     handed_over: dict[int, bool] = field(default_factory=dict)  # by rank: whether the worker joins the next job too
     coming: int = 0  # workers that waited when the first one had handed over its state
     name: str = ""  # empty: the default job
+    begun: bool = False  # whether one of its workers has handed over a state
+    lost: tuple[LostWorker, ...] = ()  # workers that died, if their number may change
+    continued_lost: tuple[LostWorker, ...] = ()  # those of the job that it continues
 
     def forget_passes(self) -> None:
         """Remove the passes that all workers have finished."""
@@ -335,6 +357,9 @@ class Job:
             handed_over=dict(self.handed_over),
             coming=self.coming,
             name=self.name,
+            begun=self.begun,
+            lost=self.lost,
+            continued_lost=self.continued_lost,
         )
 
 
@@ -359,6 +384,7 @@ def restore_job(state: JobState, workers: Mapping[bytes, WorkerPeer]) -> Job:
     job.passed = dict(state.passed)
     job.least, job.most, job.continues, job.continued = state.least, state.most, state.continues, state.continued
     job.changes, job.handed_over, job.coming = state.changes, dict(state.handed_over), state.coming
+    job.begun, job.lost, job.continued_lost = state.begun, state.lost, state.continued_lost
     return job
 
 

@@ -750,7 +750,7 @@ class Membership:
         elif isinstance(body, Barrier):
             self._named.of(peer).barrier(peer, number, body.name)
         elif isinstance(body, HandOver):
-            self._named.of(peer).hand_over(peer, number, returns=body.returns)
+            self._named.of(peer).hand_over(peer, number, returns=body.returns, begun=body.begun)
         elif isinstance(body, GetMetrics):
             self._servers.report_metrics(peer, number)
         elif isinstance(body, TakeSplit):

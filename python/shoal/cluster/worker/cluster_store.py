@@ -103,7 +103,6 @@ class ClusterStore(ConnectedStore):
         supervise: Callable[[Callable[[ShoalError], None]], None] = lambda fail: None,
     ) -> None:
         self._job_name = "" if job is None else job
-        self._order_job = 0 if not self._job_name else -1  # the job's number in orders and events; -1: not known yet
         self._filters = dict(filters) if isinstance(filters, Mapping) else filters
         self._filtered: dict[str, Filter] = {}
         self._cache = dict(cache) if isinstance(cache, Mapping) else cache
@@ -115,10 +114,11 @@ class ClusterStore(ConnectedStore):
         self._wanted_rank = rank
         self._changing: frozenset[int] = frozenset()  # jobs whose number of workers is to change
         self._splits_loops = 0
-        self._lost_workers: frozenset[int] = frozenset()
+        self._gone: frozenset[tuple[int, int]] = frozenset()  # workers that were declared dead: job and rank
         self._passes = 0  # calls of `splits`
         self._open_barriers: dict[str, PendingRequest] = {}  # barriers that this worker has reached and not passed
         self._barriers: dict[str, int] = {}  # passed, by name
+        self._lost_at_barrier = False
         super().__init__(
             address,
             "worker",
@@ -179,8 +179,6 @@ class ClusterStore(ConnectedStore):
             consistency=self._consistency,
             job=self._job_name,
         )
-        if self._job_name:
-            self._order_job = self._joined.job
         identify_store("worker", rank=self._joined.rank, job=self._joined.job)
         worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
         requests = self._make_requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk)
@@ -224,7 +222,7 @@ class ClusterStore(ConnectedStore):
     @property
     def lost_workers(self) -> frozenset[int]:
         """Ranks of workers that were declared dead since this one connected."""
-        return self._lost_workers
+        return frozenset(rank for job, rank in self._gone if job == self._joined.job)
 
     @property
     def joined_at(self) -> int:
@@ -271,12 +269,22 @@ class ClusterStore(ConnectedStore):
         """The job that this one continues, and its number of workers."""
         return (self._joined.continues, self._joined.handed_over) if self._joined.continues else None
 
-    def hand_over(self, *, returns: bool) -> None:
+    @property
+    def continued_lost(self) -> dict[int, tuple[int, int]]:
+        """Workers of that job that died: see :attr:`shoal.Store.continued_lost`."""
+        return {one.rank: (one.clock, one.repeats) for one in self._joined.lost}
+
+    @property
+    def lost_at_barrier(self) -> bool:
+        """Whether the last barrier was passed without a dead worker: see :attr:`shoal.Store.lost_at_barrier`."""
+        return self._lost_at_barrier
+
+    def hand_over(self, *, returns: bool, begun: bool = True) -> None:
         """Announce that this worker has handed over its state: see :meth:`shoal.Store.hand_over`."""
         self._check_usable()
         if self._cached:
             self.flush()  # what caches hold back belongs to this job
-        self._scheduler.hand_over(timeout=self._timeout, returns=returns)
+        self._scheduler.hand_over(timeout=self._timeout, returns=returns, begun=begun)
 
     @property
     def repeats(self) -> int:
@@ -465,7 +473,8 @@ class ClusterStore(ConnectedStore):
             return
         asked = self._open_barriers.pop(name, None) or self._scheduler.ask(Barrier(name))
         try:
-            self._scheduler.answer(asked, BarrierReply, timeout=timeout, doing=f"waiting for all workers at the {name}")
+            doing = f"waiting for all workers at the {name}"
+            passed = self._scheduler.answer(asked, BarrierReply, timeout=timeout, doing=doing)
         except DeadlineExceededError:
             self._open_barriers[name] = asked
             raise
@@ -473,6 +482,7 @@ class ClusterStore(ConnectedStore):
             self._scheduler.forget(asked)
             raise
         self._scheduler.forget(asked)
+        self._lost_at_barrier = bool(passed.lost)
         self._barriers[name] = self._barriers.get(name, 0) + 1
 
     # ---- splits of the data ------------------------------------------------------------------------------------------
@@ -677,8 +687,7 @@ class ClusterStore(ConnectedStore):
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, WorkerGone):
-            if event.job == self._order_job:
-                self._lost_workers = self._lost_workers | {event.rank}
+            self._gone = self._gone | {(event.job, event.rank)}
         elif isinstance(event, WorkersChange):
             self._changing = self._changing | {event.job}
         else:
