@@ -1,13 +1,14 @@
 """Caches at the workers: bytes, CPU time and log-loss of logistic regression by staleness, on a Zipf(1.05) click log.
 
     python bench/bench_cache.py                                 three rounds: about ten minutes
-    python bench/bench_cache.py --rows 1000000 --rounds 1       a larger vocabulary
+    python bench/bench_cache.py --rows 26000                    a smaller vocabulary
     python bench/bench_cache.py --dim 16 --rounds 1             rows of 16 weights
 
-An example has one id of each of 26 fields, drawn by Zipf's law with exponent 1.05 (bench/ctr/draw.py); its label is
-drawn from a planted logistic model. Each worker learns batches of 4096 examples with FTRL, one clock each, then both
-evaluate examples that nobody has learned. The workers and servers are processes of this machine with one thread each,
-and the batches are drawn before the time begins. The settings take turns.
+Workers make the steps of the optimizer in the rows that they keep; "sums" are settings where they send sums of
+gradients instead. An example has one id of each of 26 fields, drawn by Zipf's law with exponent 1.05
+(bench/ctr/draw.py); its label is drawn from a planted logistic model. Each worker learns batches of 4096 examples with
+FTRL, one clock each, then both evaluate examples that nobody has learned. The workers and servers are processes of this
+machine with one thread each, and the batches are drawn before the time begins. The settings take turns.
 
 CPU is that of the worker's process in its loop, less that of the same loop without a table, for each unique key of its
 batches; servers' CPU is that of their processes. All figures are medians (ranges) of the rounds. Each round checks that
@@ -19,21 +20,34 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from figures import check, conditions, cpu_seconds, spread
 from shoal.cluster.launch.local_cluster import running
 
-# name -> staleness of the job, staleness of the cache or None
-SETTINGS: dict[str, tuple[int, int | None]] = {
-    "SSP(16), no cache": (16, None),
-    "SSP(16), s = 0": (16, 0),
-    "SSP(16), s = 2": (16, 2),
-    "SSP(8), s = 4": (8, 4),
-    "SSP(16), s = 8": (16, 8),
-    "SSP(24), s = 8": (24, 8),
+
+class Setting(NamedTuple):
+    """How the job runs, and what its workers keep."""
+
+    bound: int  # the staleness of the job
+    held: int | None = None  # that of the cache; None: there is none
+    local_steps: bool = True
+    numbers: str = "float32"  # as which weights and gradients, or whole rows and their changes, are sent
+
+
+SETTINGS = {
+    "SSP(16), no cache": Setting(16),
+    "SSP(16), no cache, bfloat16": Setting(16, numbers="bfloat16"),
+    "SSP(16), s = 0": Setting(16, 0),
+    "SSP(16), s = 2": Setting(16, 2),
+    "SSP(8), s = 4": Setting(8, 4),
+    "SSP(16), s = 8": Setting(16, 8),
+    "SSP(24), s = 8": Setting(24, 8),
+    "SSP(24), s = 8, bfloat16": Setting(24, 8, numbers="bfloat16"),
+    "SSP(16), s = 2, sums": Setting(16, 2, local_steps=False),
+    "SSP(24), s = 8, sums": Setting(24, 8, local_steps=False),
 }
 
 # A worker prints one line of JSON.
@@ -42,8 +56,10 @@ import json, sys, time
 import numpy as np
 import shoal
 from ctr.draw import BATCH, FIELDS, Draw
-address, workers, rows, dim, batches, alpha, staleness, held, room, counts = json.loads(sys.argv[1])
-cache = {} if held is None else {"cache": shoal.Cache(rows=room, staleness=held)}
+address, workers, rows, dim, batches, alpha, room, counts, staleness, held, steps, numbers = json.loads(sys.argv[1])
+how = {} if held is None else {"cache": shoal.Cache(rows=room, staleness=held, local_steps=steps)}
+if not counts:
+    how["filters"] = shoal.Filters(gradients=numbers, weights=numbers)
 draw = Draw(rows)
 
 def loss_of(labels, margins):
@@ -66,7 +82,7 @@ def used(work):
     return result, time.perf_counter() - wall, time.process_time() - cpu
 
 with shoal.connect(
-    address, workers=workers, threads=1, timeout=300, consistency=shoal.SSP(staleness), **cache
+    address, workers=workers, threads=1, timeout=300, consistency=shoal.SSP(staleness), **how
 ) as store:
     if counts:
         table = store.table("counts", dim=dim, optimizer=shoal.SGD(lr=1.0))
@@ -106,13 +122,12 @@ print(json.dumps(report))
 """
 
 
-def run(arguments: argparse.Namespace, staleness: int, held: int | None, *, counts: bool) -> list[dict[str, Any]]:
+def run(arguments: argparse.Namespace, setting: Setting, *, counts: bool) -> list[dict[str, Any]]:
     """Run the workers on a cluster of their own: what they report."""
     with running(arguments.servers, workers=arguments.workers) as cluster:
         batches = min(arguments.batches, 20) if counts else arguments.batches
         what = [cluster.address, arguments.workers, arguments.rows, arguments.dim, batches, arguments.alpha]
-        what += [staleness, held]
-        command = [sys.executable, "-c", WORKER, json.dumps([*what, arguments.cache_rows, counts])]
+        command = [sys.executable, "-c", WORKER, json.dumps([*what, arguments.cache_rows, counts, *setting])]
         children = [
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
             for _ in range(arguments.workers)
@@ -136,7 +151,7 @@ def main() -> None:
     )
     parser.add_argument("--dim", type=int, default=1, metavar="N")
     parser.add_argument("--batches", type=int, default=120, metavar="N", help="of each worker (default: %(default)s)")
-    parser.add_argument("--alpha", type=float, default=0.2, metavar="A", help="of FTRL (default: %(default)s)")
+    parser.add_argument("--alpha", type=float, default=0.14, metavar="A", help="of FTRL (default: %(default)s)")
     parser.add_argument("--cache-rows", type=int, default=400_000, metavar="N", help="of each worker's cache")
     parser.add_argument("--servers", type=int, default=2, metavar="N")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
@@ -147,11 +162,11 @@ def main() -> None:
     found: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in settings}
     print(conditions(), flush=True)
     for _ in range(arguments.rounds):
-        for name, (staleness, held) in settings.items():
-            found[name].append(run(arguments, staleness, held, counts=False))
-    for name, (staleness, held) in settings.items():
-        check(all(one["exact"] for one in run(arguments, staleness, held, counts=True)), f"{name}: gradients were lost")
-    print(conditions())
+        for name, setting in settings.items():
+            found[name].append(run(arguments, setting, counts=False))
+    for name, setting in settings.items():
+        check(all(one["exact"] for one in run(arguments, setting, counts=True)), f"{name}: gradients were lost")
+    print(conditions(), flush=True)
 
     examples = arguments.batches * arguments.workers * 4096
     first = next(iter(settings))

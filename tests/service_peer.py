@@ -92,10 +92,25 @@ class Worker:
         )
         return [header, *payload]
 
-    def pull(self, hashes: npt.ArrayLike, *, clock: int = 0, sequence: int = 1 << 63, table: int = 0) -> Frames:
+    def pull(
+        self,
+        hashes: npt.ArrayLike,
+        *,
+        clock: int = 0,
+        sequence: int = 1 << 63,
+        table: int = 0,
+        **fields: Any,
+    ) -> Frames:
         h = np.asarray(hashes, np.uint64)
         return self._message(
-            Op.PULL, [h], dtype=WireDtype.FLOAT32, table=table, clock=clock, sequence=sequence, count=len(h)
+            Op.PULL,
+            [h],
+            dtype=WireDtype.FLOAT32,
+            table=table,
+            clock=clock,
+            sequence=sequence,
+            count=len(h),
+            **fields,
         )
 
     def _write(self, op: int, hashes: npt.ArrayLike, rows: npt.ArrayLike, **fields: Any) -> Frames:

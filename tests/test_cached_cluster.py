@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,9 +26,10 @@ def table_of(store, **what):
     return store.table("counts", **{"optimizer": shoal.SGD(lr=1.0), **what})
 
 
+@pytest.mark.parametrize("local_steps", [False, True])
 @pytest.mark.parametrize("consistency", [shoal.SSP(6), shoal.ASP()])
 @pytest.mark.parametrize("filters", [None, shoal.Filters(key_caching=True, zeros=True)])
-def test_sums_are_exact_rows_never_go_back_and_no_push_is_later_than_its_bound(consistency, filters):
+def test_sums_are_exact_rows_never_go_back_and_no_push_is_later_than_its_bound(consistency, filters, local_steps):
     def work(store):
         table = table_of(store, dim=2)
         rng = np.random.default_rng(store.rank)
@@ -37,7 +40,7 @@ def test_sums_are_exact_rows_never_go_back_and_no_push_is_later_than_its_bound(c
             rows = table.pull(keys.astype(np.uint64))
             assert (rows >= seen[keys]).all()
             seen[keys] = rows
-            must = own[: max(0, clock - 3)].sum(axis=0)
+            must = own[: clock if local_steps else max(0, clock - 3)].sum(axis=0)
             assert (rows[:, store.rank] >= must[keys]).all()
             amounts = rng.integers(0, 4, 150)
             own[clock, keys] = amounts
@@ -53,7 +56,12 @@ def test_sums_are_exact_rows_never_go_back_and_no_push_is_later_than_its_bound(c
 
     with cluster(2, 1) as made:
         (one, counts), (other, _) = together(
-            made.address, 2, work, consistency=consistency, cache=CACHE, filters=filters
+            made.address,
+            2,
+            work,
+            consistency=consistency,
+            cache=replace(CACHE, local_steps=local_steps),
+            filters=filters,
         )
     assert (one == other).all()
     assert counts["hits"] > 0
@@ -73,6 +81,81 @@ def test_rows_that_are_used_in_every_clock_travel_once_in_staleness_plus_one_clo
     counts = alone(work)
     assert (counts["fetched"], counts["sent"]) == (400 * 10, 400 * 10)
     assert counts["hits"] == 400 * 30
+
+
+OPTIMIZERS = [
+    shoal.SGD(lr=0.3),
+    shoal.Adagrad(lr=0.3, clip_norm=2.0),
+    shoal.RowWiseAdagrad(lr=0.3),
+    shoal.FTRL(alpha=0.3, l1=0.01),
+    shoal.GroupFTRL(alpha=0.3, l1=0.01, l21=0.01),
+]
+
+
+def learn(store, optimizer, *, others=False):
+    """Pull weights towards numbers of their keys, for 24 clocks; return what was pulled and the state in the end."""
+    table = store.table("learned", dim=3, optimizer=optimizer, init=shoal.Uniform(0.1, seed=1))
+    rng = np.random.default_rng(store.rank if others else 0)
+    pulled = []
+    for _ in range(24):
+        keys = rng.choice(400, 120, replace=False).astype(np.uint64)
+        pulled.append(table.pull(keys))
+        wanted = np.sin(keys[:, None] * np.arange(1.0, 4.0))
+        table.push(keys, (pulled[-1] - wanted).astype(np.float32))
+        store.tick()
+    store.barrier()
+    return pulled, table.state(KEYS), table.pull(KEYS)
+
+
+@pytest.mark.parametrize("filters", [None, shoal.Filters(gradients="bfloat16", weights="bfloat16")])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: one.rule)
+def test_one_worker_with_local_steps_learns_what_it_learns_without_servers(optimizer, filters):
+    with shoal.local(threads=1) as store:
+        pulled, state, weights = learn(store, optimizer)
+    near, near_state, near_weights = alone(lambda store: learn(store, optimizer), filters=filters)
+    bound = 1e-4 if filters is None else 0.1
+    for ours, theirs in zip(near, pulled, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=bound)
+    np.testing.assert_allclose(near_weights, weights, atol=bound)
+    for name, column in state.items():
+        np.testing.assert_allclose(near_state[name], column, atol=bound, rtol=bound)
+
+
+def test_several_workers_with_local_steps_learn_what_they_learn_without_a_cache():
+    def error(**how):
+        with cluster(2, 1) as made:
+            found = together(
+                made.address, 2, lambda store: learn(store, OPTIMIZERS[3], others=True), consistency=shoal.SSP(6), **how
+            )
+        return np.abs(found[0][2] - np.sin(KEYS[:, None] * np.arange(1.0, 4.0))).mean()
+
+    plain, cached = error(), error(cache=CACHE)
+    assert cached < 1.05 * plain
+
+
+@pytest.mark.parametrize(
+    "optimizer", [shoal.Momentum(), shoal.Adam(), shoal.SGD(schedule=shoal.schedules.Cosine(100))], ids=str
+)
+def test_optimizers_whose_steps_do_not_add_up_get_sums_of_gradients(optimizer):
+    assert not CACHE.makes_steps(optimizer, 3)
+    assert CACHE.makes_steps(shoal.FTRL(), 3)
+    assert not CACHE.makes_steps(shoal.FTRL(), 3000)  # too long for a message
+    _, _, weights = alone(lambda store: learn(store, optimizer))
+    assert np.isfinite(weights).all()
+
+
+def test_a_gradient_that_is_not_finite_stays_out_of_rows_and_copies():
+    def work(store):
+        table = table_of(store)
+        table.pull(KEYS)
+        table.push(KEYS, np.full((400, 1), np.nan, np.float32))
+        table.push(KEYS, -ONES)
+        seen = table.pull(KEYS)
+        store.flush()
+        assert store.cache_metrics()["counts"]["dropped"] == 400
+        return seen.sum(), table.pull(KEYS[:5]).sum()
+
+    assert alone(work) == (400, 5)
 
 
 def test_bsp_has_the_same_bits_with_a_cache():

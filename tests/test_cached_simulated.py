@@ -25,10 +25,12 @@ PLANS = {
 }
 
 
+@pytest.mark.parametrize("local_steps", [False, True])
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("seed", range(3))
-def test_caches_keep_the_promises_of_their_job(name, seed):
+def test_caches_keep_the_promises_of_their_job(name, seed, local_steps):
     plan = PLANS[name]
+    plan = replace(plan, cache=replace(plan.cache, local_steps=local_steps))
     assert violations(run(seed, plan)) == []
     if not plan.moves:  # which only the model of an endpoint makes
         assert violations(run(100 + seed, plan, _core.Service)) == []
@@ -54,7 +56,8 @@ def test_a_planted_bug_in_a_cache_is_found(name):
     pytest.fail(f"{sorted(checkers)} found nothing in 200 runs")
 
 
+@pytest.mark.parametrize("local_steps", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_slow_twin_of_the_cache_keeps_the_same_promises(seed):
-    plan = replace(PLANS["ssp"], cache=replace(TWIN, staleness=1, rows=64))
+def test_the_slow_twin_of_the_cache_keeps_the_same_promises(seed, local_steps):
+    plan = replace(PLANS["ssp"], cache=replace(TWIN, staleness=1, rows=64, local_steps=local_steps))
     assert violations(run(seed, plan)) == []

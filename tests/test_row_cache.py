@@ -1,5 +1,7 @@
 """The rows that a worker keeps: the engine's cache is its slow twin, and what it promises."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,11 +32,12 @@ def same(ours, theirs):
 @settings(deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.sampled_from([1, 8, 9, 30, 100]), st.sampled_from([1, 3, 16]), st.booleans(),
-    st.sampled_from([4, 12, 60, 400]),
+    st.sampled_from([4, 12, 60, 400]), st.booleans(),
 )  # fmt: skip
-def test_the_cache_does_what_its_slow_twin_does(seed, room, dim, counted, keys):
+def test_the_cache_does_what_its_slow_twin_does(seed, room, dim, counted, keys, local_steps):
     rng = np.random.default_rng(seed)
-    ours, theirs = _core.RowCache(room, dim, counted), row_cache.RowCache(room, dim, counted)
+    steps = ("SGD", {"lr": 0.3, "weight_decay": 0.0}) if local_steps else ()
+    ours, theirs = (make(room, dim, counted, *steps) for make in (_core.RowCache, row_cache.RowCache))
     open_pulls, clock, reader = [], 0, 0
     for _ in range(60):
         what = rng.choice(["read", "read", "fill", "fill", "add", "add", "older", "rows", "forget", "tick"])
@@ -123,10 +126,14 @@ def test_rows_that_are_used_often_stay_when_there_is_no_room():
 
 def test_a_cache_takes_the_memory_that_its_document_states():
     for dim in (1, 16, 64):
-        cache = shoal.Cache(rows=10**6, staleness=4)
-        stats = _core.RowCache(cache.rows, dim).stats()
-        assert stats["capacity"] >= 10**6
-        assert cache.bytes(dim) <= stats["bytes"] <= cache.bytes(dim) * 1.01 + 2**21
+        for optimizer in (shoal.FTRL(), shoal.Adam(), shoal.RowWiseAdagrad()):
+            cache = shoal.Cache(rows=10**6, staleness=4)
+            steps = (optimizer.rule, optimizer.params()) if cache.makes_steps(optimizer, dim) else ()
+            stats = _core.RowCache(cache.rows, dim, False, *steps).stats()
+            assert stats["capacity"] >= 10**6
+            stated = cache.bytes(dim, optimizer)
+            assert stated <= stats["bytes"] <= stated * 1.01 + 2**21
+            assert steps or stated == replace(cache, local_steps=False).bytes(dim, optimizer) == 10**6 * (24 + 8 * dim)
 
 
 @pytest.mark.parametrize(("rows", "staleness"), [(0, 1), (2**31 + 1, 1), (1, -1), (1, 2**31), (1.5, 1), (True, 1)])

@@ -86,6 +86,38 @@ def test_a_ping_is_answered_without_a_job_or_a_worker() -> None:
     assert service.metrics()["requests"] == {"ping": 2}
 
 
+def test_whole_rows_are_read_and_changed_only_where_that_makes_sense() -> None:
+    service = served(dim=2)
+    adagrad = {"optimizer": "Adagrad", "params": {"lr": 1.0, "eps": 0.0, "n0": 0.0, "weight_decay": 0.0}}
+    adam = {"lr": 1.0, "b1": 0.5, "b2": 0.5, "eps": 0.0, "weight_decay": 0.0, "per_row_step": 0.0}
+    service.add_table(1, dim=2, **{**SGD, **adagrad})
+    service.add_table(2, dim=2, **{**SGD, "optimizer": "Adam", "params": adam})
+    worker = Worker()
+
+    def whole(table: int) -> Reply:
+        return one(deliver(service, worker.pull([5], table=table, whole=True)))
+
+    assert whole(0).values.tolist() == [[0, 0]]
+    assert one(deliver(service, worker.push([5], [1, 2, 9, 16], sequence=1, table=1, whole=True))).status == Status.OK
+    assert whole(1).values.tolist() == [[1, 2, 9, 16]]
+    again = worker.push([5], [1, 2, 9, 16], sequence=1, table=1, whole=True)
+    assert one(deliver(service, again)).status == Status.OK  # once
+    assert one(deliver(service, worker.push([5], [3, 4], sequence=2, table=1))).status == Status.OK
+    assert whole(1).values[0, 2:].tolist() == [18, 32]
+    for reply in (whole(2), one(deliver(service, worker.push([5], [1] * 6, sequence=3, table=2, whole=True)))):
+        assert reply.status == Status.BAD_REQUEST
+        assert "Adam" in reply.text
+        assert "push gradients" in reply.text
+    wrong = one(deliver(service, worker.push([5], [1, 2], sequence=4, table=1, whole=True)))
+    assert wrong.status == Status.BAD_REQUEST
+    assert "rows of 4 numbers, got float32 rows of 2" in wrong.text
+    service = served("bsp")
+    for frames in (worker.pull([5], whole=True), worker.push([5], [1], sequence=1, whole=True)):
+        reply = one(deliver(service, frames))
+        assert reply.status == Status.BAD_REQUEST
+        assert "BSP" in reply.text
+
+
 def test_nobody_may_read_but_not_write() -> None:
     service = served("bsp", workers=2)
     nobody = Worker(rank=0xFFFFFFFF, incarnation=0, job=99)

@@ -17,13 +17,13 @@ from pathlib import Path
 
 CSRC = {
     "base": "",
-    "cache": "base",
     "kernel": "base",
     "optim": "base",
     "batch": "base",
     "table": "base",
     "policy": "base table",
     "shard": "base optim batch table policy",
+    "cache": "base optim shard",
     "tier": "base optim batch table policy shard",
     "export": "base optim",
     "wire": "base optim",

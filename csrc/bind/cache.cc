@@ -5,7 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/mix.h"
@@ -34,12 +38,12 @@ Array<std::uint64_t> offsets_of(std::span<const std::uint64_t> hashes, std::size
   return offsets;
 }
 
-// (hashes, offsets, gradients, counts or None); None: there are none.
-py::object sums_of(const RowCache::Sums& sums, const RowCache& cache, std::size_t slots) {
+// (hashes, offsets, numbers, counts or None); None: there are none. `width`: numbers of a row.
+py::object sums_of(const RowCache::Sums& sums, std::size_t width, std::size_t slots) {
   if (sums.hashes.empty()) {
     return py::none();
   }
-  Array<float> grads = fresh<float>(sums.hashes.size(), cache.dim());
+  Array<float> grads = fresh<float>(sums.hashes.size(), width);
   std::ranges::copy(sums.grads, grads.mutable_data());
   return py::make_tuple(copied(sums.hashes), offsets_of(sums.hashes, slots), grads,
                         sums.counts.empty() ? py::object(py::none()) : py::object(copied(sums.counts)));
@@ -61,7 +65,7 @@ py::tuple read(RowCache& cache, const Hashes& hashes, std::uint32_t clocks, std:
     some[i] = input[rest.fetched[i]];
   }
   return py::make_tuple(copied(rest.fetched), fetched, offsets_of(some, slots), copied(rest.joined),
-                        rest.readers, sums_of(rest.sums, cache, slots));
+                        rest.readers, sums_of(rest.sums, cache.width(), slots));
 }
 
 void fill(RowCache& cache, const Hashes& hashes, std::uint32_t reader, std::uint32_t clocks, bool is_kept,
@@ -82,7 +86,7 @@ py::object add(RowCache& cache, const Hashes& hashes, const Array<float>& grads,
     const py::gil_scoped_release nogil;
     cache.add(input, from, times, clock, passed);
   }
-  return sums_of(passed, cache, slots);
+  return sums_of(passed, cache.dim(), slots);
 }
 
 py::object send_older(RowCache& cache, std::uint32_t clock, std::size_t slots) {
@@ -91,13 +95,34 @@ py::object send_older(RowCache& cache, std::uint32_t clock, std::size_t slots) {
     const py::gil_scoped_release nogil;
     cache.send_older(clock, sums);
   }
-  return sums_of(sums, cache, slots);
+  return sums_of(sums, cache.width(), slots);
 }
 
 py::object send_rows(RowCache& cache, const Hashes& hashes, std::size_t slots) {
   RowCache::Sums sums;
   cache.send_rows(in(hashes), sums);
-  return sums_of(sums, cache, slots);
+  return sums_of(sums, cache.width(), slots);
+}
+
+Array<float> weights_of(RowCache& cache, const Array<float>& whole) {
+  const auto from = in(whole);
+  SHOAL_CHECK(from.size() % cache.width() == 0,
+              "whole rows have " + std::to_string(cache.width()) + " numbers");
+  Array<float> weights = fresh<float>(from.size() / cache.width(), cache.dim());
+  const auto to = out(weights);
+  const py::gil_scoped_release nogil;
+  cache.weights_of(from, to);
+  return weights;
+}
+
+std::unique_ptr<RowCache> make_cache(std::size_t rows, std::size_t dim, bool is_counted,
+                                     const std::optional<std::string>& optimizer,
+                                     std::map<std::string, double> params) {
+  std::optional<LocalSteps> steps;
+  if (optimizer) {
+    steps.emplace(dim, Optimizer(*optimizer, std::move(params)));
+  }
+  return std::make_unique<RowCache>(rows, dim, is_counted, std::move(steps));
 }
 
 // Copies row i of `some` to row positions[i] of `rows`.
@@ -125,6 +150,7 @@ py::dict stats(const RowCache& cache) {
   named["added"] = stats.added;
   named["passed"] = stats.passed;
   named["sent"] = stats.sent;
+  named["dropped"] = stats.dropped;
   named["held"] = cache.sums();
   named["capacity"] = cache.capacity();
   named["bytes"] = cache.bytes();
@@ -136,8 +162,10 @@ py::dict stats(const RowCache& cache) {
 void add_cache(py::module_& module) {
   const auto array = [](const char* name) { return py::arg(name).noconvert(); };
   py::class_<RowCache>(module, "RowCache")
-      .def(py::init<std::size_t, std::size_t, bool>(), py::arg("rows"), py::arg("dim"),
-           py::arg("counted") = false)
+      .def(py::init(&make_cache), py::arg("rows"), py::arg("dim"), py::arg("counted") = false,
+           py::arg("optimizer") = std::nullopt, py::arg("params") = std::map<std::string, double>())
+      .def_property_readonly("width", &RowCache::width)
+      .def("weights_of", &weights_of, array("whole"))
       .def_property_readonly("sums", &RowCache::sums)
       .def("read", &read, array("hashes"), py::arg("clocks"), py::arg("reader"), py::arg("may_join"),
            array("rows"), py::arg("slots"))
@@ -149,6 +177,13 @@ void add_cache(py::module_& module) {
       .def("forget", &RowCache::forget)
       .def("stats", &stats)
       .def("verify", &RowCache::verify);
+  module.def(
+      "local_step_floats",  // 0: the optimizer makes no local steps
+      [](const std::string& optimizer, std::map<std::string, double> params, std::size_t dim) {
+        const Optimizer rule(optimizer, std::move(params));
+        return LocalSteps::suits(rule, dim) ? LocalSteps(dim, rule).floats() : 0;
+      },
+      py::arg("optimizer"), py::arg("params"), py::arg("dim"));
   module.def("scatter_rows", &scatter_rows, array("positions"), array("some"), array("rows"), py::arg("dim"));
 }
 

@@ -32,7 +32,7 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
                         std::uint32_t incarnation, std::uint64_t sequence, std::uint32_t epoch,
                         std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job,
                         std::uint8_t part, bool packed, bool keep, bool digest, bool counted, bool timed,
-                        bool dated) {
+                        bool dated, bool whole) {
   std::vector<BufferView> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle buffer : payload) {
@@ -42,10 +42,10 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
       .op = wire::Op{op},
       .status = wire::Status{status},
       .dtype = wire::Dtype{dtype},
-      .flags = static_cast<std::uint16_t>((reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) |
-                                          (keep ? wire::kKeep : 0U) | (digest ? wire::kDigest : 0U) |
-                                          (counted ? wire::kCounted : 0U) | (timed ? wire::kTimed : 0U) |
-                                          (dated ? wire::kDated : 0U) | (unsigned{part} << wire::kPartShift)),
+      .flags = static_cast<std::uint16_t>(
+          (reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) | (keep ? wire::kKeep : 0U) |
+          (digest ? wire::kDigest : 0U) | (counted ? wire::kCounted : 0U) | (timed ? wire::kTimed : 0U) |
+          (dated ? wire::kDated : 0U) | (whole ? wire::kWhole : 0U) | (unsigned{part} << wire::kPartShift)),
       .dim = dim,
       .table = table,
       .worker = worker,
@@ -344,6 +344,7 @@ void add_messages(py::module_& module) {
       .def_property_readonly("timed", has_flag<wire::kTimed>())
       .def_property_readonly("times", &times)
       .def_property_readonly("dated", has_flag<wire::kDated>())
+      .def_property_readonly("whole", has_flag<wire::kWhole>())
       .def_property_readonly("dtype", number_of<&Header::dtype>())
       .def_property_readonly("dim", header_field<&Header::dim>())
       .def_property_readonly("table", header_field<&Header::table>())
@@ -388,7 +389,7 @@ void add_messages(py::module_& module) {
              py::arg("sequence") = 0, py::arg("epoch") = 0, py::arg("clock") = 0, py::arg("count") = 0,
              py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0, py::arg("packed") = false,
              py::arg("keep") = false, py::arg("digest") = false, py::arg("counted") = false,
-             py::arg("timed") = false, py::arg("dated") = false);
+             py::arg("timed") = false, py::arg("dated") = false, py::arg("whole") = false);
   module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
              py::arg("payload_bytes") = std::uint64_t{1} << 30U, py::arg("into") = py::none());
   module.def("peek", &peek, py::arg("frames"));

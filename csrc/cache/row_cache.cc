@@ -32,7 +32,7 @@ void prefetch_bytes(const void* data, std::size_t bytes) noexcept {
 }
 
 // Puts sums into hash order: those of one bucket were appended in any order.
-void sort(RowCache::Sums& sums, std::size_t dim) {
+void sort(RowCache::Sums& sums, std::size_t width) {
   if (std::ranges::is_sorted(sums.hashes)) {
     return;
   }
@@ -43,8 +43,8 @@ void sort(RowCache::Sums& sums, std::size_t dim) {
   sorted.grads.reserve(sums.grads.size());
   for (const std::uint32_t at : order) {
     sorted.hashes.push_back(sums.hashes[at]);
-    const auto begin = sums.grads.begin() + static_cast<std::ptrdiff_t>(at * dim);
-    sorted.grads.insert(sorted.grads.end(), begin, begin + static_cast<std::ptrdiff_t>(dim));
+    const auto begin = sums.grads.begin() + static_cast<std::ptrdiff_t>(at * width);
+    sorted.grads.insert(sorted.grads.end(), begin, begin + static_cast<std::ptrdiff_t>(width));
     if (!sums.counts.empty()) {
       sorted.counts.push_back(sums.counts[at]);
     }
@@ -54,18 +54,22 @@ void sort(RowCache::Sums& sums, std::size_t dim) {
 
 }  // namespace
 
-RowCache::RowCache(std::size_t rows, std::size_t dim, bool is_counted)
-    : dim_(dim), buckets_((rows + kWays - 1) / kWays), is_counted_(is_counted) {
+RowCache::RowCache(std::size_t rows, std::size_t dim, bool is_counted, std::optional<LocalSteps> steps)
+    : dim_(dim),
+      steps_(std::move(steps)),
+      width_(steps_ ? steps_->floats() : dim),
+      buckets_((rows + kWays - 1) / kWays),
+      is_counted_(is_counted) {
   SHOAL_CHECK(rows > 0 && rows <= kMaxRows,
               "a cache has room for 1 to " + std::to_string(kMaxRows) + " rows, got " + std::to_string(rows));
   SHOAL_CHECK(dim > 0 && dim <= kMaxDim, "dim must be 1 to 4096, got " + std::to_string(dim));
   const std::size_t meta = buckets_ * sizeof(Bucket);
-  const std::size_t values = lines(capacity() * dim * sizeof(float));
+  const std::size_t values = lines(capacity() * width_ * sizeof(float));
   const std::size_t counts = is_counted ? lines(capacity() * sizeof(std::uint32_t)) : 0;
   memory_.resize(meta + 2 * values + counts);
   meta_ = memory_.data();
-  weights_ = reinterpret_cast<float*>(meta_ + meta);
-  grads_ = reinterpret_cast<float*>(meta_ + meta + values);
+  copies_ = reinterpret_cast<float*>(meta_ + meta);
+  sums_data_ = reinterpret_cast<float*>(meta_ + meta + values);
   counts_ = is_counted ? reinterpret_cast<std::uint32_t*>(meta_ + meta + 2 * values) : nullptr;
 }
 
@@ -99,7 +103,10 @@ void RowCache::prefetch_bucket(std::uint64_t hash) const noexcept {
 
 void RowCache::prefetch_entry(std::size_t entry) const noexcept {
   prefetch_bytes(&bucket(entry), sizeof(Bucket));
-  prefetch_bytes(sum(entry), dim_ * sizeof(float));
+  prefetch_bytes(sum(entry), width_ * sizeof(float));
+  if (steps_) {
+    prefetch_bytes(copy(entry), width_ * sizeof(float));
+  }
 }
 
 std::size_t RowCache::find_block(std::span<const std::uint64_t> hashes, std::size_t begin, bool with_sums,
@@ -116,7 +123,7 @@ std::size_t RowCache::find_block(std::span<const std::uint64_t> hashes, std::siz
     }
     entries[i] = find(hashes[begin + i]);
     if (entries[i] != kNone) {
-      prefetch_bytes(with_sums ? sum(entries[i]) : weights(entries[i]), dim_ * sizeof(float));
+      prefetch_bytes(with_sums && !steps_ ? sum(entries[i]) : copy(entries[i]), width_ * sizeof(float));
     }
   }
   return count;
@@ -140,13 +147,40 @@ void RowCache::take(std::size_t entry, Sums& sums) {
   Bucket& here = bucket(entry);
   const std::size_t way = entry % kWays;
   sums.hashes.push_back(here.hash[way]);
-  sums.grads.insert(sums.grads.end(), sum(entry), sum(entry) + dim_);
+  if (steps_) {
+    for (std::size_t k = 0; k < width_; ++k) {
+      sums.grads.push_back(copy(entry)[k] - base(entry)[k]);
+    }
+    std::memcpy(base(entry), copy(entry), width_ * sizeof(float));
+  } else {
+    sums.grads.insert(sums.grads.end(), sum(entry), sum(entry) + width_);
+  }
   if (is_counted_) {
     sums.counts.push_back(counts_[entry]);
   }
   here.flags[way] &= static_cast<std::uint8_t>(~kSum);
   --sums_;
   ++stats_.sent;
+}
+
+void RowCache::copy_rows(std::span<const std::size_t> entries, std::span<const std::uint32_t> positions,
+                         std::span<float> rows) {
+  stats_.hits += entries.size();
+  if (!steps_) {
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      std::memcpy(rows.data() + positions[i] * dim_, copy(entries[i]), dim_ * sizeof(float));
+    }
+    return;
+  }
+  rows_.clear();
+  for (const std::size_t entry : entries) {
+    rows_.push_back(reinterpret_cast<std::byte*>(copy(entry)));
+  }
+  values_.resize(entries.size() * dim_);
+  steps_->weights(rows_, values_.data());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    std::memcpy(rows.data() + positions[i] * dim_, values_.data() + i * dim_, dim_ * sizeof(float));
+  }
 }
 
 // An entry for a hash that has none, or kNone: the others of its bucket are used more.
@@ -187,8 +221,11 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
   SHOAL_CHECK(rows.size() == hashes.size() * dim_, "a cache copies one row for each hash");
   SHOAL_CHECK(reader != 0, "the number of a pull is not 0");
   std::array<std::size_t, kBlock> entries;
+  std::array<std::size_t, kBlock> hits;
+  std::array<std::uint32_t, kBlock> hit_positions;
   for (std::size_t begin = 0, count = 0; begin < hashes.size(); begin += count) {
     count = find_block(hashes, begin, false, entries.data());
+    std::size_t hit = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t position = begin + i;
       const std::uint64_t hash = hashes[position];
@@ -207,8 +244,8 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
       Bucket& here = bucket(entry);
       const std::size_t way = entry % kWays;
       if ((here.flags[way] & kCopy) != 0 && here.clocks[way] >= clocks) {
-        std::memcpy(rows.data() + position * dim_, weights(entry), dim_ * sizeof(float));
-        ++stats_.hits;
+        hits[hit] = entry;
+        hit_positions[hit++] = static_cast<std::uint32_t>(position);
         continue;
       }
       if (here.reader[way] != 0) {
@@ -227,8 +264,9 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
       here.reader[way] = reader;
       rest.fetched.push_back(static_cast<std::uint32_t>(position));
     }
+    copy_rows({hits.data(), hit}, {hit_positions.data(), hit}, rows);
   }
-  sort(rest.sums, dim_);
+  sort(rest.sums, width_);
   stats_.fetched += rest.fetched.size();
   stats_.joined += rest.joined.size();
   std::ranges::sort(rest.readers);
@@ -238,7 +276,7 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
 
 void RowCache::fill(std::span<const std::uint64_t> hashes, std::uint32_t reader, std::uint32_t clocks,
                     bool is_kept, std::span<const float> rows) {
-  SHOAL_CHECK(!is_kept || rows.size() == hashes.size() * dim_, "a cache keeps one row for each hash");
+  SHOAL_CHECK(!is_kept || rows.size() == hashes.size() * width_, "a cache keeps one row for each hash");
   std::array<std::size_t, kBlock> entries;
   for (std::size_t begin = 0, count = 0; begin < hashes.size(); begin += count) {
     count = find_block(hashes, begin, false, entries.data());
@@ -255,10 +293,57 @@ void RowCache::fill(std::span<const std::uint64_t> hashes, std::uint32_t reader,
       }
       here.reader[way] = 0;
       here.clocks[way] = clocks;
-      here.flags[way] |= kCopy;
-      std::memcpy(weights(entry), rows.data() + (begin + i) * dim_, dim_ * sizeof(float));
+      become_copy(entry, rows.data() + (begin + i) * width_);
     }
   }
+}
+
+void RowCache::become_copy(std::size_t entry, const float* row) noexcept {
+  std::uint8_t& flags = bucket(entry).flags[entry % kWays];
+  float* const copy = this->copy(entry);
+  if (steps_) {
+    if ((flags & kSum) != 0) {  // what has changed since the pull began is not in its answer
+      for (std::size_t k = 0; k < width_; ++k) {
+        copy[k] = row[k] + (copy[k] - base(entry)[k]);
+      }
+    } else {
+      std::memcpy(copy, row, width_ * sizeof(float));
+    }
+    std::memcpy(base(entry), row, width_ * sizeof(float));
+    flags |= kRow;
+  } else {
+    std::memcpy(copy, row, width_ * sizeof(float));
+  }
+  flags |= kCopy;
+}
+
+void RowCache::weights_of(std::span<const float> whole, std::span<float> weights) {
+  SHOAL_CHECK(steps_ && whole.size() % width_ == 0 && weights.size() == whole.size() / width_ * dim_,
+              "whole rows have other sizes");
+  const std::size_t count = whole.size() / width_;
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t some = std::min(kBlock, count - begin);
+    rows_.clear();
+    for (std::size_t i = begin; i < begin + some; ++i) {
+      // Only read.
+      rows_.push_back(reinterpret_cast<std::byte*>(const_cast<float*>(whole.data() + i * width_)));
+    }
+    steps_->weights(rows_, weights.data() + begin * dim_);
+  }
+}
+
+void RowCache::step(std::span<const std::size_t> entries, std::span<const std::uint32_t> positions,
+                    std::span<const std::uint64_t> hashes, const float* grads) {
+  rows_.clear();
+  values_.clear();
+  hashes_.clear();
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    rows_.push_back(reinterpret_cast<std::byte*>(copy(entries[i])));
+    hashes_.push_back(hashes[positions[i]]);
+    const float* const grad = grads + positions[i] * dim_;
+    values_.insert(values_.end(), grad, grad + dim_);
+  }
+  stats_.dropped += steps_->step(rows_, hashes_, values_.data());
 }
 
 void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float> grads,
@@ -271,14 +356,20 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
   Begun& begun = begun_.back();
   clock = begun.clock;  // clocks do not go back
   std::array<std::size_t, kBlock> entries;
+  std::array<std::size_t, kBlock> stepped;
+  std::array<std::uint32_t, kBlock> stepped_positions;
   for (std::size_t begin = 0, count = 0; begin < hashes.size(); begin += count) {
     count = find_block(hashes, begin, true, entries.data());
+    std::size_t steps = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t position = begin + i;
       const std::size_t entry = entries[i];
       const float* const grad = grads.data() + position * dim_;
       const std::uint32_t times = counts.empty() ? 1 : counts[position];
-      if (entry == kNone) {
+      if (entry == kNone || (steps_ && (bucket(entry).flags[entry % kWays] & kRow) == 0)) {
+        if (entry != kNone) {
+          remove_copy(entry);  // a row that is being fetched will lack this gradient
+        }
         passed.hashes.push_back(hashes[position]);
         passed.grads.insert(passed.grads.end(), grad, grad + dim_);
         if (is_counted_) {
@@ -292,8 +383,12 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
       Bucket& here = bucket(entry);
       const std::size_t way = entry % kWays;
       float* const to = sum(entry);
+      if (steps_) {
+        stepped[steps] = entry;
+        stepped_positions[steps++] = static_cast<std::uint32_t>(position);
+      }
       if ((here.flags[way] & kSum) != 0) {
-        for (std::size_t k = 0; k < dim_; ++k) {
+        for (std::size_t k = 0; k < dim_ && !steps_; ++k) {
           to[k] += grad[k];
         }
         if (is_counted_) {
@@ -301,7 +396,9 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
         }
         continue;
       }
-      std::memcpy(to, grad, dim_ * sizeof(float));
+      if (!steps_) {
+        std::memcpy(to, grad, dim_ * sizeof(float));
+      }
       if (is_counted_) {
         counts_[entry] = times;
       }
@@ -309,6 +406,9 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
       here.since[way] = clock;
       begun.entries.push_back(static_cast<std::uint32_t>(entry));
       ++sums_;
+    }
+    if (steps > 0) {
+      step({stepped.data(), steps}, {stepped_positions.data(), steps}, hashes, grads.data());
     }
   }
 }
@@ -324,12 +424,15 @@ void RowCache::send_older(std::uint32_t clock, Sums& sums) {
       const Bucket& here = bucket(entry);
       if ((here.flags[entry % kWays] & kSum) != 0 && here.since[entry % kWays] == list.clock) {
         take(entry, sums);
-        remove_copy(entry);
+        if (!steps_) {
+          remove_copy(entry);
+        }
+        bucket(entry).reader[entry % kWays] = 0;
       }
     }
     begun_.pop_front();
   }
-  sort(sums, dim_);
+  sort(sums, width_);
 }
 
 void RowCache::send_rows(std::span<const std::uint64_t> hashes, Sums& sums) {
@@ -351,7 +454,7 @@ void RowCache::forget() noexcept {
       continue;  // writes no page that was never used
     }
     for (std::size_t way = 0; way < kWays; ++way) {
-      here.flags[way] &= static_cast<std::uint8_t>(~kCopy);
+      here.flags[way] &= static_cast<std::uint8_t>((here.flags[way] & kSum) != 0 ? ~kCopy : ~(kCopy | kRow));
       here.reader[way] = 0;
     }
   }

@@ -11,12 +11,17 @@
 //   a reader   the number of the pull that is fetching the row, or 0: its answer becomes the copy
 //   a sum      the gradients since the row was last sent, and how often its key occurred
 //
+// With local steps (cache/local_steps.h) a copy is a whole row, in which the optimizer makes its steps at once: the worker sees
+// its own pushes. The entry also has the row as it was when its last change left, its base, and its sum is what has changed
+// since: copy less base. So what leaves does not make the copy older, and an answer becomes the base under what has changed
+// meanwhile. A copy that may no longer be read is still stepped. A gradient without a copy is for the caller to send.
+//
 //   read    copy is new enough ------------------------------------> the row
 //           a reader, no such copy --------------------------------> joined: the caller waits for that pull, and reads again
 //           else: the sum is sent, the entry (a new one, perhaps) gets this pull as its reader -> fetched
 //   fill    the answer of a pull, or its failure
 //   add     gradients of keys that have an entry are summed up; those of others are for the caller to send
-//   send_*  sums leave, and their copies with them: the servers have newer rows then
+//   send_*  sums leave, and their copies with them, without local steps: the servers have newer rows then
 //
 // Invariants (verify() checks the first three)
 //   I1  A hash has at most one entry, in its own bucket.
@@ -25,12 +30,13 @@
 //   I3  An entry with a copy, a reader or a sum is in use.
 //   I4  A copy is at least as new as every row that a caller has got of this key from fill() before: an answer becomes the copy
 //       only if its pull is the entry's reader, so no other answer has come since the pull began. Any other answer removes the
-//       copy and the reader, since which of the two is newer is unknown.
+//       copy and the reader, since which of the two is newer is unknown. With local steps it may also be read no longer if what
+//       has left the worker since the pull began is not in the answer: what leaves removes the reader.
 //   I5  A gradient is in one sum, or was returned to be sent, once. Nothing drops a sum but what returns it.
 //   I6  An entry with a reader is not replaced.
 //
-// Memory is reserved once: 24 bytes for each entry, 8 for each dimension, and 4 if occurrences are counted. Pages that no entry has
-// used take none. The lists take 4 bytes for each sum.
+// Memory is reserved once: 24 bytes for each entry, 8 for each number of a row (of weights, with local steps of a whole row), and 4
+// if occurrences are counted. Pages that no entry has used take none. The lists take 4 bytes for each sum.
 //
 // Threads: one at a time; the owner locks.
 
@@ -40,10 +46,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/memory.h"
+#include "cache/local_steps.h"
 
 namespace shoal {
 
@@ -52,10 +60,10 @@ class RowCache {
   static constexpr std::size_t kWays = 8;
   static constexpr std::uint32_t kAnyClock = 0xffffffffU;
 
-  // Gradients to be sent, in hash order.
+  // Gradients, or sums, to be sent, in hash order.
   struct Sums {
     std::vector<std::uint64_t> hashes;
-    std::vector<float> grads;           // dim for each
+    std::vector<float> grads;           // of a sum width() for each, of a gradient dim
     std::vector<std::uint32_t> counts;  // empty if occurrences are not counted
   };
   // What a read leaves to do. Positions are those of the batch, ascending.
@@ -74,12 +82,16 @@ class RowCache {
     std::uint64_t added = 0;    // gradients that were added to a sum
     std::uint64_t passed = 0;   // gradients that were sent at once
     std::uint64_t sent = 0;     // sums that were sent
+    std::uint64_t dropped = 0;  // local steps that were not finite
   };
 
   // Room for at least this many rows. std::invalid_argument: rows or dim is 0, or too many.
-  RowCache(std::size_t rows, std::size_t dim, bool is_counted);
+  RowCache(std::size_t rows, std::size_t dim, bool is_counted, std::optional<LocalSteps> steps = {});
 
   std::size_t dim() const noexcept { return dim_; }
+  // Numbers of a copy and of a sum.
+  std::size_t width() const noexcept { return width_; }
+  bool has_steps() const noexcept { return steps_.has_value(); }
   std::size_t capacity() const noexcept { return buckets_ * kWays; }
   std::size_t bytes() const noexcept;
   std::size_t sums() const noexcept { return sums_; }
@@ -89,8 +101,8 @@ class RowCache {
   // other pull in progress has it. `may_join`: false: rows with a reader are fetched, and their answers removed by fill().
   void read(std::span<const std::uint64_t> hashes, std::uint32_t clocks, std::uint32_t reader, bool may_join,
             std::span<float> rows, Rest& rest);
-  // Ends a pull: `rows` are those of `hashes`, which it has fetched, and include `clocks` clocks. `is_kept`: whether they may
-  // become copies.
+  // Ends a pull: `rows`, of width() numbers, are those of `hashes`, which it has fetched, and include `clocks` clocks. `is_kept`:
+  // whether they may become copies.
   void fill(std::span<const std::uint64_t> hashes, std::uint32_t reader, std::uint32_t clocks, bool is_kept,
             std::span<const float> rows);
   // Adds gradients of a clock to the sums of entries in use; the others are appended to `passed`. `counts`: empty: all are 1.
@@ -98,6 +110,8 @@ class RowCache {
            std::span<const std::uint32_t> counts, std::uint32_t clock, Sums& passed);
   // Appends the sums that began at `clock` or before; kAnyClock: all.
   void send_older(std::uint32_t clock, Sums& sums);
+  // The weights of whole rows; with local steps.
+  void weights_of(std::span<const float> whole, std::span<float> weights);
   // Appends the sums of these hashes, ascending; removes their copies and readers.
   void send_rows(std::span<const std::uint64_t> hashes, Sums& sums);
   // Removes all copies and readers.
@@ -109,6 +123,7 @@ class RowCache {
   static constexpr std::uint8_t kUsed = 1;
   static constexpr std::uint8_t kCopy = 2;
   static constexpr std::uint8_t kSum = 4;
+  static constexpr std::uint8_t kRow = 8;  // with local steps: the copy may be stepped, if not read
   static constexpr std::uint8_t kMaxUses = 15;
   static constexpr std::uint8_t kPatience = 8;
   static constexpr std::size_t kNone = ~std::size_t{0};
@@ -143,23 +158,36 @@ class RowCache {
   void use(std::size_t entry) noexcept;
   void take(std::size_t entry, Sums& sums);
   void remove_copy(std::size_t entry) noexcept;
+  void copy_rows(std::span<const std::size_t> entries, std::span<const std::uint32_t> positions,
+                 std::span<float> rows);
+  void become_copy(std::size_t entry, const float* row) noexcept;
+  // Makes local steps in the entries of these positions of a batch.
+  void step(std::span<const std::size_t> entries, std::span<const std::uint32_t> positions,
+            std::span<const std::uint64_t> hashes, const float* grads);
 
   Bucket& bucket(std::size_t entry) const noexcept { return buckets_data()[entry / kWays]; }
   Bucket* buckets_data() const noexcept { return reinterpret_cast<Bucket*>(meta_); }
-  float* weights(std::size_t entry) const noexcept { return weights_ + entry * dim_; }
-  float* sum(std::size_t entry) const noexcept { return grads_ + entry * dim_; }
+  float* copy(std::size_t entry) const noexcept { return copies_ + entry * width_; }
+  float* sum(std::size_t entry) const noexcept { return sums_data_ + entry * width_; }
+  float* base(std::size_t entry) const noexcept { return sum(entry); }  // with local steps
 
   std::size_t dim_;
+  std::optional<LocalSteps> steps_;
+  std::size_t width_;
   std::size_t buckets_;
   bool is_counted_;
   Region memory_;
   std::byte* meta_ = nullptr;
-  float* weights_ = nullptr;
-  float* grads_ = nullptr;
+  float* copies_ = nullptr;
+  float* sums_data_ = nullptr;
   std::uint32_t* counts_ = nullptr;
   std::deque<Begun> begun_;
   std::size_t sums_ = 0;
   Stats stats_;
+  // Of a block of local steps.
+  std::vector<std::byte*> rows_;
+  std::vector<float> values_;
+  std::vector<std::uint64_t> hashes_;
 };
 
 }  // namespace shoal

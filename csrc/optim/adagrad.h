@@ -19,6 +19,7 @@ struct Adagrad {
   static constexpr std::string_view kName = "Adagrad";
   static constexpr std::array<std::string_view, 2> kColumns{"w", "n"};
   static constexpr bool kDerivesWeights = false;
+  static constexpr bool kAddsUp = true;
 
   explicit Adagrad(Params& params);
 

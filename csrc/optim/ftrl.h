@@ -22,6 +22,7 @@ struct Ftrl {
   static constexpr std::string_view kName = "FTRL";
   static constexpr std::array<std::string_view, 2> kColumns{"z", "n"};
   static constexpr bool kDerivesWeights = true;
+  static constexpr bool kAddsUp = true;
 
   explicit Ftrl(Params& params);
 

@@ -21,6 +21,7 @@ struct GroupFtrl {
   static constexpr std::string_view kName = "GroupFTRL";
   static constexpr std::array<std::string_view, 2> kColumns{"z", "n"};
   static constexpr bool kDerivesWeights = true;
+  static constexpr bool kAddsUp = true;
 
   explicit GroupFtrl(Params& params);
 

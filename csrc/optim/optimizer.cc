@@ -91,6 +91,11 @@ Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params
               std::string(name) + " takes no clip_value or clip_norm: what is pushed is not a gradient");
 }
 
+bool Optimizer::adds_up() const noexcept {
+  return !schedule_.active() &&
+         std::visit([](const auto& rule) { return requires { rule.kAddsUp; }; }, rule_);
+}
+
 bool Optimizer::pairs() const noexcept {
   return std::visit([](const auto& rule) { return requires { rule.kPairs; }; }, rule_);
 }

@@ -7,6 +7,8 @@
 //   start(block)             columns[0] holds initial weights; makes them initial rows
 //   step(block)              one step of every row
 //   step(rows)               the same for wide rows where they are stored; not in a rule of pairs (optim/in_place.h)
+//   kAddsUp                  if present, a row's numbers are sums over its steps: what steps have changed in copies of a row, which began
+//                            from the same numbers, may be added to it. State must then not be negative
 //   kPairs                   if present, a row has two elements, of which only the first is a weight
 //   read, write, move        convert weights from and to columns, only with kDerivesWeights
 // std::visit is called once per batch; loops over rows contain no dispatch.
@@ -70,6 +72,9 @@ class Optimizer {
   std::span<const std::string> columns() const noexcept { return columns_; }
   bool derives_weights() const noexcept;
   std::string_view row_state() const noexcept;
+  // Whether steps may be made in copies of a row, and what they have changed added to it: the rule's numbers are sums, and its
+  // learning rate does not change.
+  bool adds_up() const noexcept;
   // Whether a row is a weight and one more number: dim is 2, and only a step may change it.
   bool pairs() const noexcept;
   // Whether a row is floats, or whole numbers in pairs of floats: of Add.

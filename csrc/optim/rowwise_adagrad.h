@@ -23,6 +23,7 @@ struct RowWiseAdagrad {
   static constexpr std::string_view kName = "RowWiseAdagrad";
   static constexpr std::array<std::string_view, 1> kColumns{"w"};
   static constexpr bool kDerivesWeights = false;
+  static constexpr bool kAddsUp = true;
 
   explicit RowWiseAdagrad(Params& params);
 

@@ -15,6 +15,7 @@ struct Sgd {
   static constexpr std::string_view kName = "SGD";
   static constexpr std::array<std::string_view, 1> kColumns{"w"};
   static constexpr bool kDerivesWeights = false;
+  static constexpr bool kAddsUp = true;
 
   explicit Sgd(Params& params);
 

@@ -111,6 +111,7 @@ class Arc {
     std::span<const std::uint64_t> hashes;
     std::span<const float> values;          // dim each: gradients or weights
     std::span<const std::uint32_t> counts;  // of a push; empty: all are 1
+    bool is_whole = false;                  // changes of whole rows (shard/shard.h) in place of gradients
   };
   // The rows of a write, and how many of them are in slots that have executed it.
   struct Fresh {

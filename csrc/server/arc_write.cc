@@ -151,8 +151,10 @@ Arc::Rows Arc::rest(const Fresh& fresh, const Rows& rows, std::size_t dim, std::
     }
   });
   slices = cut(some.first(count));
-  return {some.first(count), some_values.first(count * dim),
-          some_counts.first(rows.counts.empty() ? 0 : count)};
+  return {.hashes = some.first(count),
+          .values = some_values.first(count * dim),
+          .counts = some_counts.first(rows.counts.empty() ? 0 : count),
+          .is_whole = rows.is_whole};
 }
 
 void Arc::mark(const SlotSlices& slices, std::uint64_t sequence, DedupWindow& dedup) const noexcept {
@@ -166,7 +168,9 @@ void Arc::push(const Write& write, const Rows& rows, const Fresh& fresh, std::sh
   Table& target = table(write.table);
   DedupWindow& dedup = history(write.worker);
   SlotSlices slices;
-  const Rows some = rest(fresh, rows, target.shard->rows().dim(), write.sequence, dedup, slices);
+  const shoal::Rows& form = target.shard->rows();
+  const Rows some =
+      rest(fresh, rows, rows.is_whole ? form.floats() : form.dim(), write.sequence, dedup, slices);
   JobState& writer = job(write.worker.job);
   if (writer.mode != Mode::kBsp) {
     step_rows(write, target, slices, some, dedup);
@@ -189,10 +193,13 @@ void Arc::step_rows(const Write& write, Table& table, const SlotSlices& slices, 
                     DedupWindow& dedup) {
   std::size_t stepped = 0;
   try {
-    table.shard->push(
-        slices, rows.values,
-        {.counts = rows.counts, .clock = store_clock(write.worker.job, write.table, write.clock)}, &stepped,
-        nullptr, &workspace_->shard);
+    const OccurrenceCounts occurrences{.counts = rows.counts,
+                                       .clock = store_clock(write.worker.job, write.table, write.clock)};
+    if (rows.is_whole) {
+      table.shard->push_whole(slices, rows.values, occurrences, &stepped, &workspace_->shard);
+    } else {
+      table.shard->push(slices, rows.values, occurrences, &stepped, nullptr, &workspace_->shard);
+    }
   } catch (const std::bad_alloc&) {
     // Record where it stopped: when it is sent again, it continues there.
     const auto& [hashes, offsets] = slices;
@@ -221,7 +228,7 @@ void Arc::erase(const Write& write, const Fresh& fresh) {
   Table& target = table(write.table);
   DedupWindow& dedup = history(write.worker);
   SlotSlices slices;
-  rest(fresh, {fresh.slices.hashes, {}, {}}, 0, write.sequence, dedup, slices);
+  rest(fresh, {.hashes = fresh.slices.hashes, .values = {}, .counts = {}}, 0, write.sequence, dedup, slices);
   auto& erased = dedup.erased(write.sequence);
   std::size_t slots = 0;
   each_slot(slices, [&](std::size_t, std::size_t, std::size_t) { ++slots; });

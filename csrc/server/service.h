@@ -419,6 +419,10 @@ class Service {
   bool check_dim(const Call& call, const Table& table);
   // Integers are carried as the bits of float32: 16 bits would change them.
   bool check_dtype(const Call& call, const Table& table);
+  // Whether its values are whole rows, that the table can have them, and the numbers of a row of the message.
+  static bool is_whole(const Call& call) noexcept { return (call.header.flags & wire::kWhole) != 0; }
+  bool check_whole(const Call& call, const Table& table);
+  static std::size_t width_of(const Call& call, const Table& table) noexcept;
   // Why a BSP step of the table was not made in an arc of the slices; "" if none failed.
   std::string_view full(const Call& call) const noexcept;
   static wire::Status status_of_full(std::string_view why) noexcept {

@@ -29,7 +29,7 @@ std::size_t Service::reply_bytes(const Call& call, const Table& table) const noe
   const Rows& rows = table.rows;
   switch (call.header.op) {
     case Op::kPull:
-      return call.hashes.size() * rows.dim() * sizeof(float);
+      return call.hashes.size() * width_of(call, table) * sizeof(float);
     case Op::kContains:
       return call.hashes.size();
     case Op::kState:
@@ -60,7 +60,7 @@ void Service::read(const Call& call, Table& table) {
   if (const std::string_view why = full(call); header.op == Op::kPull && !why.empty()) {
     return send_text(call, status_of_full(why), why);
   }
-  if (header.op == Op::kPull && !check_dtype(call, table)) {
+  if (header.op == Op::kPull && (!check_whole(call, table) || !check_dtype(call, table))) {
     return;
   }
   const std::size_t bytes = reply_bytes(call, table);
@@ -145,11 +145,15 @@ void Service::each_slice(const Call& call, const Use& use) {
 }
 
 void Service::answer_pull(const Call& call, Table& table) {
-  const std::size_t dim = table.rows.dim();
+  const std::size_t dim = width_of(call, table);
   PooledBuffer values = call.out.acquire(call.hashes.size() * dim * sizeof(float));
   each_slice(call, [&](const Shard& shard, const SlotSlices& part, std::size_t begin) {
-    shard.pull(part, values.as<float>().subspan(begin * dim, part.hashes.size() * dim), nullptr,
-               &workspace_.shard);
+    const std::span<float> rows = values.as<float>().subspan(begin * dim, part.hashes.size() * dim);
+    if (is_whole(call)) {
+      shard.pull_whole(part, rows, &workspace_.shard);
+    } else {
+      shard.pull(part, rows, nullptr, &workspace_.shard);
+    }
   });
   send_weights(call, std::move(values), dim);
 }
@@ -170,8 +174,9 @@ void Service::send_weights(const Call& call, PooledBuffer values, std::size_t di
   Header header{.dtype = wire::Dtype::kFloat32,
                 .dim = static_cast<std::uint16_t>(dim),
                 .count = count_of(call.hashes.size())};
+  header.flags = call.header.flags & wire::kWhole;
   if ((call.header.flags & wire::kDated) != 0) {
-    header.flags = wire::kDated;
+    header.flags |= wire::kDated;
     header.clock = included(call.header.worker == wire::kAnonymous ? kDefaultJob : call.header.job);
   }
   const std::size_t size = call.hashes.size() * dim;

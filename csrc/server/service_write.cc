@@ -55,15 +55,40 @@ Service::View& Service::view(const Call& call) {
   return views[rank];
 }
 
+std::size_t Service::width_of(const Call& call, const Table& table) noexcept {
+  return is_whole(call) ? table.rows.floats() : table.rows.dim();
+}
+
 bool Service::check_dim(const Call& call, const Table& table) {
-  const std::size_t dim = table.rows.dim();
+  const std::size_t dim = width_of(call, table);
   if (call.header.dim == dim && call.floats.size() == call.hashes.size() * dim) {
     return check_dtype(call, table);
   }
-  send_text(call, Status::kBadRequest,
-            "table " + std::to_string(call.header.table) + " has dim " + std::to_string(dim) + ", got " +
-                std::string(wire::name(call.header.dtype)) + " rows of " + std::to_string(call.header.dim));
+  send_text(
+      call, Status::kBadRequest,
+      "table " + std::to_string(call.header.table) + " has " +
+          (is_whole(call) ? "rows of " + std::to_string(dim) + " numbers" : "dim " + std::to_string(dim)) +
+          ", got " + std::string(wire::name(call.header.dtype)) + " rows of " +
+          std::to_string(call.header.dim));
   return false;
+}
+
+bool Service::check_whole(const Call& call, const Table& table) {
+  if (!is_whole(call)) {
+    return true;
+  }
+  if (!table.spec.optimizer.adds_up()) {
+    send_text(call, Status::kBadRequest,
+              "what steps of " + table.spec.optimizer.name() +
+                  " change in copies of rows does not add up: pull weights and push gradients");
+    return false;
+  }
+  if (mode(call.header.job) == Mode::kBsp) {
+    send_text(call, Status::kBadRequest,
+              "a job under BSP pulls weights and pushes gradients, not whole rows");
+    return false;
+  }
+  return true;
 }
 
 bool Service::check_dtype(const Call& call, const Table& table) {
@@ -155,7 +180,8 @@ void Service::route_write(const Call& call) {
 Arc::Rows Service::rows_of(const Call& call, const Slice& slice, std::size_t dim) noexcept {
   return {.hashes = call.hashes.subspan(slice.begin, slice.count),
           .values = call.floats.subspan(slice.begin * dim, slice.count * dim),
-          .counts = call.counts.empty() ? call.counts : call.counts.subspan(slice.begin, slice.count)};
+          .counts = call.counts.empty() ? call.counts : call.counts.subspan(slice.begin, slice.count),
+          .is_whole = is_whole(call)};
 }
 
 template <class Act>
@@ -180,7 +206,7 @@ std::string_view Service::full(const Call& call) const noexcept {
 }
 
 void Service::push(const Call& call, Table& table) {
-  if (!check_dim(call, table)) {
+  if (!check_whole(call, table) || !check_dim(call, table)) {
     return;
   }
   if (!call.counts.empty() && !table.spec.lifecycle.needs_counts()) {
@@ -207,7 +233,7 @@ void Service::push(const Call& call, Table& table) {
                              ", which did not name it");
       }
     }
-    const std::size_t dim = table.rows.dim();
+    const std::size_t dim = width_of(call, table);
     if (mode(call.header.job) == Mode::kBsp) {
       if (!keep(call, dim)) {
         return;

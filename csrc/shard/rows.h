@@ -37,6 +37,9 @@ class Rows {
 
   const RowMetadata& metadata() const noexcept { return metadata_; }
 
+  // Numbers of a whole row, its metadata left out: the columns, dim each, then the row state.
+  std::size_t floats() const noexcept { return columns_ * dim_ + (has_row_state_ ? 1U : 0U); }
+
   // Number of stored columns, in the order of a checkpoint section: the columns, the row state, the row metadata.
   std::size_t stored() const noexcept { return columns_ + (has_row_state_ ? 1U : 0U) + metadata_.columns(); }
   // Offset of stored column k in a row (the row state is number columns()), and its bytes without padding.

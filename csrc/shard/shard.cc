@@ -14,10 +14,21 @@ namespace shoal {
 
 namespace {
 
+constexpr std::uint32_t kStateStream = 5;  // a noise stream of its own for the row state
+
 // The caller of the user's code may have locked this table.
 void check_not_stepping() {
   SHOAL_CHECK(!is_stepping(),
               "the step of an optimizer, or a function of rows, may not change, save or sweep a table");
+}
+
+template <class One>
+std::size_t step_where_stored(const One& rule, const InPlace& rows) noexcept {
+  if constexpr (requires { rule.step(rows); }) {
+    return rule.step(rows);
+  } else {
+    return 0;  // never asked: dim is 2
+  }
 }
 
 std::uint64_t next_number() noexcept {
@@ -233,19 +244,10 @@ void Shard::locate(const SlotSlices& batch, RowLocations& locations) const {
   }
 }
 
-std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
-                               const OccurrenceCounts& occurrences, std::size_t* stepped,
-                               const RowLocations* locations, ShardScratch* scratch) {
-  SHOAL_CHECK(occurrences.counts.empty() || occurrences.counts.size() == batch.hashes.size(),
-              "a push has one count of occurrences a key: " + std::to_string(batch.hashes.size()) + ", got " +
-                  std::to_string(occurrences.counts.size()));
-  SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in an undefined order");
-  SHOAL_CHECK(locations == nullptr || locations->is_of(batch.hashes),
-              "these row locations are those of another batch");
-  if (const auto* const rule = std::get_if<UserRule>(&spec_.optimizer.rule())) {
-    return step_user(*rule, batch, slopes, occurrences, stepped, locations);
-  }
-  const std::size_t dim = rows_.dim();
+template <class Body>
+std::uint64_t Shard::write_rows(const SlotSlices& batch, const OccurrenceCounts& occurrences,
+                                std::size_t* stepped, const RowLocations* locations, ShardScratch* scratch,
+                                const Body& body) {
   wait_for_save(batch.hashes.size());
   const auto writing = enter();
   const auto budget_lock = lock_budget();
@@ -254,71 +256,15 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
                     .counts = occurrences.counts};
   fit(batch, how);
   const std::uint64_t step = step_.fetch_add(1, std::memory_order_relaxed) + 1;
-  const std::uint64_t shared = step_noise(spec_.seed, step);
   how.now.step = step;
-  const bool in_place =
-      spec_.optimizer.elements() == Elements::kInt64Pairs ||
-      (rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kMinDim && !spec_.optimizer.clip().active());
   std::atomic<std::uint64_t> dropped{0};
-  const float part = spec_.optimizer.schedule().at(how.now.clock);
-  std::visit(
-      [&](const auto& given_rule) {
-        const auto rule = slowed(given_rule, part);
-        // Both return the number of rows that were not finite.
-        const auto step_in_place = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
-                                       PrefetchCursor& ahead) -> std::size_t {
-          if constexpr (requires(const InPlace& given) { rule.step(given); }) {
-            return rule.step({.rows = rows,
-                              .dim = dim,
-                              .grads = slopes(first, rows.size(), work.floats),
-                              .hashes = batch.hashes.data() + first,
-                              .noise = shared,
-                              .step = step,
-                              .scratch = work.floats + work.elements,
-                              .ahead = &ahead});
-          } else {
-            return 0;  // never asked: dim is 2
-          }
-        };
-        const auto step_block = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
-                                    PrefetchCursor& ahead) {
-          Block block = work.block(rows.size(), dim);
-          block.step = step;
-          const float* const given = slopes(first, rows.size(), block.grads);
-          if (given != block.grads) {
-            std::memcpy(block.grads, given, block.size() * sizeof(float));
-          }
-          fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise);
-          rows_.gather(rows, block, ahead);
-
-          std::uint32_t* const moves = work.moves();
-          std::uint32_t* const finite = work.finite();
-          mark_moving(block.grads, block.rows, dim, moves);
-          std::fill_n(finite, block.rows, 1U);
-          mark_finite(block.grads, block.rows, dim, finite);
-          if (spec_.optimizer.clip().active()) {
-            spec_.optimizer.clip().apply(block);
-          }
-          rule.step(block);
-          for (std::size_t k = 0; k < rows_.columns(); ++k) {
-            mark_finite(block.columns[k], block.rows, dim, finite);
-          }
-          if (rows_.has_row_state()) {
-            mark_finite(block.row_state, block.rows, 1, finite);
-          }
-          std::size_t bad = 0;
-          for (std::size_t r = 0; r < block.rows; ++r) {
-            bad += moves[r] & (finite[r] ^ 1U);
-            moves[r] &= finite[r];
-          }
-          rows_.scatter(block, {moves, block.rows}, rows, ahead);
-          return bad;
-        };
+  body(
+      Change{.step = step, .noise = step_noise(spec_.seed, step), .clock = how.now.clock},
+      [&](const auto& use) {
         change(
             batch, how, {.before = locations != nullptr && locations->is_for(number_) ? locations : nullptr},
             [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
-              const std::size_t bad =
-                  in_place ? step_in_place(work, rows, first, ahead) : step_block(work, rows, first, ahead);
+              const std::size_t bad = use(work, rows, first, ahead);
               if (stepped != nullptr) {
                 *stepped = first + rows.size();
               }
@@ -327,13 +273,97 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
               }
             },
             scratch);
-      },
-      spec_.optimizer.rule());
+      });
   enforce_max_rows(batch, how.now.clock);
   pushes_.fetch_add(1, std::memory_order_relaxed);
   rows_pushed_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
   nonfinite_rows_.fetch_add(dropped.load(), std::memory_order_relaxed);
   return step;
+}
+
+void Shard::check_push(const SlotSlices& batch, const OccurrenceCounts& occurrences,
+                       const std::size_t* stepped, const RowLocations* locations) const {
+  SHOAL_CHECK(occurrences.counts.empty() || occurrences.counts.size() == batch.hashes.size(),
+              "a push has one count of occurrences a key: " + std::to_string(batch.hashes.size()) + ", got " +
+                  std::to_string(occurrences.counts.size()));
+  SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in an undefined order");
+  SHOAL_CHECK(locations == nullptr || locations->is_of(batch.hashes),
+              "these row locations are those of another batch");
+}
+
+std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
+                               const OccurrenceCounts& occurrences, std::size_t* stepped,
+                               const RowLocations* locations, ShardScratch* scratch) {
+  check_push(batch, occurrences, stepped, locations);
+  if (const auto* const rule = std::get_if<UserRule>(&spec_.optimizer.rule())) {
+    return step_user(*rule, batch, slopes, occurrences, stepped, locations);
+  }
+  const std::size_t dim = rows_.dim();
+  const bool in_place =
+      spec_.optimizer.elements() == Elements::kInt64Pairs ||
+      (rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kMinDim && !spec_.optimizer.clip().active());
+  return write_rows(batch, occurrences, stepped, locations, scratch, [&](const Change& now, const auto& run) {
+    const float part = spec_.optimizer.schedule().at(now.clock);
+    std::visit(
+        [&](const auto& given_rule) {
+          const auto rule = slowed(given_rule, part);
+          // Both return the number of rows that were not finite.
+          const auto step_in_place = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
+                                         PrefetchCursor& ahead) {
+            return step_where_stored(rule, {.rows = rows,
+                                            .dim = dim,
+                                            .grads = slopes(first, rows.size(), work.floats),
+                                            .hashes = batch.hashes.data() + first,
+                                            .noise = now.noise,
+                                            .step = now.step,
+                                            .scratch = work.floats + work.elements,
+                                            .ahead = &ahead});
+          };
+          const auto step_block = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
+                                      PrefetchCursor& ahead) {
+            Block block = work.block(rows.size(), dim);
+            block.step = now.step;
+            const float* const given = slopes(first, rows.size(), block.grads);
+            if (given != block.grads) {
+              std::memcpy(block.grads, given, block.size() * sizeof(float));
+            }
+            fill_noise(batch.hashes.subspan(first, rows.size()), dim, now.noise, work.noise);
+            rows_.gather(rows, block, ahead);
+            mark_moving(block.grads, block.rows, dim, work.moves());
+            std::fill_n(work.finite(), block.rows, 1U);
+            mark_finite(block.grads, block.rows, dim, work.finite());
+            if (spec_.optimizer.clip().active()) {
+              spec_.optimizer.clip().apply(block);
+            }
+            rule.step(block);
+            return store(work, block, rows, ahead);
+          };
+          run([&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
+                  PrefetchCursor& ahead) {
+            return in_place ? step_in_place(work, rows, first, ahead) : step_block(work, rows, first, ahead);
+          });
+        },
+        spec_.optimizer.rule());
+  });
+}
+
+std::size_t Shard::store(Workspace& work, const Block& block, std::span<std::byte* const> rows,
+                         PrefetchCursor& ahead) const {
+  std::uint32_t* const moves = work.moves();
+  std::uint32_t* const finite = work.finite();
+  for (std::size_t k = 0; k < rows_.columns(); ++k) {
+    mark_finite(block.columns[k], block.rows, block.dim, finite);
+  }
+  if (rows_.has_row_state()) {
+    mark_finite(block.row_state, block.rows, 1, finite);
+  }
+  std::size_t bad = 0;
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    bad += moves[r] & (finite[r] ^ 1U);
+    moves[r] &= finite[r];
+  }
+  rows_.scatter(block, {moves, block.rows}, rows, ahead);
+  return bad;
 }
 
 std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
@@ -362,6 +392,56 @@ std::uint64_t Shard::push_per_key(const KeyBatch& batch, std::span<const float> 
         return room;
       },
       occurrences, nullptr, locations, nullptr);
+}
+
+std::uint64_t Shard::push_whole(const SlotSlices& batch, std::span<const float> changes,
+                                const OccurrenceCounts& occurrences, std::size_t* stepped,
+                                ShardScratch* scratch) {
+  check_batch(batch);
+  check_push(batch, occurrences, stepped, nullptr);
+  const std::size_t floats = rows_.floats();
+  SHOAL_CHECK(spec_.optimizer.adds_up(), "changes of rows of " + spec_.optimizer.name() +
+                                             " do not add up: push gradients to a table with this optimizer");
+  SHOAL_CHECK(changes.size() == batch.hashes.size() * floats,
+              "changes must be len(keys) x the numbers of a row");
+  return write_rows(batch, occurrences, stepped, nullptr, scratch, [&](const Change& now, const auto& run) {
+    run([&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
+      const Block block = work.block(rows.size(), rows_.dim());
+      const float* const added = changes.data() + first * floats;
+      fill_noise(batch.hashes.subspan(first, rows.size()), block.dim, now.noise, work.noise);
+      rows_.gather(rows, block, ahead);
+      mark_moving(added, block.rows, floats, work.moves());
+      std::fill_n(work.finite(), block.rows, 1U);
+      mark_finite(added, block.rows, floats, work.finite());
+      add_changes(block, added, work.finite());
+      return store(work, block, rows, ahead);
+    });
+  });
+}
+
+// Adds changes of whole rows; clears finite[r] where state would be negative.
+void Shard::add_changes(const Block& block, const float* changes, std::uint32_t* finite) const noexcept {
+  const std::size_t floats = rows_.floats();
+  const bool derives = spec_.optimizer.derives_weights();
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    const float* change = changes + r * floats;
+    for (std::size_t k = 0; k < rows_.columns(); ++k) {
+      float* const column = block.columns[k] + r * block.dim;
+      for (std::size_t e = 0; e < block.dim; ++e, ++change) {
+        // Weights are rounded as the rules round them, sums as accumulators.
+        column[e] = k == 0 && !derives
+                        ? column[e] + *change
+                        : accumulate(column[e], static_cast<double>(*change), block.noise[r * block.dim + e],
+                                     static_cast<std::uint32_t>(k));
+        finite[r] &= static_cast<std::uint32_t>(k == 0 || column[e] >= 0.0F);
+      }
+    }
+    if (rows_.has_row_state()) {
+      float& state = block.row_state[r];
+      state = accumulate(state, static_cast<double>(*change), block.noise[r * block.dim], kStateStream);
+      finite[r] &= static_cast<std::uint32_t>(state >= 0.0F);
+    }
+  }
 }
 
 void Shard::with_slots(std::size_t first, std::size_t end, bool /*changes*/,
@@ -466,6 +546,31 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
          std::memcpy(values.data() + first * width, of_row ? block.row_state : block.columns[column],
                      rows.size() * width * sizeof(float));
        });
+}
+
+void Shard::pull_whole(const SlotSlices& batch, std::span<float> numbers, ShardScratch* scratch) const {
+  check_batch(batch);
+  const std::size_t dim = rows_.dim();
+  SHOAL_CHECK(numbers.size() == batch.hashes.size() * rows_.floats(),
+              "rows must be len(keys) x the numbers of a row");
+  read(
+      batch, {}, rows_.bytes(),
+      [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
+        const Block block = work.block(rows.size(), dim);
+        rows_.gather(rows, block, ahead);
+        float* to = numbers.data() + first * rows_.floats();
+        for (std::size_t r = 0; r < block.rows; ++r) {
+          for (std::size_t k = 0; k < rows_.columns(); ++k, to += dim) {
+            std::memcpy(to, block.columns[k] + r * dim, dim * sizeof(float));
+          }
+          if (rows_.has_row_state()) {
+            *to++ = block.row_state[r];
+          }
+        }
+      },
+      scratch);
+  pulls_.fetch_add(1, std::memory_order_relaxed);
+  rows_pulled_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
 }
 
 void Shard::metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const {

@@ -188,6 +188,14 @@ class Shard {
   virtual void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
   // Column k of the batch's rows as float32, dim per row (1 per row for the row state, k == rows().columns()).
   virtual void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
+  // Whole rows: rows().floats() numbers each, the columns and then the row state.
+  virtual void pull_whole(const SlotSlices& batch, std::span<float> numbers,
+                          ShardScratch* scratch = nullptr) const;
+  // Adds what steps in copies of rows have changed, like a push of gradients: creates missing rows; a row stays if nothing in it
+  // changes, if a number would not be finite, or if state would be negative. Only for rules that add up (optim/optimizer.h).
+  virtual std::uint64_t push_whole(const SlotSlices& batch, std::span<const float> changes,
+                                   const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
+                                   ShardScratch* scratch = nullptr);
   // Column k of the batch's row metadata (policy/lifecycle.h) as stored; 0 for absent rows.
   virtual void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
   // Begins to fetch the rows of a later call that are elsewhere, and locates the others. False, and nothing is done: all rows
@@ -356,8 +364,25 @@ class Shard {
                     ShardScratch* scratch = nullptr) const;
   // (first, count, room): returns the gradients of a run's unique hashes, which may be computed in `room`.
   using Slopes = std::function<const float*(std::size_t, std::size_t, float*)>;
+  // Of one change of a batch's rows.
+  struct Change {
+    std::uint64_t step = 0;
+    std::uint64_t noise = 0;  // base/noise.h: step_noise
+    std::uint32_t clock = 0;  // the table's
+  };
+  // A push: calls body(change, run) once, which calls run(use); use(work, rows, first, ahead) changes a run of rows and returns the
+  // number of those that would not have been finite.
+  template <class Body>
+  std::uint64_t write_rows(const SlotSlices& batch, const OccurrenceCounts& occurrences, std::size_t* stepped,
+                           const RowLocations* locations, ShardScratch* scratch, const Body& body);
   std::uint64_t step_rows(const SlotSlices& batch, const Slopes& slopes, const OccurrenceCounts& occurrences,
                           std::size_t* stepped, const RowLocations* locations, ShardScratch* scratch);
+  void check_push(const SlotSlices& batch, const OccurrenceCounts& occurrences, const std::size_t* stepped,
+                  const RowLocations* locations) const;
+  // Writes the rows of a block that change and are finite; returns the number of those that are not.
+  std::size_t store(Workspace& work, const Block& block, std::span<std::byte* const> rows,
+                    PrefetchCursor& ahead) const;
+  void add_changes(const Block& block, const float* changes, std::uint32_t* finite) const noexcept;
   // The same for a UserRule (shard/user_step.cc).
   std::uint64_t step_user(const UserRule& rule, const SlotSlices& batch, const Slopes& slopes,
                           const OccurrenceCounts& occurrences, std::size_t* stepped,

@@ -102,6 +102,19 @@ void TieredShard::contains(const SlotSlices& batch, std::span<std::uint8_t> ther
   tier_->with_rows(batch, nullptr, Use::kReads, [&](RowLocations&) { Shard::contains(batch, there); });
 }
 
+void TieredShard::pull_whole(const SlotSlices& batch, std::span<float> numbers, ShardScratch* scratch) const {
+  tier_->with_rows(batch, nullptr, Use::kReads,
+                   [&](RowLocations&) { Shard::pull_whole(batch, numbers, scratch); });
+}
+
+std::uint64_t TieredShard::push_whole(const SlotSlices& batch, std::span<const float> changes,
+                                      const OccurrenceCounts& occurrences, std::size_t* stepped,
+                                      ShardScratch* scratch) {
+  return tier_->with_rows(batch, nullptr, Use::kCreates, [&](RowLocations&) {
+    return Shard::push_whole(batch, changes, occurrences, stepped, scratch);
+  });
+}
+
 void TieredShard::state(const SlotSlices& batch, std::size_t column, std::span<float> values) const {
   tier_->with_rows(batch, nullptr, Use::kReads, [&](RowLocations&) { Shard::state(batch, column, values); });
 }

@@ -48,6 +48,11 @@ class TieredShard final : public Shard {
   std::size_t erase(const SlotSlices& batch, std::span<std::uint32_t> by_slot = {}) override;
   void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const override;
   void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const override;
+  void pull_whole(const SlotSlices& batch, std::span<float> numbers,
+                  ShardScratch* scratch = nullptr) const override;
+  std::uint64_t push_whole(const SlotSlices& batch, std::span<const float> changes,
+                           const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
+                           ShardScratch* scratch = nullptr) override;
   void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const override;
   bool prefetch(const SlotSlices& batch, RowLocations* locations = nullptr) const override;
 

@@ -35,12 +35,12 @@ MessageShape shape_of_record(Record record) noexcept {
 MessageShape shape_of_request(const Header& header) noexcept {
   switch (header.op) {
     case Op::kPull:
-      return {{FrameKind::kHashes}, 1, kWeights, kPacked | kKeep | kDigest | kTimed | kDated};
+      return {{FrameKind::kHashes}, 1, kWeights, kPacked | kKeep | kDigest | kTimed | kDated | kWhole};
     case Op::kPush:
       return {{FrameKind::kHashes, FrameKind::kValues},
               2,
               kWeights,
-              kPacked | kKeep | kDigest | kCounted | kTimed};
+              kPacked | kKeep | kDigest | kCounted | kTimed | kWhole};
     case Op::kAssign:
       return {{FrameKind::kHashes, FrameKind::kValues}, 2, kWeights, kPacked | kTimed};
     case Op::kTick:
@@ -80,7 +80,7 @@ MessageShape shape_of_request(const Header& header) noexcept {
 MessageShape shape_of_answer(Op op) noexcept {
   switch (op) {
     case Op::kPull:
-      return {{FrameKind::kValues}, 1, kWeights, kReply | kPacked | kTimed | kDated};
+      return {{FrameKind::kValues}, 1, kWeights, kReply | kPacked | kTimed | kDated | kWhole};
     case Op::kContains:
       return {{FrameKind::kElements}, 1, bit(Dtype::kUint8), kReply | kTimed};
     case Op::kState:

@@ -45,7 +45,7 @@ using Frame = std::span<const std::byte>;
 
 inline constexpr std::uint32_t kMagic = 0x4c4f4853U;  // "SHOL" as it lies in memory
 inline constexpr std::uint8_t kVersion = 2;
-// flags: bits 0 to 6 are these; bits 8 to 15 are the client's number for a part of a call; the others are 0.
+// flags: bits 0 to 7 are these; bits 8 to 15 are the client's number for a part of a call.
 inline constexpr std::uint16_t kReply = 1U << 0U;
 inline constexpr std::uint16_t kPacked = 1U
                                          << 1U;  // values without their zeros; in a PULL: the reply may be so
@@ -56,7 +56,10 @@ inline constexpr std::uint16_t kTimed =
     1U << 5U;  // asks for the server's times (wire/times.h); the aux of the reply has them
 inline constexpr std::uint16_t kDated =
     1U << 6U;  // in a PULL: asks which clocks the rows include; the clock of the reply has it
-inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest | kCounted | kTimed | kDated;
+// Values are whole rows: in the reply to a PULL its columns and its state, in a PUSH what was added to them elsewhere.
+inline constexpr std::uint16_t kWhole = 1U << 7U;
+inline constexpr std::uint16_t kFlags =
+    kReply | kPacked | kKeep | kDigest | kCounted | kTimed | kDated | kWhole;
 inline constexpr unsigned kPartShift = 8;
 inline constexpr std::size_t kMaxNestedFrames = 4;               // besides the nested header
 inline constexpr std::size_t kMaxFrames = 1 + kMaxNestedFrames;  // besides the header

@@ -1,6 +1,7 @@
 """A worker's cache of rows, slow and simple: the twin of ``_core.RowCache``, with the same interface.
 
-Entries are objects in lists, sums are added up one number at a time, and nothing is prefetched or packed.
+Entries are objects in lists, sums are added up one number at a time, and nothing is prefetched or packed. Local
+steps are those of SGD.
 """
 
 from dataclasses import dataclass
@@ -22,18 +23,27 @@ class Entry:
     sum: np.ndarray | None = None
     count: int = 0
     since: int = 0
+    row: np.ndarray | None = None  # with local steps: what the copy is, or was
+    base: np.ndarray | None = None  # the row when its last change was sent
+    changed: bool = False
 
 
 class RowCache:
-    def __init__(self, rows, dim, counted=False):
-        self.dim, self.counted = dim, counted
+    def __init__(self, rows, dim, counted=False, optimizer=None, params=None):
+        assert optimizer in (None, "SGD")
+        self.dim, self.width, self.counted = dim, dim, counted
+        self.rate = None if optimizer is None else np.float32(params["lr"])
         self.buckets = [[None] * WAYS for _ in range(-(-rows // WAYS))]
         self.hands = [0] * len(self.buckets)
         self.refused = [0] * len(self.buckets)
 
     @property
     def sums(self):
-        return sum(entry.sum is not None for entry in self.entries())
+        return sum(map(self.has_sum, self.entries()))
+
+    @staticmethod
+    def has_sum(entry):
+        return entry.changed or entry.sum is not None
 
     def entries(self):
         return [entry for bucket in self.buckets for entry in bucket if entry is not None]
@@ -67,6 +77,9 @@ class RowCache:
         if entry.sum is not None:
             taken.append((entry.hash, entry.sum, entry.count))
             entry.sum = None
+        if entry.changed:
+            taken.append((entry.hash, entry.row - entry.base, entry.count))
+            entry.base, entry.changed = entry.row.copy(), False
 
     def drop(self, entry):
         entry.copy, entry.reader = None, 0
@@ -117,20 +130,34 @@ class RowCache:
             if entry is None:
                 continue
             if is_kept and entry.reader == reader:
-                entry.copy, entry.clocks, entry.reader = rows[position].copy(), clocks, 0
+                entry.clocks, entry.reader = clocks, 0
+                self.keep(entry, rows[position].copy())
             else:
                 self.drop(entry)
+
+    def keep(self, entry, row):
+        entry.copy = row
+        if self.rate is not None:
+            entry.copy = entry.row = row + (entry.row - entry.base) if entry.changed else row
+            entry.base = row.copy()
 
     def add(self, hashes, grads, counts, clock, slots):
         passed = []
         for position, hash in enumerate(hashes.tolist()):
             entry = self.find(hash)
             count = 1 if counts is None else int(counts[position])
-            if entry is None:
+            if entry is None or (self.rate is not None and entry.row is None):
                 passed.append((hash, grads[position].copy(), count))
+                if entry is not None:
+                    self.drop(entry)
                 continue
             entry.uses = min(entry.uses + 1, MAX_USES)
-            if entry.sum is None:
+            if self.rate is not None:
+                entry.count = min(entry.count + count, 2**32 - 1) if entry.changed else count
+                entry.since = entry.since if entry.changed else clock
+                entry.row -= self.rate * grads[position]
+                entry.changed = True
+            elif entry.sum is None:
                 entry.sum, entry.count, entry.since = grads[position].copy(), count, clock
             else:
                 for k in range(self.dim):
@@ -138,22 +165,32 @@ class RowCache:
                 entry.count = min(entry.count + count, 2**32 - 1)
         return self.packed(passed, slots)
 
-    def send(self, entries, slots):
+    def send(self, entries, slots, drop):
         taken = []
         for entry in entries:
             self.take(entry, taken)
-            self.drop(entry)
+            drop(entry)
         return self.packed(taken, slots)
 
+    def outdate(self, entry):
+        """Keep no answer that lacks what has just been sent."""
+        entry.reader = 0
+
     def send_older(self, clock, slots):
-        return self.send([e for e in self.entries() if e.sum is not None and e.since <= clock], slots)
+        old = [entry for entry in self.entries() if self.has_sum(entry) and entry.since <= clock]
+        return self.send(old, slots, self.drop if self.rate is None else self.outdate)
 
     def send_rows(self, hashes, slots):
-        return self.send([entry for entry in map(self.find, hashes.tolist()) if entry is not None], slots)
+        return self.send([entry for entry in map(self.find, hashes.tolist()) if entry is not None], slots, self.drop)
 
     def forget(self):
         for entry in self.entries():
             self.drop(entry)
+            if not entry.changed:
+                entry.row = entry.base = None
+
+    def weights_of(self, whole):
+        return whole.reshape(-1, self.dim).copy()
 
     def stats(self):
         return {"held": self.sums}

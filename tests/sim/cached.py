@@ -8,6 +8,7 @@ import numpy as np
 from oracle import row_cache
 from shoal import _core
 from shoal.cluster.worker.cached_rows import CachedRows
+from sim.history import RATE
 
 Op = _core.Op
 
@@ -18,6 +19,7 @@ class CachePlan:
 
     rows: int = 16
     staleness: int = 1
+    local_steps: bool = False
     make_cache: Callable = _core.RowCache
     make_rows: Callable = CachedRows
 
@@ -70,8 +72,10 @@ class CachedTable:
         self.client, self.table, self.staleness = client, table, plan.staleness
         cluster = client.cluster
         dim = cluster.dims[table]
+        steps = ("SGD", {"lr": RATE, "weight_decay": 0.0}) if plan.local_steps else ()
         self.rows = plan.make_rows(
-            plan.make_cache(plan.rows, dim, False), dim=dim, slots=cluster.slots, staleness=plan.staleness,
+            plan.make_cache(plan.rows, dim, False, *steps), dim=dim, slots=cluster.slots, staleness=plan.staleness,
+            local_steps=plan.local_steps,
             waits=cluster.staleness if cluster.mode == "ssp" else None, submit=self.submit,
             clock=lambda: client.clock, repetitions=self.repetitions,
         )  # fmt: skip

@@ -288,7 +288,8 @@ class Cluster:
         self.job = 77
         self.filters = filters
         self.cache = cache
-        self.history = History(mode, staleness, workers, mean, held=None if cache is None else cache.staleness)
+        caching = {} if cache is None else {"held": cache.staleness, "local_steps": cache.local_steps}
+        self.history = History(mode, staleness, workers, mean, **caching)
         self.tables = tables or {1: {**SUM, "dim": 2 * workers}}
         self.dims = {table: spec["dim"] for table, spec in self.tables.items()}
         self.services = {}

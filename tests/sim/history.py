@@ -57,7 +57,8 @@ class Event:
 
 
 class History:
-    def __init__(self, mode, staleness, workers, mean=False, held=None):
+    def __init__(self, mode, staleness, workers, mean=False, held=None, local_steps=False):
+        self.local_steps = local_steps
         self.held = held  # clocks for which caches may hold a push back; None: there are none
         self.mode, self.staleness, self.workers, self.mean = mode, staleness, workers, mean
         if mode == "ssp" and staleness == 0:
@@ -193,10 +194,14 @@ def check_read_my_writes(history, rows=None):
 
 
 def check_versions(history, rows=None):
-    """For one worker a row never goes back."""
-    last = {}  # (rank, key, column) -> list of (settled, seen)
+    """For one worker a row never goes back; with local steps its own column for one incarnation only.
+
+    A worker with local steps sees what it holds back, which is lost with it.
+    """
+    last = {}  # (rank, table, key, column, incarnation of the own one) -> list of (settled, seen)
     for pull, _, key, rank, seen in sorted(history.seen(), key=lambda entry: entry[0].submitted):
-        before = last.setdefault((pull.life.rank, pull.table, key, rank), [])
+        own = pull.life.incarnation if rank == pull.life.rank and history.local_steps else None
+        before = last.setdefault((pull.life.rank, pull.table, key, rank, own), [])
         known = max((value for settled, value in before if settled < pull.submitted), default=0)
         if seen < known:
             yield f"{who(pull)} saw {seen:g} of worker {rank} in key {key}, after it had seen {known:g}"

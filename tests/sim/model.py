@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shoal import _core
+from sim.history import RATE
 
 Op, Status, Dtype = _core.Op, _core.Status, _core.WireDtype
 WINDOW = 64
@@ -242,9 +243,10 @@ class Service:
         else:
             rows = np.empty((message.count, message.dim), np.float32)
             self.tables[message.table].pull(self.batch(message.hashes), rows)
-            dated = {"dated": True, "clock": self.included()} if message.dated else {}
+            flags = {"dated": True, "clock": self.included()} if message.dated else {}
+            flags["whole"] = message.whole
             self.reply(
-                peer, message, payload=[rows], count=message.count, dim=message.dim, dtype=Dtype.FLOAT32, **dated
+                peer, message, payload=[rows], count=message.count, dim=message.dim, dtype=Dtype.FLOAT32, **flags
             )
 
     def write(self, peer, message, take):
@@ -268,6 +270,8 @@ class Service:
     def push(self, peer, message):
         def take(places):
             hashes, grads = message.hashes[places], message.values.reshape(message.count, -1)[places]
+            if message.whole:  # what steps of SGD have changed elsewhere
+                grads = grads / -RATE
             counts = (message.counts if message.counts.size else np.ones(message.count, np.uint32))[places]
             if self.mode != "bsp":
                 self.step(message.table, hashes, grads, counts, message.clock)

@@ -91,14 +91,57 @@ class PullsBeforeItPushes(CachedRows):
         finally:
             self._late = False
 
-    def _send(self, sums, after=()):
-        return None if getattr(self, "_late", False) else super()._send(sums, after)
+    def _send(self, sums, after=(), **how):
+        return None if getattr(self, "_late", False) else super()._send(sums, after, **how)
+
+
+# --- local steps ---
+
+
+class SendsChangesAgain(row_cache.RowCache):
+    """What has been sent stays in the difference from the base."""
+
+    def take(self, entry, taken):
+        base = entry.base
+        super().take(entry, taken)
+        if entry.hash % 4:
+            entry.base = base
+
+
+class ForgetsWhatChangedMeanwhile(row_cache.RowCache):
+    """An answer replaces a row with what has changed in it since the pull began."""
+
+    def keep(self, entry, row):
+        entry.copy = entry.row = row
+        entry.base = row.copy()
+
+
+class KeepsAnswersThatLackPushes(row_cache.RowCache):
+    """An answer becomes the copy, although a change has left since the pull began."""
+
+    def outdate(self, entry):
+        pass
+
+
+class ReadsPassedGradientsLater(row_cache.RowCache):
+    """A gradient that was sent at once is missing in the answer that is on its way."""
+
+    def add(self, hashes, grads, counts, clock, slots):
+        readers = [(entry, entry.reader) for entry in map(self.find, hashes.tolist()) if entry is not None]
+        passed = super().add(hashes, grads, counts, clock, slots)
+        for entry, reader in readers:
+            entry.reader = reader
+        return passed
 
 
 SSP = Plan(mode="ssp", staleness=2, clocks=8, weather=ROUGH_IN_ORDER, cache=replace(TWIN, staleness=1))
 SSP_LONG = replace(SSP, staleness=6, clocks=12, cache=replace(TWIN, staleness=1, rows=64))
 SSP_ROOMY = replace(SSP, cache=replace(TWIN, staleness=1, rows=64))
 ASP = Plan(mode="asp", clocks=8, weather=ROUGH_IN_ORDER, cache=replace(TWIN, staleness=2, rows=64))
+
+STEPS = replace(SSP_ROOMY, cache=replace(SSP_ROOMY.cache, local_steps=True))
+STEPS_LONG = replace(SSP_LONG, cache=replace(SSP_LONG.cache, local_steps=True))
+STEPS_SOON = replace(SSP_LONG, cache=replace(SSP_LONG.cache, local_steps=True, staleness=0))
 
 # name -> (what is wrong: the cache, or what uses it; plan; checkers of which one must find it)
 PLANTED = {
@@ -111,4 +154,9 @@ PLANTED = {
     "answers are trusted to be in order": (TrustsTheOrder, ASP, {"read my writes"}),
     "rows are dated by the worker's clock": (TakesItsOwnClock, SSP_ROOMY, {"bounds"}),
     "what is fetched is not sent before": (PullsBeforeItPushes, SSP_ROOMY, {"exactly once"}),
+    "changes are sent again": (SendsChangesAgain, STEPS, {"exactly once"}),
+    "changes during a pull are lost": (ForgetsWhatChangedMeanwhile, STEPS_LONG, {"exactly once"}),
+    "answers that lack a change are kept": (KeepsAnswersThatLackPushes, STEPS_SOON, {"read my writes"}),
+    "answers that lack a gradient are kept": (ReadsPassedGradientsLater, STEPS_LONG, {"read my writes"}),
+    "a change that was seen may be missing": (TrustsTheOrder, STEPS, {"versions"}),
 }

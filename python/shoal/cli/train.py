@@ -559,12 +559,12 @@ def _solver(arguments: argparse.Namespace) -> DBPG | None:
 _OF_DBPG = ("blocks", "delay", "slack", "tolerance", "passes")
 
 
-def _cache(wanted: tuple[int, int] | None) -> Cache | None:
+def _cache(wanted: tuple[int, int, bool] | None) -> Cache | None:
     if wanted is None:
         return None
     from shoal.cluster.worker.cache import Cache
 
-    return Cache(rows=wanted[0], staleness=wanted[1])
+    return Cache(rows=wanted[0], staleness=wanted[1], local_steps=wanted[2])
 
 
 def _filters(wanted: dict[str, str], seed: int) -> Filters:

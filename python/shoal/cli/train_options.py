@@ -314,9 +314,10 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cache",
         type=parse_cache,
-        metavar="ROWS:STALENESS",
-        help="keep up to ROWS rows of each table at the worker, and hold gradients back for up to STALENESS clocks; "
-        "with --consistency ssp:N or asp",
+        metavar="ROWS:STALENESS[:sums]",
+        help="keep up to ROWS rows of each table at the worker, make the optimizer's steps in them, and hold back what "
+        "changes for up to STALENESS clocks; with --consistency ssp:N or asp. :sums sends sums of gradients instead: "
+        "fewer bytes, but a model learns less",
     )
     group.add_argument(
         "--filter",
@@ -328,12 +329,15 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_cache(text: str) -> tuple[int, int]:
-    """Read ROWS:STALENESS, such as 1000000:8."""
+def parse_cache(text: str) -> tuple[int, int, bool]:
+    """Read ROWS:STALENESS, such as 1000000:8, or ROWS:STALENESS:sums: the last is whether workers make local steps."""
     numbers = text.split(":")
+    local_steps = numbers[2:] != ["sums"]
+    if not local_steps:
+        numbers.pop()
     if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is not ROWS:STALENESS, such as 1000000:8")
-    return int(numbers[0]), int(numbers[1])
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROWS:STALENESS, such as 1000000:8, or ROWS:STALENESS:sums")
+    return int(numbers[0]), int(numbers[1]), local_steps
 
 
 def parse_filter(text: str) -> list[tuple[str, str]]:

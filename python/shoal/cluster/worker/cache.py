@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shoal import _core
 from shoal.consistency import Consistency
+from shoal.optim import Optimizer
 
 __all__ = ["Cache", "choose_cache"]
 
@@ -25,36 +27,59 @@ class Cache:
     Parameters
     ----------
     rows : int
-        Number of rows that there is room for, 1 to 2^31. They take ``24 + 8 dim`` bytes each, of a table that counts
-        occurrences 4 more.
+        Number of rows that there is room for, 1 to 2^31; `bytes` says what they take.
     staleness : int
         Clocks for which a gradient may be held back, 0 to 2^31 - 1; under ASP also those for which a row is kept. Under
         SSP at most the staleness of the job; half of it saves the most.
+    local_steps : bool
+        Whether the worker makes the optimizer's steps in the rows that it keeps, and sends what they have changed: it
+        sees its own pushes at once, and models learn nearly as without a cache. Rows then travel with the optimizer's
+        state. For SGD, Adagrad, RowWiseAdagrad, FTRL and GroupFTRL without a schedule; tables with other optimizers,
+        and all with False, send sums of gradients, each of which is one step.
 
     Raises
     ------
+    TypeError
+        ``local_steps`` is not a bool.
     ValueError
         A number is out of its range.
 
     Examples
     --------
+    >>> from shoal.optim import FTRL
     >>> cache = Cache(rows=1_000_000, staleness=8)
-    >>> cache.bytes(dim=1)
-    32000000
+    >>> cache.bytes(1, FTRL())
+    40000000
     """
 
     rows: int
     staleness: int
+    local_steps: bool = True
 
     def __post_init__(self) -> None:
         for name, least, most in (("rows", 1, _MAX_ROWS), ("staleness", 0, _MAX_STALENESS)):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
                 raise ValueError(f"a cache needs {name} from {least} to {most}, got {number!r}")
+        if not isinstance(self.local_steps, bool):
+            raise TypeError(f"local_steps is True or False, got {self.local_steps!r}")
 
-    def bytes(self, dim: int) -> int:
-        """Return the bytes that the rows of a table with ``dim`` weights take."""
-        return self.rows * (24 + 8 * dim)
+    def bytes(self, dim: int, optimizer: Optimizer) -> int:
+        """Return the bytes that the rows of a table with ``dim`` weights and this optimizer take.
+
+        They are 24 for each row and 8 for each of its numbers: its weights, with local steps also the optimizer's
+        state. A table that counts occurrences takes 4 more for each row.
+        """
+        numbers = self._step_floats(optimizer, dim) if self.local_steps else 0
+        return self.rows * (24 + 8 * (numbers or dim))
+
+    def makes_steps(self, optimizer: Optimizer, dim: int) -> bool:
+        """Return whether the worker makes this optimizer's steps in rows of ``dim`` weights."""
+        return self.local_steps and self._step_floats(optimizer, dim) > 0
+
+    @staticmethod
+    def _step_floats(optimizer: Optimizer, dim: int) -> int:
+        return _core.local_step_floats(optimizer.rule, optimizer.engine_params(), dim)
 
     def check(self, consistency: Consistency) -> None:
         """Check that gradients are not held back for longer than the consistency of the job allows.

@@ -4,7 +4,7 @@
 used by :mod:`shoal.cluster.worker.cached_shard`, and by a simulated cluster.
 
     pull   the copies that are new enough; the others from the servers, after their own sums were sent
-    push   added up where the row has an entry, otherwise sent
+    push   added up where the row has an entry, or with local steps where it has a copy; otherwise sent
     tick   sums that began `staleness` clocks before, or earlier, are sent before the clock ends
 
 What a pull sees. Let s be the staleness of the cache, and S that of the job.
@@ -17,8 +17,9 @@ What a pull sees. Let s be the staleness of the cache, and S that of the job.
     ASP    A pull at clock c uses rows that were fetched at clock c - s or later.
 
 Invariants
-    I1  A copy includes all pushes of its key that this worker has sent: what is sent removes the copy; an answer
-        becomes one only if all pushes that were sent before it had been acknowledged, or none was sent again.
+    I1  A copy includes all pushes of its key that this worker has sent: what is sent removes the copy, or with local
+        steps is in it; an answer becomes one only if all pushes that were sent before it had been acknowledged, or none
+        was sent again.
     I2  One worker never sees an older row after a newer one (invariant I4 of csrc/cache/row_cache.h).
     I3  After `end_clock` at clock c no sum is left that began in clock c - s or before.
 
@@ -91,7 +92,8 @@ class CachedPull:
         )
         self.call: Call | None = None  # what is fetched
         self.error: ShoalError | None = None
-        self._fetched: tuple[npt.NDArray[np.uint32] | None, npt.NDArray[np.uint64], Rows] | None = None
+        # Positions, None if all are fetched; hashes, their begins of slots, and the array for the answer.
+        self._fetched: tuple[_Positions, npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows] | None = None
         self._joined: tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]] | None = None
         self._readers: list[int] = []
         self._rest: CachedPull | None = None  # the joined rows that another pull has not brought
@@ -123,6 +125,8 @@ class CachedRows:
         Owned by this object.
     dim, slots : int
         Of the table.
+    local_steps : bool
+        Whether the cache makes the optimizer's steps: whole rows are fetched, and changes of them sent.
     staleness : int
         Clocks for which a gradient may be held back.
     waits : int, optional
@@ -148,6 +152,7 @@ class CachedRows:
         *,
         dim: int,
         slots: int,
+        local_steps: bool = False,
         staleness: int,
         waits: int | None,
         submit: Submit,
@@ -156,7 +161,9 @@ class CachedRows:
     ) -> None:
         self._cache = cache
         self._dim = dim
+        self._width = cache.width
         self._slots = slots
+        self._local_steps = local_steps
         self._staleness = staleness
         self._waits = waits
         # What is fetched waits for a newer row than it needs, so that the copy can be used for some clocks.
@@ -194,7 +201,7 @@ class CachedRows:
     ) -> CachedPull:
         """Read rows from the servers, with all pushes of this worker."""
         with self.lock:
-            self._send(self._cache.send_rows(hashes, self._slots))
+            self._send_sums(self._cache.send_rows(hashes, self._slots))
             pull = self._begin(self._clock(), rows)
             self._fetch(pull, None, hashes, begins, rows, after)
             return pull
@@ -213,11 +220,12 @@ class CachedRows:
         )
         if len(joined):
             pull._joined = (joined, hashes[joined])
-        self._send(sums)  # before what is fetched: the copies will include them
+        self._send_sums(sums)  # before what is fetched: the copies will include them
         if len(fetched):
             is_all = len(fetched) == len(hashes)
-            out = rows if is_all else np.empty((len(fetched), self._dim), np.float32)
-            self._fetch(pull, None if is_all else fetched, some, begins, out, ())
+            whole = self._local_steps
+            out = rows if is_all and not whole else np.empty((len(fetched), self._width), np.float32)
+            self._fetch(pull, None if is_all else fetched, some, begins, out, (), whole=whole)
         return pull
 
     def _needed(self, clock: int) -> int:
@@ -227,17 +235,19 @@ class CachedRows:
     def _fetch(
         self,
         pull: CachedPull,
-        positions: npt.NDArray[np.uint32] | None,
+        positions: _Positions,
         hashes: npt.NDArray[np.uint64],
         begins: npt.NDArray[np.uint64],
         out: Rows,
         after: Sequence[Call],
+        *,
+        whole: bool = False,
     ) -> None:
         self._unacknowledged = [call for call in self._unacknowledged if not call.done]
         if self._unacknowledged:
             pull.mark = self._mark, list(self._unacknowledged)
         is_dated = self._waits is not None
-        pull._fetched = positions, hashes, out
+        pull._fetched = positions, hashes, begins, out
         self.pulls[pull.reader] = pull
         try:
             pull.call = self._submit(
@@ -245,9 +255,10 @@ class CachedRows:
                 hashes=hashes,
                 begins=begins,
                 out=out,
-                dim=self._dim,
+                dim=out.shape[1],
                 ahead=self._ahead,
                 dated=is_dated,
+                whole=whole,
                 after=after,
             )
         except BaseException:
@@ -260,15 +271,27 @@ class CachedRows:
         call, fetched = pull.call, pull._fetched
         assert call is not None
         assert fetched is not None
-        positions, hashes, out = fetched
+        positions, hashes, begins, out = fetched
         pull._fetched = None
         pull.error = call.error
         del self.pulls[pull.reader]
-        is_kept = call.error is None and self._came_in_order(pull)
+        in_order = self._came_in_order(pull)
+        if self._local_steps and call.error is None and not in_order:
+            # It may lack a change that the worker has seen in its copy: ask again once that has arrived.
+            self._cache.fill(hashes, pull.reader, 0, False, _NOTHING)
+            self._fetch(pull, positions, hashes, begins, out, self._unacknowledged, whole=call.whole)
+            pull.mark = None
+            return
+        is_kept = call.error is None and in_order and call.whole == self._local_steps
         included = pull.clock if self._waits is None else call.included or 0
         self._cache.fill(hashes, pull.reader, included, is_kept, out if is_kept else _NOTHING)
-        if call.error is None and positions is not None:
-            _core.scatter_rows(positions, out, pull.rows, self._dim)
+        if call.error is not None:
+            return
+        weights = self._cache.weights_of(out) if call.whole else out
+        if positions is not None:
+            _core.scatter_rows(positions, weights, pull.rows, self._dim)
+        elif weights is not pull.rows:
+            pull.rows[...] = weights
 
     def _came_in_order(self, pull: CachedPull) -> bool:
         """Whether an answer includes all pushes that were sent before its request."""
@@ -279,7 +302,7 @@ class CachedRows:
 
     def advance(self, pull: CachedPull) -> Call | None:
         """Do what can be done of a pull; return a call that it waits for, or None if it is done."""
-        if pull._fetched is not None:
+        while pull._fetched is not None:
             assert pull.call is not None
             if not pull.call.done:
                 return pull.call
@@ -335,19 +358,19 @@ class CachedRows:
         with self.lock:
             passed = self._cache.add(hashes, grads, counts, self._clock(), self._slots)
             sums = self._cache.send_rows(hashes, self._slots)
-            return [call for call in (self._send(passed, after), self._send(sums, after)) if call is not None]
+            return [call for call in (self._send(passed, after), self._send_sums(sums, after)) if call is not None]
 
     def end_clock(self) -> None:
         """Send what may be held back no longer, before the worker ticks."""
         with self.lock:
             first = self._clock() - self._staleness
             if first >= 0 and self._cache.sums:
-                self._send(self._cache.send_older(first, self._slots))
+                self._send_sums(self._cache.send_older(first, self._slots))
 
     def flush(self) -> list[Call]:
         """Send all that is held back; return its push, if there is one, and those that are not acknowledged yet."""
         with self.lock:
-            self._send(self._cache.send_older(_ANY_CLOCK, self._slots))
+            self._send_sums(self._cache.send_older(_ANY_CLOCK, self._slots))
             self._unacknowledged = [call for call in self._unacknowledged if not call.done]
             return list(self._unacknowledged)
 
@@ -357,7 +380,10 @@ class CachedRows:
             self.flush()
             self._cache.forget()
 
-    def _send(self, sums: _core._Sums | None, after: Sequence[Call] = ()) -> Call | None:
+    def _send_sums(self, sums: _core._Sums | None, after: Sequence[Call] = ()) -> Call | None:
+        return self._send(sums, after, whole=self._local_steps)
+
+    def _send(self, sums: _core._Sums | None, after: Sequence[Call] = (), *, whole: bool = False) -> Call | None:
         if sums is None:
             return None
         hashes, begins, grads, counts = sums
@@ -365,7 +391,14 @@ class CachedRows:
         if not self._unacknowledged:
             self._mark = self._repetitions()
         call = self._submit(
-            Op.PUSH, hashes=hashes, begins=begins, values=grads, counts=counts, dim=self._dim, after=after
+            Op.PUSH,
+            hashes=hashes,
+            begins=begins,
+            values=grads,
+            counts=counts,
+            dim=grads.shape[1],
+            after=after,
+            whole=whole,
         )
         self._unacknowledged.append(call)
         return call
@@ -376,4 +409,5 @@ class CachedRows:
             return self._cache.stats()
 
 
+_Positions = npt.NDArray[np.uint32] | None
 _NOTHING = np.empty((0, 1), np.float32)

@@ -162,10 +162,13 @@ class CachedShard(RemoteShard):
     ) -> None:
         super().__init__(channel, table, spec, filter, workers=workers)
         self.workers = workers
+        has_steps = cache.makes_steps(spec.optimizer, spec.floats)
+        steps = (spec.optimizer.rule, spec.optimizer.engine_params()) if has_steps else ()
         self.rows = CachedRows(
-            _core.RowCache(cache.rows, spec.floats, spec.needs_counts),
+            _core.RowCache(cache.rows, spec.floats, spec.needs_counts, *steps),
             dim=spec.floats,
             slots=slots,
+            local_steps=has_steps,
             staleness=cache.staleness,
             waits=consistency.waits if consistency.mode == "ssp" else None,
             submit=self._submit,

@@ -234,6 +234,7 @@ class Call:
     filter: Filter | None = None
     ahead: int = 0  # clocks by which a pull is for a later one: it waits as a pull of that clock does
     dated: bool = False  # whether the answers shall say which clocks they include
+    whole: bool = False  # whether values are whole rows, or what local steps have changed in them
     included: int | None = None  # clocks that all answers of a dated pull include
     parts: dict[RequestPart, None] = field(default_factory=dict)  # queued or sent, not answered
     misrouted: int = 0  # runs of slots that wait for a map
@@ -277,6 +278,7 @@ def new_call(
     on_done: Callable[[Call], None] | None = None,
     ahead: int = 0,
     dated: bool = False,
+    whole: bool = False,
     find_error: Callable[[Any], ShoalError | None] | None = None,
     trace: CallTrace | None = None,
 ) -> Call:
@@ -313,6 +315,8 @@ def new_call(
         Clocks by which a pull is for a later one than `clock`: it waits as a pull of that clock does.
     dated : bool
         Whether the answers to a pull shall say which clocks they include: `Call.included`.
+    whole : bool
+        Whether the values of a pull or a push are whole rows, or changes of them; `dim` is their number of numbers.
     find_error : callable, optional
         Called with the answers of all endpoints: returns the error that they report, or None.
     trace : CallTrace, optional
@@ -327,7 +331,7 @@ def new_call(
     call.on_done = on_done
     call.find_error = find_error
     call.trace = trace
-    call.ahead, call.dated = ahead, dated
+    call.ahead, call.dated, call.whole = ahead, dated, whole
     call.filter = filter if op in (Op.PULL, Op.PUSH, Op.PREFETCH) else None
     call.hashes, call.begins, call.values, call.out = hashes, begins, values, out
     call.counts = counts

@@ -61,6 +61,7 @@ def encode(
         counted=part.counted,
         timed=part.timed,
         dated=call.dated and not part.doubts,
+        whole=call.whole,
         dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
         table=call.table,
         worker=worker.rank,
@@ -92,7 +93,8 @@ def _payload(part: RequestPart, map: ClusterMap, known: Mapping[bytes, None], pu
         elif call.values is None:
             part.sent_as = call.filter.pull(hashes, known)
         else:
-            part.sent_as = call.filter.push(hashes, call.values[part.begin : part.end], part.sequence, known)
+            values = call.values[part.begin : part.end]
+            part.sent_as = call.filter.push(hashes, values, part.sequence, known, whole=call.whole)
             part.sent_as.frames += _counts(part)
         return part.sent_as.frames
     frames: Frames = [hashes]

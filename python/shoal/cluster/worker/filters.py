@@ -166,12 +166,17 @@ class Filter:
         grads: npt.NDArray[np.float32],
         sequence: int,
         known: Mapping[bytes, None],
+        *,
+        whole: bool = False,
     ) -> EncodedPayload:
-        """Return the frames of a push; ``grads`` is float32[n, dim]."""
+        """Return the frames of a push; ``grads`` is float32[n, dim].
+
+        ``whole``: they are changes of whole rows, to which no threshold applies.
+        """
         filters, counts = self.filters, self.counts
         sent = EncodedPayload([], Dtype.FLOAT32)
         values: npt.NDArray[Any] = grads
-        if filters.threshold:
+        if filters.threshold and not whole:
             values, dropped, raised, squared = _core.filter_significant(
                 values, hashes, filters.threshold, self._seed, sequence
             )

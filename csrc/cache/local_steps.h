@@ -1,0 +1,51 @@
+// LocalSteps: steps of a table's optimizer in a worker's copies of its rows.
+//
+//   copy    a whole row as the servers send it: its columns, dim floats each, then its row state; Rows::floats() numbers
+//   step    the rule's own formula, on float32
+//   change  a copy after some steps less the copy before them; the servers add it to the row (Shard::push_whole)
+//
+// Why changes may be added: only rules whose numbers are sums over their steps have it (Optimizer::adds_up). Two workers that
+// start from the same row, and step with their own gradients, then add what each of them has changed, as two asynchronous
+// workers without copies add what the servers compute from old weights.
+//
+// Threads: one at a time; the owner locks.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "optim/optimizer.h"
+#include "shard/rows.h"
+
+namespace shoal {
+
+class LocalSteps {
+ public:
+  // Whether what steps change in rows adds up, and fits in a message.
+  static bool suits(const Optimizer& optimizer, std::size_t dim) noexcept;
+  // std::invalid_argument: it does not.
+  LocalSteps(std::size_t dim, Optimizer optimizer);
+
+  std::size_t floats() const noexcept { return rows_.floats(); }
+
+  // Writes the weights of whole rows: dim numbers for each.
+  void weights(std::span<std::byte* const> rows, float* weights);
+  // Makes a step in each row. A row whose gradient is all zero, or whose gradient or new numbers are not all finite, keeps every bit.
+  // Returns how many were not finite.
+  std::size_t step(std::span<std::byte* const> rows, std::span<const std::uint64_t> hashes,
+                   const float* grads);
+
+ private:
+  Block block(std::size_t rows);
+
+  Optimizer optimizer_;
+  Rows rows_;
+  std::vector<float> scratch_;  // columns of some rows
+  std::vector<float> grads_;    // clipped
+  std::uint64_t steps_ = 0;
+};
+
+}  // namespace shoal
