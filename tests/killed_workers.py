@@ -78,16 +78,22 @@ def run(
         return [end.result(2 * TIMEOUT) for end in ends]
 
 
-def worker_of(out: Path, rank: int) -> int | None:
-    """Return the process that is the worker of a rank, as Linux shows it."""
+def workers_of(out: Path, rank: int | None = None) -> list[int]:
+    """Return the processes that are workers, or that of a rank, as Linux shows them; without a rank in a range."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            identity = f"SHOAL_RANK={rank}".encode()
+            identity = f"SHOAL_RANK={'' if rank is None else rank}".encode()
             if (
                 str(out).encode() in words
                 and not any(word.endswith(b"supervisor.py") for word in words)
                 and identity in (process / "environ").read_bytes().split(b"\0")
             ):
-                return int(process.name)
-    return None
+                found.append(int(process.name))
+    return found
+
+
+def worker_of(out: Path, rank: int) -> int | None:
+    """Return the process that is the worker of a rank, as Linux shows it."""
+    return next(iter(workers_of(out, rank)), None)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,11 +20,26 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
-from killed_workers import SERVERS, Calls, KilledError
+from killed_workers import SERVERS, Calls, KilledError, workers_of
 from shoal.models import takeover
 from tiers import long_but
 
 EXAMPLES, BATCH, EPOCHS = 240, 8, 2
+CONFIG = """
+[data]
+train = ["{path}"]
+format = "csv"
+label = "click"
+categorical = ["user", "ad"]
+[model]
+name = "deepfm"
+dim = 4
+hidden = [8]
+[train]
+batch_size = 4
+epochs = 12
+dense = "servers"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +179,62 @@ def check(killed: list[Found | None], whole: Found, alive: int, deaths: dict[int
         assert measured == whole.measured, deaths
         assert not any(one.repeated), deaths
         assert one.valid == whole.valid, deaths
+
+
+@pytest.mark.slow
+def test_the_others_wait_for_a_dead_worker_without_which_there_are_too_few(log: Path, tmp_path: Path) -> None:
+    draw = drawn()
+    whole = run(2, {}, programs("batches", log, tmp_path / "whole"), shoal.BSP(), (2, 4))
+    deaths = {draw.randrange(2): draw.randrange(1, min(calls for _, calls in whole))}
+    killed = run(2, deaths, programs("batches", log, tmp_path / "killed"), shoal.BSP(), (2, 4), returns=True)
+    check([found for found, _ in killed], whole[0][0], 2, deaths)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [shoal.ASP(), shoal.SSP(2)], ids=str)
+def test_without_bsp_examples_that_count_twice_are_bounded_by_what_is_reported(
+    mode: Any, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = drawn()
+    monkeypatch.setattr(takeover, "_SECONDS", draw.choice([0.0, 5.0]))
+    whole = run(3, {}, programs("batches", log, tmp_path / "whole"), mode, (2, 4))
+    deaths = {draw.randrange(3): draw.randrange(1, min(calls for _, calls in whole))}
+    found = [one for one, _ in run(3, deaths, programs("batches", log, tmp_path / "killed"), mode, (2, 4)) if one]
+    assert len(found) >= 2
+    for one in found:
+        assert min(one.counts) >= EPOCHS, deaths
+        assert sum(one.counts) - EPOCHS * EXAMPLES <= sum(one.repeated), deaths
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
+@pytest.mark.parametrize("what", ["lr", "ctr"])
+def test_a_killed_process_is_started_again_and_each_example_counts_once(what: str, log: Path, tmp_path: Path) -> None:
+    """SIGKILL at a random moment, of either of the two workers that there must be."""
+    if what == "ctr":
+        pytest.importorskip("torch", reason="click models are torch modules")
+    draw = drawn()
+    out, config, clicks = tmp_path / "model", tmp_path / "ctr.toml", tmp_path / "clicks.csv"
+    clicks.write_text("click,user,ad\n" + "".join(f"{one % 3 == 0:d},{one},{one % 7}\n" for one in range(EXAMPLES)))
+    config.write_text(CONFIG.format(path=clicks))
+    shoal_command = [sys.executable, "-m", "shoal"]
+    command = [*shoal_command, "launch", "--servers", "2", "--workers", "2:3", "--worker-restarts", "1"]
+    command += [*shoal_command, "train", what, "--cluster", "--output", str(out), "--resume", "--quiet"]
+    if what == "lr":
+        command += ["--data", str(log), "--format", "libsvm", "--batch-size", "4", "--epochs", "12"]
+    else:
+        command += ["--config", str(config)]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    killed = 0
+    while not killed and process.poll() is None:
+        time.sleep(draw.uniform(0.2, 2.0))
+        if found := workers_of(out):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(draw.choice(found), signal.SIGKILL)
+                killed = 1
+    output, _ = process.communicate(timeout=4 * TIMEOUT)
+    assert process.returncode == 0, output
+    assert output.count("starts again") == killed, output
+    with shoal.load(out) if what == "ctr" else shoal.models.load(out) as model:
+        assert model.examples == 12 * EXAMPLES, output

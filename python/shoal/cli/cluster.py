@@ -221,8 +221,8 @@ def add(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="how often a worker that was killed by a signal is started again, in all: the others wait for it, and a "
-        "fit continues at its last counted batch (default: %(default)s)",
+        help="how often a worker that was killed by a signal is started again, in all: a fit continues at its last "
+        "counted batch. The others wait for it, or with --workers MIN:MAX divide its work (default: %(default)s)",
     )
     launch.add_argument(
         "--journal",
@@ -540,11 +540,6 @@ def _launch(arguments: argparse.Namespace) -> Answer:
     workers = 1 if arguments.workers is None else arguments.workers
     if (workers if isinstance(workers, int) else workers[0]) < 1 or arguments.servers < 1:
         raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
-    if isinstance(workers, tuple) and arguments.worker_restarts:
-        raise ValueError(
-            f"--worker-restarts {arguments.worker_restarts}: a job whose number of workers may change waits for no "
-            "replacement. Leave it out, or pass one number of workers"
-        )
     for restart in range(arguments.restarts + 1):
         status, failed = _launch_once(arguments, program, workers)
         if not failed:
@@ -563,6 +558,8 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
     from shoal.cluster.launch.workers import run_workers
     from shoal.cluster.protocol.environment import find_keys
 
+    # If the number of workers may change, the others continue what a dead worker has left of the pass.
+    is_replaced = bool(arguments.worker_restarts) and not isinstance(workers, tuple)
     try:
         with running(
             arguments.servers,
@@ -574,7 +571,7 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
             timeout=arguments.timeout,
             replicas=arguments.replicas,
             copy_rate=arguments.copy_rate,
-            replacement_seconds=_REPLACEMENT_SECONDS if arguments.worker_restarts else 0.0,
+            replacement_seconds=_REPLACEMENT_SECONDS if is_replaced else 0.0,
             curve=arguments.curve or find_keys(os.environ),
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),

@@ -125,7 +125,7 @@ def run_workers(
 
     def kill_dead(rank: int, process: int) -> None:
         """Kill the process of a worker that was declared dead: it may be stopped."""
-        for child in children[rank : rank + 1]:
+        for child in children if isinstance(workers, tuple) else children[rank : rank + 1]:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 if os.getpgid(process) == child.process.pid:
                     warn(f"{child.name} was declared dead, but its process {process} exists: it is killed")
