@@ -90,6 +90,15 @@ def test_the_clock_of_a_dated_reply_is_read_as_the_document_says():
     assert not _core.decode(opened(folder / "pull-answer")[1]).dated
 
 
+def test_whole_rows_have_as_many_numbers_as_the_header_says():
+    folder = HERE / "golden" / "wire-v2"
+    for name, replies in (("pull-whole", False), ("pull-answer-whole", True), ("push-whole", False)):
+        message = _core.decode(opened(folder / name)[1], replies=replies)
+        assert (message.whole, message.dim, message.count) == (True, 4, 3)
+        assert message.values.size == (0 if name == "pull-whole" else 12)
+    assert not _core.decode(opened(folder / "push")[1], replies=False).whole
+
+
 def test_every_message_of_version_1_is_refused_by_both_versions():
     folder = HERE / "golden" / "wire-v1"
     for path in sorted(folder.iterdir()):
@@ -199,7 +208,7 @@ def messages(draw):
     parts, dtypes, allowed = (wire.ANSWERS if replies else wire.REQUESTS).get(op, ([], {0}, 0))
     if op == wire.REPLICATE and not replies:
         parts, dtypes, allowed = wire.RECORDS[record]
-    flags |= draw(st.sampled_from([0, wire.COUNTED, wire.DATED]))
+    flags |= draw(st.sampled_from([0, wire.COUNTED, wire.DATED, wire.WHOLE]))
     flags &= allowed | 0xFF00
     dtype = draw(st.sampled_from(sorted(dtypes)))
     hashes = sorted(draw(st.sets(st.integers(0, 2**64 - 1), min_size=count, max_size=count)))

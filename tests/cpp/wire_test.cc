@@ -474,8 +474,9 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
   sent.header.op = Op{23};
   check_refused(sent, "there is no op 23");
   sent = push;
-  sent.header.flags = 0x80;
-  check_refused(sent, "flags 0080");
+  sent = {{.op = Op::kErase, .flags = kWhole, .sequence = 77, .count = 3}, {hashes}};
+  check_refused(sent, "a erase cannot have the flags 0080");
+  sent = push;
   sent.header.flags = kReply;
   check_refused(sent, "a reply where requests are taken");
   sent.header.flags = kKeep | kDigest;

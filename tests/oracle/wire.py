@@ -12,7 +12,7 @@ NAMES = [
     "clock", "count", "aux", "job", "payload_bytes", "payload_crc", "header_crc",
 ]  # fmt: skip
 MAGIC = int.from_bytes(b"SHOL", "little")
-REPLY, PACKED, KEEP, DIGEST, COUNTED, TIMED, DATED = 1, 2, 4, 8, 16, 32, 64
+REPLY, PACKED, KEEP, DIGEST, COUNTED, TIMED, DATED, WHOLE = 1, 2, 4, 8, 16, 32, 64, 128
 PULL, PUSH, TICK, ASSIGN, ERASE, CONTAINS, STATE, SLOT, SECTION, LOAD_BEGIN, LOAD_ROWS, LOAD_END, STATS = range(1, 14)
 REDUCE, LOAD_FILTER, SWEEP, SAVE_BEGIN, SAVE_POLL, SAVE_END, REPLICATE, PING, PREFETCH = range(14, 23)
 REQUEST, COPY_END = 1, 5  # kinds of a REPLICATE's record
@@ -22,8 +22,8 @@ WEIGHTS = {1, 2, 3}
 TEXT, SLOTS, EMPTY = {16, 23, 27}, {17}, {1, 18, 19, 20, 21, 22, 24, 25, 26}
 
 REQUESTS = {
-    PULL: (["hashes"], WEIGHTS, PACKED | KEEP | DIGEST | TIMED | DATED),
-    PUSH: (["hashes", "values"], WEIGHTS, PACKED | KEEP | DIGEST | COUNTED | TIMED),
+    PULL: (["hashes"], WEIGHTS, PACKED | KEEP | DIGEST | TIMED | DATED | WHOLE),
+    PUSH: (["hashes", "values"], WEIGHTS, PACKED | KEEP | DIGEST | COUNTED | TIMED | WHOLE),
     TICK: (["numbers", "tables"], {0}, TIMED),
     ASSIGN: (["hashes", "values"], WEIGHTS, PACKED | TIMED),
     ERASE: (["hashes"], {0}, 0),
@@ -47,7 +47,7 @@ REQUESTS = {
 # REPLICATE, by aux.
 RECORDS = [([], {0}, 0), (["nested"], {0}, 0), *[(["bytes"], {4}, 0)] * 4]
 ANSWERS = {
-    PULL: (["values"], WEIGHTS, PACKED | TIMED | DATED),
+    PULL: (["values"], WEIGHTS, PACKED | TIMED | DATED | WHOLE),
     PUSH: ([], {0}, TIMED),
     TICK: ([], {0}, TIMED),
     ASSIGN: ([], {0}, TIMED),
@@ -163,7 +163,7 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
         raise Wrong("version")
     flags, status, op = h["flags"], h["status"], h["op"]
     is_reply = bool(flags & REPLY)
-    if op > PREFETCH or h["dtype"] > 6 or flags & 0x80 or is_reply != replies:
+    if op > PREFETCH or h["dtype"] > 6 or is_reply != replies:
         raise Wrong("kind")
     if status not in {0} | TEXT | SLOTS | EMPTY or (not is_reply and (status != 0 or op == 0)):
         raise Wrong("status")
@@ -178,7 +178,7 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
     else:
         parts = ["text"] if status in TEXT else ["slots"] if status in SLOTS else []
         dtypes, allowed = {0}, 0
-    extra = flags & (PACKED | KEEP | DIGEST | COUNTED | TIMED | DATED)
+    extra = flags & (PACKED | KEEP | DIGEST | COUNTED | TIMED | DATED | WHOLE)
     if h["dtype"] not in dtypes or extra & ~allowed or extra & (KEEP | DIGEST) == KEEP | DIGEST:
         raise Wrong("dtype or flags")
     parts = ["digest" if extra & DIGEST and part == "hashes" else part for part in parts]
