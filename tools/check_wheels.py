@@ -190,7 +190,8 @@ def check_cpp(arch: str, jobs: int) -> str:
     if arch != platform.machine():
         here = [minor for minor in build_wheels.VERSIONS if build_wheels.fetched(minor, arch).exists()]
         runner = emulated((here or build_wheels.FETCHABLE)[0], arch)[:-1]
-    return run(*runner, build_wheels.Builder(arch, jobs).tests()).splitlines()[-1]
+    environment = {"SHOAL_EMULATED": "1"} if runner else {}
+    return run(*runner, build_wheels.Builder(arch, jobs).tests(), **environment).splitlines()[-1]
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,6 +18,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <sstream>
 #include <string>
@@ -28,6 +29,17 @@
 namespace shoal::check {
 
 struct Failed {};
+
+// Whether an emulator of another processor runs the tests, as tools/check_wheels.py says. qemu-user ignores limits of memory, and
+// its children have no threads.
+inline bool is_emulated() {
+  const bool is = std::getenv("SHOAL_EMULATED") != nullptr;
+  if (is) {
+    std::printf("    not tested in an emulator\n");
+  }
+  return is;
+}
+
 struct Where {
   const char* file;
   int line;

