@@ -63,6 +63,34 @@ def test_no_push_is_lost_or_applied_twice_when_a_server_dies(consistency, endpoi
         assert store.cluster()["failovers"][0]["server"] == 1
 
 
+@pytest.mark.parametrize("consistency", [shoal.SSP(8), shoal.ASP()], ids=["ssp", "asp"])
+def test_a_worker_that_makes_the_steps_itself_sees_its_pushes_when_a_server_dies(consistency):
+    cache = shoal.Cache(rows=1000, staleness=4)
+    with (
+        cluster(4, 1, slots=64, replicas=1) as made,
+        joined(made.address, 1, consistency=consistency, cache=cache) as (store,),
+    ):
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
+        rng = np.random.default_rng(4)
+        sums = np.zeros(len(KEYS), np.float32)
+        for step in range(STEPS):
+            if step in (STEPS // 3, STEPS // 2):
+                dies = step % 3 + 1
+                made.servers[dies].close()
+                declare_dead(made.scheduler, "server", dies)
+            some = np.sort(rng.choice(KEYS, 700, replace=False))
+            np.testing.assert_array_equal(table.pull(some).ravel(), sums[some.astype(np.int64)])
+            numbers = rng.integers(1, 5, 700).astype(np.float32)
+            sums[some.astype(np.int64)] += numbers
+            table.push(some, -numbers)
+            store.tick()
+        counts = store.cache_metrics()["t"]
+        assert counts["added"] > 0
+        assert counts["passed"] > 0  # rows without room
+        store.barrier()
+        np.testing.assert_array_equal(table.pull(KEYS).ravel(), sums)
+
+
 def test_lost_copies_are_made_again_so_that_another_server_may_die():
     with cluster(3, 1, slots=64, replicas=1) as made, joined(made.address, 1) as (store,):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
