@@ -91,7 +91,6 @@ class RowCache {
   std::size_t dim() const noexcept { return dim_; }
   // Numbers of a copy and of a sum.
   std::size_t width() const noexcept { return width_; }
-  bool has_steps() const noexcept { return steps_.has_value(); }
   std::size_t capacity() const noexcept { return buckets_ * kWays; }
   std::size_t bytes() const noexcept;
   std::size_t sums() const noexcept { return sums_; }

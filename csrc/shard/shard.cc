@@ -336,7 +336,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
               spec_.optimizer.clip().apply(block);
             }
             rule.step(block);
-            return store(work, block, rows, ahead);
+            return store(block, work.moves(), work.finite(), rows, ahead);
           };
           run([&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
                   PrefetchCursor& ahead) {
@@ -347,10 +347,8 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
   });
 }
 
-std::size_t Shard::store(Workspace& work, const Block& block, std::span<std::byte* const> rows,
-                         PrefetchCursor& ahead) const {
-  std::uint32_t* const moves = work.moves();
-  std::uint32_t* const finite = work.finite();
+std::size_t Shard::store(const Block& block, std::uint32_t* moves, std::uint32_t* finite,
+                         std::span<std::byte* const> rows, PrefetchCursor& ahead) const {
   for (std::size_t k = 0; k < rows_.columns(); ++k) {
     mark_finite(block.columns[k], block.rows, block.dim, finite);
   }
@@ -414,7 +412,7 @@ std::uint64_t Shard::push_whole(const SlotSlices& batch, std::span<const float> 
       std::fill_n(work.finite(), block.rows, 1U);
       mark_finite(added, block.rows, floats, work.finite());
       add_changes(block, added, work.finite());
-      return store(work, block, rows, ahead);
+      return store(block, work.moves(), work.finite(), rows, ahead);
     });
   });
 }

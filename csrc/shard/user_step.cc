@@ -159,20 +159,7 @@ std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, co
            if (rows_.dtype() != Dtype::kFloat32) {
              fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise);
            }
-           std::uint32_t* const moves = all.moves() + first;
-           std::uint32_t* const finite = all.finite() + first;
-           for (std::size_t k = 0; k < rows_.columns(); ++k) {
-             mark_finite(block.columns[k], block.rows, dim, finite);
-           }
-           if (rows_.has_row_state()) {
-             mark_finite(block.row_state, block.rows, 1, finite);
-           }
-           std::size_t bad = 0;
-           for (std::size_t r = 0; r < block.rows; ++r) {
-             bad += moves[r] & (finite[r] ^ 1U);
-             moves[r] &= finite[r];
-           }
-           rows_.scatter(block, {moves, block.rows}, rows, ahead);
+           const std::size_t bad = store(block, all.moves() + first, all.finite() + first, rows, ahead);
            if (stepped != nullptr) {
              *stepped = first + rows.size();
            }
