@@ -38,10 +38,12 @@ def test_the_cache_does_what_its_slow_twin_does(seed, room, dim, counted, keys, 
     rng = np.random.default_rng(seed)
     steps = ("SGD", {"lr": 0.3, "weight_decay": 0.0}) if local_steps else ()
     ours, theirs = (make(room, dim, counted, *steps) for make in (_core.RowCache, row_cache.RowCache))
-    open_pulls, clock, reader = [], 0, 0
+    open_pulls, clock, reader, batches = [], 0, 0, []
+    pool = hashes_of(np.arange(keys))
+    pool[0] = 0  # as an entry that nobody has used
     for _ in range(60):
         what = rng.choice(["read", "read", "fill", "fill", "add", "add", "older", "rows", "forget", "tick"])
-        some = hashes_of(rng.choice(keys, rng.integers(0, min(keys, 40) + 1), replace=False))
+        some = pool[np.sort(rng.choice(keys, rng.integers(0, min(keys, 40) + 1), replace=False))]
         if what == "read":
             reader += 1
             rows = [np.zeros((len(some), dim), np.float32) for _ in range(2)]
@@ -51,6 +53,7 @@ def test_the_cache_does_what_its_slow_twin_does(seed, room, dim, counted, keys, 
             assert same(*rows)
             if len(got[0][0]):
                 open_pulls.append((reader, got[0][1], clock))
+            batches.append(some)
         elif what == "fill" and open_pulls:
             number, fetched, begun = open_pulls.pop(rng.integers(len(open_pulls)))
             answer = rng.normal(size=(len(fetched), dim)).astype(np.float32)
@@ -58,6 +61,11 @@ def test_the_cache_does_what_its_slow_twin_does(seed, room, dim, counted, keys, 
             for cache in (ours, theirs):
                 cache.fill(fetched, number, begun, kept, answer)
         elif what == "add":
+            if batches and rng.random() < 0.7:  # one of the last that were read, perhaps with rows replaced since
+                some = batches[-rng.integers(1, min(len(batches), 6) + 1)].copy()
+                if len(some) > 2 and rng.random() < 0.2:  # another batch with the same ends
+                    some[1:-1] = np.sort(rng.integers(some[0] + 1, some[-1], len(some) - 2, dtype=np.uint64))
+                    some = some[np.append(True, np.diff(some) > 0)]
             grads = rng.normal(size=(len(some), dim)).astype(np.float32)
             counts = rng.integers(1, 5, len(some)).astype(np.uint32) if counted else None
             assert same(*(cache.add(some, grads, counts, clock, SLOTS) for cache in (ours, theirs)))

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -10,14 +9,9 @@
 
 #include "base/check.h"
 #include "base/noise.h"
+#include "optim/row_flags.h"
 
 namespace shoal {
-
-namespace {
-
-constexpr std::uint64_t kSeed = 0x6c6f63616c;  // of the rounding noise: another than any table's
-
-}  // namespace
 
 bool LocalSteps::suits(const Optimizer& optimizer, std::size_t dim) noexcept {
   const std::size_t columns = optimizer.columns().size();
@@ -25,19 +19,22 @@ bool LocalSteps::suits(const Optimizer& optimizer, std::size_t dim) noexcept {
 }
 
 LocalSteps::LocalSteps(std::size_t dim, Optimizer optimizer)
-    : optimizer_(std::move(optimizer)), rows_(dim, Dtype::kFloat32, optimizer_) {
+    : optimizer_(std::move(optimizer)),
+      rows_(dim, Dtype::kFloat32, optimizer_),
+      scratch_(kBlock * rows_.floats()),
+      grads_(kBlock * dim),
+      noise_(kBlock * dim) {
   SHOAL_CHECK(suits(optimizer_, dim), "a worker makes no steps of " + optimizer_.name() + " with dim " +
                                           std::to_string(dim) + " in copies of rows");
 }
 
-Block LocalSteps::block(std::size_t rows) {
-  const std::size_t elements = rows * rows_.dim();
-  scratch_.resize(elements * rows_.columns() + rows);
-  Block block{.rows = rows, .dim = rows_.dim()};
+Block LocalSteps::block(std::size_t rows) noexcept {
+  Block block{.rows = rows, .dim = rows_.dim(), .grads = grads_.data()};
   for (std::size_t k = 0; k < rows_.columns(); ++k) {
-    block.columns[k] = scratch_.data() + k * elements;
+    block.columns[k] = scratch_.data() + k * kBlock * rows_.dim();
   }
-  block.row_state = scratch_.data() + rows_.columns() * elements;
+  block.row_state = scratch_.data() + rows_.columns() * kBlock * rows_.dim();
+  block.noise = noise_.data();
   return block;
 }
 
@@ -46,12 +43,14 @@ void LocalSteps::weights(std::span<std::byte* const> rows, float* weights) {
   if (!optimizer_.derives_weights()) {
     return rows_.read_weights(rows, weights, none);
   }
-  const Block some = block(rows.size());
-  rows_.gather(rows, some, none);
   std::visit(
       [&](const auto& rule) {
         if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
-          rule.read(some, weights);
+          for (std::size_t r = 0; r < rows.size(); r += kBlock) {
+            const Block some = block(std::min(kBlock, rows.size() - r));
+            rows_.gather(rows.subspan(r, some.rows), some, none);
+            rule.read(some, weights + r * some.dim);
+          }
         }
       },
       optimizer_.rule());
@@ -59,35 +58,75 @@ void LocalSteps::weights(std::span<std::byte* const> rows, float* weights) {
 
 std::size_t LocalSteps::step(std::span<std::byte* const> rows, std::span<const std::uint64_t> hashes,
                              const float* grads) {
-  const std::size_t dim = rows_.dim();
-  if (optimizer_.clip().active()) {
-    grads_.assign(grads, grads + rows.size() * dim);
-    optimizer_.clip().apply({.rows = rows.size(), .dim = dim, .grads = grads_.data()});
-    // A gradient that is not finite stays so, and its row too.
-    for (std::size_t i = 0; i < grads_.size(); ++i) {
-      grads_[i] = std::isfinite(grads[i]) ? grads_[i] : grads[i];
-    }
-    grads = grads_.data();
+  ++steps_;
+  std::size_t dropped = 0;
+  for (std::size_t r = 0; r < rows.size(); r += kBlock) {
+    const std::size_t count = std::min(kBlock, rows.size() - r);
+    dropped += step_block(rows.subspan(r, count), hashes.subspan(r, count), grads + r * rows_.dim());
   }
-  scratch_.resize(std::max(scratch_.size(), rows_.floats()));
+  return dropped;
+}
+
+std::size_t LocalSteps::step_block(std::span<std::byte* const> rows, std::span<const std::uint64_t> hashes,
+                                   const float* grads) {
+  Block block = this->block(rows.size());
+  const bool in_place = block.dim >= InPlace::kMinDim;
+  if (!in_place || optimizer_.clip().active()) {
+    std::copy_n(grads, block.size(), block.grads);
+  }
+  if (optimizer_.clip().active()) {
+    optimizer_.clip().apply(block);
+    // A gradient that is not finite stays so, and its row too.
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      block.grads[i] = std::isfinite(grads[i]) ? block.grads[i] : grads[i];
+    }
+    grads = block.grads;
+  }
+  block.step = steps_;
+  const std::uint64_t noise = step_noise(kSeed, block.step);
   PrefetchCursor none;
-  const std::uint64_t number = ++steps_;
   return std::visit(
       [&](const auto& rule) -> std::size_t {
         if constexpr (requires { rule.kAddsUp; }) {
-          return rule.step(InPlace{.rows = rows,
-                                   .dim = dim,
-                                   .grads = grads,
-                                   .hashes = hashes.data(),
-                                   .noise = step_noise(kSeed, number),
-                                   .step = number,
-                                   .scratch = scratch_.data(),
-                                   .ahead = &none});
+          if (in_place) {
+            return rule.step(InPlace{.rows = rows,
+                                     .dim = block.dim,
+                                     .grads = grads,
+                                     .hashes = hashes.data(),
+                                     .noise = noise,
+                                     .step = block.step,
+                                     .scratch = scratch_.data(),
+                                     .ahead = &none});
+          }
+          fill_noise(hashes, block.dim, noise, noise_.data());
+          rows_.gather(rows, block, none);
+          mark_moving(block.grads, block.rows, block.dim, moves_.data());
+          std::fill_n(finite_.data(), block.rows, 1U);
+          mark_finite(block.grads, block.rows, block.dim, finite_.data());
+          rule.step(block);
+          return store(block, rows);
         } else {
           return 0;  // never: refused by the constructor
         }
       },
       optimizer_.rule());
+}
+
+std::size_t LocalSteps::store(const Block& block, std::span<std::byte* const> rows) noexcept {
+  for (std::size_t k = 0; k < rows_.columns(); ++k) {
+    mark_finite(block.columns[k], block.rows, block.dim, finite_.data());
+  }
+  if (rows_.has_row_state()) {
+    mark_finite(block.row_state, block.rows, 1, finite_.data());
+  }
+  std::size_t bad = 0;
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    bad += moves_[r] & (finite_[r] ^ 1U);
+    moves_[r] &= finite_[r];
+  }
+  PrefetchCursor none;
+  rows_.scatter(block, {moves_.data(), block.rows}, rows, none);
+  return bad;
 }
 
 }  // namespace shoal

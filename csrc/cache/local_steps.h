@@ -4,6 +4,9 @@
 //   step    the rule's own formula, on float32
 //   change  a copy after some steps less the copy before them; the servers add it to the row (Shard::push_whole)
 //
+// Narrow rows are copied into a Block, whose columns are long enough for wide instructions, and back; wide ones are stepped where
+// they are, as a shard does. The bits are the same.
+//
 // Why changes may be added: only rules whose numbers are sums over their steps have it (Optimizer::adds_up). Two workers that
 // start from the same row, and step with their own gradients, then add what each of them has changed, as two asynchronous
 // workers without copies add what the servers compute from old weights.
@@ -12,6 +15,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -24,6 +28,9 @@ namespace shoal {
 
 class LocalSteps {
  public:
+  static constexpr std::size_t kBlock = 32;             // rows
+  static constexpr std::uint64_t kSeed = 0x6c6f63616c;  // of the rounding noise: another than any table's
+
   // Whether what steps change in rows adds up, and fits in a message.
   static bool suits(const Optimizer& optimizer, std::size_t dim) noexcept;
   // std::invalid_argument: it does not.
@@ -39,12 +46,19 @@ class LocalSteps {
                    const float* grads);
 
  private:
-  Block block(std::size_t rows);
+  Block block(std::size_t rows) noexcept;
+  std::size_t step_block(std::span<std::byte* const> rows, std::span<const std::uint64_t> hashes,
+                         const float* grads);
+  // Accepts the rows of a block that have moved and are finite; returns how many are not.
+  std::size_t store(const Block& block, std::span<std::byte* const> rows) noexcept;
 
   Optimizer optimizer_;
   Rows rows_;
-  std::vector<float> scratch_;  // columns of some rows
-  std::vector<float> grads_;    // clipped
+  std::vector<float> scratch_;  // columns of kBlock rows, and their state
+  std::vector<float> grads_;    // of a block, or clipped
+  std::vector<std::uint32_t> noise_;
+  std::array<std::uint32_t, kBlock> moves_;
+  std::array<std::uint32_t, kBlock> finite_;
   std::uint64_t steps_ = 0;
 };
 

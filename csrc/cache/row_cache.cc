@@ -1,7 +1,7 @@
 #include "cache/row_cache.h"
 
 #include <algorithm>
-#include <bit>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/known_dim.h"
 #include "base/mix.h"
 #include "base/prefetch.h"
 
@@ -18,16 +19,25 @@ namespace {
 
 constexpr std::size_t kMaxRows = std::size_t{1} << 31U;  // an entry's number has 32 bits
 constexpr std::size_t kMaxDim = 4096;
-constexpr std::size_t kBlock = 32;  // rows whose entries are found before the first one is used
-constexpr std::size_t kAhead = 32;  // hashes whose buckets are prefetched
+constexpr std::size_t kBlock = LocalSteps::kBlock;  // rows that are found before the first one is used
+constexpr std::size_t kAhead = 32;                  // sums that are prefetched
 
 std::size_t lines(std::size_t bytes) noexcept { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
 
-void prefetch_bytes(const void* data, std::size_t bytes) noexcept {
-  const auto* line = static_cast<const std::byte*>(data);
-  for (const std::byte* const end = line + std::min<std::size_t>(bytes, 8 * kCacheLine); line < end;
-       line += kCacheLine) {
-    prefetch(line);
+// A copy of a usual length is a few instructions, without a call.
+void copy_floats(float* __restrict to, const float* __restrict from, std::size_t count) noexcept {
+  with_dim<1, 2, 16, 32>(count, [&](auto known) SHOAL_ALWAYS {
+    std::memcpy(to, from, (known != 0 ? known : count) * sizeof(float));
+  });
+}
+
+// A sum begins, or grows.
+void add_to(float* __restrict sum, const float* __restrict grad, std::size_t dim, bool begins) noexcept {
+  if (begins) {
+    return copy_floats(sum, grad, dim);
+  }
+  for (std::size_t k = 0; k < dim; ++k) {
+    sum[k] += grad[k];
   }
 }
 
@@ -59,213 +69,256 @@ RowCache::RowCache(std::size_t rows, std::size_t dim, bool is_counted, std::opti
       steps_(std::move(steps)),
       width_(steps_ ? steps_->floats() : dim),
       buckets_((rows + kWays - 1) / kWays),
-      is_counted_(is_counted) {
+      is_counted_(is_counted),
+      entry_bytes_(sizeof(Entry) + 2 * width_ * sizeof(float) + (is_counted ? alignof(Entry) : 0)) {
   SHOAL_CHECK(rows > 0 && rows <= kMaxRows,
               "a cache has room for 1 to " + std::to_string(kMaxRows) + " rows, got " + std::to_string(rows));
   SHOAL_CHECK(dim > 0 && dim <= kMaxDim, "dim must be 1 to 4096, got " + std::to_string(dim));
-  const std::size_t meta = buckets_ * sizeof(Bucket);
-  const std::size_t values = lines(capacity() * width_ * sizeof(float));
-  const std::size_t counts = is_counted ? lines(capacity() * sizeof(std::uint32_t)) : 0;
-  memory_.resize(meta + 2 * values + counts);
-  meta_ = memory_.data();
-  copies_ = reinterpret_cast<float*>(meta_ + meta);
-  sums_data_ = reinterpret_cast<float*>(meta_ + meta + values);
-  counts_ = is_counted ? reinterpret_cast<std::uint32_t*>(meta_ + meta + 2 * values) : nullptr;
+  memory_.resize(buckets_ * sizeof(TagBucket) + lines((capacity() + 1) * entry_bytes_));
+  buckets_data_ = memory_.data();
+  entries_ = buckets_data_ + buckets_ * sizeof(TagBucket);
+  values_.resize(kBlock * dim_);
 }
 
 std::size_t RowCache::bytes() const noexcept { return memory_.bytes(); }
 
-std::size_t RowCache::bucket_of(std::uint64_t hash) const noexcept { return scale(hash, buckets_); }
+TagBucket& RowCache::bucket_of(std::uint64_t hash) const noexcept {
+  return buckets_data()[scale(hash, buckets_)];
+}
 
-std::size_t RowCache::find(std::uint64_t hash) const noexcept { return find_in(bucket_of(hash), hash); }
+std::uint32_t RowCache::find(std::uint64_t hash) const noexcept {
+  return bucket_of(hash).find(hash, [&](std::uint32_t number) { return entry(number).hash == hash; });
+}
 
-std::size_t RowCache::find_in(std::size_t at, std::uint64_t hash) const noexcept {
-  const Bucket& bucket = buckets_data()[at];
-  unsigned found = 0;
-  for (std::size_t way = 0; way < kWays; ++way) {
-    found |= static_cast<unsigned>(bucket.hash[way] == hash) << way;
+std::uint32_t RowCache::find_at(std::uint32_t place, std::uint64_t hash) const noexcept {
+  return place != kNone && entry(place).hash == hash ? place : find(hash);
+}
+
+// Finds the places of some hashes of a batch, and prefetches so many bytes of their entries.
+template <bool kOneLine>
+void RowCache::locate(std::span<const std::uint64_t> hashes, std::size_t begin, std::size_t end,
+                      std::uint32_t* places, std::size_t bytes) const noexcept {
+  for (std::size_t i = begin; i < end; ++i) {
+    places[i] = bucket_of(hashes[i]).first(hashes[i]);
+    prefetch_entry<kOneLine>(places[i], bytes);
   }
-  for (; found != 0; found &= found - 1) {
-    const auto way = static_cast<std::size_t>(std::countr_zero(found));
-    if ((bucket.flags[way] & kUsed) != 0) {
-      return at * kWays + way;
+}
+
+template <bool kOneLine>
+void RowCache::prefetch_entry(std::uint32_t place, std::size_t bytes) const noexcept {
+  const std::byte* const begin = entries_ + place * entry_bytes_;
+  if constexpr (kOneLine) {
+    return prefetch(begin);
+  }
+  const std::byte* line = begin - reinterpret_cast<std::uintptr_t>(begin) % kCacheLine;
+  for (const std::byte* const end = begin + std::min<std::size_t>(bytes, 8 * kCacheLine); line < end;
+       line += kCacheLine) {
+    prefetch(line);
+  }
+}
+
+// Calls use(begin, end) for each block of a batch. Its places are known, and perhaps wrong, or found a block before their use.
+template <class Use>
+void RowCache::walk(std::span<const std::uint64_t> hashes, bool are_known, std::uint32_t* places,
+                    std::size_t bytes, const Use& use) {
+  const std::size_t count = hashes.size();
+  const auto prepare = [&]<bool kOneLine>(std::size_t begin) {
+    const std::size_t end = std::min(begin + kBlock, count);
+    if (!are_known) {
+      return locate<kOneLine>(hashes, begin, end, places, bytes);
+    }
+    for (std::size_t i = begin; i < end; ++i) {
+      prefetch_entry<kOneLine>(places[i], bytes);
+    }
+  };
+  const bool is_one_line = kCacheLine % entry_bytes_ == 0;
+  const auto prepare_some = [&](std::size_t begin) {
+    is_one_line ? prepare.template operator()<true>(begin) : prepare.template operator()<false>(begin);
+  };
+  prepare_some(0);
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    if (begin + kBlock < count) {
+      prepare_some(begin + kBlock);
+    }
+    use(begin, std::min(begin + kBlock, count));
+  }
+}
+
+RowCache::Batch& RowCache::remember(std::span<const std::uint64_t> hashes, std::uint32_t reader) {
+  Batch* batch = std::ranges::find(batches_, true, &Batch::is_pushed);
+  if (batch == batches_.end()) {
+    batch = &batches_[next_batch_++ % kBatches];
+  }
+  *batch = {.reader = reader,
+            .is_pushed = false,
+            .first = hashes.empty() ? 0 : hashes.front(),
+            .last = hashes.empty() ? 0 : hashes.back(),
+            .places = std::move(batch->places),
+            .fetched = std::move(batch->fetched)};
+  batch->places.resize(hashes.size());
+  batch->fetched.clear();
+  return *batch;
+}
+
+std::uint32_t* RowCache::recall(std::span<const std::uint64_t> hashes) noexcept {
+  for (Batch& batch : batches_) {
+    if (!batch.is_pushed && batch.places.size() == hashes.size() && !hashes.empty() &&
+        batch.first == hashes.front() && batch.last == hashes.back()) {
+      batch.is_pushed = true;
+      return batch.places.data();
     }
   }
-  return kNone;
+  return nullptr;
 }
 
-void RowCache::prefetch_bucket(std::uint64_t hash) const noexcept {
-  const auto* line = reinterpret_cast<const std::byte*>(buckets_data() + bucket_of(hash));
-  prefetch(line);
-  prefetch(line + kCacheLine);
-  prefetch(line + 2 * kCacheLine);
+void RowCache::remove_copy(Entry& entry) noexcept {
+  entry.flags &= static_cast<std::uint8_t>(~kCopy);
+  entry.clocks = 0;
 }
 
-void RowCache::prefetch_entry(std::size_t entry) const noexcept {
-  prefetch_bytes(&bucket(entry), sizeof(Bucket));
-  prefetch_bytes(sum(entry), width_ * sizeof(float));
+void RowCache::remove_reader(Entry& entry) noexcept {
+  if ((entry.flags & kCopy) == 0) {
+    entry.clocks = 0;
+  }
+}
+
+// Writes the sum of an entry, which has none then.
+void RowCache::take(Entry& entry, float* grads) noexcept {
   if (steps_) {
-    prefetch_bytes(copy(entry), width_ * sizeof(float));
-  }
-}
-
-std::size_t RowCache::find_block(std::span<const std::uint64_t> hashes, std::size_t begin, bool with_sums,
-                                 std::size_t* entries) const noexcept {
-  const std::size_t count = std::min(kBlock, hashes.size() - begin);
-  if (begin == 0) {
-    for (std::size_t i = 0; i < std::min(kAhead, hashes.size()); ++i) {
-      prefetch_bucket(hashes[i]);
+    float* const __restrict change = grads;
+    const float* const __restrict now = copy(entry);
+    float* const __restrict base = this->base(entry);
+    const std::size_t width = width_;
+    for (std::size_t k = 0; k < width; ++k) {
+      change[k] = now[k] - base[k];
+      base[k] = now[k];
     }
-  }
-  for (std::size_t i = 0; i < count; ++i) {
-    if (begin + i + kAhead < hashes.size()) {
-      prefetch_bucket(hashes[begin + i + kAhead]);
-    }
-    entries[i] = find(hashes[begin + i]);
-    if (entries[i] != kNone) {
-      prefetch_bytes(with_sums && !steps_ ? sum(entries[i]) : copy(entries[i]), width_ * sizeof(float));
-    }
-  }
-  return count;
-}
-
-void RowCache::use(std::size_t entry) noexcept {
-  std::uint8_t& uses = bucket(entry).uses[entry % kWays];
-  if (uses < kMaxUses) {
-    ++uses;
-  }
-}
-
-void RowCache::remove_copy(std::size_t entry) noexcept {
-  Bucket& here = bucket(entry);
-  here.flags[entry % kWays] &= static_cast<std::uint8_t>(~kCopy);
-  here.reader[entry % kWays] = 0;
-}
-
-// Moves the sum of an entry.
-void RowCache::take(std::size_t entry, Sums& sums) {
-  Bucket& here = bucket(entry);
-  const std::size_t way = entry % kWays;
-  sums.hashes.push_back(here.hash[way]);
-  if (steps_) {
-    for (std::size_t k = 0; k < width_; ++k) {
-      sums.grads.push_back(copy(entry)[k] - base(entry)[k]);
-    }
-    std::memcpy(base(entry), copy(entry), width_ * sizeof(float));
   } else {
-    sums.grads.insert(sums.grads.end(), sum(entry), sum(entry) + width_);
+    copy_floats(grads, sum(entry), width_);
   }
-  if (is_counted_) {
-    sums.counts.push_back(counts_[entry]);
-  }
-  here.flags[way] &= static_cast<std::uint8_t>(~kSum);
+  entry.flags &= static_cast<std::uint8_t>(~kSum);
   --sums_;
   ++stats_.sent;
 }
 
-void RowCache::copy_rows(std::span<const std::size_t> entries, std::span<const std::uint32_t> positions,
+// Appends it.
+void RowCache::take(Entry& entry, Sums& sums) {
+  sums.hashes.push_back(entry.hash);
+  sums.grads.resize(sums.grads.size() + width_);
+  if (is_counted_) {
+    sums.counts.push_back(count(entry));
+  }
+  take(entry, sums.grads.data() + sums.grads.size() - width_);
+}
+
+void RowCache::copy_rows(std::span<std::byte* const> hits, const std::uint32_t* positions,
                          std::span<float> rows) {
-  stats_.hits += entries.size();
-  if (!steps_) {
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      std::memcpy(rows.data() + positions[i] * dim_, copy(entries[i]), dim_ * sizeof(float));
-    }
+  stats_.hits += hits.size();
+  if (hits.empty()) {
     return;
   }
-  rows_.clear();
-  for (const std::size_t entry : entries) {
-    rows_.push_back(reinterpret_cast<std::byte*>(copy(entry)));
+  float* const to = rows.data() + positions[0] * dim_;
+  if (steps_ && positions[hits.size() - 1] - positions[0] == hits.size() - 1) {
+    return steps_->weights(hits, to);
   }
-  values_.resize(entries.size() * dim_);
-  steps_->weights(rows_, values_.data());
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    std::memcpy(rows.data() + positions[i] * dim_, values_.data() + i * dim_, dim_ * sizeof(float));
+  if (steps_) {
+    steps_->weights(hits, values_.data());
+  }
+  for (std::size_t i = 0; i < hits.size(); ++i) {
+    const float* const from = steps_ ? values_.data() + i * dim_ : reinterpret_cast<const float*>(hits[i]);
+    copy_floats(rows.data() + positions[i] * dim_, from, dim_);
   }
 }
 
 // An entry for a hash that has none, or kNone: the others of its bucket are used more.
-std::size_t RowCache::place(std::uint64_t hash, Sums& sums) {
-  const std::size_t at = bucket_of(hash);
-  Bucket& here = buckets_data()[at];
-  std::size_t found = kNone;
-  for (std::size_t way = 0; way < kWays && found == kNone; ++way) {
-    found = (here.flags[way] & kUsed) == 0 ? way : kNone;
-  }
-  if (found == kNone && ++here.refused >= kPatience) {
+std::uint32_t RowCache::place(std::uint64_t hash, Sums& sums) {
+  TagBucket& here = bucket_of(hash);
+  std::size_t way = kWays;
+  if (here.used < kWays) {
+    way = here.used++;
+    here.numbers[way] = ++used_;
+  } else if (++here.refused >= kPatience) {
     here.refused = 0;
-    const std::size_t way = here.hand;
-    here.hand = static_cast<std::uint8_t>((way + 1) % kWays);
-    if (here.uses[way] > 0) {
-      --here.uses[way];
-    } else if (here.reader[way] == 0) {
-      found = way;
+    Entry& old = entry(here.numbers[here.hand]);
+    if (old.uses > 0) {
+      --old.uses;
+    } else if (reader_of(old) == 0) {
+      way = here.hand;
       ++stats_.evicted;
-      if ((here.flags[way] & kSum) != 0) {
-        take(at * kWays + way, sums);
+      if ((old.flags & kSum) != 0) {
+        take(old, sums);
       }
     }
+    here.hand = static_cast<std::uint8_t>((here.hand + 1) % kWays);
   }
-  if (found == kNone) {
+  if (way == kWays) {
     ++stats_.refused;
     return kNone;
   }
-  here.hash[found] = hash;
-  here.flags[found] = kUsed;
-  here.uses[found] = 0;
-  here.reader[found] = 0;
-  return at * kWays + found;
+  here.set(way, hash);
+  entry(here.numbers[way]) = {.hash = hash, .clocks = 0, .list = 0, .flags = kUsed, .uses = 0};
+  return here.numbers[way];
 }
 
 void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks, std::uint32_t reader,
                     bool may_join, std::span<float> rows, Rest& rest) {
   SHOAL_CHECK(rows.size() == hashes.size() * dim_, "a cache copies one row for each hash");
   SHOAL_CHECK(reader != 0, "the number of a pull is not 0");
-  std::array<std::size_t, kBlock> entries;
-  std::array<std::size_t, kBlock> hits;
-  std::array<std::uint32_t, kBlock> hit_positions;
-  for (std::size_t begin = 0, count = 0; begin < hashes.size(); begin += count) {
-    count = find_block(hashes, begin, false, entries.data());
-    std::size_t hit = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t position = begin + i;
-      const std::uint64_t hash = hashes[position];
-      std::size_t entry = entries[i];
-      if (entry != kNone && bucket(entry).hash[entry % kWays] != hash) {
-        entry = kNone;  // replaced for a row before it
-      }
-      if (entry == kNone) {
-        entry = place(hash, rest.sums);
-        if (entry == kNone) {
-          rest.fetched.push_back(static_cast<std::uint32_t>(position));
-          continue;
-        }
-      }
-      use(entry);
-      Bucket& here = bucket(entry);
-      const std::size_t way = entry % kWays;
-      if ((here.flags[way] & kCopy) != 0 && here.clocks[way] >= clocks) {
-        hits[hit] = entry;
-        hit_positions[hit++] = static_cast<std::uint32_t>(position);
-        continue;
-      }
-      if (here.reader[way] != 0) {
-        if (may_join) {
-          rest.joined.push_back(static_cast<std::uint32_t>(position));
-          rest.readers.push_back(here.reader[way]);
-        } else {
-          rest.fetched.push_back(static_cast<std::uint32_t>(position));
-        }
-        continue;
-      }
-      if ((here.flags[way] & kSum) != 0) {
-        take(entry, rest.sums);
-      }
-      remove_copy(entry);
-      here.reader[way] = reader;
-      rest.fetched.push_back(static_cast<std::uint32_t>(position));
+  Batch& batch = remember(hashes, reader);
+  std::uint32_t* const places = batch.places.data();
+  std::array<std::byte*, kBlock> hits;
+  std::array<std::uint32_t, kBlock> positions;
+  // Does what is to do for a row that is not here; its entry once there is one.
+  const auto miss = [&](std::size_t i) {
+    if (places[i] == kNone || entry(places[i]).hash != hashes[i]) {
+      // Another hash has its tag, or has replaced it for an earlier row of this batch.
+      places[i] = find(hashes[i]);
     }
-    copy_rows({hits.data(), hit}, {hit_positions.data(), hit}, rows);
-  }
+    if (places[i] == kNone) {
+      places[i] = place(hashes[i], rest.sums);
+    }
+    if (places[i] != kNone) {
+      Entry& here = entry(places[i]);
+      if ((here.flags & kCopy) != 0 && here.clocks >= clocks) {
+        return true;
+      }
+      use(here);
+      if (const std::uint32_t other = reader_of(here); other == 0) {
+        if ((here.flags & kSum) != 0) {
+          take(here, rest.sums);
+        }
+        remove_copy(here);
+        here.clocks = reader;
+      } else if (may_join) {
+        rest.joined.push_back(static_cast<std::uint32_t>(i));
+        rest.readers.push_back(other);
+        return false;
+      }
+    }
+    rest.fetched.push_back(static_cast<std::uint32_t>(i));
+    batch.fetched.push_back(places[i]);
+    return false;
+  };
+  walk(hashes, false, places, sizeof(Entry) + width_ * sizeof(float),
+       [&](std::size_t begin, std::size_t end) {
+         const Entries entries = this->entries();
+         const std::uint64_t* const hash = hashes.data();
+         const std::uint32_t oldest = clocks;
+         std::size_t hit = 0;
+         for (std::size_t i = begin; i < end; ++i) {
+           Entry* here = &entries[places[i]];
+           if (here->hash != hash[i] || (here->flags & kCopy) == 0 || here->clocks < oldest) [[unlikely]] {
+             if (!miss(i)) {
+               continue;
+             }
+             here = &entries[places[i]];
+           }
+           use(*here);
+           hits[hit] = reinterpret_cast<std::byte*>(copy(*here));
+           positions[hit++] = static_cast<std::uint32_t>(i);
+         }
+         copy_rows({hits.data(), hit}, positions.data(), rows);
+       });
   sort(rest.sums, width_);
   stats_.fetched += rest.fetched.size();
   stats_.joined += rest.joined.size();
@@ -277,211 +330,256 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
 void RowCache::fill(std::span<const std::uint64_t> hashes, std::uint32_t reader, std::uint32_t clocks,
                     bool is_kept, std::span<const float> rows) {
   SHOAL_CHECK(!is_kept || rows.size() == hashes.size() * width_, "a cache keeps one row for each hash");
-  std::array<std::size_t, kBlock> entries;
-  for (std::size_t begin = 0, count = 0; begin < hashes.size(); begin += count) {
-    count = find_block(hashes, begin, false, entries.data());
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t entry = entries[i];
-      if (entry == kNone) {
+  auto* const batch = std::ranges::find(batches_, reader, &Batch::reader);
+  const bool are_known = batch != batches_.end() && batch->fetched.size() == hashes.size();
+  std::uint32_t* const places = are_known ? batch->fetched.data() : room_for(hashes.size());
+  walk(hashes, are_known, places, entry_bytes_, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint32_t number = find_at(places[i], hashes[i]);
+      if (number == kNone) {
         continue;
       }
-      Bucket& here = bucket(entry);
-      const std::size_t way = entry % kWays;
-      if (!is_kept || here.reader[way] != reader) {
-        remove_copy(entry);
+      Entry& here = entry(number);
+      if (!is_kept || reader_of(here) != reader) {
+        remove_copy(here);
         continue;
       }
-      here.reader[way] = 0;
-      here.clocks[way] = clocks;
-      become_copy(entry, rows.data() + (begin + i) * width_);
+      here.clocks = clocks;
+      become_copy(here, rows.data() + i * width_);
     }
-  }
+  });
 }
 
-void RowCache::become_copy(std::size_t entry, const float* row) noexcept {
-  std::uint8_t& flags = bucket(entry).flags[entry % kWays];
+void RowCache::become_copy(Entry& entry, const float* row) noexcept {
   float* const copy = this->copy(entry);
   if (steps_) {
-    if ((flags & kSum) != 0) {  // what has changed since the pull began is not in its answer
+    float* const base = this->base(entry);
+    if ((entry.flags & kSum) != 0) {  // what has changed since the pull began is not in its answer
       for (std::size_t k = 0; k < width_; ++k) {
-        copy[k] = row[k] + (copy[k] - base(entry)[k]);
+        copy[k] = row[k] + (copy[k] - base[k]);
       }
     } else {
-      std::memcpy(copy, row, width_ * sizeof(float));
+      copy_floats(copy, row, width_);
     }
-    std::memcpy(base(entry), row, width_ * sizeof(float));
-    flags |= kRow;
+    copy_floats(base, row, width_);
+    entry.flags |= kRow;
   } else {
-    std::memcpy(copy, row, width_ * sizeof(float));
+    copy_floats(copy, row, width_);
   }
-  flags |= kCopy;
+  entry.flags |= kCopy;
 }
 
 void RowCache::weights_of(std::span<const float> whole, std::span<float> weights) {
   SHOAL_CHECK(steps_ && whole.size() % width_ == 0 && weights.size() == whole.size() / width_ * dim_,
               "whole rows have other sizes");
   const std::size_t count = whole.size() / width_;
+  std::array<std::byte*, kBlock> rows;
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t some = std::min(kBlock, count - begin);
-    rows_.clear();
-    for (std::size_t i = begin; i < begin + some; ++i) {
+    for (std::size_t i = 0; i < some; ++i) {
       // Only read.
-      rows_.push_back(reinterpret_cast<std::byte*>(const_cast<float*>(whole.data() + i * width_)));
+      rows[i] = reinterpret_cast<std::byte*>(const_cast<float*>(whole.data() + (begin + i) * width_));
     }
-    steps_->weights(rows_, weights.data() + begin * dim_);
+    steps_->weights({rows.data(), some}, weights.data() + begin * dim_);
   }
 }
 
-void RowCache::step(std::span<const std::size_t> entries, std::span<const std::uint32_t> positions,
+void RowCache::step(std::span<std::byte* const> rows, const std::uint32_t* positions,
                     std::span<const std::uint64_t> hashes, const float* grads) {
-  rows_.clear();
-  values_.clear();
-  hashes_.clear();
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    rows_.push_back(reinterpret_cast<std::byte*>(copy(entries[i])));
-    hashes_.push_back(hashes[positions[i]]);
-    const float* const grad = grads + positions[i] * dim_;
-    values_.insert(values_.end(), grad, grad + dim_);
+  const std::size_t count = rows.size();
+  if (positions[count - 1] - positions[0] == count - 1) {
+    stats_.dropped += steps_->step(rows, hashes.subspan(positions[0], count), grads + positions[0] * dim_);
+    return;
   }
-  stats_.dropped += steps_->step(rows_, hashes_, values_.data());
+  std::array<std::uint64_t, kBlock> some;
+  for (std::size_t i = 0; i < count; ++i) {
+    some[i] = hashes[positions[i]];
+    copy_floats(values_.data() + i * dim_, grads + positions[i] * dim_, dim_);
+  }
+  stats_.dropped += steps_->step(rows, {some.data(), count}, values_.data());
+}
+
+RowCache::Begun& RowCache::list_of(std::uint32_t clock) {
+  // Lists have numbers of 16 bits. Where there are as many, what begins now leaves before its time.
+  if (begun_.empty() || (begun_.back().clock < clock && begun_.size() < kMaxLists)) {
+    begun_.push_back({.clock = clock, .entries = std::move(spare_)});
+    begun_.back().entries.clear();
+  }
+  return begun_.back();
+}
+
+void RowCache::pass(std::uint64_t hash, const float* grad, std::uint32_t times, Sums& passed) {
+  passed.hashes.push_back(hash);
+  passed.grads.insert(passed.grads.end(), grad, grad + dim_);
+  if (is_counted_) {
+    passed.counts.push_back(times);
+  }
+  ++stats_.passed;
 }
 
 void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float> grads,
                    std::span<const std::uint32_t> counts, std::uint32_t clock, Sums& passed) {
   SHOAL_CHECK(grads.size() == hashes.size() * dim_, "a push has one gradient for each hash");
   SHOAL_CHECK(counts.empty() || counts.size() == hashes.size(), "a push has one count for each hash");
-  if (begun_.empty() || begun_.back().clock < clock) {
-    begun_.push_back({.clock = clock, .entries = {}});
-  }
-  Begun& begun = begun_.back();
-  clock = begun.clock;  // clocks do not go back
-  std::array<std::size_t, kBlock> entries;
-  std::array<std::size_t, kBlock> stepped;
-  std::array<std::uint32_t, kBlock> stepped_positions;
-  for (std::size_t begin = 0, count = 0; begin < hashes.size(); begin += count) {
-    count = find_block(hashes, begin, true, entries.data());
-    std::size_t steps = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t position = begin + i;
-      const std::size_t entry = entries[i];
-      const float* const grad = grads.data() + position * dim_;
-      const std::uint32_t times = counts.empty() ? 1 : counts[position];
-      if (entry == kNone || (steps_ && (bucket(entry).flags[entry % kWays] & kRow) == 0)) {
-        if (entry != kNone) {
-          remove_copy(entry);  // a row that is being fetched will lack this gradient
+  Begun& begun = list_of(clock);
+  const auto list = static_cast<std::uint16_t>(first_list_ + begun_.size() - 1);
+  const std::size_t begun_before = begun.entries.size();
+  begun.entries.resize(begun_before + hashes.size());
+  std::uint32_t* next = begun.entries.data() + begun_before;
+  std::uint32_t* const remembered = recall(hashes);
+  std::uint32_t* const places = remembered == nullptr ? room_for(hashes.size()) : remembered;
+  std::array<std::byte*, kBlock> stepped;
+  std::array<std::uint32_t, kBlock> positions;
+  const std::size_t bytes = steps_ ? sizeof(Entry) + width_ * sizeof(float) : entry_bytes_;
+  walk(hashes, remembered != nullptr, places, bytes, [&](std::size_t begin, std::size_t end) {
+    const Entries entries = this->entries();
+    const std::uint64_t* const hash = hashes.data();
+    const std::uint8_t needed = steps_ ? kRow : kUsed;
+    std::uint32_t* started = next;
+    std::size_t count = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      std::uint32_t number = places[i];
+      if (entries[number].hash != hash[i] || (entries[number].flags & needed) == 0) [[unlikely]] {
+        number = find(hash[i]);
+        if (number == kNone || (entry(number).flags & needed) == 0) {
+          if (number != kNone) {
+            remove_copy(entry(number));  // a row that is being fetched will lack this gradient
+          }
+          pass(hash[i], grads.data() + i * dim_, counts.empty() ? 1 : counts[i], passed);
+          continue;
         }
-        passed.hashes.push_back(hashes[position]);
-        passed.grads.insert(passed.grads.end(), grad, grad + dim_);
-        if (is_counted_) {
-          passed.counts.push_back(times);
-        }
-        ++stats_.passed;
-        continue;
       }
-      use(entry);
-      ++stats_.added;
-      Bucket& here = bucket(entry);
-      const std::size_t way = entry % kWays;
-      float* const to = sum(entry);
-      if (steps_) {
-        stepped[steps] = entry;
-        stepped_positions[steps++] = static_cast<std::uint32_t>(position);
-      }
-      if ((here.flags[way] & kSum) != 0) {
-        for (std::size_t k = 0; k < dim_ && !steps_; ++k) {
-          to[k] += grad[k];
-        }
-        if (is_counted_) {
-          counts_[entry] += std::min(times, ~std::uint32_t{0} - counts_[entry]);
-        }
-        continue;
+      Entry& here = entries[number];
+      use(here);
+      stepped[count] = reinterpret_cast<std::byte*>(copy(here));
+      positions[count++] = static_cast<std::uint32_t>(i);
+      const bool begins = (here.flags & kSum) == 0;
+      here.flags |= kSum;
+      here.list = begins ? list : here.list;
+      *started = number;
+      started += begins ? 1 : 0;
+      if (is_counted_) {
+        const std::uint32_t times = counts.empty() ? 1 : counts[i];
+        std::uint32_t& all = this->count(here);
+        all = begins ? times : all + std::min(times, ~std::uint32_t{0} - all);
       }
       if (!steps_) {
-        std::memcpy(to, grad, dim_ * sizeof(float));
+        add_to(sum(here), grads.data() + i * dim_, dim_, begins);
       }
-      if (is_counted_) {
-        counts_[entry] = times;
-      }
-      here.flags[way] |= kSum;
-      here.since[way] = clock;
-      begun.entries.push_back(static_cast<std::uint32_t>(entry));
-      ++sums_;
     }
-    if (steps > 0) {
-      step({stepped.data(), steps}, {stepped_positions.data(), steps}, hashes, grads.data());
+    next = started;
+    stats_.added += count;
+    if (steps_ && count > 0) {
+      step({stepped.data(), count}, positions.data(), hashes, grads.data());
     }
-  }
+  });
+  const auto added = static_cast<std::size_t>(next - begun.entries.data());
+  sums_ += added - begun_before;
+  begun.entries.resize(added);
 }
 
 void RowCache::send_older(std::uint32_t clock, Sums& sums) {
   while (!begun_.empty() && begun_.front().clock <= clock) {
-    const Begun& list = begun_.front();
-    for (std::size_t i = 0; i < list.entries.size(); ++i) {
-      if (i + kAhead < list.entries.size()) {
-        prefetch_entry(list.entries[i + kAhead]);
+    Begun& begun = begun_.front();
+    const std::span<const std::uint32_t> list = begun.entries;
+    const std::size_t before = sums.hashes.size();
+    std::size_t at = before;
+    sums.hashes.resize(before + list.size());
+    sums.grads.resize((before + list.size()) * width_);
+    if (is_counted_) {
+      sums.counts.resize(before + list.size());
+    }
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (i + kAhead < list.size()) {
+        prefetch_entry<false>(list[i + kAhead], entry_bytes_);
       }
-      const std::size_t entry = list.entries[i];
-      const Bucket& here = bucket(entry);
-      if ((here.flags[entry % kWays] & kSum) != 0 && here.since[entry % kWays] == list.clock) {
-        take(entry, sums);
-        if (!steps_) {
-          remove_copy(entry);
-        }
-        bucket(entry).reader[entry % kWays] = 0;
+      Entry& here = entry(list[i]);
+      if ((here.flags & kSum) == 0 || here.list != static_cast<std::uint16_t>(first_list_)) {
+        continue;
+      }
+      sums.hashes[at] = here.hash;
+      if (is_counted_) {
+        sums.counts[at] = count(here);
+      }
+      take(here, sums.grads.data() + at * width_);
+      ++at;
+      if (!steps_) {
+        remove_copy(here);
+      } else {
+        remove_reader(here);
       }
     }
+    sums.hashes.resize(at);
+    sums.grads.resize(at * width_);
+    if (is_counted_) {
+      sums.counts.resize(at);
+    }
+    spare_ = std::move(begun.entries);
     begun_.pop_front();
+    ++first_list_;
   }
   sort(sums, width_);
 }
 
 void RowCache::send_rows(std::span<const std::uint64_t> hashes, Sums& sums) {
   for (const std::uint64_t hash : hashes) {
-    const std::size_t entry = find(hash);
-    if (entry != kNone) {
-      if ((bucket(entry).flags[entry % kWays] & kSum) != 0) {
-        take(entry, sums);
+    const std::uint32_t number = find(hash);
+    if (number != kNone) {
+      Entry& here = entry(number);
+      if ((here.flags & kSum) != 0) {
+        take(here, sums);
       }
-      remove_copy(entry);
+      remove_copy(here);
     }
   }
 }
 
 void RowCache::forget() noexcept {
-  for (std::size_t at = 0; at < buckets_; ++at) {
-    Bucket& here = buckets_data()[at];
-    if (here.flags == decltype(here.flags){}) {
-      continue;  // writes no page that was never used
-    }
-    for (std::size_t way = 0; way < kWays; ++way) {
-      here.flags[way] &= static_cast<std::uint8_t>((here.flags[way] & kSum) != 0 ? ~kCopy : ~(kCopy | kRow));
-      here.reader[way] = 0;
+  for (std::uint32_t number = 1; number <= used_; ++number) {
+    Entry& here = entry(number);
+    remove_copy(here);
+    if ((here.flags & kSum) == 0) {
+      here.flags &= static_cast<std::uint8_t>(~kRow);
     }
   }
 }
 
 bool RowCache::verify() const {
   std::size_t found = 0;
-  for (std::size_t entry = 0; entry < capacity(); ++entry) {
-    const Bucket& here = bucket(entry);
-    const std::size_t way = entry % kWays;
-    const bool is_used = (here.flags[way] & kUsed) != 0;
-    const bool has_sum = (here.flags[way] & kSum) != 0;
-    found += has_sum ? 1 : 0;
-    if (has_sum) {
-      const auto list = std::ranges::find(begun_, here.since[way], &Begun::clock);
-      if (list == begun_.end() || std::ranges::find(list->entries, entry) == list->entries.end()) {
+  std::size_t ways = 0;
+  for (std::size_t at = 0; at < buckets_; ++at) {
+    const TagBucket& here = buckets_data()[at];
+    for (std::size_t way = 0; way < kWays; ++way) {
+      const std::uint32_t number = here.numbers[way];
+      if ((way < here.used) != (number != kNone) || number > used_) {
+        return false;
+      }
+      if (number != kNone &&
+          (&bucket_of(entry(number).hash) != &here || find(entry(number).hash) != number)) {
         return false;
       }
     }
-    if (!is_used && (here.flags[way] != 0 || here.reader[way] != 0)) {
-      return false;
-    }
-    if (is_used && (bucket_of(here.hash[way]) != entry / kWays || find(here.hash[way]) != entry)) {
+    ways += here.used;
+    if (here.none != kNone) {
       return false;
     }
   }
-  return found == sums_ && std::ranges::is_sorted(begun_, std::ranges::less_equal{}, &Begun::clock);
+  for (std::uint32_t number = 1; number <= used_; ++number) {
+    const Entry& here = entry(number);
+    if ((here.flags & kUsed) == 0) {
+      return false;
+    }
+    if ((here.flags & kSum) != 0) {
+      ++found;
+      const auto list = static_cast<std::uint16_t>(here.list - first_list_);
+      if (list >= begun_.size() ||
+          std::ranges::find(begun_[list].entries, number) == begun_[list].entries.end()) {
+        return false;
+      }
+    }
+  }
+  return ways == used_ && found == sums_ && entry(kNone).flags == 0 &&
+         std::ranges::is_sorted(begun_, std::ranges::less_equal{}, &Begun::clock);
 }
 
 }  // namespace shoal

@@ -3,8 +3,14 @@
 // Algorithm. A set-associative cache of fixed size in hash order (the bucket of a hash is its place among kWays entries), with the
 // replacement of GCLOCK (Smith, "Sequentiality and prefetching in database systems", 1978): a small count of uses for each entry, and
 // a hand for each bucket that takes uses away, and replaces an entry without any. It moves one step for every kPatience rows that
-// find no room: a stream of rare keys must not wear out the frequent ones, which try again more often than it does. Batches are in hash order, so one pass through
-// a batch is one pass through the buckets, and what it sends is in hash order too.
+// find no room: a stream of rare keys must not wear out the frequent ones, which try again more often than it does. Batches are in
+// hash order, so one pass through a batch is one pass through the buckets, and what it sends is in hash order too.
+//
+//   bucket  one cache line: a byte of each hash, and the number of its entry (cache/tag_bucket.h)
+//   entry   all else of a row, in one place: entries are numbered in the order of their first use, so those in use are dense
+//
+// A batch is usually pushed soon after it was pulled: its places, the numbers of its entries, are remembered, and the push reads no
+// bucket. A place is only a hint: an entry has its hash, and a row that is not at its place is searched for.
 //
 // An entry has, each independent of the others,
 //   a copy     weights, with the number of clocks that they include; may be read while that number is large enough
@@ -35,13 +41,15 @@
 //   I5  A gradient is in one sum, or was returned to be sent, once. Nothing drops a sum but what returns it.
 //   I6  An entry with a reader is not replaced.
 //
-// Memory is reserved once: 24 bytes for each entry, 8 for each number of a row (of weights, with local steps of a whole row), and 4
-// if occurrences are counted. Pages that no entry has used take none. The lists take 4 bytes for each sum.
+// Memory is reserved once: 24 bytes for each entry, 8 for each number of a row (of weights, with local steps of a whole row), and 8
+// if occurrences are counted. Pages that no entry has used take none. The lists take 4 bytes for each sum, and the places of up to
+// kBatches batches 4 for each key.
 //
 // Threads: one at a time; the owner locks.
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -52,12 +60,13 @@
 
 #include "base/memory.h"
 #include "cache/local_steps.h"
+#include "cache/tag_bucket.h"
 
 namespace shoal {
 
 class RowCache {
  public:
-  static constexpr std::size_t kWays = 8;
+  static constexpr std::size_t kWays = TagBucket::kWays;
   static constexpr std::uint32_t kAnyClock = 0xffffffffU;
 
   // Gradients, or sums, to be sent, in hash order.
@@ -119,25 +128,35 @@ class RowCache {
   bool verify() const;
 
  private:
-  static constexpr std::uint8_t kUsed = 1;
-  static constexpr std::uint8_t kCopy = 2;
-  static constexpr std::uint8_t kSum = 4;
-  static constexpr std::uint8_t kRow = 8;  // with local steps: the copy may be stepped, if not read
+  static constexpr std::uint8_t kCopy = 1;
+  static constexpr std::uint8_t kRow = 2;   // with local steps: the copy may be stepped, if not read
+  static constexpr std::uint8_t kUsed = 4;  // always set; entry 0 has no flags
+  static constexpr std::uint8_t kSum = 8;
   static constexpr std::uint8_t kMaxUses = 15;
   static constexpr std::uint8_t kPatience = 8;
-  static constexpr std::size_t kNone = ~std::size_t{0};
+  static constexpr std::uint32_t kNone = TagBucket::kNone;
+  static constexpr std::size_t kBatches = 4;
+  static constexpr std::size_t kMaxLists = 0xffff;
 
-  struct alignas(kCacheLine) Bucket {
-    std::array<std::uint64_t, kWays> hash;
-    std::array<std::uint32_t, kWays> clocks;  // that the copy includes
-    std::array<std::uint32_t, kWays> since;   // the clock in which the sum began
-    std::array<std::uint32_t, kWays> reader;
-    std::array<std::uint8_t, kWays> flags;
-    std::array<std::uint8_t, kWays> uses;
-    std::uint8_t hand;
-    std::uint8_t refused;  // rows that found no room since the hand moved
+  // Followed by the copy and the sum (with local steps the base), width() numbers each, and the count.
+  struct Entry {
+    std::uint64_t hash;
+    std::uint32_t clocks;  // that the copy includes; without a copy, the reader
+    std::uint16_t list;    // of the sum: the low bits of its number
+    std::uint8_t flags;
+    std::uint8_t uses;
   };
-  static_assert(sizeof(Bucket) == 3 * kCacheLine);
+  static_assert(sizeof(Entry) == 16);
+
+  // The entries, for loops: members would be read again after each write to an entry.
+  struct Entries {
+    std::byte* data;
+    std::size_t bytes;
+
+    Entry& operator[](std::uint32_t number) const noexcept {
+      return *reinterpret_cast<Entry*>(data + number * bytes);
+    }
+  };
 
   // The entries whose sums began in a clock, in the order in which they did.
   struct Begun {
@@ -145,48 +164,82 @@ class RowCache {
     std::vector<std::uint32_t> entries;
   };
 
-  std::size_t bucket_of(std::uint64_t hash) const noexcept;
-  std::size_t find(std::uint64_t hash) const noexcept;
-  std::size_t find_in(std::size_t bucket, std::uint64_t hash) const noexcept;
-  // Finds the entries of up to kBlock hashes, and prefetches their rows.
-  std::size_t find_block(std::span<const std::uint64_t> hashes, std::size_t begin, bool with_sums,
-                         std::size_t* entries) const noexcept;
-  void prefetch_bucket(std::uint64_t hash) const noexcept;
-  void prefetch_entry(std::size_t entry) const noexcept;
-  std::size_t place(std::uint64_t hash, Sums& sums);
-  void use(std::size_t entry) noexcept;
-  void take(std::size_t entry, Sums& sums);
-  void remove_copy(std::size_t entry) noexcept;
-  void copy_rows(std::span<const std::size_t> entries, std::span<const std::uint32_t> positions,
-                 std::span<float> rows);
-  void become_copy(std::size_t entry, const float* row) noexcept;
-  // Makes local steps in the entries of these positions of a batch.
-  void step(std::span<const std::size_t> entries, std::span<const std::uint32_t> positions,
-            std::span<const std::uint64_t> hashes, const float* grads);
+  // The places of a batch that was read.
+  struct Batch {
+    std::uint32_t reader = 0;
+    bool is_pushed = true;
+    std::uint64_t first = 0;
+    std::uint64_t last = 0;
+    std::vector<std::uint32_t> places;
+    std::vector<std::uint32_t> fetched;  // those of the rows that its pull fetches
+  };
 
-  Bucket& bucket(std::size_t entry) const noexcept { return buckets_data()[entry / kWays]; }
-  Bucket* buckets_data() const noexcept { return reinterpret_cast<Bucket*>(meta_); }
-  float* copy(std::size_t entry) const noexcept { return copies_ + entry * width_; }
-  float* sum(std::size_t entry) const noexcept { return sums_data_ + entry * width_; }
-  float* base(std::size_t entry) const noexcept { return sum(entry); }  // with local steps
+  TagBucket& bucket_of(std::uint64_t hash) const noexcept;
+  std::uint32_t find(std::uint64_t hash) const noexcept;
+  std::uint32_t find_at(std::uint32_t place, std::uint64_t hash) const noexcept;
+  template <bool kOneLine>
+  void locate(std::span<const std::uint64_t> hashes, std::size_t begin, std::size_t end,
+              std::uint32_t* places, std::size_t bytes) const noexcept;
+  template <class Use>
+  void walk(std::span<const std::uint64_t> hashes, bool are_known, std::uint32_t* places, std::size_t bytes,
+            const Use& use);
+  Batch& remember(std::span<const std::uint64_t> hashes, std::uint32_t reader);
+  // The places of a batch that was read and not pushed yet, or null.
+  std::uint32_t* recall(std::span<const std::uint64_t> hashes) noexcept;
+  std::uint32_t* room_for(std::size_t places) {
+    places_.resize(std::max(places_.size(), places));
+    return places_.data();
+  }
+  template <bool kOneLine>
+  void prefetch_entry(std::uint32_t place, std::size_t bytes) const noexcept;
+  std::uint32_t place(std::uint64_t hash, Sums& sums);
+  static void use(Entry& entry) noexcept {
+    entry.uses = static_cast<std::uint8_t>(entry.uses + (entry.uses < kMaxUses ? 1 : 0));
+  }
+  static std::uint32_t reader_of(const Entry& entry) noexcept {
+    return (entry.flags & kCopy) != 0 ? 0 : entry.clocks;
+  }
+  static void remove_copy(Entry& entry) noexcept;
+  static void remove_reader(Entry& entry) noexcept;
+  void take(Entry& entry, Sums& sums);
+  void take(Entry& entry, float* grads) noexcept;
+  void copy_rows(std::span<std::byte* const> hits, const std::uint32_t* positions, std::span<float> rows);
+  void become_copy(Entry& entry, const float* row) noexcept;
+  void pass(std::uint64_t hash, const float* grad, std::uint32_t times, Sums& passed);
+  // Makes local steps in the copies of these positions of a batch.
+  void step(std::span<std::byte* const> rows, const std::uint32_t* positions,
+            std::span<const std::uint64_t> hashes, const float* grads);
+  Begun& list_of(std::uint32_t clock);
+
+  TagBucket* buckets_data() const noexcept { return reinterpret_cast<TagBucket*>(buckets_data_); }
+  Entries entries() const noexcept { return {entries_, entry_bytes_}; }
+  Entry& entry(std::uint32_t number) const noexcept { return entries()[number]; }
+  static float* copy(Entry& entry) noexcept { return reinterpret_cast<float*>(&entry + 1); }
+  float* sum(Entry& entry) const noexcept { return copy(entry) + width_; }
+  float* base(Entry& entry) const noexcept { return sum(entry); }  // with local steps
+  std::uint32_t& count(Entry& entry) const noexcept {
+    return *reinterpret_cast<std::uint32_t*>(sum(entry) + width_);
+  }
 
   std::size_t dim_;
   std::optional<LocalSteps> steps_;
   std::size_t width_;
   std::size_t buckets_;
   bool is_counted_;
+  std::size_t entry_bytes_;
   Region memory_;
-  std::byte* meta_ = nullptr;
-  float* copies_ = nullptr;
-  float* sums_data_ = nullptr;
-  std::uint32_t* counts_ = nullptr;
+  std::byte* buckets_data_ = nullptr;
+  std::byte* entries_ = nullptr;
+  std::uint32_t used_ = 0;  // entries 1 to used_ are
+  std::array<Batch, kBatches> batches_;
+  std::size_t next_batch_ = 0;
   std::deque<Begun> begun_;
+  std::uint64_t first_list_ = 0;      // the number of the front one
+  std::vector<std::uint32_t> spare_;  // memory of a list that has left
   std::size_t sums_ = 0;
   Stats stats_;
-  // Of a block of local steps.
-  std::vector<std::byte*> rows_;
-  std::vector<float> values_;
-  std::vector<std::uint64_t> hashes_;
+  std::vector<std::uint32_t> places_;  // of a batch that is not remembered
+  std::vector<float> values_;          // of a block
 };
 
 }  // namespace shoal

@@ -88,3 +88,31 @@ TEST(sums_leave_once_and_copies_are_the_last_answers) {
     CHECK(left == pushed);
   }
 }
+
+TEST(sums_of_more_clocks_than_lists_have_numbers_leave_once_and_in_time) {
+  constexpr std::uint32_t kClocks = 70000;
+  RowCache cache(4 * kClocks, 1, false);
+  std::uint64_t sent = 0;
+  const auto take = [&](std::uint32_t clock) {
+    RowCache::Sums sums;
+    cache.send_older(clock, sums);
+    sent += sums.hashes.size();
+  };
+  RowCache::Sums passed;
+  for (std::uint32_t clock = 0; clock < kClocks; ++clock) {
+    const std::vector<std::uint64_t> hash{(clock + 1) * 0x9e3779b97f4a7c15U};
+    std::vector<float> row(1);
+    RowCache::Rest rest;
+    cache.read(hash, 0, clock + 1, true, row, rest);
+    cache.add(hash, row, {}, clock, passed);
+  }
+  const std::uint64_t added = kClocks - passed.hashes.size();
+  CHECK_EQ(cache.sums(), added);
+  take(10);
+  CHECK(sent >= 10 && sent <= 11);
+  take(kClocks / 2);
+  CHECK(sent >= kClocks / 2 - passed.hashes.size());
+  take(kClocks);
+  CHECK_EQ(sent, added);
+  CHECK(cache.verify());
+}

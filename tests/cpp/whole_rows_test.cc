@@ -1,14 +1,18 @@
 // Whole rows: pulled with their state, and changed by what steps in copies of them have added.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <random>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "base/noise.h"
 #include "batch/key_batch.h"
 #include "cache/local_steps.h"
 #include "check.h"
@@ -146,6 +150,61 @@ TEST(changes_of_local_steps_are_what_the_same_steps_change_in_a_table) {
       CHECK(weights == pulled);
     }
     CHECK_EQ(changed.verify(), "");
+  }
+}
+
+// Narrow rows are stepped as columns of a block.
+TEST(local_steps_of_narrow_rows_have_the_bits_of_steps_in_place) {
+  std::mt19937_64 random(11);
+  for (const Kind& kind : kKinds) {
+    for (const std::size_t dim : {1U, 2U, 7U}) {
+      const Optimizer optimizer(kind.optimizer, kind.params);
+      LocalSteps steps(dim, optimizer);
+      const std::size_t count = 3 * LocalSteps::kBlock - 5;
+      std::vector<float> ours = numbers(random, count * steps.floats());
+      for (float& x : ours) {
+        x = std::abs(x);  // state is
+      }
+      std::vector<float> theirs = ours;
+      std::vector<float> scratch(steps.floats());
+      std::vector<std::uint64_t> hashes(count);
+      std::ranges::generate(hashes, random);
+      const auto rows_of = [&](std::vector<float>& rows) {
+        std::vector<std::byte*> pointers;
+        for (std::size_t r = 0; r < count; ++r) {
+          pointers.push_back(reinterpret_cast<std::byte*>(rows.data() + r * steps.floats()));
+        }
+        return pointers;
+      };
+      for (std::uint64_t number = 1; number < 5; ++number) {
+        std::vector<float> grads = numbers(random, count * dim);
+        std::fill_n(grads.begin(), dim, 0.0F);
+        grads[dim] = std::numeric_limits<float>::infinity();
+        grads[2 * dim] = 3e38F;  // too large a step for some rules
+        const std::size_t dropped = steps.step(rows_of(ours), hashes, grads.data());
+        Clip clip = optimizer.clip();
+        clip.apply({.rows = count, .dim = dim, .grads = grads.data()});
+        grads[dim] = std::numeric_limits<float>::infinity();
+        PrefetchCursor none;
+        std::size_t expected = 0;
+        std::visit(
+            [&](const auto& rule) {
+              if constexpr (requires { rule.kAddsUp; }) {
+                expected = rule.step(InPlace{.rows = rows_of(theirs),
+                                             .dim = dim,
+                                             .grads = grads.data(),
+                                             .hashes = hashes.data(),
+                                             .noise = step_noise(LocalSteps::kSeed, number),
+                                             .step = number,
+                                             .scratch = scratch.data(),
+                                             .ahead = &none});
+              }
+            },
+            optimizer.rule());
+        CHECK_EQ(dropped, expected);
+        CHECK(std::memcmp(ours.data(), theirs.data(), ours.size() * sizeof(float)) == 0);
+      }
+    }
   }
 }
 

@@ -68,7 +68,7 @@ class Cache:
         """Return the bytes that the rows of a table with ``dim`` weights and this optimizer take.
 
         They are 24 for each row and 8 for each of its numbers: its weights, with local steps also the optimizer's
-        state. A table that counts occurrences takes 4 more for each row.
+        state. A table that counts occurrences takes 8 more for each row.
         """
         numbers = self._step_floats(optimizer, dim) if self.local_steps else 0
         return self.rows * (24 + 8 * (numbers or dim))
