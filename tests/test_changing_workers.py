@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import pickle
 import random
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ import shoal
 from cluster_fakes import TIMEOUT
 from cluster_standin import Cluster, cluster
 from shoal.base.interrupts import Terminated
+from shoal.cli.answers import Answer
+from shoal.cli.train import repeated
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.models import training
 from shoal.models.callbacks import Callback
@@ -364,36 +368,95 @@ def kill_scheduler(launcher: int, after: float) -> None:
     scheduler.kill()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("true_starts")
-def test_processes_join_a_launched_fit_and_leave_it_by_sigterm(log: Path, tmp_path: Path) -> None:
-    """The scheduler is killed while they come, and while one leaves; the launcher starts it again."""
-    (tmp_path / "program.py").write_text(PROGRAM)
+@contextlib.contextmanager
+def launched(folder: Path, log: Path, workers: str, *options: str) -> Iterator[tuple[Popen, dict[str, str], list[str]]]:
+    """Launch a slow fit: its process, the variables of workers that join, and their command."""
+    (folder / "program.py").write_text(PROGRAM)
     train = ["program.py", "train", "lr", "--cluster", "--data", str(log), "--format", "libsvm", "--quiet"]
-    train += ["--output", "model", "--batch-size", "1", "--no-warm-up", "--epochs", "2", "--resume"]
-    train += ["--checkpoint-every", "50"]
-    launch = [sys.executable, "-m", "shoal", "launch", "--workers", "1:3", *train]
-    piped: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(launch, **piped) as process:
+    train += ["--output", "model", "--batch-size", "1", "--no-warm-up", "--epochs", "2", "--resume", *options]
+    launch = [sys.executable, "-m", "shoal", "launch", "--workers", workers, *train]
+    with Popen(launch, cwd=folder, stdout=PIPE, stderr=STDOUT, text=True) as process:
         assert process.stdout is not None
         found = None
         while found is None:
             line = process.stdout.readline()
             assert line, "the cluster has not begun"
             found = re.search(r"SHOAL_SCHEDULER=(\S+) SHOAL_WORKERS=(\S+)", line)
-        environment = {**os.environ, "SHOAL_SCHEDULER": found[1], "SHOAL_WORKERS": found[2]}
-        others = [subprocess.Popen([sys.executable, *train], env=environment, **piped) for _ in range(2)]
+        yield process, {"SHOAL_SCHEDULER": found[1], "SHOAL_WORKERS": found[2]}, [sys.executable, *train]
+
+
+def check_examples(model: Path) -> None:
+    with shoal.LogisticRegression.load(model) as trained:
+        assert trained.examples == 2 * EXAMPLES
+        assert [done.metrics.examples for done in trained.history.passes] == [EXAMPLES] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")
+def test_processes_join_a_launched_fit_and_leave_it_by_sigterm(log: Path, tmp_path: Path) -> None:
+    """The scheduler is killed while they come, and while one leaves; the launcher starts it again."""
+    with launched(tmp_path, log, "1:3", "--checkpoint-every", "50") as (process, variables, train):
+        piped: dict[str, Any] = {"cwd": tmp_path, "stdout": PIPE, "stderr": STDOUT, "text": True}
+        others = [Popen(train, env={**os.environ, **variables}, **piped) for _ in range(2)]
         kill_scheduler(process.pid, after=random.uniform(0, 1))
-        wait_for_workers(found[1], 3)
+        wait_for_workers(variables["SHOAL_SCHEDULER"], 3)
         others[0].send_signal(signal.SIGTERM)
         kill_scheduler(process.pid, after=random.uniform(0, 0.1))
-        wait_for_workers(found[1], 2)
+        wait_for_workers(variables["SHOAL_SCHEDULER"], 2)
         assert others[0].wait(2 * TIMEOUT) == 0
         (tmp_path / "go").touch()
         outputs = [other.communicate(timeout=2 * TIMEOUT)[0] for other in others]
         outputs.append(process.communicate(timeout=2 * TIMEOUT)[0])
     assert [other.returncode for other in others] == [0, 0], outputs
     assert process.returncode == 0, outputs
-    with shoal.LogisticRegression.load(tmp_path / "model") as model:
-        assert model.examples == 2 * EXAMPLES
-        assert [done.metrics.examples for done in model.history.passes] == [EXAMPLES] * 2
+    check_examples(tmp_path / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
+@pytest.mark.parametrize("workers", ["1:2", "2:2"], ids=["enough are left", "too few are left"])
+def test_a_launched_fit_goes_on_when_one_of_its_workers_is_killed(workers: str, log: Path, tmp_path: Path) -> None:
+    """With one of 1:2 left it goes on by itself; with one of 2:2 left when another one comes."""
+    piped: dict[str, Any] = {"cwd": tmp_path, "stdout": PIPE, "stderr": STDOUT, "text": True}
+    with launched(tmp_path, log, workers) as (process, variables, train):
+        others = []
+        if workers == "1:2":
+            others.append(Popen(train, env={**os.environ, **variables}, **piped))
+        wait_for_workers(variables["SHOAL_SCHEDULER"], 2)
+        own = [one for one in psutil.Process(process.pid).children(recursive=True) if "program.py" in one.cmdline()]
+        os.kill(next(one.pid for one in own if "supervisor.py" not in " ".join(one.cmdline())), signal.SIGKILL)
+        if workers == "2:2":
+            others.append(Popen(train, env={**os.environ, **variables}, **piped))
+        (tmp_path / "go").touch()
+        outputs = [other.communicate(timeout=4 * TIMEOUT)[0] for other in others]
+        outputs.append(process.communicate(timeout=2 * TIMEOUT)[0])
+    assert [other.returncode for other in others] == [0], outputs
+    assert process.returncode == (137 if workers == "1:2" else 0), outputs
+    assert "was killed by signal 9; the others go on without it" in outputs[-1]
+    check_examples(tmp_path / "model")
+
+
+def test_a_command_says_what_to_do_when_the_others_do_not_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = [shoal.WorkersChangedError("a worker has died", leaves=False), shoal.DeadlineExceededError("1 of 2 joined")]
+
+    def run(_: argparse.Namespace) -> Answer:
+        raise calls.pop(0)
+
+    monkeypatch.setenv("SHOAL_WORKERS", "2:3")
+    command = repeated(run)
+    with pytest.raises(shoal.DeadlineExceededError, match=r"^1 of 2 joined: start more of them .*, with --resume"):
+        command(argparse.Namespace(workers=None, cluster="", overwrite=False))
+    assert "a worker has died: this one connects again and continues the fit" in capsys.readouterr().err
+    calls.append(shoal.DeadlineExceededError("0 of 2 joined"))
+    with pytest.raises(shoal.DeadlineExceededError, match=r"^0 of 2 joined$"):
+        command(argparse.Namespace(workers=None, cluster="", overwrite=False))
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_change_of_workers_reaches_another_process(leaves: bool) -> None:
+    change = shoal.WorkersChangedError("a worker has died", leaves=leaves)
+    again = pickle.loads(pickle.dumps(change))
+    assert (str(again), again.what, again.leaves) == (str(change), change.what, leaves)

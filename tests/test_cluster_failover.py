@@ -91,6 +91,25 @@ def test_a_worker_that_makes_the_steps_itself_sees_its_pushes_when_a_server_dies
         np.testing.assert_array_equal(table.pull(KEYS).ravel(), sums)
 
 
+@pytest.mark.parametrize("mode", ["train", "read"])
+def test_who_connects_while_a_server_dies_waits_until_the_others_have_its_slots(mode):
+    with cluster(4, 1, slots=64, replicas=1) as made:
+        with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
+            store.table("t", optimizer=shoal.SGD(lr=1.0)).push(KEYS, np.ones(len(KEYS), np.float32)).wait()
+            eventually(lambda: copies(made.scheduler.membership.map) == len(store.channel.map.arcs))
+        made.servers[1].close()
+        verdict = threading.Timer(0.5, declare_dead, (made.scheduler, "server", 1))
+        verdict.start()
+        try:
+            arguments = {"workers": 1, "consistency": shoal.ASP()} if mode == "train" else {}
+            with shoal.connect(made.address, mode=mode, timeout=TIMEOUT, **arguments) as store:
+                table = store.table("t") if mode == "read" else store.table("t", optimizer=shoal.SGD(lr=1.0))
+                np.testing.assert_array_equal(table.pull(KEYS).ravel(), np.full(len(KEYS), -1.0, np.float32))
+                assert 1 not in {endpoint.server for endpoint in store.channel.map.endpoints}
+        finally:
+            verdict.join()
+
+
 def test_lost_copies_are_made_again_so_that_another_server_may_die():
     with cluster(3, 1, slots=64, replicas=1) as made, joined(made.address, 1) as (store,):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())

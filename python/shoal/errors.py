@@ -5,6 +5,9 @@ Every other exception that shoal raises on purpose is a :class:`ShoalError`. The
 peer's address, the operation, and the seconds since the peer's last message.
 """
 
+from functools import partial
+from typing import Any
+
 from shoal._core import MemoryBudgetExceededError, ShoalError, SnapshotLostError, TransportError, WrongProcessError
 
 __all__ = [
@@ -86,13 +89,19 @@ class WorkersChangedError(ShoalError):
 
     Attributes
     ----------
+    what : str
+        What has changed.
     leaves : bool
         Whether this worker was asked to end. Otherwise it connects again and repeats the program, whose fit continues.
     """
 
-    def __init__(self, message: str, *, leaves: bool) -> None:
-        super().__init__(message)
+    def __init__(self, what: str, *, leaves: bool) -> None:
+        super().__init__(what if leaves else f"{what}: connect again, and repeat the program")
+        self.what = what
         self.leaves = leaves
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), leaves=self.leaves), (self.what,)
 
 
 class FencedError(ShoalError):

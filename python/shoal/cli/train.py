@@ -316,8 +316,9 @@ def repeated(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.
 
     def repeat(arguments: argparse.Namespace) -> Answer:
         from shoal.cluster.protocol.environment import find_worker_range
-        from shoal.errors import WorkersChangedError
+        from shoal.errors import DeadlineExceededError, WorkersChangedError
 
+        has_changed = False
         while True:
             try:
                 workers = arguments.workers or find_worker_range(os.environ)
@@ -328,8 +329,15 @@ def repeated(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.
             except WorkersChangedError as change:
                 if change.leaves:
                     return Answer(str(change), {"model": None, "left": True})
-                warn(str(change))
-                arguments.overwrite = True  # what is there was written by this fit
+                warn(f"{change.what}: this one connects again and continues the fit")
+                has_changed = arguments.overwrite = True  # what is there was written by this fit
+            except DeadlineExceededError as late:
+                if not has_changed:
+                    raise
+                raise DeadlineExceededError(
+                    f"{late}: start more of them while this one waits; or start all again, with --resume if the fit "
+                    "wrote checkpoints (--checkpoint-every)"
+                ) from late
 
     return repeat
 

@@ -333,9 +333,7 @@ class PassCoordinator:
             yield
         except WorkersMoveError:
             self._store.hand_over(returns=True, begun=self._store in _learning)
-            raise WorkersChangedError(
-                "a worker has died: connect again, and repeat the program", leaves=False
-            ) from None
+            raise WorkersChangedError("a worker has died", leaves=False) from None
 
     def begin_learning(self) -> None:
         """Wait until all workers have published their states of the beginning of a pass, if their number may change.

@@ -160,9 +160,7 @@ def hand_over(
     if leaves:
         text = f"this worker leaves the fit after {examples:,} examples, and the others continue from its position"
     else:
-        text = (
-            f"the number of workers changes after {examples:,} examples of this worker's: connect again, and repeat it"
-        )
+        text = f"the number of workers changes after {examples:,} examples of this worker's"
     raise WorkersChangedError(text, leaves=leaves)
 
 

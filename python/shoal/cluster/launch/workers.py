@@ -100,7 +100,8 @@ def run_workers(
         The program and its arguments.
     workers : int or (int, int)
         Number of workers; of a range the least number is started, and others may join. Returns when they have ended
-        too, and so have the named jobs, whose workers others have started.
+        too, and so have the named jobs, whose workers others have started. Of a range one that is killed by a signal
+        has not failed: the others continue without it, or wait for another one if they are too few.
     emit : callable
         Called with every line of a worker's output, from threads.
     restarts : int
@@ -114,7 +115,8 @@ def run_workers(
     Returns
     -------
     ChildProcess or None
-        The first process that failed, also a server or the scheduler; None if all workers ended with status 0.
+        The first process that failed, also a server or the scheduler; None if all workers ended with status 0. Of a
+        range the first one that was killed, if all of them were.
 
     Raises
     ------
@@ -141,6 +143,7 @@ def run_workers(
                     _start_worker(command, cluster.address, rank, workers, cluster.ended, emit, cluster.curve)
                 )
         going = set(children)
+        killed: list[ChildProcess] = []
         while going:
             child = cluster.ended.get()
             if child in going and child.process.returncode < 0 and restarts > 0:
@@ -157,6 +160,11 @@ def run_workers(
                 going.remove(child)
                 going.add(children[rank])
                 continue
+            if child in going and child.process.returncode < 0 and isinstance(workers, tuple):
+                warn(f"{child.name} was killed by signal {-child.process.returncode}; the others go on without it")
+                killed.append(child)
+                going.remove(child)
+                continue
             if child not in going or child.process.returncode != 0:
                 return child
             going.remove(child)
@@ -170,7 +178,7 @@ def run_workers(
             is_told = True
             with contextlib.suppress(queue.Empty):
                 return cluster.ended.get(timeout=_POLL_SECONDS)
-        return None
+        return killed[0] if len(killed) == len(children) else None
     except KeyboardInterrupt as interrupt:
         patience = 0.0
         _forward(interrupt, children, grace, warn, as_interrupt=isinstance(workers, tuple))

@@ -56,6 +56,8 @@ from shoal.cluster.protocol.messages import (
     Event,
     Events,
     Figures,
+    GetMap,
+    GetMapReply,
     GetView,
     HandOver,
     Heartbeat,
@@ -111,6 +113,7 @@ _MAX_UNSENT = 64  # messages that wait for a connection
 _SILENCE_MS = 3000
 _BALANCED = ("slots", "rows", "bytes", "load")
 _PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
+_PROBE_AGAIN_SECONDS = 0.1
 
 Body = TypeVar("Body", bound=ReplyBody)
 
@@ -361,20 +364,27 @@ class SchedulerClient:
         return joined
 
     def try_servers(self, map: ClusterMap, timeout: float) -> None:
-        """Leave and raise NotConnectedError if an endpoint of a map does not answer a connection."""
+        """Leave and raise NotConnectedError if an endpoint of a map does not answer a connection.
+
+        A server that has just died is in a map until the others have taken its slots: the newest map counts.
+        """
         seconds = min(_PROBE_SECONDS, max(1.0, timeout))
-        found = try_all([endpoint.address for endpoint in map.endpoints], seconds)
-        if found is None:
-            return
-        address, what = found
-        server = next(endpoint.server for endpoint in map.endpoints if endpoint.address == address)
-        with contextlib.suppress(ShoalError):
-            self.leave(timeout=_RESEND_SECONDS)
-        why = ", which only its own machine reaches" if is_loopback(split(address)[0]) else ""
-        raise NotConnectedError(
-            f"server {server} cannot be reached from here at {address} ({what}){why}: start it with "
-            "--advertise HOST, the name or address of its machine that the scheduler and all workers reach"
-        )
+        until = time.monotonic() + seconds
+        while (found := try_all([endpoint.address for endpoint in map.endpoints], seconds)) is not None:
+            address, what = found
+            server = next(endpoint.server for endpoint in map.endpoints if endpoint.address == address)
+            left = until - time.monotonic()
+            if left <= 0:
+                with contextlib.suppress(ShoalError):
+                    self.leave(timeout=_RESEND_SECONDS)
+                why = ", which only its own machine reaches" if is_loopback(split(address)[0]) else ""
+                raise NotConnectedError(
+                    f"server {server} cannot be reached from here at {address} ({what}){why}: if it is running, start "
+                    "it with --advertise HOST, the name or address of its machine that the scheduler and all workers "
+                    "reach"
+                )
+            time.sleep(min(left, _PROBE_AGAIN_SECONDS))
+            map = self.call(GetMap(), GetMapReply, timeout=seconds, doing="asking for the map of slots").map
 
     def call(self, body: RequestBody, kind: type[Body], *, timeout: float, doing: str) -> Body:
         """Send a request to the scheduler and wait for the reply.
