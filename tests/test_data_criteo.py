@@ -167,6 +167,7 @@ def test_tables_are_of_the_shapes_that_the_parser_is_told():
     assert tables.cells.shape == (7296,)
     assert tables.cells.max() == len(tables.floors) - 2
     assert np.diff(tables.cells.astype(int)).max() == 1  # no cell meets more than two buckets
+    assert tables.small.tolist() == (np.searchsorted(tables.floors, np.arange(10_000), side="right") - 1).tolist()
     assert tables.numbers.shape == (13, len(tables.floors) - 1)
     assert len(np.unique(tables.numbers)) == tables.numbers.size
 

@@ -138,15 +138,20 @@ def test_read_only_outputs_are_refused():
     [
         ({"cells": TABLE.cells[:-1].copy()}, "cells must cover 63 bits, 7296 entries, got 7295"),
         ({"cells": np.full(7296, len(TABLE.floors) - 1, np.uint16)}, "cells must name buckets below"),
+        ({"small": TABLE.small[:-1].copy()}, "small must cover 10000 integers, got 9999"),
         ({"numbers": TABLE.numbers[:12].copy()}, "numbers must be 13 x"),
         ({"numbers": TABLE.numbers[:, :-1].copy()}, "numbers must be 13 x"),
         ({"floors": TABLE.floors[:-1].copy(), "numbers": TABLE.numbers[:, :-1].copy()}, "floors must end with"),
-        ({"floors": np.empty(0, np.uint64), "numbers": np.empty((13, 0), np.uint64)}, "numbers must be|floors must"),
+        ({"floors": np.empty(0, np.uint64), "numbers": np.empty((13, 0), np.uint64)}, "numbers must be|small may"),
+        (
+            {"floors": TABLE.floors[-256:].copy(), "numbers": TABLE.numbers[:, :255].copy()},
+            "small may name any of 256 buckets, got 255",
+        ),
     ],
 )
 def test_bucket_tables_that_do_not_fit_are_refused(change, complaint):
     arrays = Arrays(2, 40)
-    tables = {"floors": TABLE.floors, "cells": TABLE.cells, "numbers": TABLE.numbers} | change
+    tables = {"floors": TABLE.floors, "cells": TABLE.cells, "small": TABLE.small, "numbers": TABLE.numbers} | change
     with pytest.raises(ValueError, match=complaint):
         _reader.parse_criteo(b"\n", 0, arrays, *tables.values(), False)
 

@@ -26,12 +26,14 @@ enum class Slot : std::uint32_t {};
 
 constexpr std::uint32_t index_of(Slot slot) noexcept { return static_cast<std::uint32_t>(slot); }
 
-constexpr std::uint64_t mix(std::uint64_t key) noexcept {
-  std::uint64_t x = key + 0x9e3779b97f4a7c15U;
+// The finalizer of mix: a bijection that keeps 0.
+constexpr std::uint64_t scramble(std::uint64_t x) noexcept {
   x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
   x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
   return x ^ (x >> 31U);
 }
+
+constexpr std::uint64_t mix(std::uint64_t key) noexcept { return scramble(key + 0x9e3779b97f4a7c15U); }
 
 // The inverse of mix: each xor-shift is undone by repeating it, each product by the odd factor's inverse
 // modulo 2^64.

@@ -16,4 +16,10 @@ SHOAL_CLONES inline void mix_block(const std::uint64_t* keys, std::size_t n, std
   }
 }
 
+SHOAL_CLONES inline void scramble_block(std::uint64_t* words, std::size_t n) noexcept {
+  for (std::size_t i = 0; i < n; ++i) {
+    words[i] = scramble(words[i]);
+  }
+}
+
 }  // namespace shoal

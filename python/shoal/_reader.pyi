@@ -65,6 +65,7 @@ def parse_criteo(
     arrays: _Arrays,
     floors: NDArray[np.uint64],
     cells: NDArray[np.uint16],
+    small: NDArray[np.uint8],
     numbers: NDArray[np.uint64],
     skip: bool,
 ) -> tuple[int, int, int, int, int, int]: ...

@@ -2,14 +2,16 @@
 #
 #   data/formats/scan.pxi     shared by all formats: the loop over lines, faults, numbers
 #   data/formats/tokens.pxi   keys of text
+#   data/formats/lines.pxi    the cells of lines, found with wider instructions
 #   data/formats/libsvm.pxi   libsvm and libffm
 #   data/formats/criteo.pxi   Criteo's tab-separated logs
 #   data/formats/vw.pxi       Vowpal Wabbit's text
 #   data/formats/csv.pxi      CSV and TSV with named columns
 #
 # Algorithm. A block of whole lines is parsed in one pass. A newline ends every loop, so no loop tests whether bytes are
-# left: `block` must end with one, which is checked first. Numbers take an exact fast path, and fall back to
-# std::from_chars where the fast path may round incorrectly.
+# left: `block` must end with one, which is checked first. The usual lines of formats with columns are read by the ends
+# of their cells, which a scan finds. Numbers take an exact fast path, and fall back to std::from_chars where the fast
+# path may round incorrectly.
 #
 #   block    whole lines of text          ...1 3:1 7:0.5\n-1 2:1\n
 #   arrays   an object with these attributes; shoal.data.rows.RowBuffer is one
@@ -41,7 +43,7 @@
 # Threads. No state outside of the arguments; the GIL is released during a parse. A set of arrays belongs to one thread
 # at a time.
 
-from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport INT64_MAX, UINT8_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.float cimport FLT_MAX
 from libc.math cimport NAN
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -52,6 +54,7 @@ from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 
 include "data/formats/scan.pxi"
 include "data/formats/tokens.pxi"
+include "data/formats/lines.pxi"
 include "data/formats/libsvm.pxi"
 include "data/formats/criteo.pxi"
 include "data/formats/vw.pxi"

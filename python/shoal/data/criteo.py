@@ -23,6 +23,7 @@ from shoal.data.hashing import hash_strings
 INTEGER_COLUMNS = 13
 CATEGORY_COLUMNS = 26
 _BITS = 63  # of the largest integer
+_SMALL = 10_000
 _DIGITS = 40  # 19 before the point, and enough after it to distinguish any of the bounds from a whole number
 
 
@@ -37,12 +38,15 @@ class Buckets:
     cells : uint16[7296]
         The bucket of the least integer in each cell. A cell holds the integers that agree in their length and their
         leading eight bits, so that at most two buckets share one.
+    small : uint8[10000]
+        The bucket of each integer of up to four digits.
     numbers : uint64[13, buckets]
         The key of each bucket in each integer column.
     """
 
     floors: NDArray[np.uint64]
     cells: NDArray[np.uint16]
+    small: NDArray[np.uint8]
     numbers: NDArray[np.uint64]
 
 
@@ -60,8 +64,9 @@ def buckets() -> Buckets:
     floors = np.array([*starts, (1 << 64) - 1], np.uint64)
     least = [*range(256), *(top << shift for shift in range(1, _BITS - 7) for top in range(128, 256))]
     cells = np.searchsorted(floors, np.array(least, np.uint64), side="right") - 1
+    small = np.searchsorted(floors, np.arange(_SMALL, dtype=np.uint64), side="right") - 1
     numbers = np.stack([hash_strings(tokens, field=column) for column in range(1, INTEGER_COLUMNS + 1)])
-    return Buckets(floors, cells.astype(np.uint16), numbers)
+    return Buckets(floors, cells.astype(np.uint16), small.astype(np.uint8), numbers)
 
 
 def _start_of(b: int, context: Context) -> int:

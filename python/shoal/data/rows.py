@@ -152,7 +152,7 @@ Parse = Callable[[memoryview, int, RowBuffer, bool], tuple[int, int, int, int, i
 
 def _parse_criteo(text: memoryview, start: int, rows: RowBuffer, skip: bool) -> tuple[int, int, int, int, int, int]:
     table = buckets()
-    return _reader.parse_criteo(text, start, rows, table.floors, table.cells, table.numbers, skip)
+    return _reader.parse_criteo(text, start, rows, table.floors, table.cells, table.small, table.numbers, skip)
 
 
 @dataclass(frozen=True, slots=True)

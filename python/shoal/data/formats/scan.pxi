@@ -233,6 +233,12 @@ cdef inline uint64_t load8(const uint8_t* p) noexcept nogil:
     return word
 
 
+cdef inline uint32_t load4(const uint8_t* p) noexcept nogil:
+    cdef uint32_t word
+    memcpy(&word, p, 4)
+    return word
+
+
 cdef inline const uint8_t* byte_or_newline(const uint8_t* p, const uint8_t* end, uint8_t byte) noexcept nogil:
     cdef uint64_t ones = 0x0101010101010101
     cdef uint64_t tops = 0x8080808080808080

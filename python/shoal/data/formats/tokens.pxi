@@ -11,8 +11,8 @@ cdef inline uint64_t field_seed(uint64_t field) noexcept nogil:
     return scramble(field + <uint64_t>0x9E3779B97F4A7C15)
 
 
-cdef inline uint64_t token_key(uint64_t seed, const uint8_t* p, size_t n, const uint8_t* end) noexcept nogil:
-    """The key of (field, token), with seed = field_seed(field); the bytes up to `end` may be read.
+cdef inline uint64_t unscrambled_key(uint64_t seed, const uint8_t* p, size_t n, const uint8_t* end) noexcept nogil:
+    """What becomes the key of (field, token) by a last `scramble`.
 
     One scramble per eight bytes, the last eight overlapping the previous ones if n is not a multiple of eight. The
     rounds are bijections, so tokens of one field and one length up to eight bytes never share a key.
@@ -24,7 +24,7 @@ cdef inline uint64_t token_key(uint64_t seed, const uint8_t* p, size_t n, const 
         while i + 8 < n:
             h = scramble(h ^ load8(p + i))
             i += 8
-        return scramble(h ^ load8(p + n - 8))
+        return h ^ load8(p + n - 8)
     if end - p >= 8:
         if n > 0:
             word = load8(p) & (UINT64_MAX >> (64 - 8 * n))
@@ -32,7 +32,12 @@ cdef inline uint64_t token_key(uint64_t seed, const uint8_t* p, size_t n, const 
         while i < n:
             word |= <uint64_t>p[i] << (8 * i)
             i += 1
-    return scramble(h ^ word)
+    return h ^ word
+
+
+cdef inline uint64_t token_key(uint64_t seed, const uint8_t* p, size_t n, const uint8_t* end) noexcept nogil:
+    """The key of (field, token), with seed = field_seed(field); the bytes up to `end` may be read."""
+    return scramble(unscrambled_key(seed, p, n, end))
 
 
 def hash_texts(const unsigned char[::1] data, const int64_t[::1] offsets, uint64_t field, uint64_t[::1] keys):
