@@ -104,15 +104,13 @@ py::object send_rows(RowCache& cache, const Hashes& hashes, std::size_t slots) {
   return sums_of(sums, cache.width(), slots);
 }
 
-Array<float> weights_of(RowCache& cache, const Array<float>& whole) {
+void copy_weights_of(RowCache& cache, const Array<float>& whole, const Array<std::uint32_t>& positions,
+                     Array<float>& rows) {
   const auto from = in(whole);
-  SHOAL_CHECK(from.size() % cache.width() == 0,
-              "whole rows have " + std::to_string(cache.width()) + " numbers");
-  Array<float> weights = fresh<float>(from.size() / cache.width(), cache.dim());
-  const auto to = out(weights);
+  const auto at = in(positions);
+  const auto to = out(rows);
   const py::gil_scoped_release nogil;
-  cache.weights_of(from, to);
-  return weights;
+  cache.copy_weights_of(from, at, to);
 }
 
 std::unique_ptr<RowCache> make_cache(std::size_t rows, std::size_t dim, bool is_counted,
@@ -165,7 +163,7 @@ void add_cache(py::module_& module) {
       .def(py::init(&make_cache), py::arg("rows"), py::arg("dim"), py::arg("counted") = false,
            py::arg("optimizer") = std::nullopt, py::arg("params") = std::map<std::string, double>())
       .def_property_readonly("width", &RowCache::width)
-      .def("weights_of", &weights_of, array("whole"))
+      .def("copy_weights_of", &copy_weights_of, array("whole"), array("positions"), array("rows"))
       .def_property_readonly("sums", &RowCache::sums)
       .def("read", &read, array("hashes"), py::arg("clocks"), py::arg("reader"), py::arg("may_join"),
            array("rows"), py::arg("slots"))

@@ -38,7 +38,9 @@ class LocalSteps {
 
   std::size_t floats() const noexcept { return rows_.floats(); }
 
-  // Writes the weights of whole rows: dim numbers for each.
+  bool derives_weights() const noexcept { return optimizer_.derives_weights(); }
+
+  // Writes the weights of whole rows: dim numbers for each. Where they are not derived, they are a row's first numbers.
   void weights(std::span<std::byte* const> rows, float* weights);
   // Makes a step in each row. A row whose gradient is all zero, or whose gradient or new numbers are not all finite, keeps every bit.
   // Returns how many were not finite.

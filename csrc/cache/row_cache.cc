@@ -211,22 +211,22 @@ void RowCache::take(Entry& entry, Sums& sums) {
   take(entry, sums.grads.data() + sums.grads.size() - width_);
 }
 
-void RowCache::copy_rows(std::span<std::byte* const> hits, const std::uint32_t* positions,
-                         std::span<float> rows) {
-  stats_.hits += hits.size();
-  if (hits.empty()) {
+// Writes the weights of some rows of a block to their positions of a batch.
+void RowCache::copy_weights(std::span<std::byte* const> some, const std::uint32_t* positions, float* rows) {
+  if (some.empty()) {
     return;
   }
-  float* const to = rows.data() + positions[0] * dim_;
-  if (steps_ && positions[hits.size() - 1] - positions[0] == hits.size() - 1) {
-    return steps_->weights(hits, to);
+  const bool derives = steps_ && steps_->derives_weights();
+  if (derives && positions[some.size() - 1] - positions[0] == some.size() - 1) {
+    return steps_->weights(some, rows + positions[0] * dim_);
   }
-  if (steps_) {
-    steps_->weights(hits, values_.data());
+  if (derives) {
+    steps_->weights(some, values_.data());
   }
-  for (std::size_t i = 0; i < hits.size(); ++i) {
-    const float* const from = steps_ ? values_.data() + i * dim_ : reinterpret_cast<const float*>(hits[i]);
-    copy_floats(rows.data() + positions[i] * dim_, from, dim_);
+  for (std::size_t i = 0; i < some.size(); ++i) {
+    // Weights that are not derived are a row's first numbers.
+    const float* const from = derives ? values_.data() + i * dim_ : reinterpret_cast<const float*>(some[i]);
+    copy_floats(rows + positions[i] * dim_, from, dim_);
   }
 }
 
@@ -299,7 +299,8 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
     batch.fetched.push_back(places[i]);
     return false;
   };
-  walk(hashes, false, places, sizeof(Entry) + width_ * sizeof(float),
+  const std::size_t numbers = steps_ && steps_->derives_weights() ? width_ : dim_;
+  walk(hashes, false, places, sizeof(Entry) + numbers * sizeof(float),
        [&](std::size_t begin, std::size_t end) {
          const Entries entries = this->entries();
          const std::uint64_t* const hash = hashes.data();
@@ -317,7 +318,8 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
            hits[hit] = reinterpret_cast<std::byte*>(copy(*here));
            positions[hit++] = static_cast<std::uint32_t>(i);
          }
-         copy_rows({hits.data(), hit}, positions.data(), rows);
+         copy_weights({hits.data(), hit}, positions.data(), rows.data());
+         stats_.hits += hit;
        });
   sort(rest.sums, width_);
   stats_.fetched += rest.fetched.size();
@@ -369,18 +371,21 @@ void RowCache::become_copy(Entry& entry, const float* row) noexcept {
   entry.flags |= kCopy;
 }
 
-void RowCache::weights_of(std::span<const float> whole, std::span<float> weights) {
-  SHOAL_CHECK(steps_ && whole.size() % width_ == 0 && weights.size() == whole.size() / width_ * dim_,
-              "whole rows have other sizes");
-  const std::size_t count = whole.size() / width_;
-  std::array<std::byte*, kBlock> rows;
+void RowCache::copy_weights_of(std::span<const float> whole, std::span<const std::uint32_t> positions,
+                               std::span<float> rows) {
+  const std::size_t count = positions.size();
+  SHOAL_CHECK(steps_ && whole.size() == count * width_, "whole rows have other sizes");
+  for (const std::uint32_t position : positions) {
+    SHOAL_CHECK((position + std::size_t{1}) * dim_ <= rows.size(), "a position is beyond the rows");
+  }
+  std::array<std::byte*, kBlock> some;
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
-    const std::size_t some = std::min(kBlock, count - begin);
-    for (std::size_t i = 0; i < some; ++i) {
+    const std::size_t end = std::min(begin + kBlock, count);
+    for (std::size_t i = begin; i < end; ++i) {
       // Only read.
-      rows[i] = reinterpret_cast<std::byte*>(const_cast<float*>(whole.data() + (begin + i) * width_));
+      some[i - begin] = reinterpret_cast<std::byte*>(const_cast<float*>(whole.data() + i * width_));
     }
-    steps_->weights({rows.data(), some}, weights.data() + begin * dim_);
+    copy_weights({some.data(), end - begin}, positions.data() + begin, rows.data());
   }
 }
 
@@ -423,9 +428,8 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
   SHOAL_CHECK(counts.empty() || counts.size() == hashes.size(), "a push has one count for each hash");
   Begun& begun = list_of(clock);
   const auto list = static_cast<std::uint16_t>(first_list_ + begun_.size() - 1);
-  const std::size_t begun_before = begun.entries.size();
-  begun.entries.resize(begun_before + hashes.size());
-  std::uint32_t* next = begun.entries.data() + begun_before;
+  started_.resize(std::max(started_.size(), hashes.size()));
+  std::uint32_t* next = started_.data();
   std::uint32_t* const remembered = recall(hashes);
   std::uint32_t* const places = remembered == nullptr ? room_for(hashes.size()) : remembered;
   std::array<std::byte*, kBlock> stepped;
@@ -473,9 +477,8 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
       step({stepped.data(), count}, positions.data(), hashes, grads.data());
     }
   });
-  const auto added = static_cast<std::size_t>(next - begun.entries.data());
-  sums_ += added - begun_before;
-  begun.entries.resize(added);
+  begun.entries.insert(begun.entries.end(), started_.data(), next);
+  sums_ += static_cast<std::size_t>(next - started_.data());
 }
 
 void RowCache::send_older(std::uint32_t clock, Sums& sums) {

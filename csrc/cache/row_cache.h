@@ -118,8 +118,9 @@ class RowCache {
            std::span<const std::uint32_t> counts, std::uint32_t clock, Sums& passed);
   // Appends the sums that began at `clock` or before; kAnyClock: all.
   void send_older(std::uint32_t clock, Sums& sums);
-  // The weights of whole rows; with local steps.
-  void weights_of(std::span<const float> whole, std::span<float> weights);
+  // Writes the weights of whole rows to rows at these positions; with local steps. std::invalid_argument: a position is beyond them.
+  void copy_weights_of(std::span<const float> whole, std::span<const std::uint32_t> positions,
+                       std::span<float> rows);
   // Appends the sums of these hashes, ascending; removes their copies and readers.
   void send_rows(std::span<const std::uint64_t> hashes, Sums& sums);
   // Removes all copies and readers.
@@ -203,7 +204,7 @@ class RowCache {
   static void remove_reader(Entry& entry) noexcept;
   void take(Entry& entry, Sums& sums);
   void take(Entry& entry, float* grads) noexcept;
-  void copy_rows(std::span<std::byte* const> hits, const std::uint32_t* positions, std::span<float> rows);
+  void copy_weights(std::span<std::byte* const> some, const std::uint32_t* positions, float* rows);
   void become_copy(Entry& entry, const float* row) noexcept;
   void pass(std::uint64_t hash, const float* grad, std::uint32_t times, Sums& passed);
   // Makes local steps in the copies of these positions of a batch.
@@ -238,8 +239,9 @@ class RowCache {
   std::vector<std::uint32_t> spare_;  // memory of a list that has left
   std::size_t sums_ = 0;
   Stats stats_;
-  std::vector<std::uint32_t> places_;  // of a batch that is not remembered
-  std::vector<float> values_;          // of a block
+  std::vector<std::uint32_t> places_;   // of a batch that is not remembered
+  std::vector<std::uint32_t> started_;  // entries whose sums began in this push
+  std::vector<float> values_;           // of a block
 };
 
 }  // namespace shoal

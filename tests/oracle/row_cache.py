@@ -189,8 +189,8 @@ class RowCache:
             if not entry.changed:
                 entry.row = entry.base = None
 
-    def weights_of(self, whole):
-        return whole.reshape(-1, self.dim).copy()
+    def copy_weights_of(self, whole, positions, rows):
+        rows[positions] = whole.reshape(-1, self.dim)
 
     def stats(self):
         return {"held": self.sums}

@@ -92,7 +92,7 @@ class CachedPull:
         )
         self.call: Call | None = None  # what is fetched
         self.error: ShoalError | None = None
-        # Positions, None if all are fetched; hashes, their begins of slots, and the array for the answer.
+        # Positions, None if the answer is that of all rows; hashes, their begins of slots, and the array for the answer.
         self._fetched: tuple[_Positions, npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows] | None = None
         self._joined: tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]] | None = None
         self._readers: list[int] = []
@@ -225,7 +225,7 @@ class CachedRows:
             is_all = len(fetched) == len(hashes)
             whole = self._local_steps
             out = rows if is_all and not whole else np.empty((len(fetched), self._width), np.float32)
-            self._fetch(pull, None if is_all else fetched, some, begins, out, (), whole=whole)
+            self._fetch(pull, None if out is rows else fetched, some, begins, out, (), whole=whole)
         return pull
 
     def _needed(self, clock: int) -> int:
@@ -287,11 +287,11 @@ class CachedRows:
         self._cache.fill(hashes, pull.reader, included, is_kept, out if is_kept else _NOTHING)
         if call.error is not None:
             return
-        weights = self._cache.weights_of(out) if call.whole else out
-        if positions is not None:
-            _core.scatter_rows(positions, weights, pull.rows, self._dim)
-        elif weights is not pull.rows:
-            pull.rows[...] = weights
+        if call.whole:
+            assert positions is not None
+            self._cache.copy_weights_of(out, positions, pull.rows)
+        elif positions is not None:
+            _core.scatter_rows(positions, out, pull.rows, self._dim)
 
     def _came_in_order(self, pull: CachedPull) -> bool:
         """Whether an answer includes all pushes that were sent before its request."""
