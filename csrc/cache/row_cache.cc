@@ -172,12 +172,12 @@ std::uint32_t* RowCache::recall(std::span<const std::uint64_t> hashes) noexcept 
 }
 
 void RowCache::remove_copy(Entry& entry) noexcept {
-  entry.flags &= static_cast<std::uint8_t>(~kCopy);
+  entry.state &= ~kCopy;
   entry.clocks = 0;
 }
 
 void RowCache::remove_reader(Entry& entry) noexcept {
-  if ((entry.flags & kCopy) == 0) {
+  if ((entry.state & kCopy) == 0) {
     entry.clocks = 0;
   }
 }
@@ -196,7 +196,7 @@ void RowCache::take(Entry& entry, float* grads) noexcept {
   } else {
     copy_floats(grads, sum(entry), width_);
   }
-  entry.flags &= static_cast<std::uint8_t>(~kSum);
+  entry.state &= ~kSum;
   --sums_;
   ++stats_.sent;
 }
@@ -240,12 +240,12 @@ std::uint32_t RowCache::place(std::uint64_t hash, Sums& sums) {
   } else if (++here.refused >= kPatience) {
     here.refused = 0;
     Entry& old = entry(here.numbers[here.hand]);
-    if (old.uses > 0) {
-      --old.uses;
+    if (old.state >= kOneUse) {
+      old.state -= kOneUse;
     } else if (reader_of(old) == 0) {
       way = here.hand;
       ++stats_.evicted;
-      if ((old.flags & kSum) != 0) {
+      if ((old.state & kSum) != 0) {
         take(old, sums);
       }
     }
@@ -256,7 +256,7 @@ std::uint32_t RowCache::place(std::uint64_t hash, Sums& sums) {
     return kNone;
   }
   here.set(way, hash);
-  entry(here.numbers[way]) = {.hash = hash, .clocks = 0, .list = 0, .flags = kUsed, .uses = 0};
+  entry(here.numbers[way]) = {.hash = hash, .clocks = 0, .state = kUsed};
   return here.numbers[way];
 }
 
@@ -279,12 +279,12 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
     }
     if (places[i] != kNone) {
       Entry& here = entry(places[i]);
-      if ((here.flags & kCopy) != 0 && here.clocks >= clocks) {
+      if ((here.state & kCopy) != 0 && here.clocks >= clocks) {
         return true;
       }
-      use(here);
+      here.state = used(here.state);
       if (const std::uint32_t other = reader_of(here); other == 0) {
-        if ((here.flags & kSum) != 0) {
+        if ((here.state & kSum) != 0) {
           take(here, rest.sums);
         }
         remove_copy(here);
@@ -308,13 +308,13 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
          std::size_t hit = 0;
          for (std::size_t i = begin; i < end; ++i) {
            Entry* here = &entries[places[i]];
-           if (here->hash != hash[i] || (here->flags & kCopy) == 0 || here->clocks < oldest) [[unlikely]] {
+           if (here->hash != hash[i] || (here->state & kCopy) == 0 || here->clocks < oldest) [[unlikely]] {
              if (!miss(i)) {
                continue;
              }
              here = &entries[places[i]];
            }
-           use(*here);
+           here->state = used(here->state);
            hits[hit] = reinterpret_cast<std::byte*>(copy(*here));
            positions[hit++] = static_cast<std::uint32_t>(i);
          }
@@ -356,7 +356,7 @@ void RowCache::become_copy(Entry& entry, const float* row) noexcept {
   float* const copy = this->copy(entry);
   if (steps_) {
     float* const base = this->base(entry);
-    if ((entry.flags & kSum) != 0) {  // what has changed since the pull began is not in its answer
+    if ((entry.state & kSum) != 0) {  // what has changed since the pull began is not in its answer
       for (std::size_t k = 0; k < width_; ++k) {
         copy[k] = row[k] + (copy[k] - base[k]);
       }
@@ -364,11 +364,11 @@ void RowCache::become_copy(Entry& entry, const float* row) noexcept {
       copy_floats(copy, row, width_);
     }
     copy_floats(base, row, width_);
-    entry.flags |= kRow;
+    entry.state |= kRow;
   } else {
     copy_floats(copy, row, width_);
   }
-  entry.flags |= kCopy;
+  entry.state |= kCopy;
 }
 
 void RowCache::copy_weights_of(std::span<const float> whole, std::span<const std::uint32_t> positions,
@@ -438,14 +438,14 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
   walk(hashes, remembered != nullptr, places, bytes, [&](std::size_t begin, std::size_t end) {
     const Entries entries = this->entries();
     const std::uint64_t* const hash = hashes.data();
-    const std::uint8_t needed = steps_ ? kRow : kUsed;
+    const std::uint32_t needed = steps_ ? kRow : kUsed;
     std::uint32_t* started = next;
     std::size_t count = 0;
     for (std::size_t i = begin; i < end; ++i) {
       std::uint32_t number = places[i];
-      if (entries[number].hash != hash[i] || (entries[number].flags & needed) == 0) [[unlikely]] {
+      if (entries[number].hash != hash[i] || (entries[number].state & needed) == 0) [[unlikely]] {
         number = find(hash[i]);
-        if (number == kNone || (entry(number).flags & needed) == 0) {
+        if (number == kNone || (entry(number).state & needed) == 0) {
           if (number != kNone) {
             remove_copy(entry(number));  // a row that is being fetched will lack this gradient
           }
@@ -454,12 +454,11 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
         }
       }
       Entry& here = entries[number];
-      use(here);
       stepped[count] = reinterpret_cast<std::byte*>(copy(here));
       positions[count++] = static_cast<std::uint32_t>(i);
-      const bool begins = (here.flags & kSum) == 0;
-      here.flags |= kSum;
-      here.list = begins ? list : here.list;
+      const std::uint32_t state = used(here.state) | kSum;
+      const bool begins = (here.state & kSum) == 0;
+      here.state = begins ? (state & ~kListBits) | list : state;
       *started = number;
       started += begins ? 1 : 0;
       if (is_counted_) {
@@ -497,7 +496,7 @@ void RowCache::send_older(std::uint32_t clock, Sums& sums) {
         prefetch_entry<false>(list[i + kAhead], entry_bytes_);
       }
       Entry& here = entry(list[i]);
-      if ((here.flags & kSum) == 0 || here.list != static_cast<std::uint16_t>(first_list_)) {
+      if ((here.state & kSum) == 0 || (here.state & kListBits) != (first_list_ & kListBits)) {
         continue;
       }
       sums.hashes[at] = here.hash;
@@ -529,7 +528,7 @@ void RowCache::send_rows(std::span<const std::uint64_t> hashes, Sums& sums) {
     const std::uint32_t number = find(hash);
     if (number != kNone) {
       Entry& here = entry(number);
-      if ((here.flags & kSum) != 0) {
+      if ((here.state & kSum) != 0) {
         take(here, sums);
       }
       remove_copy(here);
@@ -541,8 +540,8 @@ void RowCache::forget() noexcept {
   for (std::uint32_t number = 1; number <= used_; ++number) {
     Entry& here = entry(number);
     remove_copy(here);
-    if ((here.flags & kSum) == 0) {
-      here.flags &= static_cast<std::uint8_t>(~kRow);
+    if ((here.state & kSum) == 0) {
+      here.state &= ~kRow;
     }
   }
 }
@@ -569,19 +568,19 @@ bool RowCache::verify() const {
   }
   for (std::uint32_t number = 1; number <= used_; ++number) {
     const Entry& here = entry(number);
-    if ((here.flags & kUsed) == 0) {
+    if ((here.state & kUsed) == 0) {
       return false;
     }
-    if ((here.flags & kSum) != 0) {
+    if ((here.state & kSum) != 0) {
       ++found;
-      const auto list = static_cast<std::uint16_t>(here.list - first_list_);
+      const auto list = static_cast<std::uint16_t>(here.state - first_list_);
       if (list >= begun_.size() ||
           std::ranges::find(begun_[list].entries, number) == begun_[list].entries.end()) {
         return false;
       }
     }
   }
-  return ways == used_ && found == sums_ && entry(kNone).flags == 0 &&
+  return ways == used_ && found == sums_ && entry(kNone).state == 0 &&
          std::ranges::is_sorted(begun_, std::ranges::less_equal{}, &Begun::clock);
 }
 

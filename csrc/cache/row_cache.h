@@ -129,23 +129,24 @@ class RowCache {
   bool verify() const;
 
  private:
-  static constexpr std::uint8_t kCopy = 1;
-  static constexpr std::uint8_t kRow = 2;   // with local steps: the copy may be stepped, if not read
-  static constexpr std::uint8_t kUsed = 4;  // always set; entry 0 has no flags
-  static constexpr std::uint8_t kSum = 8;
-  static constexpr std::uint8_t kMaxUses = 15;
+  // Of an entry's state.
+  static constexpr std::uint32_t kListBits = 0xffffU;  // the low bits of the number of its sum's list
+  static constexpr std::uint32_t kCopy = 1U << 16U;
+  static constexpr std::uint32_t kRow = 2U << 16U;   // with local steps: the copy may be stepped, if not read
+  static constexpr std::uint32_t kUsed = 4U << 16U;  // always set; entry 0 has no state
+  static constexpr std::uint32_t kSum = 8U << 16U;
+  static constexpr std::uint32_t kOneUse = 1U << 24U;  // the high byte counts them
+  static constexpr std::uint32_t kMaxUses = 15 * kOneUse;
   static constexpr std::uint8_t kPatience = 8;
   static constexpr std::uint32_t kNone = TagBucket::kNone;
   static constexpr std::size_t kBatches = 4;
-  static constexpr std::size_t kMaxLists = 0xffff;
+  static constexpr std::size_t kMaxLists = kListBits;
 
   // Followed by the copy and the sum (with local steps the base), width() numbers each, and the count.
   struct Entry {
     std::uint64_t hash;
     std::uint32_t clocks;  // that the copy includes; without a copy, the reader
-    std::uint16_t list;    // of the sum: the low bits of its number
-    std::uint8_t flags;
-    std::uint8_t uses;
+    std::uint32_t state;
   };
   static_assert(sizeof(Entry) == 16);
 
@@ -194,11 +195,10 @@ class RowCache {
   template <bool kOneLine>
   void prefetch_entry(std::uint32_t place, std::size_t bytes) const noexcept;
   std::uint32_t place(std::uint64_t hash, Sums& sums);
-  static void use(Entry& entry) noexcept {
-    entry.uses = static_cast<std::uint8_t>(entry.uses + (entry.uses < kMaxUses ? 1 : 0));
-  }
+  // The state after one more use.
+  static std::uint32_t used(std::uint32_t state) noexcept { return state + (state < kMaxUses ? kOneUse : 0); }
   static std::uint32_t reader_of(const Entry& entry) noexcept {
-    return (entry.flags & kCopy) != 0 ? 0 : entry.clocks;
+    return (entry.state & kCopy) != 0 ? 0 : entry.clocks;
   }
   static void remove_copy(Entry& entry) noexcept;
   static void remove_reader(Entry& entry) noexcept;
