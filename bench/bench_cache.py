@@ -2,13 +2,14 @@
 
     python bench/bench_cache.py                                 three rounds: about ten minutes
     python bench/bench_cache.py --rows 26000                    a smaller vocabulary
-    python bench/bench_cache.py --dim 16 --rounds 1             rows of 16 weights
+    python bench/bench_cache.py --dim 16 --optimizer Adagrad    rows of 16 weights
 
 Workers make the steps of the optimizer in the rows that they keep; "sums" are settings where they send sums of
 gradients instead. An example has one id of each of 26 fields, drawn by Zipf's law with exponent 1.05
 (bench/ctr/draw.py); its label is drawn from a planted logistic model. Each worker learns batches of 4096 examples with
-FTRL, one clock each, then both evaluate examples that nobody has learned. The workers and servers are processes of this
-machine with one thread each, and the batches are drawn before the time begins. The settings take turns.
+FTRL or another optimizer, one clock each, then both evaluate examples that nobody has learned. The workers and servers
+are processes of this machine with one thread each, and the batches are drawn before the time begins. The settings take
+turns.
 
 CPU is that of the worker's process in its loop, less that of the same loop without a table, for each unique key of its
 batches; servers' CPU is that of their processes. All figures are medians (ranges) of the rounds. Each round checks that
@@ -56,7 +57,8 @@ import json, sys, time
 import numpy as np
 import shoal
 from ctr.draw import BATCH, FIELDS, Draw
-address, workers, rows, dim, batches, alpha, room, counts, staleness, held, steps, numbers = json.loads(sys.argv[1])
+address, workers, rows, dim, batches, alpha, optimizer, room, counts, *setting = json.loads(sys.argv[1])
+staleness, held, steps, numbers = setting
 how = {} if held is None else {"cache": shoal.Cache(rows=room, staleness=held, local_steps=steps)}
 if not counts:
     how["filters"] = shoal.Filters(gradients=numbers, weights=numbers)
@@ -87,7 +89,8 @@ with shoal.connect(
     if counts:
         table = store.table("counts", dim=dim, optimizer=shoal.SGD(lr=1.0))
     else:
-        table = store.table("clicks", dim=dim, optimizer=shoal.FTRL(alpha=alpha, beta=1.0, l1=0.1))
+        rule = shoal.FTRL(alpha=alpha, beta=1.0, l1=0.1) if optimizer == "FTRL" else getattr(shoal, optimizer)(lr=alpha)
+        table = store.table("clicks", dim=dim, optimizer=rule)
     mine = [draw.batch(store.rank + workers * number) for number in range(batches)]
     made = [(one.ids.ravel().astype(np.uint64), one.labels) for one in mine]
     unique = sum(len(np.unique(ids)) for ids, _ in made)
@@ -127,6 +130,7 @@ def run(arguments: argparse.Namespace, setting: Setting, *, counts: bool) -> lis
     with running(arguments.servers, workers=arguments.workers) as cluster:
         batches = min(arguments.batches, 20) if counts else arguments.batches
         what = [cluster.address, arguments.workers, arguments.rows, arguments.dim, batches, arguments.alpha]
+        what.append(arguments.optimizer)
         command = [sys.executable, "-c", WORKER, json.dumps([*what, arguments.cache_rows, counts, *setting])]
         children = [
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
@@ -151,7 +155,8 @@ def main() -> None:
     )
     parser.add_argument("--dim", type=int, default=1, metavar="N")
     parser.add_argument("--batches", type=int, default=120, metavar="N", help="of each worker (default: %(default)s)")
-    parser.add_argument("--alpha", type=float, default=0.14, metavar="A", help="of FTRL (default: %(default)s)")
+    parser.add_argument("--optimizer", default="FTRL", choices=["FTRL", "Adagrad", "RowWiseAdagrad", "SGD"])
+    parser.add_argument("--alpha", type=float, default=0.14, metavar="A", help="its rate (default: %(default)s)")
     parser.add_argument("--cache-rows", type=int, default=400_000, metavar="N", help="of each worker's cache")
     parser.add_argument("--servers", type=int, default=2, metavar="N")
     parser.add_argument("--workers", type=int, default=2, metavar="N")

@@ -92,7 +92,7 @@ class CachedPull:
         )
         self.call: Call | None = None  # what is fetched
         self.error: ShoalError | None = None
-        # Positions, None if the answer is that of all rows; hashes, their begins of slots, and the array for the answer.
+        # Positions, None if the answer is all rows; hashes, their begins of slots, and the array for the answer.
         self._fetched: tuple[_Positions, npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows] | None = None
         self._joined: tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]] | None = None
         self._readers: list[int] = []
