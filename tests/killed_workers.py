@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,13 +16,26 @@ from shoal.cli import cluster_status
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.worker.cluster_store import ClusterStore
 
-__all__ = ["SERVERS", "Calls", "KilledError", "run", "worker_of"]
+__all__ = ["SERVERS", "Boundaries", "Calls", "KilledError", "run", "worker_of"]
 
 SERVERS = 2
 
 
 class KilledError(BaseException):
     """The thread that plays a worker has been killed: nothing of it is sent any more."""
+
+
+class Boundaries:
+    """Interrupts of one thread, as `at_boundaries` reports those of the process: the attribute ``interrupt``."""
+
+    def __init__(self, leaving: threading.local) -> None:
+        self._leaving = leaving
+
+    def __enter__(self) -> Callable[[], Any]:
+        return lambda: getattr(self._leaving, "interrupt", None)
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 class Calls:

@@ -8,7 +8,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +22,11 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
-from killed_workers import SERVERS, Calls, KilledError, workers_of
-from shoal.models import takeover
+from killed_workers import SERVERS, Boundaries, Calls, KilledError, workers_of
+from shoal.base.interrupts import Terminated
+from shoal.cluster.worker.cluster_store import ClusterStore
+from shoal.models import takeover, training
+from shoal.models.pass_coordinator import PassCoordinator
 from tiers import long_but
 
 EXAMPLES, BATCH, EPOCHS = 240, 8, 2
@@ -100,25 +105,27 @@ def work(
     Returns
     -------
     (result, calls)
-        Of one that has died and not come back None, and the calls of its first job.
+        Of one that has died and not come back, or has left, None, and the calls of its first job.
     """
     sizes: list[int] = []
     counted = None
     while True:
-        with contextlib.suppress(shoal.WorkersChangedError):
-            store = shoal.connect(made.address, workers=span, threads=1, timeout=TIMEOUT, consistency=mode)
-            calls = Calls(store, last if counted is None else None)
-            counted = counted or calls
-            sizes.append(store.num_workers)
-            try:
-                with store:
-                    return program(store, sizes), counted.count
-            except KilledError:
-                rank = store.rank
-                store._scheduler.close()
-                declare_dead(made.scheduler, "worker", rank)
-                if not returns:
-                    return None, counted.count
+        store = shoal.connect(made.address, workers=span, threads=1, timeout=TIMEOUT, consistency=mode)
+        calls = Calls(store, last if counted is None else None)
+        counted = counted or calls
+        sizes.append(store.num_workers)
+        try:
+            with store:
+                return program(store, sizes), counted.count
+        except shoal.WorkersChangedError as change:
+            if change.leaves:
+                return None, counted.count
+        except KilledError:
+            rank = store.rank
+            store._scheduler.close()
+            declare_dead(made.scheduler, "worker", rank)
+            if not returns:
+                return None, counted.count
 
 
 def run(
@@ -188,6 +195,41 @@ def test_the_others_wait_for_a_dead_worker_without_which_there_are_too_few(log: 
     deaths = {draw.randrange(2): draw.randrange(1, min(calls for _, calls in whole))}
     killed = run(2, deaths, programs("batches", log, tmp_path / "killed"), shoal.BSP(), (2, 4), returns=True)
     check([found for found, _ in killed], whole[0][0], 2, deaths)
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_worker_that_is_told_to_leave_while_it_waits_for_a_dead_one_does_not_return(
+    number: int, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and between passes: the last of three workers completes the fit, and waits for neither of the others."""
+    leaving = threading.local()
+    waits: Counter[shoal.Store] = Counter()
+    wait = PassCoordinator.wait_for_all
+    returned: list[bool] = []
+    hand_over = ClusterStore.hand_over
+
+    def waiting(self: PassCoordinator) -> None:
+        waits[self._store] += 1
+        if waits[self._store] == number and self._store.num_workers == 3 and self.rank == 1:
+            Calls(self._store, last=0)  # the next call and all others are not made
+        if waits[self._store] == number and self._store.num_workers == 3 and self.rank == 0:
+            leaving.interrupt = Terminated()
+        wait(self)
+
+    def handing_over(self: ClusterStore, *, returns: bool, begun: bool = True) -> None:
+        if self.num_workers == 3:
+            returned.append(returns)
+        hand_over(self, returns=returns, begun=begun)
+
+    monkeypatch.setattr(training, "at_boundaries", lambda: Boundaries(leaving))
+    monkeypatch.setattr(PassCoordinator, "wait_for_all", waiting)
+    monkeypatch.setattr(ClusterStore, "hand_over", handing_over)
+    found = run(3, {}, programs("batches", log, tmp_path / "model"), shoal.BSP(), (1, 3))
+    assert sorted(returned) == [False, True]
+    (alone,) = (one for one, _ in found if one is not None)
+    assert alone.sizes[-2:] == [3, 1]
+    assert alone.counts == [EPOCHS] * EXAMPLES
+    assert alone.examples == EPOCHS * EXAMPLES
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 import shoal
 from cluster_fakes import TIMEOUT
 from cluster_standin import Cluster, cluster
-from shoal.base.interrupts import Terminated
+from killed_workers import Boundaries
+from shoal.base.interrupts import Terminated, at_boundaries
 from shoal.cli.answers import Answer
 from shoal.cli.train import repeated
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -255,19 +256,6 @@ def test_a_worker_that_is_told_to_leave_hands_over_its_share(
     assert stayed[0].sizes[-1] == 2
 
 
-class Boundaries:
-    """Interrupts of one thread, as `at_boundaries` reports those of the process."""
-
-    def __init__(self, leaving: threading.local) -> None:
-        self._leaving = leaving
-
-    def __enter__(self) -> Callable[[], Any]:
-        return lambda: getattr(self._leaving, "interrupt", None)
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
 def test_a_fit_that_cannot_hand_over_its_state_is_refused(log: Path) -> None:
     with (
         cluster(1, 1) as made,
@@ -453,6 +441,25 @@ def test_a_command_says_what_to_do_when_the_others_do_not_come(
     calls.append(shoal.DeadlineExceededError("0 of 2 joined"))
     with pytest.raises(shoal.DeadlineExceededError, match=r"^0 of 2 joined$"):
         command(argparse.Namespace(workers=None, cluster="", overwrite=False))
+
+
+def test_a_signal_that_comes_while_the_workers_change_counts_for_the_fit_that_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def run(_: argparse.Namespace) -> Answer:
+        with at_boundaries() as interrupted:
+            seen.append(interrupted())
+            if len(seen) == 1:
+                signal.raise_signal(signal.SIGINT)
+                raise shoal.WorkersChangedError("a worker has died", leaves=False)
+            return Answer("", {})
+
+    monkeypatch.setenv("SHOAL_WORKERS", "2:3")
+    repeated(run)(argparse.Namespace(workers=None, cluster="", overwrite=False))
+    assert seen[0] is None
+    assert type(seen[1]) is KeyboardInterrupt
 
 
 @pytest.mark.parametrize("leaves", [True, False])

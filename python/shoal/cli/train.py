@@ -318,26 +318,27 @@ def repeated(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.
         from shoal.cluster.protocol.environment import find_worker_range
         from shoal.errors import DeadlineExceededError, WorkersChangedError
 
+        workers = arguments.workers or find_worker_range(os.environ)
+        if arguments.cluster is None or not isinstance(workers, tuple):
+            return run(arguments)
         has_changed = False
-        while True:
-            try:
-                workers = arguments.workers or find_worker_range(os.environ)
-                if arguments.cluster is None or not isinstance(workers, tuple):
+        # From the connection on, until the fit can hand over its state, also in the job that continues it.
+        with at_boundaries():
+            while True:
+                try:
                     return run(arguments)
-                with at_boundaries():  # from the connection on, until the fit can hand over its state
-                    return run(arguments)
-            except WorkersChangedError as change:
-                if change.leaves:
-                    return Answer(str(change), {"model": None, "left": True})
-                warn(f"{change.what}: this one connects again and continues the fit")
-                has_changed = arguments.overwrite = True  # what is there was written by this fit
-            except DeadlineExceededError as late:
-                if not has_changed:
-                    raise
-                raise DeadlineExceededError(
-                    f"{late}: start more of them while this one waits; or start all again, with --resume if the fit "
-                    "wrote checkpoints (--checkpoint-every)"
-                ) from late
+                except WorkersChangedError as change:
+                    if change.leaves:
+                        return Answer(str(change), {"model": None, "left": True})
+                    warn(f"{change.what}: this one connects again and continues the fit")
+                    has_changed = arguments.overwrite = True  # what is there was written by this fit
+                except DeadlineExceededError as late:
+                    if not has_changed:
+                        raise
+                    raise DeadlineExceededError(
+                        f"{late}: start more of them while this one waits; or start all again, with --resume if the "
+                        "fit wrote checkpoints (--checkpoint-every)"
+                    ) from late
 
     return repeat
 

@@ -322,7 +322,7 @@ class PassCoordinator:
     # ---- another number of workers -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def handing_over(self) -> Iterator[None]:
+    def handing_over(self, is_told_to_leave: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """End the job, for the next one to continue, if the workers move outside of a pass: their states are there.
 
         Raises
@@ -332,8 +332,10 @@ class PassCoordinator:
         try:
             yield
         except WorkersMoveError:
-            self._store.hand_over(returns=True, begun=self._store in _learning)
-            raise WorkersChangedError("a worker has died", leaves=False) from None
+            leaves = is_told_to_leave()
+            self._store.hand_over(returns=not leaves, begun=self._store in _learning)
+            what = "this worker leaves the fit, and the others continue it" if leaves else "a worker has died"
+            raise WorkersChangedError(what, leaves=leaves) from None
 
     def begin_learning(self) -> None:
         """Wait until all workers have published their states of the beginning of a pass, if their number may change.

@@ -87,7 +87,7 @@ def train(
     try:
         for observer in observers:
             observer.fit_began()
-        with coordinator.handing_over():
+        with coordinator.handing_over(run.is_told_to_leave):
             run.passes([BEGINNING] * len(models) if fit_states is None else fit_states)
     except BaseException as error:
         for observer in observers:
@@ -276,17 +276,21 @@ class _TrainingRun:
             complete = True
         except WorkersMoveError:
             states = [_fit_state(trainer, data) for trainer in self._trainers]
-            hand_over(self._models, self._coordinator, states, leaves=self._leaves())
+            hand_over(self._models, self._coordinator, states, leaves=self.is_told_to_leave())
         finally:
             for trainer in trainers:
                 trainer.end(skipped=data.skipped, complete=complete, reader=data.last)
 
+    def is_told_to_leave(self) -> bool:
+        """Whether this worker was asked to end, in a job whose number of workers may change."""
+        return self._interrupted is not None and isinstance(self._interrupted(), Terminated)
+
     def _leaves(self) -> bool:
         """Whether this worker was asked to end, and the others are enough to continue."""
         store = self._stores[0]
-        if self._interrupted is None or store.workers_range is None:
+        if store.workers_range is None:
             return False
-        return isinstance(self._interrupted(), Terminated) and store.num_workers > store.workers_range[0]
+        return self.is_told_to_leave() and store.num_workers > store.workers_range[0]
 
     def _check_change(self) -> None:
         """Raise WorkersMoveError if this worker is to hand over its state.
