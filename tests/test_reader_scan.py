@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.arrays import Arrays
-from fuzz.compare import TWINS, check, slowly
+from fuzz.compare import TWINS, check, compare, csv_twin, slowly
 from shoal.data.rows import CRITEO
 
 SCANNED = 8192  # bytes at a time; a longer line is read byte by byte
@@ -23,6 +23,10 @@ LABELS = [b"0", b"1", b"-1", b"+1", b"1.0", b"0e0"]
 INTEGERS = [b"", b"0", b"7", b"12", b"999", b"1000", b"0042", b"10000", b"12345678", b"123456789", b"1" * 19]
 SIGNED = [b"-1", b"-0", b"+5", b"-12345", b"00000000000000000000000000005"]
 MALFORMED = [b"x", b"5.0", b"1 ", b"-", b"1-", b":", b"/", b"12a", b"a123", b"1\r", b"9" * 20, b"\xb0", b"1\x809"]
+NUMBERS = [b"", b"NA", b"0", b"42", b"9999", b"10000", b"0.5", b"-3.25", b"1e3", b" 7 ", b"3.14159", b"1" * 20, b"007"]
+NO_NUMBERS = [b"x", b"1e39", b"5:", b"-", b"1 2", b"0x1", b"\xb1", b"1\r", b'""', b"."]
+TEXTS = [b"", b"NA", b"a", b"68fd1e64", b"123456789", b'"q"', b'"a,b"', b'"a""b"', b'x"y', b" a ", b"a\r", b"NAN"]
+NO_TEXTS = [b'"', b'"x', b'"x"y', b"x,y"]
 LETTERS = bytes(set(range(256)) - {9, 10})
 
 
@@ -51,6 +55,47 @@ def test_random_lines_come_to_what_the_slow_parser_says(seed, lines, blank):
     endings = [b"\n", b"\n", b"\r\n", b"\n\n", b"\n\r\n\n"]
     text = b"".join(criteo_line(rng, rng.choice(endings)) for _ in range(lines))
     check("criteo", b"\n" * blank + text)
+
+
+def csv_line(rng: random.Random, kinds: str) -> bytes:
+    """A line of CSV with such columns, mostly as usual: seldom a malformed cell, or a cell too many or too few."""
+    cells = []
+    for kind in kinds:
+        malformed = rng.random() < 0.02
+        if kind == "l":
+            cells.append(rng.choice([b"2", b"", b"x"] if malformed else [b"0", b"1", b"-1", b"1.0", b'"1"']))
+        elif kind == "w":
+            cells.append(rng.choice([b"-1", b"", b"x"] if malformed else [b"1", b"0.5", b"20"]))
+        elif kind == "n":
+            cells.append(rng.choice(NO_NUMBERS if malformed else NUMBERS))
+        elif malformed:
+            cells.append(rng.choice(NO_TEXTS))
+        else:
+            cells.append(rng.choice(TEXTS) if rng.random() < 0.8 else cell(rng).replace(b",", b""))
+    if rng.random() < 0.05:
+        cells = cells[:-1] if rng.random() < 0.5 else [*cells, b"x"]
+    return b",".join(cells)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    lines=st.integers(1, 12),
+    kinds=st.sampled_from(["lnc", "l" + "n" * 13 + "c" * 26, "cc-ncwl", "ccccccl"]),
+    missing=st.sampled_from([(b"", b"NA"), (), (b"a", b'x"y'), (b"",)]),
+    positive=st.sampled_from([None, b"1"]),
+)
+def test_random_lines_of_csv_come_to_what_the_slow_parser_says(seed, lines, kinds, missing, positive):
+    rng = random.Random(seed)
+    endings = [b"\n", b"\n", b"\r\n", b"\n\n"]
+    text = b"".join(csv_line(rng, kinds) + rng.choice(endings) for _ in range(lines))
+    compare(csv_twin(kinds, b",", missing, positive), text)
+
+
+def test_a_text_of_csv_that_ends_at_any_byte_comes_to_what_the_slow_parser_says():
+    twin = csv_twin("lnncccw")
+    text = b"1,42,0.5,68fd1e64,,x,2\r\n0,,7,a,123456789,,1\n" * 2
+    for end in range(len(text) + 1):
+        compare(twin, text[:end])
 
 
 @pytest.mark.parametrize("offset", range(64))

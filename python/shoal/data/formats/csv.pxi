@@ -27,6 +27,7 @@ cdef struct CsvColumns:
     const Text* positive  # the label that counts as 1, or null: labels are numbers
     uint8_t* unquoted  # scratch memory for a cell
     const CsvColumns* unlabelled  # the columns of lines without a label, if there is no header; or null
+    ScannedLines* lines  # null if a column is a list
 
 
 cdef inline int read_cell(
@@ -199,6 +200,7 @@ cdef int read_row(
     """The cells of a line, as many as there are columns."""
     cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* readable = end
+    cdef const uint8_t* behind
     cdef size_t column = 0
     cdef Text cell
     cdef int fault
@@ -212,10 +214,11 @@ cdef int read_row(
         fault = read_cell(&p, end, columns, &cell, &readable)
         if fault == QUOTE_CLOSED:
             cursor[0] = p
+        behind = p - 1 if fault == GOOD and p[0] == 10 and p > cursor[0] and (p - 1)[0] == 13 else p
         if fault == GOOD and columns.kinds[column] == LIST:
-            fault = put_list(columns, column, &cell, readable, out, cursor[0], p)
+            fault = put_list(columns, column, &cell, readable, out, cursor[0], behind)
         elif fault == GOOD and columns.kinds[column] != PASSED_OVER:
-            fault = put_cell(columns, column, &cell, readable, out, cursor[0], p)
+            fault = put_cell(columns, column, &cell, readable, out, cursor[0], behind)
         if fault != GOOD:
             return fault
         column += 1
@@ -226,12 +229,104 @@ cdef int read_row(
     return GOOD if p[0] == 10 and column == columns.count else CELLS
 
 
+cdef inline bint read_plain_number(const uint8_t* p, size_t size, const uint8_t* end, float* out) noexcept nogil:
+    """The number in a cell, whose `size` counts its separator; False if it is not as usual. An empty cell holds 0."""
+    cdef uint32_t word
+    cdef const uint8_t* q = p
+    if size <= 5:
+        # The digits at the upper end of the word, zeros before them: as in `read_integers`.
+        word = (load4(p) ^ <uint32_t>0x30303030) * kToTop[size]
+        if ((word + <uint32_t>0x76767676) | word) & <uint32_t>0x80808080 == 0:
+            word = word * 10 + (word >> 8)
+            out[0] = <float><int>(((word & 0x00FF00FF) * <uint32_t>0x00640001) >> 16)
+            return True
+    return read_number(&q, end, out) == GOOD and q == p + (size - 1)
+
+
+cdef bint read_scanned_row(
+    const uint8_t* p, const uint16_t* stops, const uint8_t* end, Target* out, const CsvColumns* columns
+) noexcept nogil:
+    """Read a line of as many cells as there are columns; False, and ``out.nnz`` is as before, if one is not as usual.
+
+    A missing cell stores a feature too, over which the next one is stored: a branch would often be mispredicted.
+    """
+    cdef const uint8_t* text = columns.lines.text
+    cdef size_t before = <size_t>(p - text) - 1  # wraps around at the beginning of the text, and back
+    cdef uint64_t* keys = out.keys + out.nnz
+    cdef float* values = out.values + out.nnz if out.values != NULL else NULL
+    cdef int64_t count = 0
+    cdef float value
+    cdef Text cell
+    cdef size_t column
+    cdef bint keeps_empty = not columns.empty_is_missing
+    cdef bint kept
+    cdef bint number
+    cdef uint8_t kind
+    text += 1
+    for column in range(columns.count):
+        cell.begin = text + before
+        cell.size = <size_t>stops[column] - before - 1
+        before = stops[column]
+        kind = columns.kinds[column]
+        if column == columns.count - 1 and cell.size > 0 and cell.begin[cell.size - 1] == 13:
+            cell.size -= 1
+        if cell.begin[0] == 34:
+            return False
+        if kind == PASSED_OVER:
+            continue
+        if kind == LABEL or kind == WEIGHT:
+            if put_cell(columns, column, &cell, end, out, cell.begin, cell.begin + cell.size) != GOOD:
+                return False
+            continue
+        kept = (cell.size > 0) | keeps_empty
+        if unlikely(columns.missing_first[cell.begin[0]]):
+            kept = not is_missing(columns, &cell)
+        value = 1.0
+        if kind == NUMERIC:
+            number = read_plain_number(cell.begin, cell.size + 1, end, &value)
+            if unlikely(kept & ((number == 0) | (cell.size == 0))):
+                return False
+            keys[count] = columns.seeds[column]
+        else:
+            keys[count] = unscrambled_cell(columns.seeds[column], cell.begin, cell.size + 1, end)
+        if values != NULL:
+            values[count] = value
+        if out.origins:
+            put_origin(out, out.nnz + count, columns.fields[column], cell.begin, cell.begin + cell.size)
+        count += kept
+    scramble_block(keys, <size_t>count)
+    out.nnz += count
+    return True
+
+
+cdef bint read_scanned_csv(
+    const uint8_t* p, const uint8_t* end, Target* out, const CsvColumns* columns
+) noexcept nogil:
+    """Read a line by the ends of its cells: False if it is to be read in the other way."""
+    cdef const uint16_t* stops = NULL
+    cdef size_t cells
+    if columns.lines == NULL or out.nnz + <int64_t>columns.count > out.room:
+        return False
+    if p[0] == 10 or (p[0] == 13 and p[1] == 10):
+        return False
+    cells = scanned_line(columns.lines, p, end, columns.separator, &stops)
+    if cells == columns.count:
+        return read_scanned_row(p, stops, end, out, columns)
+    if columns.unlabelled != NULL and cells == columns.unlabelled.count:
+        return read_scanned_row(p, stops, end, out, columns.unlabelled)
+    return False
+
+
 cdef int csv_line(const uint8_t** cursor, const uint8_t* end, Target* out, const void* known) noexcept nogil:
     cdef const CsvColumns* columns = <const CsvColumns*>known
     cdef const uint8_t* line = cursor[0]
     cdef const uint8_t* at
-    cdef int fault = read_row(cursor, end, out, columns)
+    cdef int fault
     cdef int without
+    if read_scanned_csv(line, end, out, columns):
+        cursor[0] = columns.lines.next - 1
+        return GOOD
+    fault = read_row(cursor, end, out, columns)
     if columns.unlabelled == NULL or fault == GOOD or fault == BLANK or fault == NO_ROOM:
         return fault
     # The number of cells decides whether there is a label: no line is valid both ways.
@@ -259,6 +354,7 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     cdef Text truth
     cdef CsvColumns known
     cdef CsvColumns without
+    cdef ScannedLines lines
     cdef const uint8_t[::1] fewer_kinds
     cdef const uint64_t[::1] fewer_fields
     cdef const uint64_t[::1] fewer_hashed
@@ -297,6 +393,10 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     known.missing, known.missing_count, known.missing_first = empties.data(), empties.size(), first
     known.unquoted = <uint8_t*>PyBytes_AS_STRING(unquoted)
     known.unlabelled = NULL
+    begin_lines(&lines)
+    known.lines = NULL
+    if LIST not in columns.kinds:
+        known.lines = &lines
     if columns.unlabelled is not None and not arrays.labelled:
         without = known
         fewer_kinds, fewer_fields = columns.unlabelled.kinds, columns.unlabelled.fields
