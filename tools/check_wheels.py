@@ -36,7 +36,10 @@ _WORK = ROOT / "build" / "wheels" / "tests"
 _SMOKE = ROOT / "tests" / "wheel_smoke.py"
 _TIMEOUT_SECONDS = 3600
 # By the name that a module reports: that of /proc/cpuinfo.
-_FLAGS = {name: name for name in ("avx2", "avx512f", "avx512bw", "avx512vl")} | {"sse4.2": "sse4_2"}
+_FLAGS = {name: name for name in ("avx2", "avx512f", "avx512bw", "avx512vl")} | {
+    "avx512vbmi2": "avx512_vbmi2",
+    "sse4.2": "sse4_2",
+}
 _COMPILERS = re.compile(
     r"(.*-)?(cc|c\+\+|[gc]?cpp|gcc|g\+\+|clang|clang\+\+|c89|c99|ld|as|zig|cmake|ninja|make)(-[\d.]+)?|python.*|pip.*"
 )

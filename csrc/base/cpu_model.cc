@@ -28,6 +28,7 @@ enum Feature : unsigned {
   kPclmul = 19,
   kAvx512Vl = 20,
   kAvx512Bw = 21,
+  kAvx512Vbmi2 = 31,
   kVpclmulqdq = 33,
   kX8664V2 = 96,
   kX8664V3 = 97,
@@ -103,6 +104,7 @@ inline void detect(unsigned* words) noexcept {
   const bool avx512f = add(kAvx512F, zmm && has(more_b, 16));
   const bool avx512bw = add(kAvx512Bw, zmm && has(more_b, 30));
   const bool avx512vl = add(kAvx512Vl, zmm && has(more_b, 31));
+  add(kAvx512Vbmi2, zmm && has(more_c, 6));
   add(kVpclmulqdq, ymm && has(more_c, 10));
 
   // The levels of the x86-64 psABI. In the first word: SSE3, SSSE3, CMPXCHG16B, SSE4.1 and POPCNT; FMA, MOVBE and F16C. BMI2;

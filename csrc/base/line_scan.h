@@ -28,21 +28,21 @@ namespace shoal {
 
 struct LineScan {
   static constexpr std::size_t kBytes = 8192;  // the arrays and the text stay in the L1 cache
+  static constexpr std::size_t kSlack = 32;    // numbers that are written at once
 
   std::size_t lines;
   std::array<std::uint16_t, kBytes + 1> first_stop;
-  std::array<std::uint16_t, kBytes + 8> stops;  // eight are written at a time
+  std::array<std::uint16_t, kBytes + kSlack> stops;
 };
 
-// Scans the first kBytes bytes of `text`, or all of it; reads nothing beyond its end.
-void scan_lines(std::span<const std::uint8_t> text, std::uint8_t separator, LineScan& scan) noexcept;
+// Scans the first kBytes bytes of the text, or all of it; reads nothing beyond its end.
+void scan_lines(const std::uint8_t* text, std::size_t size, std::uint8_t separator, LineScan& scan) noexcept;
 
-inline void scan_lines(const std::uint8_t* text, std::size_t size, std::uint8_t separator,
-                       LineScan& scan) noexcept {
-  scan_lines(std::span(text, size), separator, scan);
-}
+using LineScanner = void (*)(std::span<const std::uint8_t> text, std::uint8_t separator,
+                             LineScan& scan) noexcept;
 
-// The portable equivalent: the same results. For tests and other machines.
-void scan_lines_portable(std::span<const std::uint8_t> text, std::uint8_t separator, LineScan& scan) noexcept;
+// The scanners that this machine can run, the fastest first, then the portable one, then null: all give the same results.
+using LineScanners = std::array<LineScanner, 4>;
+LineScanners line_scanners() noexcept;
 
 }  // namespace shoal

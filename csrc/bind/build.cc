@@ -35,6 +35,7 @@ py::list cpu_features() {
   add("avx512f", __builtin_cpu_supports("avx512f") != 0);
   add("avx512bw", __builtin_cpu_supports("avx512bw") != 0);
   add("avx512vl", __builtin_cpu_supports("avx512vl") != 0);
+  add("avx512vbmi2", __builtin_cpu_supports("avx512vbmi2") != 0);
 #elif defined(__aarch64__)
   add("neon", has_simd());
   add("crc32", crc32c_has_instruction());

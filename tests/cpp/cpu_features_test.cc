@@ -53,6 +53,7 @@ TEST(the_dispatch_knows_the_instruction_sets_that_the_kernel_lists) {
   CHECK_EQ(__builtin_cpu_supports("avx512f") != 0, kernel_has({"avx512f"}));
   CHECK_EQ(__builtin_cpu_supports("avx512bw") != 0, kernel_has({"avx512bw"}));
   CHECK_EQ(__builtin_cpu_supports("avx512vl") != 0, kernel_has({"avx512vl"}));
+  CHECK_EQ(__builtin_cpu_supports("avx512vbmi2") != 0, kernel_has({"avx512_vbmi2"}));
 }
 
 #if defined(SHOAL_CLONES_CHOSEN)

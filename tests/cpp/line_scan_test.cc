@@ -49,10 +49,12 @@ void check_scans(const std::vector<std::uint8_t>& text, std::uint8_t separator, 
   const std::span<const std::uint8_t> block(memory.get() + offset, text.size());
   const Lines want = slowly(block, separator);
   const auto scan = std::make_unique<LineScan>();
-  scan_lines(block, separator, *scan);
-  CHECK(lines_of(*scan) == want);
-  scan_lines_portable(block, separator, *scan);
-  CHECK(lines_of(*scan) == want);
+  for (const LineScanner scanner : line_scanners()) {
+    if (scanner != nullptr) {
+      scanner(block, separator, *scan);
+      CHECK(lines_of(*scan) == want);
+    }
+  }
 }
 
 std::vector<std::uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
@@ -62,7 +64,7 @@ std::vector<std::uint8_t> bytes(const std::string& text) { return {text.begin(),
 TEST(the_worked_example_of_the_header) {
   const auto scan = std::make_unique<LineScan>();
   const auto text = bytes("1\t5\t\n0\n1");
-  scan_lines(text, '\t', *scan);
+  scan_lines(text.data(), text.size(), '\t', *scan);
   CHECK_EQ(scan->lines, 2);
   CHECK(lines_of(*scan) == (Lines{{1, 3, 4}, {6}}));
   check_scans(text, '\t');
