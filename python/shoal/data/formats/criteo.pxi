@@ -220,27 +220,13 @@ cdef void put_origins(
         before = stops[column]
 
 
-cdef bint read_scanned_line(
-    const uint8_t* p, const uint8_t* end, Target* out, const CriteoTables* tables
+cdef bint read_scanned_columns(
+    size_t before, const uint16_t* stops, const uint8_t* end, Target* out, const CriteoTables* tables
 ) noexcept nogil:
-    """Read a line whose cells are as usual; False, and ``out.nnz`` is as before, if others are found."""
-    cdef const uint16_t* stops = NULL
-    cdef size_t cells = scanned_line(tables.lines, p, end, 9, &stops)
+    """Read the 39 cells behind text[before]; False, and ``out.nnz`` is as before, if one is malformed."""
     cdef const uint8_t* text = tables.lines.text
-    cdef size_t before = <size_t>(p - text) - 1  # wraps around at the beginning of the text, and back
-    cdef const uint8_t* q = p
-    cdef int64_t integers
     cdef int64_t categories
-    if cells == CRITEO_COLUMNS + 1:
-        if out.labelled and out.classes == 0 and stops[0] - before == 2 and (p[0] | 1) == 49:
-            out.labels[out.row] = p[0] - 48
-        elif out.labelled and (read_label(&q, end, out) != GOOD or q != text + stops[0]):
-            return False
-        before = stops[0]
-        stops += 1
-    elif cells != CRITEO_COLUMNS or out.labelled:
-        return False
-    integers = read_integers(text, before, stops, end, tables, out.keys + out.nnz)
+    cdef int64_t integers = read_integers(text, before, stops, end, tables, out.keys + out.nnz)
     if integers < 0:
         return False
     categories = read_categories(
@@ -256,18 +242,37 @@ cdef int criteo_line(const uint8_t** cursor, const uint8_t* end, Target* out, co
     cdef const CriteoTables* tables = <const CriteoTables*>known
     cdef const uint8_t* p = cursor[0]
     cdef const uint8_t* at
+    cdef const uint16_t* stops = NULL
+    cdef size_t cells
     cdef int fault
     if p[0] == 10 or (p[0] == 13 and p[1] == 10):
         cursor[0] += 0 if p[0] == 10 else 1
         return BLANK
     if out.nnz > out.room - CRITEO_COLUMNS:
         return NO_ROOM
-    if read_scanned_line(p, end, out, tables):
+    cells = scanned_line(tables.lines, p, end, 9, &stops)
+    if out.labelled:
+        if out.classes == 0 and (p[0] | 1) == 49 and p[1] == 9:
+            out.labels[out.row] = p[0] - 48
+            cursor[0] += 1
+        else:
+            fault = read_label(cursor, end, out)
+            if fault != GOOD:
+                return fault
+        if (
+            cells == CRITEO_COLUMNS + 1 and cursor[0] == tables.lines.text + stops[0]
+            and read_scanned_columns(stops[0], stops + 1, end, out, tables)
+        ):
+            cursor[0] = tables.lines.next - 1
+            return GOOD
+        return read_columns(cursor, end, out, tables, True)
+    if (cells == CRITEO_COLUMNS + 1 and read_scanned_columns(stops[0], stops + 1, end, out, tables)) or (
+        # The first column begins behind no tab: the offset before it may wrap around, and comes back.
+        cells == CRITEO_COLUMNS
+        and read_scanned_columns(<size_t>(p - tables.lines.text) - 1, stops, end, out, tables)
+    ):
         cursor[0] = tables.lines.next - 1
         return GOOD
-    if out.labelled:
-        fault = read_label(cursor, end, out)
-        return fault if fault != GOOD else read_columns(cursor, end, out, tables, True)
     # The number of tabs decides whether there is a label: no line is valid both ways.
     cursor[0] = byte_or_newline(p, end, 9)
     fault = read_columns(cursor, end, out, tables, True)

@@ -229,18 +229,17 @@ cdef int read_row(
     return GOOD if p[0] == 10 and column == columns.count else CELLS
 
 
-cdef inline bint read_plain_number(const uint8_t* p, size_t size, const uint8_t* end, float* out) noexcept nogil:
-    """The number in a cell, whose `size` counts its separator; False if it is not as usual. An empty cell holds 0."""
+cdef inline bint read_plain_number(const Text* cell, const uint8_t* end, float* out) noexcept nogil:
+    """The number in a cell; False if there is none. An empty cell holds 0."""
     cdef uint32_t word
-    cdef const uint8_t* q = p
-    if size <= 5:
+    if cell.size <= 4:
         # The digits at the upper end of the word, zeros before them: as in `read_integers`.
-        word = (load4(p) ^ <uint32_t>0x30303030) * kToTop[size]
+        word = (load4(cell.begin) ^ <uint32_t>0x30303030) * kToTop[cell.size + 1]
         if ((word + <uint32_t>0x76767676) | word) & <uint32_t>0x80808080 == 0:
             word = word * 10 + (word >> 8)
             out[0] = <float><int>(((word & 0x00FF00FF) * <uint32_t>0x00640001) >> 16)
             return True
-    return read_number(&q, end, out) == GOOD and q == p + (size - 1)
+    return read_whole_number(cell, end, out) == GOOD
 
 
 cdef bint read_scanned_row(
@@ -283,7 +282,7 @@ cdef bint read_scanned_row(
             kept = not is_missing(columns, &cell)
         value = 1.0
         if kind == NUMERIC:
-            number = read_plain_number(cell.begin, cell.size + 1, end, &value)
+            number = read_plain_number(&cell, end, &value)
             if unlikely(kept & ((number == 0) | (cell.size == 0))):
                 return False
             keys[count] = columns.seeds[column]
