@@ -328,8 +328,23 @@ def test_moves_and_deaths_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> N
         run.end()
 
 
+class Begun:
+    """Counts the snapshots that the saves of a store take: repeated ones take several."""
+
+    def __init__(self, store: ClusterStore) -> None:
+        self.count = 0
+        self._take = store._snapshots
+        store._snapshots = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, *arguments: Any) -> Any:
+        self.count += 1
+        return self._take(*arguments)
+
+
 def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[], bool]]) -> None:
-    """Save again and again until a disturbance has made a save fail, and check what stands after each one.
+    """Save again and again until a disturbance has made saves fail, and check what stands after each one.
+
+    Every other save is in the background, where it fails; one that is waited for is repeated and succeeds.
 
     ``disturb`` is called when a save has begun to write. It returns a function that returns whether its effects are
     over: then the next save is disturbed anew.
@@ -339,12 +354,17 @@ def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[]
     keys = np.arange(1_000_000, dtype=np.uint64)
     steps = 0
 
+    begun = Begun(store)
+
     def save() -> None:
         nonlocal steps
         table.push(keys, -np.ones((len(keys), 1), np.float32))
         store.tick()
         steps += 1
-        store.save(saved)
+        if steps % 2 == 0:
+            store.save(saved)
+        else:
+            store.save(saved, wait=False).wait()
 
     def check(expected: int) -> None:
         with shoal.local() as other:
@@ -355,8 +375,8 @@ def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[]
     save()
     stands = steps
     failures: list[str] = []
-    while not failures:
-        assert steps < 60, "no save was interrupted"
+    while not failures or begun.count == steps:
+        assert steps < 60, f"no save was interrupted: {len(failures)} in the background, {begun.count} of {steps} begun"
         before = set(saved.iterdir())
 
         def wait_and_disturb(before: set[Path] = before) -> Callable[[], bool]:
@@ -371,13 +391,14 @@ def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[]
                     save()
                     stands = steps
                 except shoal.ClusterChangedError as error:
+                    assert steps % 2 == 1, "a save that is waited for fails"
                     failures.append(str(error))
                     check(stands)
                 if disturbing.done():
                     is_over = disturbing.result()  # raises what the thread has raised
     save()
     check(steps)
-    print(f"{len(failures)} of {steps} saves failed")
+    print(f"{len(failures)} of {steps} saves failed, and {begun.count - steps} were repeated")
     reason = re.compile("slots have moved .* during the save .*the former data is kept, save again")
     assert all(reason.search(failure) for failure in failures), failures
     manifest = checkpoint.read_manifest(saved)

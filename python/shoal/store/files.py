@@ -5,16 +5,18 @@ Threads: any number. Saves and exports of one store are serialised; updates cont
 
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, overload
 
 from shoal import checkpoint
+from shoal.errors import ClusterChangedError
 from shoal.export import Exported
 from shoal.export.cache import Cache
 from shoal.export.write import ExportTables, TableSource, UnsynchronizedTables, write_export
-from shoal.storage.base import StoragePath
+from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.activity import Activity
 from shoal.store.description import check_same
@@ -23,6 +25,9 @@ from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
 __all__ = ["StoreFiles"]
+
+_REPEAT_SECONDS = 300.0  # in which a save is repeated while slots move
+_PAUSE_SECONDS = 0.5
 
 
 class StoreFiles(ABC):
@@ -181,6 +186,9 @@ class StoreFiles(ABC):
             The message names it. An earlier checkpoint is unchanged.
         ServerLostError, DeadlineExceededError
             A server was lost, or did not answer. An earlier checkpoint is unchanged.
+        ClusterChangedError
+            Slots of a cluster have moved to other servers, because one of them died or joined. An earlier checkpoint is
+            unchanged. A save that is waited for is repeated by itself, for five minutes.
 
         Notes
         -----
@@ -199,34 +207,59 @@ class StoreFiles(ABC):
         checkpoint.check_target(where, overwrite=overwrite)
         with ExitStack() as held:
             held.enter_context(self._saving)
-            base = None
-            if since is not None:
-                chain = checkpoint.read_chain(since, storage_options)
-                checkpoint.check_apart(where, chain)
-                base = chain[-1]
-                if base.manifest.slots != self._slots:
-                    raise ValueError(
-                        f"{since} has {base.manifest.slots} slots and this store {self._slots}: save all rows, with "
-                        f"track=True"
-                    )
+            base = None if since is None else self._base(since, where, storage_options)
             kinds = [self._kind(table.name, base, track=track) for table in chosen]
-            moment = held.enter_context(self._snapshots(list(zip(chosen, kinds, strict=True)), base))
+
+            def begin() -> Callable[[], None]:  # takes the snapshot, and returns the function that writes it
+                with ExitStack() as begun:
+                    moment = begun.enter_context(self._snapshots(list(zip(chosen, kinds, strict=True)), base))
+                    then = begun.pop_all()
+                begun_at = self.activity.now()
+
+                def write() -> None:
+                    with then:
+                        checkpoint.write_checkpoint(
+                            where, moment, self._slots, base=base, progress=progress, durable=durable
+                        )
+                    self.activity.saved(begun_at)
+
+                return write
+
+            if wait:
+                until = time.monotonic() + _REPEAT_SECONDS
+                while True:
+                    try:
+                        begin()()
+                    except ClusterChangedError:  # the former checkpoint stands
+                        if time.monotonic() > until:
+                            raise
+                        time.sleep(_PAUSE_SECONDS)
+                    else:
+                        return None
+            write = begin()
             then = held.pop_all()
 
-        begun_at = self.activity.now()
-
-        def write() -> None:
+        def write_and_release() -> None:
             with then:
-                checkpoint.write_checkpoint(where, moment, self._slots, base=base, progress=progress, durable=durable)
-            self.activity.saved(begun_at)
+                write()
 
-        if wait:
-            write()
-            return None
-        task = BackgroundTask(write, "save")
+        task = BackgroundTask(write_and_release, "save")
         with self._lock:
             self._saves = [save for save in self._saves if not save.done or save.has_unobserved_error] + [task]
         return Future(task, no_op)
+
+    def _base(
+        self, since: StoragePath, where: StorageDir, storage_options: Mapping[str, Any] | None
+    ) -> checkpoint.ChainEntry:
+        """Return the checkpoint that a delta refers to."""
+        chain = checkpoint.read_chain(since, storage_options)
+        checkpoint.check_apart(where, chain)
+        base = chain[-1]
+        if base.manifest.slots != self._slots:
+            raise ValueError(
+                f"{since} has {base.manifest.slots} slots and this store {self._slots}: save all rows, with track=True"
+            )
+        return base
 
     @staticmethod
     def _kind(name: str, base: checkpoint.ChainEntry | None, *, track: bool) -> str:
