@@ -27,6 +27,7 @@ from shoal import checkpoint
 from shoal.cluster.protocol import tasks
 from shoal.cluster.server import save_task
 from shoal.cluster.server import tasks as runner
+from shoal.storage.local import LocalDir
 from shoal.storage.open import open_dir
 from stores import joined
 
@@ -517,3 +518,22 @@ def server_of_nobody() -> Iterator[str]:
                 yield one.address
             finally:
                 server.kill()
+
+
+def test_a_check_of_the_storage_that_is_killed_does_not_keep_a_model_from_its_directory(tmp_path, monkeypatch):
+    """Its file is left where the model will be; one that a server makes for the check is left as well."""
+    place = tmp_path / "model"
+    place.mkdir()
+    with cluster(2, 1, slots=SLOTS) as made, joined(made.address, 1) as (store,):
+        store.table("any")
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalDir, "remove", lambda self, name: None)
+            store.check_storage(place)
+        (left,) = place.iterdir()
+        shutil.copy(left, place / left.name.replace("-look", "-17-look"))
+        with shoal.LogisticRegression(store=store) as model:
+            model.partial_fit(shoal.Batch(np.array([1, 0], np.float32), np.array([0, 2, 4]), KEYS[:4], None))
+            model.save(place)
+    assert not [path for path in place.iterdir() if "look" in path.name]
+    with shoal.LogisticRegression.load(place) as model:
+        assert model.examples == 2

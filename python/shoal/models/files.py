@@ -74,6 +74,7 @@ _CHECKPOINT = re.compile(r"checkpoint-[0-9a-f]{6,}")
 _NAMES = re.compile(r"names-[0-9a-f]{6,}\.json")
 _TOWER = re.compile(r"tower-[0-9a-f]{6,}\.pt")
 _BEST = re.compile(r"best-\d{6,}")
+_LOOK = re.compile(r"check-[0-9a-f]{16}(-\d+)?-look\.slots")  # of a check of the storage that was killed
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +171,7 @@ def make_target(where: StoragePath) -> None:
 
 def _is_ours(name: str) -> bool:
     """Return whether model.json may contain this name."""
-    return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST))
+    return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST, _LOOK))
 
 
 def best_folder(pass_number: int) -> str:
