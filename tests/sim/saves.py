@@ -19,6 +19,7 @@ import tempfile
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from shoal.cluster.worker.save import ServerSnapshotSet
 from shoal.errors import ClusterChangedError, FencedError, SaveConflictError, ShoalError
 from shoal.lifecycle import RuleRecord
 from shoal.storage.open import open_dir
+from shoal.store import files as store_files
 from shoal.store.activity import Activity
 from shoal.store.files import StoreFiles
 from shoal.table.shard import LocalShard
@@ -51,9 +53,18 @@ CLOCKED = (1, 2, 5)  # tables that change at the ends of clocks only, under BSP
 THREAD = _core.ThreadPool(1)
 
 
+@contextmanager
 def simulated_saves():
-    """Let the code of saves take simulated time. A context manager."""
-    return simulated_time(worker_save, worker_tasks, server_tasks, save_task)
+    """Let the code of saves take simulated time. A context manager.
+
+    A worker trains while it saves, as with saves in the background. So none is repeated: the clock of the first attempt
+    has passed.
+    """
+    with (
+        simulated_time(worker_save, worker_tasks, server_tasks, save_task),
+        mock.patch.object(store_files, "_REPEAT_SECONDS", -1.0),
+    ):
+        yield
 
 
 class Saves:
