@@ -10,11 +10,12 @@
     absent    asks for keys that are not there
     steps     pulls and pushes uniform keys and Zipf keys, a step timed at a time
     ahead     the same with a computation between pull and push (--compute), with a prefetch of the next keys or not
+    save      writes a checkpoint while the steps go on, compared with the steps before and after it
     peer      the same steps by MultiGet and WriteBatch in RocksDB, with as much memory
 
 Checks. After the load the table has all rows, a sample of them is what one push leaves, and keys that were never pushed
-are absent. In the end the engine's invariants hold, among them that rows in memory that have not changed equal those on
-disk.
+are absent. A checkpoint has the rows as they were when its save began. In the end the engine's invariants hold, among
+them that rows in memory that have not changed equal those on disk.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ def load(table: shoal.Table, rows: int, rng: np.random.Generator) -> None:
 
 
 def steps(table: shoal.Table, draw: Callable[[int], np.ndarray], batch: int, seconds: float) -> list[float]:
-    """Pull and push until the time is over; return the seconds of each step."""
+    """Pull and push until the time is over, at least once; return the seconds of each step."""
     took: list[float] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    while not took or time.perf_counter() < end:
         keys = draw(batch)
         begun = time.perf_counter()
         sorted_keys = table.key_batch(keys)
@@ -88,6 +89,36 @@ def steps(table: shoal.Table, draw: Callable[[int], np.ndarray], batch: int, sec
         table.push_unique(sorted_keys, np.full_like(rows, 0.5)).wait()
         took.append(time.perf_counter() - begun)
     return took
+
+
+def saving(
+    store: shoal.Store, draw: Callable[[int], np.ndarray], args: argparse.Namespace, s: float, rows: int
+) -> None:
+    """Save while steps go on."""
+    table = store.tables["t"]
+    folder = Path(tempfile.mkdtemp(prefix="shoal-save-", dir=args.dir))
+    before = steps(table, draw, args.batch, args.seconds)
+    expected = table.digest()
+    begun = time.perf_counter()
+    cpu = time.process_time()
+    save = store.save(folder, wait=False)
+    during: list[float] = []
+    while not save.done:
+        during += steps(table, draw, args.batch, 0)
+    save.wait()
+    took, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    after = steps(table, draw, args.batch, args.seconds)
+    with shoal.local(slots=args.slots) as other:
+        loaded = other.table("t", dim=DIM, optimizer=ADAGRAD)
+        other.load(folder)
+        check(loaded.digest() == expected, "the checkpoint has other rows than there were")
+    shutil.rmtree(folder)
+    text = ", ".join(
+        f"{title} {args.batch * len(each) / sum(each):,.0f} keys/s, p50 {np.median(each) * 1e3:.1f} ms, p99 "
+        f"{np.quantile(each, 0.99) * 1e3:.1f}, longest {max(each) * 1e3:.1f}"
+        for title, each in (("before", before), ("during", during), ("after", after))
+    )
+    print(f"save, {named(s)}: {took:.1f} s for {rows * ROW / 1e6:,.0f} MB, {cpu:.1f} s of CPU time; steps {text}")
 
 
 def compare_ahead(table: shoal.Table, draw: Callable[[int], np.ndarray], args: argparse.Namespace, s: float) -> None:
@@ -217,6 +248,10 @@ def main() -> None:
             draw = zipf(rows, s, rng)
             steps(table, draw, args.batch, args.seconds / 4)
             compare_ahead(table, draw, args, s)
+        for s in args.zipf:
+            draw = zipf(rows, s, rng)
+            steps(table, draw, args.batch, args.seconds / 4)
+            saving(store, draw, args, s, rows)
         tier = table.stats().tier
         assert tier is not None
         print(
