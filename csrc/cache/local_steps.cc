@@ -104,29 +104,12 @@ std::size_t LocalSteps::step_block(std::span<std::byte* const> rows, std::span<c
           std::fill_n(finite_.data(), block.rows, 1U);
           mark_finite(block.grads, block.rows, block.dim, finite_.data());
           rule.step(block);
-          return store(block, rows);
+          return rows_.scatter_finite(block, moves_.data(), finite_.data(), rows, none);
         } else {
           return 0;  // never: refused by the constructor
         }
       },
       optimizer_.rule());
-}
-
-std::size_t LocalSteps::store(const Block& block, std::span<std::byte* const> rows) noexcept {
-  for (std::size_t k = 0; k < rows_.columns(); ++k) {
-    mark_finite(block.columns[k], block.rows, block.dim, finite_.data());
-  }
-  if (rows_.has_row_state()) {
-    mark_finite(block.row_state, block.rows, 1, finite_.data());
-  }
-  std::size_t bad = 0;
-  for (std::size_t r = 0; r < block.rows; ++r) {
-    bad += moves_[r] & (finite_[r] ^ 1U);
-    moves_[r] &= finite_[r];
-  }
-  PrefetchCursor none;
-  rows_.scatter(block, {moves_.data(), block.rows}, rows, none);
-  return bad;
 }
 
 }  // namespace shoal

@@ -51,8 +51,6 @@ class LocalSteps {
   Block block(std::size_t rows) noexcept;
   std::size_t step_block(std::span<std::byte* const> rows, std::span<const std::uint64_t> hashes,
                          const float* grads);
-  // Accepts the rows of a block that have moved and are finite; returns how many are not.
-  std::size_t store(const Block& block, std::span<std::byte* const> rows) noexcept;
 
   Optimizer optimizer_;
   Rows rows_;

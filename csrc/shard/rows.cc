@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/noise.h"
+#include "optim/row_flags.h"
 
 namespace shoal {
 
@@ -202,6 +203,23 @@ void Rows::scatter(const Block& block, std::span<const std::uint32_t> take, std:
       std::memcpy(row + offset(columns_), block.row_state + r, sizeof(float));
     }
   }
+}
+
+std::size_t Rows::scatter_finite(const Block& block, std::uint32_t* moves, std::uint32_t* finite,
+                                 std::span<std::byte* const> rows, PrefetchCursor& ahead) const noexcept {
+  for (std::size_t k = 0; k < columns_; ++k) {
+    mark_finite(block.columns[k], block.rows, block.dim, finite);
+  }
+  if (has_row_state_) {
+    mark_finite(block.row_state, block.rows, 1, finite);
+  }
+  std::size_t bad = 0;
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    bad += moves[r] & (finite[r] ^ 1U);
+    moves[r] &= finite[r];
+  }
+  scatter(block, {moves, block.rows}, rows, ahead);
+  return bad;
 }
 
 }  // namespace shoal

@@ -51,6 +51,10 @@ class Rows {
   void gather(std::span<std::byte* const> rows, const Block& block, PrefetchCursor& ahead) const noexcept;
   void scatter(const Block& block, std::span<const std::uint32_t> take, std::span<std::byte* const> rows,
                PrefetchCursor& ahead) const noexcept;
+  // Writes the rows of a block whose flags say that they change and are finite, and whose numbers are; returns how many change but
+  // are not finite. Updates the flags (optim/row_flags.h).
+  std::size_t scatter_finite(const Block& block, std::uint32_t* moves, std::uint32_t* finite,
+                             std::span<std::byte* const> rows, PrefetchCursor& ahead) const noexcept;
 
   // Reads column 0 as float32, from rows that hold weights.
   void read_weights(std::span<std::byte* const> rows, float* weights, PrefetchCursor& ahead) const noexcept;

@@ -336,7 +336,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
               spec_.optimizer.clip().apply(block);
             }
             rule.step(block);
-            return store(block, work.moves(), work.finite(), rows, ahead);
+            return rows_.scatter_finite(block, work.moves(), work.finite(), rows, ahead);
           };
           run([&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
                   PrefetchCursor& ahead) {
@@ -345,23 +345,6 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
         },
         spec_.optimizer.rule());
   });
-}
-
-std::size_t Shard::store(const Block& block, std::uint32_t* moves, std::uint32_t* finite,
-                         std::span<std::byte* const> rows, PrefetchCursor& ahead) const {
-  for (std::size_t k = 0; k < rows_.columns(); ++k) {
-    mark_finite(block.columns[k], block.rows, block.dim, finite);
-  }
-  if (rows_.has_row_state()) {
-    mark_finite(block.row_state, block.rows, 1, finite);
-  }
-  std::size_t bad = 0;
-  for (std::size_t r = 0; r < block.rows; ++r) {
-    bad += moves[r] & (finite[r] ^ 1U);
-    moves[r] &= finite[r];
-  }
-  rows_.scatter(block, {moves, block.rows}, rows, ahead);
-  return bad;
 }
 
 std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
@@ -412,7 +395,7 @@ std::uint64_t Shard::push_whole(const SlotSlices& batch, std::span<const float> 
       std::fill_n(work.finite(), block.rows, 1U);
       mark_finite(added, block.rows, floats, work.finite());
       add_changes(block, added, work.finite());
-      return store(block, work.moves(), work.finite(), rows, ahead);
+      return rows_.scatter_finite(block, work.moves(), work.finite(), rows, ahead);
     });
   });
 }

@@ -379,10 +379,6 @@ class Shard {
                           std::size_t* stepped, const RowLocations* locations, ShardScratch* scratch);
   void check_push(const SlotSlices& batch, const OccurrenceCounts& occurrences, const std::size_t* stepped,
                   const RowLocations* locations) const;
-  // Writes the rows of a block whose flags say that they change and are finite, and whose numbers are; returns how many change but
-  // are not finite. Updates the flags.
-  std::size_t store(const Block& block, std::uint32_t* moves, std::uint32_t* finite,
-                    std::span<std::byte* const> rows, PrefetchCursor& ahead) const;
   void add_changes(const Block& block, const float* changes, std::uint32_t* finite) const noexcept;
   // The same for a UserRule (shard/user_step.cc).
   std::uint64_t step_user(const UserRule& rule, const SlotSlices& batch, const Slopes& slopes,

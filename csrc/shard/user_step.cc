@@ -159,7 +159,8 @@ std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, co
            if (rows_.dtype() != Dtype::kFloat32) {
              fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise);
            }
-           const std::size_t bad = store(block, all.moves() + first, all.finite() + first, rows, ahead);
+           const std::size_t bad =
+               rows_.scatter_finite(block, all.moves() + first, all.finite() + first, rows, ahead);
            if (stepped != nullptr) {
              *stepped = first + rows.size();
            }
