@@ -7,8 +7,9 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, Literal, overload
 
 from shoal import checkpoint
@@ -208,42 +209,28 @@ class StoreFiles(ABC):
         with ExitStack() as held:
             held.enter_context(self._saving)
             base = None if since is None else self._base(since, where, storage_options)
-            kinds = [self._kind(table.name, base, track=track) for table in chosen]
+            kinds = [(table, self._kind(table.name, base, track=track)) for table in chosen]
 
-            def begin() -> Callable[[], None]:  # takes the snapshot, and returns the function that writes it
-                with ExitStack() as begun:
-                    moment = begun.enter_context(self._snapshots(list(zip(chosen, kinds, strict=True)), base))
-                    then = begun.pop_all()
-                begun_at = self.activity.now()
+            def write(then: ExitStack, moment: checkpoint.SnapshotSet, begun_at: float) -> None:
+                with then:
+                    checkpoint.write_checkpoint(
+                        where, moment, self._slots, base=base, progress=progress, durable=durable
+                    )
+                self.activity.saved(begun_at)
 
-                def write() -> None:
-                    with then:
-                        checkpoint.write_checkpoint(
-                            where, moment, self._slots, base=base, progress=progress, durable=durable
-                        )
-                    self.activity.saved(begun_at)
-
-                return write
-
-            if wait:
-                until = time.monotonic() + _REPEAT_SECONDS
-                while True:
-                    try:
-                        begin()()
-                    except ClusterChangedError:  # the former checkpoint stands
-                        if time.monotonic() > until:
-                            raise
-                        time.sleep(_PAUSE_SECONDS)
-                    else:
-                        return None
-            write = begin()
-            then = held.pop_all()
-
-        def write_and_release() -> None:
-            with then:
-                write()
-
-        task = BackgroundTask(write_and_release, "save")
+            until = time.monotonic() + _REPEAT_SECONDS
+            while wait:
+                then = ExitStack()
+                try:
+                    write(then, then.enter_context(self._snapshots(kinds, base)), self.activity.now())
+                except ClusterChangedError:  # the former checkpoint stands
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(_PAUSE_SECONDS)
+                else:
+                    return None
+            moment = held.enter_context(self._snapshots(kinds, base))
+            task = BackgroundTask(partial(write, held.pop_all(), moment, self.activity.now()), "save")
         with self._lock:
             self._saves = [save for save in self._saves if not save.done or save.has_unobserved_error] + [task]
         return Future(task, no_op)
