@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from decimal import ROUND_CEILING, Context, Decimal
 
 import numpy as np
 import pytest
@@ -71,6 +72,13 @@ def test_buckets_begin_where_the_squared_logarithm_reaches_a_whole_number():
         else:
             assert abs(start - math.exp(math.sqrt(b))) < 1 + 1e-13 * start
     assert math.log(2**63) ** 2 < len(floors) - 3
+
+
+def test_bucket_bounds_do_not_depend_on_the_digits_that_they_are_computed_with():
+    floors = buckets().floors.tolist()[3:-1]
+    context = Context(prec=60)
+    exact = [context.exp(context.sqrt(Decimal(b))) for b in range(1, len(floors) + 1)]
+    assert floors == [int(v.to_integral_value(ROUND_CEILING)) for v in exact]
 
 
 def test_both_sides_of_every_bucket_bound_fall_right_up_to_63_bits(keys_of):

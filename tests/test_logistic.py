@@ -178,6 +178,24 @@ def test_weights_are_those_that_are_not_zero(rng):
         assert np.all(np.diff(shoal.mix(keys)) > 0)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LogisticRegression(shoal.FTRL(alpha=0.5, l1=2.0)),
+        lambda: LogisticRegression(shoal.FTRL(alpha=0.5, l1=1e9)),  # also the bias is 0
+        lambda: LogisticRegression(shoal.Adagrad(), bias=False),
+        lambda: LogisticRegression(shoal.FTRL(alpha=0.5, l1=2.0), normalized=True),
+        lambda: LogisticRegression(solver=shoal.DBPG(l1=2.0)),
+        lambda: shoal.FactorizationMachine(4, shoal.FTRL(alpha=0.5, l1=2.0)),
+    ],
+)
+def test_weights_that_are_not_zero_are_counted_where_the_rows_are(rng, make):
+    with make() as model:
+        assert model.count_nonzero() == 0
+        model.fit(cut(make_batch(rng, 500), 50), progress=False)
+        assert model.count_nonzero() == len(model.weights()[0])
+
+
 def test_an_empty_batch_changes_nothing(rng):
     empty = Batch(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.uint64), None)
     with LogisticRegression() as model:

@@ -132,10 +132,17 @@ void answer(const Call& call, std::span<const float> row, double* to) noexcept {
   }
 }
 
+// Whether the order of a slot's rows changes no bit of the result.
+bool is_of_any_order(const Call& call) noexcept {
+  return call.function == Function::kCount || call.function == Function::kTopK ||
+         (call.function == Function::kNorm && std::isinf(call.parameter));
+}
+
 // Calls ask(part, slot, hash, weights) for every row in `parts` threads; each processes adjacent slots in ascending
-// order, and a slot's rows in hash order.
+// order, and a slot's rows in hash order unless the call gives the same bits in any order.
 template <class Ask>
-void each_row(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts, const Ask& ask) {
+void each_row(const Shard& shard, const Call& call, std::size_t first, std::size_t end, std::size_t parts,
+              const Ask& ask) {
   const Partition partition{end - first, parts};
   const std::size_t dim = shard.rows().dim();
   const std::size_t width =
@@ -144,7 +151,12 @@ void each_row(const Shard& shard, std::size_t first, std::size_t end, std::size_
     std::vector<std::uint64_t> hashes;
     std::vector<float> weights;
     for (std::size_t s = first + partition.begin(part); s < first + partition.begin(part + 1); ++s) {
-      shard.Shard::read_slot(Slot{static_cast<std::uint32_t>(s)}, hashes, weights);
+      const Slot slot{static_cast<std::uint32_t>(s)};
+      if (is_of_any_order(call)) {
+        shard.read_slot_unordered(slot, hashes, weights);
+      } else {
+        shard.Shard::read_slot(slot, hashes, weights);
+      }
       for (std::size_t r = 0; r < hashes.size(); ++r) {
         ask(part, s, hashes[r], std::span<const float>(weights).subspan(r * dim, width));
       }
@@ -152,12 +164,13 @@ void each_row(const Shard& shard, std::size_t first, std::size_t end, std::size_
   });
 }
 
-std::vector<double> top(const Shard& shard, std::size_t k, std::size_t first, std::size_t end,
+std::vector<double> top(const Shard& shard, const Call& call, std::size_t first, std::size_t end,
                         std::size_t parts) {
+  const auto k = static_cast<std::size_t>(call.parameter);
   std::vector<std::vector<Candidate>> best(parts);
-  each_row(shard, first, end, parts,
+  each_row(shard, call, first, end, parts,
            [&](std::size_t part, std::size_t /*slot*/, std::uint64_t hash, std::span<const float> weights) {
-             best[part].push_back({norm_of(weights, shard.spec().optimizer.elements()), hash});
+             best[part].push_back({norm_of(weights, call.elements), hash});
              if (best[part].size() >= 2 * k + kMinCounted) {
                keep_best(best[part], k);
              }
@@ -244,7 +257,7 @@ std::vector<double> reduce_slots(Shard& shard, Function function, std::span<cons
   const std::size_t parts =
       parts_for(end - first, 1, shard.pool().threads() == 1 ? 1 : 4 * shard.pool().threads());
   if (function == Function::kTopK) {
-    return top(shard, static_cast<std::size_t>(call.parameter), first, end, parts);
+    return top(shard, call, first, end, parts);
   }
   if (function == Function::kDigest) {
     return digests(shard, first, end, parts);
@@ -254,7 +267,7 @@ std::vector<double> reduce_slots(Shard& shard, Function function, std::span<cons
   const std::size_t width = function == Function::kSum && !shard.spec().optimizer.pairs() ? numbers : 1;
   std::vector<double> answers((end - first) * width);
   each_row(
-      shard, first, end, parts,
+      shard, call, first, end, parts,
       [&](std::size_t /*part*/, std::size_t slot, std::uint64_t /*hash*/, std::span<const float> weights) {
         answer(call, weights, answers.data() + (slot - first) * width);
       });

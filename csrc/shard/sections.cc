@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -209,26 +210,21 @@ void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
   const auto writing = enter();
   const auto budget_lock = lock_budget();
   const std::size_t together = cut.count() / slots_.count();
-  const auto each = [&](const auto& use) {
-    for (std::size_t s = 0; s < tables_.size(); ++s) {
-      std::size_t total = 0;
-      for (std::size_t c = (first_ + s) * together; c < (first_ + s + 1) * together; ++c) {
-        total += rows[c];
-      }
-      const std::unique_lock lock(tables_[s]->lock);
-      use(s, tables_[s]->table, total);
-    }
+  const auto total_of = [&](std::size_t place) {
+    const auto first = rows.begin() + static_cast<std::ptrdiff_t>((first_ + place) * together);
+    return std::accumulate(first, first + static_cast<std::ptrdiff_t>(together), std::size_t{0});
   };
-  if (budget_ != nullptr) {
-    each([&](std::size_t s, const SlotTable& table, std::size_t total) {
-      const std::size_t more = total - std::min(total, table.size());
-      if (bytes_of(*tables_[s]) - table.bytes() + table.bytes_with(more, true) > allowed(s)) {
-        throw_over_budget(s, more);
-      }
-    });
+  for (std::size_t s = 0; budget_ != nullptr && s < tables_.size(); ++s) {
+    const std::unique_lock lock(tables_[s]->lock);
+    const SlotTable& table = tables_[s]->table;
+    const std::size_t more = total_of(s) - std::min(total_of(s), table.size());
+    if (bytes_of(*tables_[s]) - table.bytes() + table.bytes_with(more, true) > allowed(s)) {
+      throw_over_budget(s, more);
+    }
   }
-  each([&](std::size_t s, SlotTable& table, std::size_t total) {
-    table.reserve(total);
+  pool_.run(tables_.size(), [&](std::size_t s) {
+    const std::unique_lock lock(tables_[s]->lock);
+    tables_[s]->table.reserve(total_of(s));
     note(s);
   });
 }

@@ -25,6 +25,17 @@ void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector
   read_entries(state.table.entries(), hashes, weights);
 }
 
+void Shard::read_slot_unordered(Slot slot, std::vector<std::uint64_t>& hashes,
+                                std::vector<float>& weights) const {
+  check_process();
+  const SlotState& state = at(slot);
+  const std::shared_lock lock(state.lock);
+  std::vector<SlotTable::Entry> entries;
+  entries.reserve(state.table.size());
+  state.table.each_row([&](std::uint64_t hash, const std::byte* row) { entries.push_back({hash, row}); });
+  read_entries(entries, hashes, weights);
+}
+
 void Shard::read_entries(std::span<const SlotTable::Entry> entries, std::vector<std::uint64_t>& hashes,
                          std::vector<float>& weights) const {
   hashes.resize(entries.size());

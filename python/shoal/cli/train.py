@@ -449,14 +449,15 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
             f"interrupted after {counted(model.examples, 'example')}; "
             f"--resume continues from the checkpoint in {target}"
         )
+    facts = model_facts(model) | facts
+    lines = [*pass_lines(model), *extra, *table_lines(model, facts), *name_lines(train), f"{'model':<12} {target}"]
     return Answer(
-        "\n".join([*pass_lines(model), *extra, *table_lines(model), *name_lines(train), f"{'model':<12} {target}"]),
+        "\n".join(lines),
         {
             "model": str(target),
             "worker": rank,
             "interrupted": interrupted is not None,
             "names": count_names(train),
-            **model_facts(model),
             **facts,
         },
         exit_status(stopped()),
@@ -511,12 +512,13 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     if interrupted:
         warn(f"interrupted after {grid.examples:,} examples; the models as trained so far are in {target}")
     best = results[0]
+    of_models = [model_facts(result.model) for result in results]
     lines = [
         *grid_lines(results, "weights", lambda model: len(model.weights()[0])),
         "",
         f"{'best':<12} {settings_name(best.settings)}",
         *pass_lines(best.model),
-        *table_lines(best.model),
+        *table_lines(best.model, of_models[0]),
     ]
     lines += name_lines(train)
     lines.append(f"{'model':<12} {where[0]}" if len(where) == 1 else f"{'models':<12} {target}, one folder each")
@@ -526,7 +528,7 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
             "model": str(where[i]) if i < len(where) else None,
             "progressive": result.progressive,
             "valid": result.valid,
-            **model_facts(result.model),
+            **of_models[i],
         }
         for i, result in enumerate(results)
     ]

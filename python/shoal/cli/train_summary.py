@@ -82,14 +82,14 @@ def rows_of(stats: TableStats, dim: int) -> str:
 _MANY_ROWS = 10_000
 
 
-def table_lines(model: Model) -> list[str]:
-    """Describe the tables of a model and its weights."""
+def table_lines(model: Model, facts: dict[str, Any]) -> list[str]:
+    """Describe the tables of a model and its weights; ``facts`` of `model_facts`, which counts them."""
     lines = []
     for table in model.tables:
         stats = table.stats()
         lines.append(f"{'table':<12} {rows_of(stats, table.dim)}")
     bias = f", of {model.num_classes:,} classes" if model.is_multiclass else f", bias {model.bias:.4f}"
-    lines.append(f"{'weights':<12} {model.count_nonzero():,} are not zero{bias}")
+    lines.append(f"{'weights':<12} {facts['nonzero_weights']:,} are not zero{bias}")
     return lines
 
 

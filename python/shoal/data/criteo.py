@@ -24,7 +24,7 @@ INTEGER_COLUMNS = 13
 CATEGORY_COLUMNS = 26
 _BITS = 63  # of the largest integer
 _SMALL = 10_000
-_DIGITS = 40  # 19 before the point, and enough after it to distinguish any of the bounds from a whole number
+_DIGITS = 24  # 19 before the point, and enough after it to distinguish any of the bounds from a whole number
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,12 @@ class LinearWeights:
             yield keys[kept], weights[kept], sizes[kept]
 
     def count_nonzero(self) -> int:
-        """Count the linear weights that are not zero, without the bias."""
+        """Count the linear weights that are not zero, without the bias.
+
+        Where a row has one weight, the process that holds the rows counts them; otherwise they are read.
+        """
+        if self._weights_in(np.empty((0, self.table.dim), np.float32)).ndim == 1:
+            return self.table.count() - (self.bias != 0)
         return sum(int(np.count_nonzero(weights)) for _, weights, _ in self._nonzero())
 
     def weights(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
