@@ -406,3 +406,12 @@ def test_by_threads_infinite_margins_count_and_nan_is_refused():
     with pytest.raises(ValueError, match="weights must be one for each"):
         seen.update_with(pool, y, np.zeros(4), np.ones(3, np.float32))
     assert (seen.examples, seen.weight, seen.loss_sum) == (0, 0.0, 0.0)
+
+
+def test_arrays_with_gaps_are_counted_as_contiguous_ones(rng):
+    labels, margins, weights = rng.random(200) < 0.3, rng.normal(0, 9, 200), rng.random(200)
+    for gap in (None, weights):
+        wide, narrow = Accumulator(bits=6), Accumulator(bits=6)
+        wide.update(labels[::2], margins[::2], None if gap is None else gap[::2])
+        narrow.update(labels[::2].copy(), margins[::2].copy(), None if gap is None else gap[::2].copy())
+        assert wide.to_dict() == narrow.to_dict()

@@ -23,9 +23,11 @@ namespace shoal::bind {
 namespace {
 
 using Floats = std::optional<Array<float>>;
+using Doubles = std::optional<Array<double>>;
 
-std::span<const float> in_or_empty(const Floats& array) {
-  return array ? in(*array) : std::span<const float>{};
+template <class Number>
+std::span<const Number> in_or_empty(const std::optional<Array<Number>>& array) {
+  return array ? in(*array) : std::span<const Number>{};
 }
 
 // The keys of the batch are those of the entries, followed by the bias's key once if there is a bias.
@@ -256,6 +258,14 @@ std::optional<py::tuple> count_margins(const Array<double>& margins, const Array
                         found->last);
 }
 
+// (first bin, last bin) of the examples.
+template <class Count>
+py::tuple count_bins(const Array<double>& margins, const Array<double>& labels, const Doubles& weights,
+                     double limit, Array<Count>& counts) {
+  const auto found = shoal::count_bins(in(margins), in(labels), in_or_empty(weights), limit, out(counts));
+  return py::make_tuple(found.first, found.last);
+}
+
 using ByFeature = ExamplesByFeature;
 
 std::unique_ptr<ByFeature> by_feature(const Array<std::int64_t>& indptr, const Floats& values,
@@ -327,6 +337,11 @@ void add_kernel(py::module_& module) {
   module.def("count_margins", &count_margins<double>, py::arg("margins").noconvert(),
              py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("limit"),
              py::arg("counts").noconvert(), py::arg("pool"));
+  module.def("count_bins", &count_bins<std::int64_t>, py::arg("margins").noconvert(),
+             py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("limit"),
+             py::arg("counts").noconvert());
+  module.def("count_bins", &count_bins<double>, py::arg("margins").noconvert(), py::arg("labels").noconvert(),
+             py::arg("weights").noconvert(), py::arg("limit"), py::arg("counts").noconvert());
   module.def("logistic_gradient", &logistic_gradient, py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("bias"), py::arg("slopes").noconvert(),
              py::arg("pool"));

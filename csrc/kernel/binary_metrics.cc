@@ -97,12 +97,18 @@ SHOAL_INLINE double sum_of(std::size_t n, const Number& number) noexcept {
   return (a + b) + (c + d);
 }
 
+// Of margins that are NaN the first one. `end` rounded down is the last bin.
+SHOAL_INLINE std::uint32_t bin_of(double margin, double limit, double scale, double end) noexcept {
+  const double place = std::min(std::max(0.0, (margin + limit) * scale), end);
+  return static_cast<std::uint32_t>(static_cast<std::int32_t>(place));
+}
+
 SHOAL_CLONES BinaryMetrics metrics_of(const Block& block, double limit, std::size_t bins) noexcept {
   double losses[kMetricsBlock];
   double probabilities[kMetricsBlock];
   const std::size_t n = block.size;
   const double scale = static_cast<double>(bins) / (2.0 * limit);
-  const double end = static_cast<double>(bins) - 0.5;  // rounded down it is the last bin
+  const double end = static_cast<double>(bins) - 0.5;
   const auto classes = static_cast<std::uint32_t>(bins);
   std::uint32_t first = classes;
   std::uint32_t last = 0;
@@ -116,8 +122,7 @@ SHOAL_CLONES BinaryMetrics metrics_of(const Block& block, double limit, std::siz
     probabilities[i] = a >= 0.0 ? near : e * near;
   }
   for (std::size_t i = 0; i < n; ++i) {
-    const double place = std::min(std::max(0.0, (block.margins[i] + limit) * scale), end);  // so 0 for NaN
-    const auto bin = static_cast<std::uint32_t>(static_cast<std::int32_t>(place));
+    const std::uint32_t bin = bin_of(block.margins[i], limit, scale, end);
     const std::uint32_t is_positive = block.labels[i] == 1.0F ? 1U : 0U;
     first = std::min(first, bin);
     last = std::max(last, bin);
@@ -141,6 +146,14 @@ SHOAL_CLONES BinaryMetrics metrics_of(const Block& block, double limit, std::siz
       sum_of(n, [&](std::size_t i) SHOAL_ALWAYS { return weight(i) * static_cast<double>(block.labels[i]); }),
       first,
       last};
+}
+
+std::size_t bins_of(std::size_t counts) {
+  const std::size_t bins = counts / 2;
+  SHOAL_CHECK(bins >= 2 && std::has_single_bit(bins) && bins <= std::size_t{1} << kMostHistogramBits &&
+                  counts == 2 * bins,
+              "a histogram has 2^1 to 2^24 bins for each class, got " + std::to_string(counts) + " numbers");
+  return bins;
 }
 
 // Weights are added in the order of the examples.
@@ -177,11 +190,7 @@ std::optional<BinaryMetrics> count(std::span<const double> margins, std::span<co
                                    ThreadPool& pool) {
   const std::size_t n = margins.size();
   check_labels(labels, weights, n);
-  const std::size_t bins = counts.size() / 2;
-  SHOAL_CHECK(
-      bins >= 2 && std::has_single_bit(bins) && bins <= std::size_t{1} << kMostHistogramBits &&
-          counts.size() == 2 * bins,
-      "a histogram has 2^1 to 2^24 bins for each class, got " + std::to_string(counts.size()) + " numbers");
+  const std::size_t bins = bins_of(counts.size());
   const std::size_t blocks = (n + kMetricsBlock - 1) / kMetricsBlock;
   Buffer<std::uint32_t> places(n);
   std::vector<BinaryMetrics> found(blocks);
@@ -206,7 +215,37 @@ std::optional<BinaryMetrics> count(std::span<const double> margins, std::span<co
   return all;
 }
 
+template <class Count>
+BinRange add_bins(std::span<const double> margins, std::span<const double> labels,
+                  std::span<const double> weights, double limit, std::span<Count> counts) {
+  const std::size_t n = margins.size();
+  SHOAL_CHECK(n != 0 && labels.size() == n && (weights.empty() || weights.size() == n),
+              "labels and weights must have one number for each of " + std::to_string(n) + " examples");
+  const std::size_t bins = bins_of(counts.size());
+  const double scale = static_cast<double>(bins) / (2.0 * limit);
+  const double end = static_cast<double>(bins) - 0.5;
+  BinRange range{static_cast<std::uint32_t>(bins), 0};
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t bin = bin_of(margins[i], limit, scale, end);
+    range = {std::min(range.first, bin), std::max(range.last, bin)};
+    Count& count = counts[bin + (labels[i] == 1.0 ? bins : 0)];
+    count += weights.empty() ? Count{1} : static_cast<Count>(weights[i]);
+  }
+  return range;
+}
+
 }  // namespace
+
+BinRange count_bins(std::span<const double> margins, std::span<const double> labels,
+                    std::span<const double> weights, double limit, std::span<std::int64_t> counts) {
+  SHOAL_CHECK(weights.empty(), "a histogram of integers counts examples without weights");
+  return add_bins(margins, labels, weights, limit, counts);
+}
+
+BinRange count_bins(std::span<const double> margins, std::span<const double> labels,
+                    std::span<const double> weights, double limit, std::span<double> counts) {
+  return add_bins(margins, labels, weights, limit, counts);
+}
 
 std::optional<BinaryMetrics> count_margins(std::span<const double> margins, std::span<const float> labels,
                                            std::span<const float> weights, double limit,

@@ -44,4 +44,16 @@ std::optional<BinaryMetrics> count_margins(std::span<const double> margins, std:
                                            std::span<const float> weights, double limit,
                                            std::span<double> counts, ThreadPool& pool);
 
+struct BinRange {
+  std::uint32_t first;
+  std::uint32_t last;
+};
+
+// Adds the weight of each example to its bin, in their order, and returns the least and the greatest of these bins. Labels are 0
+// or 1, no margin is NaN, there is at least one example; weights as above. With integers there are no weights.
+BinRange count_bins(std::span<const double> margins, std::span<const double> labels,
+                    std::span<const double> weights, double limit, std::span<std::int64_t> counts);
+BinRange count_bins(std::span<const double> margins, std::span<const double> labels,
+                    std::span<const double> weights, double limit, std::span<double> counts);
+
 }  // namespace shoal

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/mix.h"
 
 namespace shoal {
 
@@ -75,19 +76,53 @@ void shares_of(const Examples& examples, const double* slopes, std::size_t begin
 }
 
 // The bias's sum in the order of scatter: of each example any entries with the same key, then its slope.
+template <class Share>
 double bias_sum(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
-                const double* shares) noexcept {
+                const Share& share_of) noexcept {
   const std::size_t bias = *examples.bias;
   std::size_t j = occurrences.group_offsets[bias];
   const std::size_t last = occurrences.group_offsets[bias + 1];
   double sum = 0.0;
   for (std::size_t i = 0; i < examples.size(); ++i) {
     for (; j < last && occurrences.order[j] < begin_of(examples, i + 1); ++j) {
-      sum += shares[occurrences.order[j]];
+      sum += share_of(occurrences.order[j]);
     }
     sum += slopes[i];
   }
   return sum;
+}
+
+// Adds the shares of each key's entries in the order of scatter.
+template <class Share>
+void sum_shares(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
+                const Share& share_of, std::span<float> out, ThreadPool& pool) {
+  const std::span<const std::uint32_t> order = occurrences.order;
+  const std::span<const std::uint32_t> group_offsets = occurrences.group_offsets;
+  const std::size_t entries = examples.columns.size();
+  SHOAL_CHECK(group_offsets.size() == out.size() + 1 && order.size() >= entries,
+              "occurrences of another batch");
+  each_run_of_keys(occurrences, 1, pool, [&](std::size_t first, std::size_t end) {
+    for (std::size_t u = first; u < end; ++u) {
+      double sum = 0.0;
+      for (std::size_t j = group_offsets[u]; j < group_offsets[u + 1]; ++j) {
+        sum += order[j] < entries ? share_of(order[j]) : 0.0;
+      }
+      out[u] = static_cast<float>(sum);
+    }
+  });
+  if (examples.bias) {
+    out[*examples.bias] = static_cast<float>(bias_sum(examples, slopes, occurrences, share_of));
+  }
+}
+
+// The number of entries that every example has; 0: not all have as many.
+std::size_t common_length(const Examples& examples) noexcept {
+  const std::size_t length = examples.size() == 0 ? 0 : examples.columns.size() / examples.size();
+  std::size_t differing = 0;
+  for (std::size_t i = 0; i <= examples.size(); ++i) {
+    differing += begin_of(examples, i) != i * length ? 1U : 0U;
+  }
+  return differing == 0 ? length : 0;
 }
 
 // As std::find_if, by a loop without branches: as a rule there is none.
@@ -209,33 +244,23 @@ void gradient(const Examples& examples, std::span<const double> slopes, Occurren
   check_sizes(slopes.size(), examples.size(), "slopes");
   const std::size_t entries = examples.columns.size();
   const bool ones = examples.values.empty();
-  const std::size_t keys = out.size();
   if (parts_for(entries, kMinEntries, pool.threads()) <= 2) {
-    const auto sums = scratch.numbers.claim(keys);
+    const auto sums = scratch.numbers.claim(out.size());
     std::fill(sums.begin(), sums.end(), 0.0);
     (ones ? scatter<true> : scatter<false>)(examples, slopes.data(), sums.data());
     std::transform(sums.begin(), sums.end(), out.begin(), [](double sum) { return static_cast<float>(sum); });
-    return;
-  }
-  const std::span<const std::uint32_t> order = occurrences.order;
-  const std::span<const std::uint32_t> group_offsets = occurrences.group_offsets;
-  SHOAL_CHECK(group_offsets.size() == keys + 1 && order.size() >= entries, "occurrences of another batch");
-  const auto shares = scratch.numbers.claim(entries);
-  each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
-    (ones ? shares_of<true> : shares_of<false>)(examples, slopes.data(), begin, end, shares.data());
-  });
-  const Partition partition{keys, 4 * pool.threads()};
-  pool.run(partition.parts, [&](std::size_t p) {
-    for (std::size_t u = partition.begin(p); u < partition.begin(p + 1); ++u) {
-      double sum = 0.0;
-      for (std::size_t j = group_offsets[u]; j < group_offsets[u + 1]; ++j) {
-        sum += order[j] < entries ? shares[order[j]] : 0.0;
-      }
-      out[u] = static_cast<float>(sum);
-    }
-  });
-  if (examples.bias) {
-    out[*examples.bias] = static_cast<float>(bias_sum(examples, slopes, occurrences, shares.data()));
+  } else if (const std::size_t length = ones ? common_length(examples) : 0; length > 1) {
+    // An entry / length by a multiplication, exact below 2^32 (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019).
+    const std::uint64_t inverse = ~std::uint64_t{0} / length + 1;
+    const auto share_of = [&slopes, inverse](std::uint32_t entry) { return slopes[scale(inverse, entry)]; };
+    sum_shares(examples, slopes, occurrences, share_of, out, pool);
+  } else {
+    const auto shares = scratch.numbers.claim(entries);
+    each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
+      (ones ? shares_of<true> : shares_of<false>)(examples, slopes.data(), begin, end, shares.data());
+    });
+    sum_shares(
+        examples, slopes, occurrences, [shares](std::uint32_t entry) { return shares[entry]; }, out, pool);
   }
 }
 

@@ -509,6 +509,13 @@ def count_margins(
     counts: npt.NDArray[np.int64] | npt.NDArray[np.float64],
     pool: ThreadPool,
 ) -> tuple[float, float, float, float, int, int] | None: ...
+def count_bins(
+    margins: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64] | None,
+    limit: float,
+    counts: npt.NDArray[np.int64] | npt.NDArray[np.float64],
+) -> tuple[int, int]: ...
 def logistic_gradient(
     indptr: npt.NDArray[np.int64],
     values: npt.NDArray[np.float32] | None,

@@ -102,6 +102,14 @@ void compare(const Input& from, std::size_t bins) {
     CHECK(close(metrics->positive, positive));
     first = first ? first : metrics;
     CHECK(same(*first, *metrics));
+    if (pool == pools()[0]) {  // one thread adds in the order of the examples, as does count_bins
+      std::vector<Count> again(2 * bins, Count{3});
+      const std::vector<double> labels(from.labels.begin(), from.labels.end());
+      const std::vector<double> weights(from.weights.begin(), from.weights.end());
+      const BinRange range = count_bins(from.margins, labels, weights, kLimit, std::span(again));
+      CHECK(again == found);
+      CHECK(range.first == metrics->first && range.last == metrics->last);
+    }
     for (std::size_t k = 0; k < bins; ++k) {
       if (counts[k] + counts[bins + k] != Count{0}) {
         CHECK(metrics->first <= k && k <= metrics->last);

@@ -61,12 +61,13 @@ struct Batch {
 
 enum class Bias { kNone, kAlone, kAlsoAnEntry };
 
+// Examples have up to `longest` entries, or as many if they are even.
 inline Batch random_batch(std::size_t examples, std::size_t longest, std::size_t keys, bool valued, Bias bias,
-                          std::uint64_t seed) {
+                          std::uint64_t seed, bool even = false) {
   std::mt19937_64 random(seed);
   Batch batch;
   for (std::size_t i = 0; i < examples; ++i) {
-    for (std::size_t k = random() % (longest + 1); k > 0; --k) {
+    for (std::size_t k = even ? longest : random() % (longest + 1); k > 0; --k) {
       batch.columns.push_back(static_cast<std::uint32_t>(random() % keys >> (random() % 4U)));
       if (valued) {
         batch.values.push_back(
@@ -126,6 +127,9 @@ inline std::vector<Batch> batches() {
                                                     {3000, 39, 20'000},
                                                     {4000, 30, 5}}) {
         all.push_back(random_batch(examples, longest, keys, valued, bias, seed++));
+      }
+      for (const std::size_t length : {1U, 2U, 39U}) {
+        all.push_back(random_batch(70'000 / length, length, 500, valued, bias, seed++, true));
       }
     }
   }

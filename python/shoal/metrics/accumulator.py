@@ -120,16 +120,11 @@ class Accumulator(StreamMetrics):
         """
         y, a, w = checked(labels, margins, weights, "margins")
         loss, probability = sums or (weighted_sum(losses(y, a), w), weighted_sum(probabilities(a), w))
-        bins = ((np.clip(a, -LIMIT, LIMIT) + LIMIT) * ((1 << self.bits) / (2 * LIMIT))).astype(np.int64)
-        np.minimum(bins, (1 << self.bits) - 1, out=bins)
-        if len(bins):
-            self._use(int(bins.min()), int(bins.max()))
-        bins += y.astype(np.int64) << self.bits
-        if w is None:
-            np.add.at(self._counts, bins, 1)
-        else:
+        if w is not None:
+            w = np.ascontiguousarray(w)
             self._counts = self._counts.astype(np.float64, copy=False)
-            np.add.at(self._counts, bins, w)
+        if len(y):
+            self._use(*_core.count_bins(np.ascontiguousarray(a), y, w, LIMIT, self._counts))
         self.examples += len(y)
         self._weight.add(float(len(y)) if w is None else float(np.sum(w)))
         self._positive_weight.add(weighted_sum(y, w))
