@@ -101,7 +101,9 @@ def run_workers(
     workers : int or (int, int)
         Number of workers; of a range the least number is started, and others may join. Returns when they have ended
         too, and so have the named jobs, whose workers others have started. Of a range one that is killed by a signal
-        has not failed: the others continue without it, or wait for another one if they are too few.
+        has not failed: the others continue without it, or wait for another one if they are too few. Once one has
+        finished, a killed one is not started again; one that was started again before has not failed if another one
+        finishes.
     emit : callable
         Called with every line of a worker's output, from threads.
     restarts : int
@@ -144,13 +146,18 @@ def run_workers(
                 )
         going = set(children)
         killed: list[ChildProcess] = []
+        failed: list[ChildProcess] = []  # of a range those that were started again
+        again: set[ChildProcess] = set()
+        has_finished = False
+        is_range = isinstance(workers, tuple)
         while going:
             child = cluster.ended.get()
-            if child in going and child.process.returncode < 0 and restarts > 0:
+            status = child.process.returncode
+            if child in going and status < 0 and restarts > 0 and not (is_range and has_finished):
                 restarts -= 1
                 rank = children.index(child)
                 warn(
-                    f"{child.name} was killed by signal {-child.process.returncode} and starts again, "
+                    f"{child.name} was killed by signal {-status} and starts again, "
                     f"{counted(restarts, 'restart')} left (--worker-restarts)"
                 )
                 with held_back():
@@ -159,15 +166,25 @@ def run_workers(
                     )
                 going.remove(child)
                 going.add(children[rank])
+                again.add(children[rank])
                 continue
-            if child in going and child.process.returncode < 0 and isinstance(workers, tuple):
-                warn(f"{child.name} was killed by signal {-child.process.returncode}; the others go on without it")
+            if child in going and status < 0 and is_range:
+                others = "others have finished" if has_finished else "the others go on without it"
+                warn(f"{child.name} was killed by signal {-status}; {others}")
                 killed.append(child)
                 going.remove(child)
                 continue
-            if child not in going or child.process.returncode != 0:
+            if child in again and status != 0 and is_range:  # the job may have ended before it could take part
+                warn(f"{child.name}, which was started again, ended with status {status}")
+                failed.append(child)
+                going.remove(child)
+                continue
+            if child not in going or status != 0:
                 return child
+            has_finished = True
             going.remove(child)
+        if failed and not has_finished:
+            return failed[0]
         while isinstance(workers, tuple) and cluster.has_workers():
             with contextlib.suppress(queue.Empty):  # a server or the scheduler
                 return cluster.ended.get(timeout=_POLL_SECONDS)

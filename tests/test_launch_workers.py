@@ -1,0 +1,86 @@
+"""Workers of a job whose number may change that are killed when it ends: run_workers with programs that only wait."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.cluster.launch.workers import run_workers
+
+# The first process to come is "one", the next one "two", and one that is started again "again". Each does what follows
+# its name, until the test's time is over.
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+for name in ("one", "two", "again"):
+    try:
+        (folder / name).open("x").close()
+        break
+    except FileExistsError:
+        pass
+def wait_for(other):
+    deadline = time.monotonic() + 60
+    while not (folder / other).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+def end(status):
+    (folder / f"{name} ends").touch()
+    sys.exit(status)
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run(tmp_path: Path, workers: Any, acts: dict[str, str]) -> tuple[Any, list[str]]:
+    """Run the program; return the failed process and the messages."""
+    program = tmp_path / "program.py"
+    cases = "".join(f"if name == {name!r}:\n    {act}\n" for name, act in acts.items())
+    program.write_text(PROGRAM + cases)
+    said: list[str] = []
+    cluster: Any = SimpleNamespace(
+        address="tcp://127.0.0.1:1",
+        ended=queue.SimpleQueue(),
+        curve=None,
+        on_dead_worker=None,
+        has_workers=lambda: False,
+        named_jobs=list,
+    )
+    failed = run_workers(
+        cluster, [str(program), str(tmp_path)], workers, lambda line: None, restarts=5, warn=said.append
+    )
+    return failed, said
+
+
+def test_a_worker_that_is_killed_after_another_has_finished_is_not_started_again(tmp_path: Path) -> None:
+    acts = {"one": "wait_for('two'); end(0)", "two": "wait_for('one ends'); time.sleep(1); die()"}
+    failed, said = run(tmp_path, (2, 3), acts)
+    assert failed is None
+    assert len(said) == 1
+    assert "was killed by signal 9; others have finished" in said[0]
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_worker_that_finds_no_job_after_its_restart_has_not_failed_if_another_one_finishes(tmp_path: Path) -> None:
+    acts = {"one": "wait_for('again ends'); end(0)", "two": "wait_for('one'); die()", "again": "end(2)"}
+    failed, said = run(tmp_path, (2, 3), acts)
+    assert failed is None
+    assert "starts again, 4 restarts left" in said[0]
+    assert said[1].endswith("which was started again, ended with status 2")
+
+
+def test_a_worker_that_fails_after_its_restart_has_failed_if_none_finishes(tmp_path: Path) -> None:
+    acts = {"one": "wait_for('again ends'); time.sleep(1); end(3)", "two": "wait_for('one'); die()", "again": "end(2)"}
+    failed, _ = run(tmp_path, (2, 3), acts)
+    assert failed.process.returncode == 3
+
+
+@pytest.mark.parametrize("again", ["end(0)", "end(2)"])
+def test_with_a_fixed_number_each_worker_has_to_finish(tmp_path: Path, again: str) -> None:
+    acts = {"one": "wait_for('two'); end(0)", "two": "wait_for('one ends'); time.sleep(1); die()", "again": again}
+    failed, _ = run(tmp_path, 2, acts)
+    assert (tmp_path / "again").exists()
+    assert (failed is None) == (again == "end(0)")
