@@ -15,6 +15,15 @@ namespace shoal {
 
 using hash_order::Position;
 
+namespace {
+
+// `inverse` is written in random order. Where it is larger than a core's caches the lines are prefetched: a store that misses
+// them waits for its line, and with it all stores after it.
+constexpr std::size_t kFarWrites = std::size_t{1} << 16U;  // keys: 256 KiB
+constexpr std::size_t kWritesAhead = 64;
+
+}  // namespace
+
 KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, ThreadPool& pool,
                    KeyBatchScratch& scratch, std::optional<std::uint64_t> last)
     : KeyBatch(keys, last, false, slots, pool, scratch) {}
@@ -45,12 +54,18 @@ KeyBatch::KeyBatch(std::span<const std::uint64_t> given, std::optional<std::uint
   group_offsets_ = inverse_ + n;
 
   group_offsets_[0] = 0;
-  size_ = hash_order::sort(source, slots, pool, scratch, hashes_, offsets_, order_, [this] {
-    return [this](std::size_t j, std::size_t u, bool /*fresh*/) {
-      group_offsets_[u + 1] = static_cast<Position>(j + 1);
-      inverse_[order_[j]] = static_cast<Position>(u);
-    };
-  });
+  const auto sort = [&](auto far) {
+    return hash_order::sort(source, slots, pool, scratch, hashes_, offsets_, order_, [this] {
+      return [this](std::size_t j, std::size_t u, bool /*fresh*/) {
+        if (decltype(far)::value && j + kWritesAhead < input_size_) {
+          __builtin_prefetch(inverse_ + order_[j + kWritesAhead], 1);
+        }
+        group_offsets_[u + 1] = static_cast<Position>(j + 1);
+        inverse_[order_[j]] = static_cast<Position>(u);
+      };
+    });
+  };
+  size_ = n >= kFarWrites ? sort(std::true_type()) : sort(std::false_type());
   SHOAL_DCHECK(verify());
 }
 
