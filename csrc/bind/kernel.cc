@@ -32,17 +32,18 @@ std::span<const Number> in_or_empty(const std::optional<Array<Number>>& array) {
 
 // The keys of the batch are those of the entries, followed by the bias's key once if there is a bias.
 Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values,
-                     std::span<const std::uint32_t> columns, bool bias) {
+                     std::span<const std::uint32_t> columns, std::size_t keys, bool bias) {
   SHOAL_CHECK(!bias || !columns.empty(), "a batch with a bias ends with the bias key");
   return {.indptr = in(indptr),
           .columns = bias ? columns.first(columns.size() - 1) : columns,
           .values = in_or_empty(values),
-          .bias = bias ? std::optional(columns.back()) : std::nullopt};
+          .bias = bias ? std::optional(columns.back()) : std::nullopt,
+          .below = keys};
 }
 
 Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
                      bool bias) {
-  return examples_of(indptr, values, batch.inverse(), bias);
+  return examples_of(indptr, values, batch.inverse(), batch.size(), bias);
 }
 
 Array<double> logistic_margins(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
@@ -271,7 +272,7 @@ using ByFeature = ExamplesByFeature;
 std::unique_ptr<ByFeature> by_feature(const Array<std::int64_t>& indptr, const Floats& values,
                                       const UniqueKeys& keys, bool bias, const Array<float>& labels,
                                       const Floats& weights, PoolWithScratch& pool) {
-  const Examples examples = examples_of(indptr, values, keys.inverse(), bias);
+  const Examples examples = examples_of(indptr, values, keys.inverse(), keys.size(), bias);
   const auto truth = in(labels);
   const auto scale = in_or_empty(weights);
   const py::gil_scoped_release nogil;

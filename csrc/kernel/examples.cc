@@ -22,7 +22,7 @@ SHOAL_CLONES std::uint32_t greatest(std::span<const std::uint32_t> numbers) noex
 }  // namespace
 
 void check_examples(const Examples& examples, std::size_t keys) {
-  const auto& [indptr, columns, values, bias] = examples;
+  const auto& [indptr, columns, values, bias, below] = examples;
   const std::string entries = std::to_string(columns.size());
   SHOAL_CHECK(!indptr.empty() && indptr.front() == 0, "indptr must begin with 0");
   const auto fall = std::adjacent_find(indptr.begin(), indptr.end(), std::greater<>());
@@ -35,7 +35,7 @@ void check_examples(const Examples& examples, std::size_t keys) {
   SHOAL_CHECK(values.empty() || values.size() == columns.size(),
               "values must have one number for each of the " + entries + " entries, got " +
                   std::to_string(values.size()));
-  SHOAL_CHECK(columns.empty() || greatest(columns) < keys,
+  SHOAL_CHECK(columns.empty() || below <= keys || greatest(columns) < keys,
               "an entry is unique key " + std::to_string(greatest(columns)) + ", but there are only " +
                   std::to_string(keys));
   SHOAL_CHECK(!bias || *bias < keys, "the bias is unique key " + std::to_string(*bias) +

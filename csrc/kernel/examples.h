@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 
@@ -28,6 +29,7 @@ struct Examples {
   std::span<const float> values;           // one for each entry, or empty: each is 1
   std::optional<std::uint32_t>
       bias;  // the unique key of the bias: the last entry of every example, with value 1
+  std::size_t below = std::numeric_limits<std::size_t>::max();  // the columns are, as the caller knows
 
   std::size_t size() const noexcept { return indptr.empty() ? 0 : indptr.size() - 1; }
 };
