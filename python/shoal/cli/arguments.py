@@ -88,7 +88,11 @@ def reading(parser: argparse.ArgumentParser) -> None:
         help="fail on a malformed line, or skip it (default: raise)",
     )
     parser.add_argument(
-        "--reader-threads", type=int, default=1, metavar="N", help="threads that parse the files (default: 1)"
+        "--reader-threads",
+        type=int,
+        default=1,
+        metavar="N",
+        help="threads that parse the files (default: 1, which is the fastest unless there are many interactions)",
     )
 
 
