@@ -58,7 +58,7 @@ SHOAL_INLINE float exponential(float x) noexcept {
 }
 
 // 1 / (1 + e^-a) for label 0, -1 / (1 + e^a) for label 1, times the weight where there are weights. The sign of a slope before
-// tells the label.
+// gives the label.
 SHOAL_CLONES void slopes_of(std::size_t size, const double* margins, const float* weights,
                             float* slopes) noexcept {
   constexpr std::uint32_t kSign = 0x80000000U;

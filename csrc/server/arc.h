@@ -165,7 +165,7 @@ class Arc {
   // --- orders: arc_control.cc ---------------------------------------------------------------------------------------
 
   // Starts a job without admitted workers, at clock 0. Tables stay. The default job replaces the last one, whose pending work is
-  // dropped, and the tables' clocks continue from the clock `before` that it reached. A named job begins beside the others.
+  // dropped, and the tables' clocks continue from the clock `before` that it reached. A named job begins in addition to the others.
   void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before,
                  bool is_named = false);
   // Ends a named job: pending work is dropped.

@@ -169,7 +169,7 @@ class Service {
   void discard(std::vector<std::unique_ptr<Arc>> arcs);
 
   // Starts a job without admitted workers, at clock 0. Tables stay. The default job replaces the last one, whose pending work is
-  // dropped, and the tables' clocks continue from the clock `before` that it reached. A named job begins beside the others. No effect in
+  // dropped, and the tables' clocks continue from the clock `before` that it reached. A named job begins in addition to the others. No effect in
   // arcs where the job has already started.
   void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0,
                  bool is_named = false);

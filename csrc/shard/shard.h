@@ -239,7 +239,7 @@ class Shard {
 
   // Hashes and weights of one slot in ascending order of hash.
   virtual void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
-  // The same in any order, which takes a third of the time. Only of rows in memory.
+  // The same in any order, without sorting them. Only of rows in memory.
   void read_slot_unordered(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
 
   // Changes the weights of all rows of the slots [first, end): change(weights) modifies the weights of some rows in

@@ -514,7 +514,7 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     best = results[0]
     of_models = [model_facts(result.model) for result in results]
     lines = [
-        *grid_lines(results, "weights", lambda model: len(model.weights()[0])),
+        *grid_lines(results, "weights", lambda model: model.count_nonzero()),
         "",
         f"{'best':<12} {settings_name(best.settings)}",
         *pass_lines(best.model),

@@ -294,8 +294,8 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--job",
         metavar="NAME",
-        help="join the job of this name, which runs beside others on the cluster; jobs whose tables have one name "
-        "share their weights",
+        help="join the job of this name, which runs on the cluster at the same time as others; jobs whose tables have "
+        "one name share their weights",
     )
     group.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
     group.add_argument(

@@ -241,7 +241,7 @@ class PassCoordinator:
                     continue
                 if not was_past:
                     with contextlib.suppress(DeadlineExceededError):
-                        self._store.barrier()  # nobody begins again while others read
+                        self._store.barrier()  # none begins again while others read
                 raise ValueError(
                     f"{name} is {ours!r} on worker {first[0]} and {theirs.get(name)!r} on worker {rank}: pass all "
                     "workers of a fit the same settings"

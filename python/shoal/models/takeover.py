@@ -53,7 +53,7 @@ _REMEDY = "start the fit again, with resume=True (--resume) if it writes checkpo
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """One model of a worker; ``common`` is `Learner.common_state` where nobody else will have it."""
+    """One model of a worker; ``common`` is `Learner.common_state` where no other worker will have it."""
 
     own: bytes
     common: bytes

@@ -310,7 +310,7 @@ def run(
         reached = model.evaluate(held_out)
         path = model.save(out / "model", overwrite=True)
         stats = model.table.stats()
-        nonzero = len(model.weights()[0])
+        nonzero = model.count_nonzero()
         history = model.history
     (trained,) = history.passes
     best = measure(*truth) if truth else None

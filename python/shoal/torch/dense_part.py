@@ -204,7 +204,7 @@ class AllReduced(Alone):
         self._group: GlooGroup | None = None
         self._recovery: DenseRecovery | None = None  # in place of the group, in a fit whose workers are replaced
         self._share = 0.0  # of this worker's batch among the examples of the step, over the scale of its loss
-        self._wants_move = self._moves = False  # what this worker tells the others, and what all have agreed on
+        self._wants_move = self._moves = False  # what this worker sends to the others, and what all have agreed on
 
     @property
     def can_be_replaced(self) -> bool:

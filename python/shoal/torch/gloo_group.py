@@ -5,7 +5,7 @@
 It is not torch's default group, which belongs to the user's program. When a worker ends, its connections end, and the
 sum fails at the others at once. A worker that does not come is waited for, since it may be slow: twice a second `check`
 says whether to go on. A sum that is given up cannot be taken back from gloo, whose thread keeps it until it times out;
-a thread of its own then waits for that, so that nobody else does.
+a thread of its own then waits for that, so that no other thread does.
 
 Threads: the one that trains, and the one of a sum that was given up.
 """

@@ -430,7 +430,7 @@ class StartJob(_Message, frozen=True, tag="start-job"):
     """Begin a job: clocks at 0, the workers' ranks 0..n-1 admitted with these incarnations.
 
     ``before`` is the number of clocks of the last job: the tables' own clocks continue from there. A job that is
-    ``named`` begins beside the others; the default job replaces the last one.
+    ``named`` begins in addition to the others; the default job replaces the last one.
     """
 
     job: Annotated[int, Meta(ge=1, lt=1 << 32)]

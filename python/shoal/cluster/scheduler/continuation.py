@@ -52,7 +52,7 @@ def continuation_of(job: Job, *, until: float) -> Continuation:
 
 
 def why_over(job: Job) -> str:
-    """Return the message for a worker that has waited to take part in a job that nobody continues."""
+    """Return the message for a worker that has waited to take part in a job that no worker continues."""
     text = "the job that this worker waited to take part in has ended"
     if len(job.dead) == job.size:
         text += (

@@ -1,4 +1,4 @@
-"""The jobs of a cluster by name: the default job, whose name is empty, and any number of named ones beside it.
+"""The jobs of a cluster by name: the default job, whose name is empty, and any number of named ones.
 
 Each has workers, ranks, barriers and passes of its own (jobs.py), so a worker of one is never waited for by another. A
 name is free again when the last worker of its job has left or died, and no other waits for it.

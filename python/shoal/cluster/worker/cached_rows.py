@@ -209,7 +209,7 @@ class CachedRows:
     def _begin(self, clock: int, rows: Rows) -> CachedPull:
         for pull in list(self.pulls.values()):
             if pull.call is not None and pull.call.done:
-                self._finish(pull)  # nobody waits for it, perhaps ever
+                self._finish(pull)  # perhaps the caller never waits for it
         self._reader = self._reader % _READERS + 1
         return CachedPull(self, self._reader, clock, rows)
 

@@ -26,7 +26,7 @@ cdef extern from *:
     const uint64_t* kLowBytes
     const uint64_t* kLengths
     const uint32_t* kToTop
-    bint unlikely(bint) nogil  # of Cython: tells the compiler so
+    bint unlikely(bint) nogil  # of Cython: a hint to the compiler
 
 # The lines that have been scanned, and the next one of them.
 cdef struct ScannedLines:
