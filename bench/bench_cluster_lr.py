@@ -91,12 +91,11 @@ def started(code: str, arguments: list[Any]) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, json.dumps(arguments)], stdout=subprocess.PIPE, text=True)
 
 
-def output_of(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for a child: what it printed."""
+def output_of(child: subprocess.Popen[str]) -> Any:
+    """Wait for a child: the JSON that it printed."""
     out = child.communicate()[0]
     check(child.returncode == 0, "a child failed")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    return json.loads(out)
 
 
 def on_cluster(arguments: argparse.Namespace, log: Path, test: Path, filters: dict[str, Any]) -> dict[str, Any]:

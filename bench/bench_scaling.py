@@ -18,22 +18,21 @@ import argparse
 import concurrent.futures
 import ctypes
 import hashlib
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import shoal
+from bench_cluster_lr import output_of, started
 from bench_text_to_model import compiled, pointer, process, write
 from bench_vw import HYPER
 from figures import check, conditions, spread
+from shoal.base.plural import counted
 from shoal.cluster.launch.local_cluster import running
 
 BATCH = 16384
@@ -91,18 +90,6 @@ with shoal.connect(address, workers=workers, threads=1, timeout=300) as store:
 """
 
 
-def child(code: str, *given: Any) -> subprocess.Popen[str]:
-    """Start a child that prints one line of JSON."""
-    return subprocess.Popen([sys.executable, "-c", code, json.dumps(given)], stdout=subprocess.PIPE, text=True)
-
-
-def answer(of: subprocess.Popen[str]) -> Any:
-    """Wait for a child: what it printed."""
-    out = of.communicate()[0]
-    check(of.returncode == 0, "a child failed")
-    return json.loads(out)
-
-
 class Bench:
     """The measurements, each of which appends to ``found[title][cores]`` and returns what must be equal in all runs."""
 
@@ -134,7 +121,7 @@ class Bench:
 
     def memory(self, cores: int) -> str:
         """Measure a pass over batches in memory."""
-        seconds, used, digest = answer(child(MEMORY, str(self.log), cores, HYPER, BATCH))
+        seconds, used, digest = output_of(started(MEMORY, [str(self.log), cores, HYPER, BATCH]))
         self.add("memory: k examples/s", cores, self.options.examples / seconds / 1e3)
         self.add("memory: CPU s", cores, used)
         return str(digest)
@@ -142,7 +129,7 @@ class Bench:
     def table(self, cores: int) -> str:
         """Measure pulls and pushes, and the reading of lines."""
         calls = 16
-        found, digest, used = answer(child(TABLE, self.options.rows, cores, KEYS, calls))
+        found, digest, used = output_of(started(TABLE, [self.options.rows, cores, KEYS, calls]))
         for name, seconds in found.items():
             self.add(f"table, {name}: M keys/s", cores, calls * KEYS / seconds / 1e6)
         native, lines = compiled(self.folder), used // 64
@@ -164,8 +151,8 @@ class Bench:
         """Measure a pass by the workers of a cluster."""
         workers = max(1, cores // 2)
         with running(max(1, workers // 2), workers=workers) as one:
-            what = (one.address, workers, str(self.log), BATCH // workers, HYPER)
-            done = [answer(each) for each in [child(WORKER, *what) for _ in range(workers)]]
+            what = [one.address, workers, str(self.log), BATCH // workers, HYPER]
+            done = [output_of(child) for child in [started(WORKER, what) for _ in range(workers)]]
         check(all(examples == self.options.examples for _, examples in done), "examples were lost")
         self.add("cluster: k examples/s", cores, self.options.examples / max(seconds for seconds, _ in done) / 1e3)
         return ""
@@ -185,7 +172,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-scaling-") as name:
         bench = Bench(options, Path(name))
         write(bench.log, options.examples)
-        print("| | " + " | ".join(f"{cores} cores" for cores in options.cores) + " |")
+        print("| | " + " | ".join(counted(cores, "core") for cores in options.cores) + " |")
         print("|---" * (len(options.cores) + 1) + "|")
         for kind in options.only or ("text", "memory", "table", "cluster"):
             equal = set()

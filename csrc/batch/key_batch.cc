@@ -17,8 +17,8 @@ using hash_order::Position;
 
 namespace {
 
-// `inverse` is written in random order. Where it is larger than a core's caches the lines are prefetched: a store that misses
-// them waits for its line, and with it all stores after it.
+// `inverse` is written in random order. Where it is much larger than the L1 cache the lines are prefetched: a store that misses
+// it waits for its line, and with it all stores after it.
 constexpr std::size_t kFarWrites = std::size_t{1} << 16U;  // keys: 256 KiB
 constexpr std::size_t kWritesAhead = 64;
 

@@ -185,7 +185,7 @@ def run_workers(
             going.remove(child)
         if failed and not has_finished:
             return failed[0]
-        while isinstance(workers, tuple) and cluster.has_workers():
+        while is_range and cluster.has_workers():
             with contextlib.suppress(queue.Empty):  # a server or the scheduler
                 return cluster.ended.get(timeout=_POLL_SECONDS)
         is_told = False
