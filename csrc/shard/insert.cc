@@ -50,19 +50,15 @@ void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& b
 
 std::size_t Shard::insert_missing(SlotState& slot, std::span<const std::uint64_t> hashes,
                                   std::span<std::byte*> rows, std::uint32_t now) const {
-  std::size_t inserted = 0;
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    if (rows[r] == nullptr) {
-      if (slot.filter != nullptr) {
-        slot.filter->forget(hashes[r]);
-      }
-      rows[r] = slot.table.insert(hashes[r]);
-      fill_initial_row(hashes[r], rows[r]);
-      rows_.metadata().begin(rows[r], now);
-      ++inserted;
+  const std::size_t before = slot.table.size();
+  slot.table.insert_missing(hashes, rows, [&](std::size_t r, std::byte* row) {
+    if (slot.filter != nullptr) {
+      slot.filter->forget(hashes[r]);
     }
-  }
-  return inserted;
+    fill_initial_row(hashes[r], row);
+    rows_.metadata().begin(row, now);
+  });
+  return slot.table.size() - before;
 }
 
 std::size_t Shard::admit(SlotState& slot, const SlotSlices& batch, std::span<std::byte*> rows,

@@ -13,9 +13,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/memory.h"
 #include "base/mix.h"
+#include "base/simd.h"
 
 namespace shoal {
 
@@ -39,5 +41,20 @@ struct Layout {
   std::size_t cells;  // per bucket
   Slots slots;
 };
+
+// Calls use(std::integral_constant) with the layout's payload_bytes, for code that is compiled for each size.
+template <class Use>
+SHOAL_INLINE decltype(auto) with_payload_bytes(const Layout& layout, const Use& use) {
+  switch (layout.payload_bytes) {
+    case 4:
+      return use(std::integral_constant<std::size_t, 4>());
+    case 8:
+      return use(std::integral_constant<std::size_t, 8>());
+    case 12:
+      return use(std::integral_constant<std::size_t, 12>());
+    default:
+      return use(std::integral_constant<std::size_t, 16>());
+  }
+}
 
 }  // namespace shoal

@@ -41,81 +41,46 @@ double highest_load(std::size_t cells) noexcept {
 
 }  // namespace
 
-// Cells that are being moved from one bucket to another, in kReach chains by home modulo kReach. Has room for all
-// cells of the table; unless keys are chosen to collide, it holds a few dozen at a time. Each thread keeps its room
-// from one growth to the next; pages that were never written take no memory.
-class SlotTable::DisplacedEntries {
+// Cells that wait for the end of a growth, and their payloads. Has room for all cells of the table; unless keys are chosen
+// to collide, every eighth waits. Each thread keeps its room from one growth to the next; pages that were never written
+// take no memory.
+template <std::size_t kPayload>
+class SlotTable::WaitingCells {
  public:
-  explicit DisplacedEntries(const SlotTable& table) : table_(table) {
-    if (room_.bytes() < table.cells() * sizeof(Cell)) {
-      room_.resize(table.cells() * sizeof(Cell));
+  WaitingCells(std::size_t cells, std::size_t buckets) {
+    const std::size_t bytes = (cells + 1) * sizeof(Cell) + buckets;
+    if (room_.bytes() < bytes) {
+      room_.resize(bytes);
     }
-    cells_ = reinterpret_cast<Cell*>(room_.data());
-    chains_.fill(kEnd);
+    placed_ = reinterpret_cast<std::uint8_t*>(room_.data());
+    std::memset(placed_, 0, buckets);
+    cells_ = reinterpret_cast<Cell*>(room_.data() + (buckets + 7) / 8 * 8);
   }
-  ~DisplacedEntries() {
-    if (end_ > kKept) {
+  ~WaitingCells() {
+    if (size_ > kKept) {
       room_ = Region();
     }
   }
-  DisplacedEntries(const DisplacedEntries&) = delete;
-  DisplacedEntries& operator=(const DisplacedEntries&) = delete;
+  WaitingCells(const WaitingCells&) = delete;
+  WaitingCells& operator=(const WaitingCells&) = delete;
 
-  void push(std::uint32_t home, std::uint64_t cell, const std::byte* payload) noexcept {
-    push_onto(chains_[home % kReach], home, cell, payload);
-  }
-  // Holds a cell until the end of the move.
-  void hold(std::uint64_t cell, const std::byte* payload) noexcept { push_onto(held_, kEnd, cell, payload); }
-
-  // Removes the cells of one home for which put(cell, payload) returns true.
-  template <class Put>
-  void take(std::uint32_t home, const Put& put) noexcept {
-    take_from(chains_[home % kReach], home, put);
-  }
-  template <class Put>
-  void take_held(const Put& put) noexcept {
-    take_from(held_, kEnd, put);
-  }
-
- private:
   struct Cell {
     std::uint64_t cell;
-    std::uint32_t home;
-    std::uint32_t next;
-    std::byte payload[Layout::kMaxNarrowBytes];
+    std::array<std::byte, kPayload> payload;
   };
-  static constexpr std::uint32_t kEnd = ~std::uint32_t{0};
-  static constexpr std::uint32_t kKept = 4096;  // cells: 128 KiB
+  Cell* data() noexcept { return cells_; }
+  std::uint8_t* placed() noexcept { return placed_; }
+  void set_end(const Cell* end) noexcept { size_ = static_cast<std::size_t>(end - cells_); }
+  std::span<const Cell> all() const noexcept { return {cells_, size_}; }
 
-  void push_onto(std::uint32_t& chain, std::uint32_t home, std::uint64_t cell,
-                 const std::byte* payload) noexcept {
-    const std::uint32_t i = free_ == kEnd ? end_++ : std::exchange(free_, cells_[free_].next);
-    cells_[i].cell = cell;
-    cells_[i].home = home;
-    cells_[i].next = std::exchange(chain, i);
-    table_.copy_payload(cells_[i].payload, payload);
-  }
-  template <class Put>
-  void take_from(std::uint32_t& chain, std::uint32_t home, const Put& put) noexcept {
-    for (std::uint32_t* link = &chain; *link != kEnd;) {
-      Cell& at = cells_[*link];
-      if (at.home == home && put(at.cell, at.payload)) {
-        const std::uint32_t freed = std::exchange(*link, at.next);
-        at.next = std::exchange(free_, freed);
-      } else {
-        link = &at.next;
-      }
-    }
-  }
+ private:
+  static constexpr std::size_t kKept = 4096;
 
   static inline thread_local Region room_;
 
-  const SlotTable& table_;
   Cell* cells_;
-  std::array<std::uint32_t, kReach> chains_;
-  std::uint32_t held_ = kEnd;
-  std::uint32_t free_ = kEnd;
-  std::uint32_t end_ = 0;
+  std::uint8_t* placed_;
+  std::size_t size_ = 0;
 };
 
 SlotTable::SlotTable(const Layout& layout, Slot slot, Chunks& chunks) : SlotTable(layout, slot) {
@@ -194,40 +159,34 @@ std::byte* SlotTable::take_cell(std::size_t b, std::size_t c, std::uint64_t cell
   return payload(b, c);
 }
 
-std::byte* SlotTable::place_cell(std::uint64_t cell, bool wrap) noexcept {
+std::byte* SlotTable::place_cell(std::uint64_t cell) noexcept {
   const std::size_t first = home(cell);
   if (!full(first)) {
     return take_cell(first, filled(first), cell);
   }
   const std::size_t other = second_of(cell, first);
-  if (other <= first && !wrap) {
-    return nullptr;
-  }
   if (!full(other)) {
     return take_cell(other, filled(other), cell);
   }
   for (const std::size_t b : {first, other}) {
-    const std::size_t c = free_by_moving(b, wrap);
+    const std::size_t c = free_by_moving(b);
     if (c != layout_->cells) {
       return take_cell(b, c, cell);
     }
   }
   std::size_t b = other;
   for (std::size_t passed = 0; full(b); ++passed) {
-    if (b + 1 == buckets_ && !wrap) {
-      return nullptr;
-    }
     b = after(b);
     probed_far_ |= passed == kLongestProbe;
   }
   return take_cell(b, filled(b), cell);
 }
 
-std::size_t SlotTable::free_by_moving(std::size_t b, bool wrap) noexcept {
+std::size_t SlotTable::free_by_moving(std::size_t b) noexcept {
   for (std::size_t c = 0; c < layout_->cells; ++c) {
     const std::uint64_t here = cell(b, c);
     const std::size_t to = second_of(here, b);
-    if (home(here) == b && !full(to) && (to > b || wrap)) {
+    if (home(here) == b && !full(to)) {
       copy_payload(take_cell(to, filled(to), here), payload(b, c));
       ++version_;
       return c;
@@ -236,20 +195,30 @@ std::size_t SlotTable::free_by_moving(std::size_t b, bool wrap) noexcept {
   return layout_->cells;
 }
 
+void SlotTable::prefetch_seconds(std::size_t b) const noexcept {
+  for (std::size_t c = 0; c < layout_->cells; ++c) {
+    shoal::prefetch(bucket(second_of(cell(b, c), b)));
+  }
+}
+
 std::byte* SlotTable::insert(std::uint64_t hash) noexcept {
   SHOAL_DCHECK(has_room(1));
   probed_far_ = false;
-  std::byte* at = place_cell(cell_of(hash), true);
+  std::byte* at = place_cell(cell_of(hash));
   ++size_;
   if (probed_far_ && !is_scrambled()) [[unlikely]] {
     scramble();
     at = payload_of(cell_of(hash));
   }
+  return new_row(at);
+}
+
+std::byte* SlotTable::new_row(std::byte* payload) noexcept {
   if (layout_->narrow) {
-    return at;
+    return payload;
   }
   const std::uint32_t number = take_row();
-  keep(at, number);
+  keep(payload, number);
   return slab_.row(number);
 }
 
@@ -317,12 +286,15 @@ void SlotTable::resize_index(std::size_t buckets) {
     };
     const std::size_t old_buckets = buckets_;
     const auto start = Clock::now();
-    DisplacedEntries displaced(*this);  // before the first change
-    index_.resize(buckets * kCacheLine);
-    index_.populate(old_buckets * kCacheLine);
-    const auto ready = Clock::now();
-    set_buckets(buckets);
-    spread(old_buckets, displaced);
+    auto ready = start;
+    with_payload_bytes(*layout_, [&]<std::size_t kPayload>(std::integral_constant<std::size_t, kPayload>) {
+      WaitingCells<kPayload> waiting(cells(), buckets);  // before the first change
+      index_.resize(buckets * kCacheLine);
+      index_.populate(old_buckets * kCacheLine);
+      ready = Clock::now();
+      set_buckets(buckets);
+      spread(old_buckets, waiting);
+    });
     const std::uint64_t moving = nanoseconds(Clock::now() - ready);
     growth_ = {.times = growth_.times + 1,
                .memory_ns = growth_.memory_ns + nanoseconds(ready - start),
@@ -347,7 +319,7 @@ void SlotTable::refill_from(const Region& index, std::size_t buckets) noexcept {
       if (kept == 0) {
         break;
       }
-      copy_payload(place_cell(kept, true), line + cell_bytes + c * layout_->payload_bytes);
+      copy_payload(place_cell(kept), line + cell_bytes + c * layout_->payload_bytes);
     }
   }
 }
@@ -367,61 +339,45 @@ void SlotTable::scramble() noexcept {
   refill_from(old, buckets_);
 }
 
-// Moves the cells of the first `old_buckets` buckets to their new homes, from the last home to the first. When a home
-// is processed, its cells have been removed from the buckets at or after it, and they go to a new home at or after
-// it, where all cells are already placed.
-void SlotTable::spread(std::size_t old_buckets, DisplacedEntries& displaced) noexcept {
-  const auto old_home = [&](std::uint64_t here) {
-    return static_cast<std::uint32_t>(scale(probe_key(here) << layout_->slots.bits(), old_buckets));
-  };
-  const auto put = [&](std::uint64_t here, const std::byte* from, bool wrap) {
-    std::byte* const to = place_cell(here, wrap);
-    if (to != nullptr) {
-      copy_payload(to, from);
-    }
-    return to != nullptr;
-  };
-
-  // Cells whose probe sequences wrapped around the old end are stored before their homes.
-  bool was_full = true;
-  for (std::size_t b = 0; b < old_buckets && (b < kReach || was_full); ++b) {
-    was_full = full(b);
-    for (std::size_t c = filled(b); c-- > 0;) {
-      const std::uint64_t here = cell(b, c);
-      if (old_home(here) > b) {
-        displaced.push(old_home(here), here, payload(b, c));
-        remove_cell(b, c);
-      }
-    }
-  }
+// Moves the cells of the first `old_buckets` buckets to their new homes, from the last bucket to the first, so that all that
+// is written has been read: homes only move up. A cell waits until all have been read if its new home is full, or comes
+// before the bucket in which it lay (after its old home). Without branches that depend on the cells: they could not be
+// predicted, and would take most of the time.
+template <std::size_t kPayload>
+void SlotTable::spread(std::size_t old_buckets, WaitingCells<kPayload>& waiting) noexcept {
+  constexpr std::size_t kCells = kCacheLine / (sizeof(std::uint64_t) + kPayload);
+  constexpr std::size_t kPayloads = kCells * sizeof(std::uint64_t);  // where they begin
+  using Payload = std::array<std::byte, kPayload>;
+  // Copies of members: the stores below cannot alias them.
+  const auto [lines, buckets, scrambled] = this->buckets();
+  const unsigned slot_bits = layout_->slots.bits();
+  auto* next = waiting.data();
+  std::uint8_t* const placed = waiting.placed();
   for (std::size_t b = old_buckets; b-- > 0;) {
-    alignas(kCacheLine) std::byte line[kCacheLine];
-    std::memcpy(line, bucket(b), kCacheLine);
-    std::memset(bucket(b), 0, kCacheLine);
-    // Cells whose new probe sequences wrap around the end are held until the end of the move.
-    const auto put_or_hold = [&](std::uint64_t here, const std::byte* from) {
-      if (!put(here, from, false)) {
-        displaced.hold(here, from);
-      }
-      return true;
-    };
-    displaced.take(static_cast<std::uint32_t>(b), put_or_hold);
-    for (std::size_t c = 0; c < layout_->cells; ++c) {
-      const auto here = load<std::uint64_t>(line + c * sizeof(std::uint64_t));
-      if (here == 0) {
-        break;
-      }
-      const std::byte* const from =
-          line + layout_->cells * sizeof(std::uint64_t) + c * layout_->payload_bytes;
-      const std::uint32_t home_before = old_home(here);
-      if (home_before != b) {
-        displaced.push(home_before, here, from);
-      } else {
-        put_or_hold(here, from);
-      }
+    std::array<std::byte, kCacheLine> line;
+    std::memcpy(line.data(), lines + b * kCacheLine, kCacheLine);
+    std::memset(lines + b * kCacheLine, 0, kCacheLine);
+    for (std::size_t c = 0; c < kCells; ++c) {
+      const auto here = load<std::uint64_t>(line.data() + c * sizeof(std::uint64_t));
+      const std::size_t to = scale(probe_key(here, scrambled, slot_bits) << slot_bits, buckets);
+      std::byte* const there = lines + to * kCacheLine;
+      const bool is_early = here == 0 || to < b;
+      const std::size_t n = placed[to];
+      const bool is_full = n == kCells;
+      placed[to] = static_cast<std::uint8_t>(n + (is_early || is_full ? 0U : 1U));
+      const std::uint64_t waits = is_early || is_full ? 1 : 0;
+      const std::array<std::byte*, 2> keys{there + n * sizeof here,
+                                           reinterpret_cast<std::byte*>(&next->cell)};
+      const std::array<std::byte*, 2> values{there + kPayloads + n * kPayload, next->payload.data()};
+      keep(keys[waits], here);
+      keep(values[waits], load<Payload>(line.data() + kPayloads + c * kPayload));
+      next += waits & static_cast<std::uint64_t>(here != 0);
     }
   }
-  displaced.take_held([&](std::uint64_t here, const std::byte* from) { return put(here, from, true); });
+  waiting.set_end(next);
+  for (const auto& one : waiting.all()) {
+    keep(place_cell(one.cell), one.payload);
+  }
 }
 
 }  // namespace shoal

@@ -11,8 +11,8 @@
 //
 //   cell       the hash with its slot bits set to ones; 0 is an empty cell, so zeroed pages are an empty table and no key
 //              is reserved (all hashes of a slot share their slot bits, which therefore carry no information here)
-//   growing    extends the memory in place, then moves cells from the last bucket to the first, home by home: homes only
-//              move up, and a probe sequence only leads up from its home. No second copy.
+//   growing    extends the memory in place, then moves cells from the last bucket to the first: homes only move up. Cells
+//              whose homes are full by then are put aside, and inserted at the end. No second copy.
 //   erasing    moves a cell whose probe sequence crosses the freed cell into it: no tombstones. A table below half of its
 //              limit is rebuilt smaller, and its memory is returned to the system.
 //   wide rows  lie in a slab and are addressed by row number (table/slab.h); free numbers form a chain through the free
@@ -123,6 +123,10 @@ class SlotTable {
 
   // Inserts a hash that is absent and returns its row, whose bytes are unspecified. Requires has_room(1).
   std::byte* insert(std::uint64_t hash) noexcept;
+  // Inserts the hashes whose rows[i] is null and sets rows[i], as find() would if version() has not changed. Calls
+  // start(i, row), which writes the row, after each insert: later ones may move it. Requires has_room() for them.
+  template <class Start>
+  void insert_missing(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows, const Start& start);
 
   // Returns false if the hash is absent. Call give_back() after the erases of a batch: it returns memory to the
   // system if much of it is free, or with `all` as much as possible.
@@ -233,17 +237,22 @@ class SlotTable {
   }
   bool on_probe_sequence(std::uint64_t cell, std::size_t stands, std::size_t b) const noexcept;
 
-  // Stores `cell` and returns its payload. Returns null if its probe sequence wraps around the end and `wrap` is
-  // false.
-  std::byte* place_cell(std::uint64_t cell, bool wrap) noexcept;
+  // Stores `cell` and returns its payload.
+  std::byte* place_cell(std::uint64_t cell) noexcept;
   std::byte* take_cell(std::size_t b, std::size_t c, std::uint64_t cell) noexcept;
   // Frees a cell of the full bucket b by moving its hash to that hash's second bucket, and returns the cell's number;
   // layout_->cells if no hash can be moved.
-  std::size_t free_by_moving(std::size_t b, bool wrap) noexcept;
+  std::size_t free_by_moving(std::size_t b) noexcept;
+  // Prefetches the lines that free_by_moving(b) reads.
+  void prefetch_seconds(std::size_t b) const noexcept;
+  // The row of a payload that was just taken.
+  std::byte* new_row(std::byte* payload) noexcept;
   void grow_index(std::size_t rows);
   void resize_index(std::size_t buckets);
-  class DisplacedEntries;
-  void spread(std::size_t old_buckets, DisplacedEntries& displaced) noexcept;
+  template <std::size_t kPayload>
+  class WaitingCells;
+  template <std::size_t kPayload>
+  void spread(std::size_t old_buckets, WaitingCells<kPayload>& waiting) noexcept;
   void refill_from(const Region& index, std::size_t buckets) noexcept;
   void scramble() noexcept;
   void remove_cell(std::size_t b, std::size_t c) noexcept;

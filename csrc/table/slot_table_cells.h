@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -50,16 +51,9 @@ inline std::uint64_t SlotTable::cell(std::size_t b, std::size_t c) const noexcep
 }
 
 inline void SlotTable::copy_payload(std::byte* to, const std::byte* from) const noexcept {
-  switch (layout_->payload_bytes) {  // a copy of a known size is one or two instructions
-    case 4:
-      return cells::keep(to, cells::load<std::array<std::byte, 4>>(from));
-    case 8:
-      return cells::keep(to, cells::load<std::array<std::byte, 8>>(from));
-    case 12:
-      return cells::keep(to, cells::load<std::array<std::byte, 12>>(from));
-    default:
-      return cells::keep(to, cells::load<std::array<std::byte, 16>>(from));
-  }
+  with_payload_bytes(*layout_, [&]<std::size_t kBytes>(std::integral_constant<std::size_t, kBytes>) {
+    cells::keep(to, cells::load<std::array<std::byte, kBytes>>(from));  // one or two instructions
+  });
 }
 
 inline std::size_t SlotTable::filled(std::size_t b) const noexcept {
@@ -74,6 +68,59 @@ inline bool SlotTable::full(std::size_t b) const noexcept { return cell(b, layou
 
 inline std::byte* SlotTable::row_at(std::byte* payload) const noexcept {
   return layout_->narrow ? payload : slab_.row(cells::load<std::uint32_t>(payload));
+}
+
+// In rounds, so that the cache misses of many hashes overlap: homes that are not full, then second buckets, then the rest, for
+// which other cells move. Without branches on what is full, which could not be predicted.
+template <class Start>
+void SlotTable::insert_missing(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
+                               const Start& start) {
+  constexpr std::size_t kRound = 64;
+  for (std::size_t first = 0; first < rows.size(); first += kRound) {
+    std::array<std::size_t, kRound> open;
+    std::size_t open_count = 0;
+    for (std::size_t i = first; i < std::min(first + kRound, rows.size()); ++i) {
+      open[open_count] = i;
+      open_count += rows[i] == nullptr ? 1U : 0U;
+    }
+    const auto insert_into = [&](const auto& bucket_of, const auto& prefetch_next) {
+      std::array<std::size_t, kRound> fits;
+      std::size_t fits_count = 0;
+      std::size_t rest = 0;
+      for (std::size_t k = 0; k < open_count; ++k) {
+        const std::size_t i = open[k];
+        const bool is_full = full(bucket_of(cell_of(hashes[i])));
+        fits[fits_count] = i;
+        fits_count += is_full ? 0U : 1U;
+        open[rest] = i;
+        rest += is_full ? 1U : 0U;
+      }
+      for (std::size_t k = 0; k < rest; ++k) {
+        prefetch_next(cell_of(hashes[open[k]]));
+      }
+      for (std::size_t k = 0; k < fits_count; ++k) {
+        const std::size_t i = fits[k];
+        const std::uint64_t cell = cell_of(hashes[i]);
+        const std::size_t b = bucket_of(cell);
+        if (full(b)) [[unlikely]] {  // by now
+          open[rest++] = i;
+        } else {
+          rows[i] = new_row(take_cell(b, filled(b), cell));
+          ++size_;
+          start(i, rows[i]);
+        }
+      }
+      open_count = rest;
+    };
+    const auto first_of = [&](std::uint64_t cell) { return home(cell); };
+    const auto other_of = [&](std::uint64_t cell) { return second_of(cell, home(cell)); };
+    insert_into(first_of, [](std::uint64_t) {});  // the search has read the second buckets
+    insert_into(other_of, [&](std::uint64_t cell) { prefetch_seconds(home(cell)); });
+    for (std::size_t k = 0; k < open_count; ++k) {
+      rows[open[k]] = insert(hashes[open[k]]);
+      start(open[k], rows[open[k]]);
+    }
+  }
 }
 
 }  // namespace shoal

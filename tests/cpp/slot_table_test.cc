@@ -69,6 +69,33 @@ void insert(SlotTable& table, Rows& rows, std::uint64_t hash, std::size_t row_by
   rows[hash] = number;
 }
 
+// Inserts many hashes at once: each that is absent is started once, and afterwards all have their rows.
+void insert_all(SlotTable& table, Rows& rows, std::vector<std::uint64_t> hashes, std::size_t row_bytes,
+                std::uint32_t number) {
+  std::sort(hashes.begin(), hashes.end());
+  hashes.erase(std::unique(hashes.begin(), hashes.end()), hashes.end());
+  std::vector<std::byte*> found(hashes.size());
+  table.find(hashes, found);
+  const auto missing = static_cast<std::size_t>(std::count(found.begin(), found.end(), nullptr));
+  const std::size_t before = table.size();
+  const std::uint64_t version = table.version();
+  table.make_room(missing);
+  std::size_t started = 0;
+  table.insert_missing(hashes, found, [&](std::size_t i, std::byte* row) {
+    CHECK(!rows.contains(hashes[i]));
+    rows[hashes[i]] = number + static_cast<std::uint32_t>(i);
+    write(row, row_bytes, rows[hashes[i]]);
+    ++started;
+  });
+  CHECK_EQ(started, missing);
+  CHECK_EQ(table.size(), before + missing);
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    std::byte* const row = find_one(table, hashes[i]);
+    CHECK_EQ(read(row, row_bytes), rows[hashes[i]]);
+    CHECK(row == found[i] || version != table.version());
+  }
+}
+
 // Exactly the rows in the ranges are found: few ranges or many, at any positions.
 void check_ranges(const SlotTable& table, const Rows& rows, Slots slots, std::size_t row_bytes,
                   std::mt19937_64& random) {
@@ -103,6 +130,12 @@ void check_against_map(std::size_t row_bytes, const std::function<std::uint64_t(
   std::mt19937_64 random(row_bytes);
   for (int phase = 0; phase < 30; ++phase) {
     const bool erasing = phase % 10 >= 6;
+    if (!erasing && random() % 2 == 0) {
+      std::vector<std::uint64_t> hashes(random() % 300);
+      std::ranges::generate(hashes, [&] { return draw(random); });
+      insert_all(table, rows, hashes, row_bytes, static_cast<std::uint32_t>(random()));
+      check_same(table, rows, row_bytes);
+    }
     for (int k = 0; k < 150; ++k) {
       const std::uint64_t hash = erasing && !rows.empty() && k % 3 != 0 ? rows.begin()->first : draw(random);
       if (erasing) {
@@ -160,7 +193,7 @@ TEST(hashes_with_one_home_and_one_second_bucket_go_on_behind_it) {
 
 // Chosen hashes that collide in more buckets than an insert passes: the slot places them by another mix from then on, and
 // does everything that it did before. Once it is empty it places hashes in their order again.
-TEST(a_slot_whose_hashes_were_chosen_to_collide_is_scrambled_and_answers_as_before) {
+void check_scrambled(bool is_batched) {
   for (const std::size_t bytes : kRowBytes) {
     const Slots slots(4);
     const Layout layout(bytes, slots);
@@ -169,8 +202,20 @@ TEST(a_slot_whose_hashes_were_chosen_to_collide_is_scrambled_and_answers_as_befo
     std::mt19937_64 random(bytes);
     Rows rows;
     const auto colliding = [&] { return kFirst + (random() % 8000 << 6U); };
-    for (std::uint32_t k = 0; k < 6000; ++k) {
-      insert(table, rows, k % 3 == 0 ? random() >> 2U | kFirst : colliding(), bytes, k);
+    const auto draw = [&](std::uint32_t k) { return k % 3 == 0 ? random() >> 2U | kFirst : colliding(); };
+    if (is_batched) {
+      while (!table.is_scrambled()) {
+        std::vector<std::uint64_t> hashes;
+        for (std::uint32_t k = 0; k < 500; ++k) {
+          hashes.push_back(draw(k));
+        }
+        insert_all(table, rows, hashes, bytes, 7);
+        check_same(table, rows, bytes);
+      }
+    } else {
+      for (std::uint32_t k = 0; k < 6000; ++k) {
+        insert(table, rows, draw(k), bytes, k);
+      }
     }
     CHECK(table.is_scrambled());
     check_same(table, rows, bytes);
@@ -200,6 +245,12 @@ TEST(a_slot_whose_hashes_were_chosen_to_collide_is_scrambled_and_answers_as_befo
     check_same(table, rows, bytes);
   }
 }
+
+TEST(a_slot_whose_hashes_were_chosen_to_collide_is_scrambled_and_answers_as_before) {
+  check_scrambled(false);
+}
+
+TEST(a_slot_is_scrambled_amid_many_inserts) { check_scrambled(true); }
 
 TEST(random_hashes_do_not_scramble_a_slot) {
   const Slots slots(4);
