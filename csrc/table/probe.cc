@@ -11,16 +11,18 @@ namespace shoal {
 
 // The loops over a run's hashes, specialized by payload width and by match instruction set.
 struct ProbeSteps {
-  // One hash in one line. `next` returns the following line of its probe sequence.
+  // One hash in one line. `next` returns the following line of its probe sequence, `passed` is the bit that says
+  // whether there may be one.
   template <std::size_t kCells, std::size_t kPayload, class Match, class Next>
-  static SHOAL_INLINE void read(std::uint64_t cell, std::uint32_t i, std::byte* line, std::byte** at,
-                                std::uint32_t* open, std::size_t& open_count, const Next& next) noexcept {
-    const unsigned match = Match::template in<kCells>(line, cell);
+  static SHOAL_INLINE void read(std::uint64_t cell, std::uint32_t i, std::byte* line, std::uint64_t both,
+                                std::uint64_t passed, std::byte** at, std::uint32_t* open,
+                                std::size_t& open_count, const Next& next) noexcept {
+    const unsigned match = Match::template in<kCells>(line, cell, both);
     std::uint64_t last;
     std::memcpy(&last, line + (kCells - 1) * sizeof last, sizeof last);
     const auto c = static_cast<std::size_t>(std::countr_zero(match | (1U << kCells)));
     at[i] = match != 0 ? line + kCells * sizeof(std::uint64_t) + c * kPayload : nullptr;
-    if (match == 0 && last != 0) [[unlikely]] {
+    if (match == 0 && SlotTable::Passed::says(last, passed)) [[unlikely]] {
       open[open_count++] = i;
       at[i] = next();
       prefetch(at[i]);
@@ -33,6 +35,7 @@ struct ProbeSteps {
     std::uint32_t* const open = run.open_.data();
     const std::uint64_t* const hashes = run.hashes_;
     const std::uint64_t in_use = run.in_use_;
+    const SlotTable::Passed passed = run.passed_;
     const unsigned slot_bits = run.layout_->slots.bits();
     std::size_t open_count = 0;
     PrefetchCursor cursor = ahead;
@@ -49,11 +52,12 @@ struct ProbeSteps {
           cursor.next();
         }
         std::byte* const line = at[i];
-        read<kCells, kPayload, Match>(
-            hashes[i] | in_use, static_cast<std::uint32_t>(i), line, at, open, open_count, [&] {
-              const std::uint64_t key = SlotTable::probe_key(hashes[i] | in_use, part.scramble, slot_bits);
-              return part.line(SlotTable::second(key, part.bucket(line)));
-            });
+        read<kCells, kPayload, Match>(hashes[i] | in_use, static_cast<std::uint32_t>(i), line, passed.both,
+                                      passed.home, at, open, open_count, [&] {
+                                        const std::uint64_t key = SlotTable::probe_key(
+                                            hashes[i] | in_use, part.scramble, slot_bits);
+                                        return part.line(SlotTable::second(key, part.bucket(line)));
+                                      });
       }
     }
     ahead = cursor;
@@ -70,8 +74,9 @@ struct ProbeSteps {
         ++part;
       }
       std::byte* const line = run.at_[i];
-      read<kCells, kPayload, Match>(run.hashes_[i] | run.in_use_, i, line, run.at_.data(), run.open_.data(),
-                                    run.open_count_, [&] { return part->line(part->bucket(line) + 1); });
+      read<kCells, kPayload, Match>(run.hashes_[i] | run.in_use_, i, line, run.passed_.both,
+                                    run.passed_.later, run.at_.data(), run.open_.data(), run.open_count_,
+                                    [&] { return part->line(part->bucket(line) + 1); });
     }
   }
 };
@@ -115,7 +120,7 @@ void choose(ProbeLines& probe, Follow& follow) noexcept {
 }  // namespace
 
 Probe::Probe(const Layout& layout) noexcept
-    : layout_(&layout), in_use_(~(~std::uint64_t{0} >> layout.slots.bits())) {
+    : layout_(&layout), in_use_(~(~std::uint64_t{0} >> layout.slots.bits())), passed_(layout.slots) {
   switch (layout.payload_bytes) {
     case 4:
       choose<5, 4>(probe_, follow_);

@@ -2,7 +2,7 @@
 // on another (group prefetching: Chen, Ailamaki, Gibbons, Mowry, ICDE 2004).
 //
 //   prepare   computes each hash's home line, where its probe sequence begins (table/slot_table.h); reads nothing
-//   probe     reads the home lines, and prefetches the second lines of hashes not found in a full home
+//   probe     reads the home lines, and prefetches the second lines of hashes not found in a home that hashes passed
 //   resolve   follows the remaining probe sequences to their ends and turns row numbers into rows, which the caller
 //             prefetches
 //
@@ -98,6 +98,7 @@ class Probe {
   bool resolved_ = false;
   const Layout* layout_;
   std::uint64_t in_use_;
+  SlotTable::Passed passed_;
   ProbeLines probe_;
   Follow follow_;
 };

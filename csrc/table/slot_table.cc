@@ -41,9 +41,9 @@ double highest_load(std::size_t cells) noexcept {
 
 }  // namespace
 
-// Cells that wait for the end of a growth, and their payloads. Has room for all cells of the table; unless keys are chosen
-// to collide, every eighth waits. Each thread keeps its room from one growth to the next; pages that were never written
-// take no memory.
+// Cells that wait for the end of a growth, and their payloads. Has room for all cells of the table; unless keys are
+// chosen to collide, every eighth waits. Each thread keeps its room from one growth to the next; pages that were never
+// written take no memory.
 template <std::size_t kPayload>
 class SlotTable::WaitingCells {
  public:
@@ -90,6 +90,7 @@ SlotTable::SlotTable(const Layout& layout, Slot slot, Chunks& chunks) : SlotTabl
 SlotTable::SlotTable(const Layout& layout, Slot slot)
     : layout_(&layout),
       in_use_(~(~std::uint64_t{0} >> layout.slots.bits())),
+      passed_(layout.slots),
       first_hash_(layout.slots.first_hash(slot)),
       load_limit_(highest_load(layout.cells)),
       // Multiples of the golden ratio are spread evenly for any run of slot numbers.
@@ -139,7 +140,7 @@ std::byte* SlotTable::payload_of(std::uint64_t wanted) const noexcept {
         return payload(b, c);
       }
     }
-    if (!full(b)) {
+    if (!Passed::says(last_cell(b), at_home ? passed_.home : passed_.later)) {
       return nullptr;
     }
     b = at_home ? second_of(wanted, b) : after(b);
@@ -155,7 +156,10 @@ void SlotTable::prefetch(std::uint64_t hash) const noexcept {
 // --- inserting and growing --------------------------------------------------------------------------------------
 
 std::byte* SlotTable::take_cell(std::size_t b, std::size_t c, std::uint64_t cell) noexcept {
-  keep(bucket(b) + c * sizeof cell, cell);
+  const std::uint64_t before = stored_cell(b, c);
+  const std::uint64_t passed =
+      before == 0 ? 0 : passed_.both & ~before;  // what was said in this cell remains
+  keep(bucket(b) + c * sizeof cell, cell & ~passed);
   return payload(b, c);
 }
 
@@ -166,16 +170,19 @@ std::byte* SlotTable::place_cell(std::uint64_t cell) noexcept {
   }
   const std::size_t other = second_of(cell, first);
   if (!full(other)) {
+    set_passed(first, passed_.home);
     return take_cell(other, filled(other), cell);
   }
-  for (const std::size_t b : {first, other}) {
-    const std::size_t c = free_by_moving(b);
-    if (c != layout_->cells) {
-      return take_cell(b, c, cell);
-    }
+  if (const std::size_t c = free_by_moving(first); c != layout_->cells) {
+    return take_cell(first, c, cell);
+  }
+  set_passed(first, passed_.home);
+  if (const std::size_t c = free_by_moving(other); c != layout_->cells) {
+    return take_cell(other, c, cell);
   }
   std::size_t b = other;
   for (std::size_t passed = 0; full(b); ++passed) {
+    set_passed(b, passed_.later);
     b = after(b);
     probed_far_ |= passed == kLongestProbe;
   }
@@ -188,6 +195,7 @@ std::size_t SlotTable::free_by_moving(std::size_t b) noexcept {
     const std::size_t to = second_of(here, b);
     if (home(here) == b && !full(to)) {
       copy_payload(take_cell(to, filled(to), here), payload(b, c));
+      set_passed(b, passed_.home);
       ++version_;
       return c;
     }
@@ -319,7 +327,7 @@ void SlotTable::refill_from(const Region& index, std::size_t buckets) noexcept {
       if (kept == 0) {
         break;
       }
-      copy_payload(place_cell(kept), line + cell_bytes + c * layout_->payload_bytes);
+      copy_payload(place_cell(kept | passed_.both), line + cell_bytes + c * layout_->payload_bytes);
     }
   }
 }
@@ -339,10 +347,10 @@ void SlotTable::scramble() noexcept {
   refill_from(old, buckets_);
 }
 
-// Moves the cells of the first `old_buckets` buckets to their new homes, from the last bucket to the first, so that all that
-// is written has been read: homes only move up. A cell waits until all have been read if its new home is full, or comes
-// before the bucket in which it lay (after its old home). Without branches that depend on the cells: they could not be
-// predicted, and would take most of the time.
+// Moves the cells of the first `old_buckets` buckets to their new homes, from the last bucket to the first, so that all
+// that is written has been read: homes only move up. A cell waits until all have been read if its new home is full, or
+// comes before the bucket in which it lay (after its old home). Without branches that depend on the cells: they could
+// not be predicted, and would take most of the time.
 template <std::size_t kPayload>
 void SlotTable::spread(std::size_t old_buckets, WaitingCells<kPayload>& waiting) noexcept {
   constexpr std::size_t kCells = kCacheLine / (sizeof(std::uint64_t) + kPayload);
@@ -351,6 +359,7 @@ void SlotTable::spread(std::size_t old_buckets, WaitingCells<kPayload>& waiting)
   // Copies of members: the stores below cannot alias them.
   const auto [lines, buckets, scrambled] = this->buckets();
   const unsigned slot_bits = layout_->slots.bits();
+  const std::uint64_t passed = passed_.both;
   auto* next = waiting.data();
   std::uint8_t* const placed = waiting.placed();
   for (std::size_t b = old_buckets; b-- > 0;) {
@@ -369,7 +378,7 @@ void SlotTable::spread(std::size_t old_buckets, WaitingCells<kPayload>& waiting)
       const std::array<std::byte*, 2> keys{there + n * sizeof here,
                                            reinterpret_cast<std::byte*>(&next->cell)};
       const std::array<std::byte*, 2> values{there + kPayloads + n * kPayload, next->payload.data()};
-      keep(keys[waits], here);
+      keep(keys[waits], here | passed);
       keep(values[waits], load<Payload>(line.data() + kPayloads + c * kPayload));
       next += waits & static_cast<std::uint64_t>(here != 0);
     }

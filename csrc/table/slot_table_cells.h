@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/prefetch.h"
 #include "table/slot_table.h"
 
 namespace shoal {
@@ -46,8 +47,17 @@ inline std::byte* SlotTable::payload(std::size_t b, std::size_t c) const noexcep
   return bucket(b) + layout_->cells * sizeof(std::uint64_t) + c * layout_->payload_bytes;
 }
 
-inline std::uint64_t SlotTable::cell(std::size_t b, std::size_t c) const noexcept {
+inline std::uint64_t SlotTable::stored_cell(std::size_t b, std::size_t c) const noexcept {
   return cells::load<std::uint64_t>(bucket(b) + c * sizeof(std::uint64_t));
+}
+
+inline std::uint64_t SlotTable::cell(std::size_t b, std::size_t c) const noexcept {
+  const std::uint64_t stored = stored_cell(b, c);
+  return stored | (stored == 0 ? 0 : passed_.both);
+}
+
+inline void SlotTable::set_passed(std::size_t b, std::uint64_t bits) noexcept {
+  cells::keep(bucket(b) + (layout_->cells - 1) * sizeof bits, last_cell(b) & ~bits);
 }
 
 inline void SlotTable::copy_payload(std::byte* to, const std::byte* from) const noexcept {
@@ -59,19 +69,19 @@ inline void SlotTable::copy_payload(std::byte* to, const std::byte* from) const 
 inline std::size_t SlotTable::filled(std::size_t b) const noexcept {
   std::size_t n = 0;
   for (std::size_t c = 0; c < layout_->cells; ++c) {  // no early exit: the number is unpredictable
-    n += cell(b, c) != 0 ? 1U : 0U;
+    n += stored_cell(b, c) != 0 ? 1U : 0U;
   }
   return n;
 }
 
-inline bool SlotTable::full(std::size_t b) const noexcept { return cell(b, layout_->cells - 1) != 0; }
+inline bool SlotTable::full(std::size_t b) const noexcept { return last_cell(b) != 0; }
 
 inline std::byte* SlotTable::row_at(std::byte* payload) const noexcept {
   return layout_->narrow ? payload : slab_.row(cells::load<std::uint32_t>(payload));
 }
 
-// In rounds, so that the cache misses of many hashes overlap: homes that are not full, then second buckets, then the rest, for
-// which other cells move. Without branches on what is full, which could not be predicted.
+// In rounds, so that the cache misses of many hashes overlap: homes that are not full, then second buckets, then the
+// rest, for which other cells move. Without branches on what is full, which could not be predicted.
 template <class Start>
 void SlotTable::insert_missing(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
                                const Start& start) {
@@ -83,7 +93,7 @@ void SlotTable::insert_missing(std::span<const std::uint64_t> hashes, std::span<
       open[open_count] = i;
       open_count += rows[i] == nullptr ? 1U : 0U;
     }
-    const auto insert_into = [&](const auto& bucket_of, const auto& prefetch_next) {
+    const auto insert_into = [&](const auto& bucket_of, const auto& go_on) {
       std::array<std::size_t, kRound> fits;
       std::size_t fits_count = 0;
       std::size_t rest = 0;
@@ -96,7 +106,7 @@ void SlotTable::insert_missing(std::span<const std::uint64_t> hashes, std::span<
         rest += is_full ? 1U : 0U;
       }
       for (std::size_t k = 0; k < rest; ++k) {
-        prefetch_next(cell_of(hashes[open[k]]));
+        go_on(cell_of(hashes[open[k]]));
       }
       for (std::size_t k = 0; k < fits_count; ++k) {
         const std::size_t i = fits[k];
@@ -105,6 +115,9 @@ void SlotTable::insert_missing(std::span<const std::uint64_t> hashes, std::span<
         if (full(b)) [[unlikely]] {  // by now
           open[rest++] = i;
         } else {
+          if (const std::size_t at_first = home(cell); b != at_first) {
+            set_passed(at_first, passed_.home);
+          }
           rows[i] = new_row(take_cell(b, filled(b), cell));
           ++size_;
           start(i, rows[i]);
@@ -114,7 +127,7 @@ void SlotTable::insert_missing(std::span<const std::uint64_t> hashes, std::span<
     };
     const auto first_of = [&](std::uint64_t cell) { return home(cell); };
     const auto other_of = [&](std::uint64_t cell) { return second_of(cell, home(cell)); };
-    insert_into(first_of, [](std::uint64_t) {});  // the search has read the second buckets
+    insert_into(first_of, [&](std::uint64_t cell) { shoal::prefetch(bucket(other_of(cell))); });
     insert_into(other_of, [&](std::uint64_t cell) { prefetch_seconds(home(cell)); });
     for (std::size_t k = 0; k < open_count; ++k) {
       rows[open[k]] = insert(hashes[open[k]]);

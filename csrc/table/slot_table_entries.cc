@@ -92,10 +92,10 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
     std::uint64_t any = 0;
     for (std::size_t b = first; b < last; ++b) {
       for (std::size_t c = 0; c < cells; ++c) {
-        const std::uint64_t here = cell(b, c);
+        const std::uint64_t here = stored_cell(b, c);
         const std::size_t place = scale(here << slot_bits, places);
         const std::uint64_t strayed = window - place / kWindow > 1;  // true below 0 as well
-        const std::uint64_t there = here >> 63U;                     // a slot bit
+        const std::uint64_t there = here >> 63U;                     // a slot bit, never cleared
         any |= strayed & there;
         const std::uint64_t mask = ~strayed & there;  // no branch
         const std::size_t at = kRing + mask * (place % kRing - kRing);
@@ -106,7 +106,7 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
     its = at_cells[window % 2].data();
     for (std::size_t b = first; b < last && any != 0; ++b) {
       for (std::size_t c = 0; c < cells; ++c, ++its) {
-        if (*its == kRing && cell(b, c) != 0) {
+        if (*its == kRing && stored_cell(b, c) != 0) {
           strays.push_back(entry(b, c, true));
         }
       }
@@ -214,6 +214,7 @@ void SlotTable::become_image_of(const SlotTable& of) {
   size_ = of.size_;
   limit_ = of.limit_;
   in_use_ = of.in_use_;
+  passed_ = of.passed_;
   first_hash_ = of.first_hash_;
   scramble_ = of.scramble_;
 }
@@ -232,12 +233,12 @@ int SlotTable::verify() const {
     for (std::size_t c = 0; c < n; ++c, ++count) {
       const std::uint64_t here = cell(b, c);
       cells_seen.push_back(here);
-      if ((here & in_use_) != in_use_) {
+      if ((here & in_use_) != in_use_ || (c + 1 != layout_->cells && here != stored_cell(b, c))) {
         return 2;
       }
       std::size_t way = home(here);
       for (bool at_home = true; way != b; at_home = false) {
-        if (!full(way)) {
+        if (!Passed::says(last_cell(way), at_home ? passed_.home : passed_.later)) {
           return 3;
         }
         way = at_home ? second_of(here, way) : after(way);

@@ -26,16 +26,14 @@ bool SlotTable::erase(std::uint64_t hash) noexcept {
         if (!layout_->narrow) {
           free_row(load<std::uint32_t>(payload(b, c)));
         }
-        const bool was_full = full(b);
+        const std::uint64_t last = last_cell(b);
         remove_cell(b, c);
-        if (was_full) {
-          close_gap(b);
-        }
+        close_gap(b, last);
         --size_;
         return true;
       }
     }
-    if (!full(b)) {
+    if (!Passed::says(last_cell(b), at_home ? passed_.home : passed_.later)) {
       return false;
     }
     b = at_home ? second_of(wanted, b) : after(b);
@@ -78,17 +76,19 @@ std::pair<std::size_t, std::size_t> SlotTable::one_that_passed(std::size_t b) co
   return {b, 0};
 }
 
-// Bucket b was full and lost a cell: moves a hash that had passed it back into the gap (I3), then closes the gap that
-// this hash leaves.
-void SlotTable::close_gap(std::size_t b) noexcept {
-  for (bool was_full = true; was_full;) {
+// Bucket b lost a cell: moves a hash that had passed it back into the gap (I3), then closes the gap that this hash
+// leaves.
+void SlotTable::close_gap(std::size_t b, std::uint64_t last) noexcept {
+  while (Passed::says(last, passed_.home) || Passed::says(last, passed_.later)) {
     const auto [j, c] = one_that_passed(b);
     if (j == b) {
       return;
     }
-    was_full = full(j);
+    const std::uint64_t its_last = last_cell(j);
     copy_payload(take_cell(b, filled(b), cell(j, c)), payload(j, c));
+    set_passed(b, passed_.both & ~last);  // others may have passed as well
     remove_cell(j, c);
+    last = its_last;
     b = j;
   }
 }

@@ -120,12 +120,24 @@ void check_ranges(const SlotTable& table, const Rows& rows, Slots slots, std::si
   }
 }
 
+constexpr std::uint64_t kFirst = 0x8000000000000000U;  // slot 2 of 4
+constexpr std::uint64_t kLast = 0xbfffffffffffffffU;
+constexpr std::size_t kRowBytes[] = {4, 8, 12, 16, 20, 68, 128};
+
+// Slots of which buckets say that they are passed, or too few of them. A slot of 16 holds the first quarter of slot 2
+// of 4.
+constexpr std::size_t kSlotCounts[] = {4, 16};
+std::uint64_t in_slot(Slots slots, std::uint64_t hash) {
+  return slots.count() == 4 ? hash : hash & ~(std::uint64_t{3} << 60U);
+}
+
 // Fills, empties and fills again with hashes from `draw`, which lie in slot 2 of 4.
-void check_against_map(std::size_t row_bytes, const std::function<std::uint64_t(std::mt19937_64&)>& draw) {
-  const Slots slots(4);
+void check_against_map(std::size_t row_bytes, Slots slots,
+                       const std::function<std::uint64_t(std::mt19937_64&)>& any) {
+  const auto draw = [&](std::mt19937_64& random) { return in_slot(slots, any(random)); };
   const Layout layout(row_bytes, slots);
   Chunks chunks(layout.row_bytes);
-  SlotTable table(layout, Slot{2}, chunks);
+  SlotTable table(layout, slots.of(kFirst), chunks);
   Rows rows;
   std::mt19937_64 random(row_bytes);
   for (int phase = 0; phase < 30; ++phase) {
@@ -158,9 +170,11 @@ void check_against_map(std::size_t row_bytes, const std::function<std::uint64_t(
   CHECK_EQ(table.bytes(), 0);
 }
 
-constexpr std::uint64_t kFirst = 0x8000000000000000U;  // slot 2 of 4
-constexpr std::uint64_t kLast = 0xbfffffffffffffffU;
-constexpr std::size_t kRowBytes[] = {4, 8, 12, 16, 20, 68, 128};
+void check_against_map(std::size_t row_bytes, const std::function<std::uint64_t(std::mt19937_64&)>& draw) {
+  for (const std::size_t count : kSlotCounts) {
+    check_against_map(row_bytes, Slots(count), draw);
+  }
+}
 
 TEST(a_table_agrees_with_a_map_on_mixed_keys) {
   for (const std::size_t bytes : kRowBytes) {
@@ -191,18 +205,20 @@ TEST(hashes_with_one_home_and_one_second_bucket_go_on_behind_it) {
   }
 }
 
-// Chosen hashes that collide in more buckets than an insert passes: the slot places them by another mix from then on, and
-// does everything that it did before. Once it is empty it places hashes in their order again.
-void check_scrambled(bool is_batched) {
+// Chosen hashes that collide in more buckets than an insert passes: the slot places them by another mix from then on,
+// and does everything that it did before. Once it is empty it places hashes in their order again.
+void check_scrambled(std::size_t slot_count, bool is_batched) {
   for (const std::size_t bytes : kRowBytes) {
-    const Slots slots(4);
+    const Slots slots(slot_count);
     const Layout layout(bytes, slots);
     Chunks chunks(layout.row_bytes);
-    SlotTable table(layout, Slot{2}, chunks);
+    SlotTable table(layout, slots.of(kFirst), chunks);
     std::mt19937_64 random(bytes);
     Rows rows;
     const auto colliding = [&] { return kFirst + (random() % 8000 << 6U); };
-    const auto draw = [&](std::uint32_t k) { return k % 3 == 0 ? random() >> 2U | kFirst : colliding(); };
+    const auto draw = [&](std::uint32_t k) {
+      return k % 3 == 0 ? in_slot(slots, random() >> 2U | kFirst) : colliding();
+    };
     if (is_batched) {
       while (!table.is_scrambled()) {
         std::vector<std::uint64_t> hashes;
@@ -221,7 +237,7 @@ void check_scrambled(bool is_batched) {
     check_same(table, rows, bytes);
     check_ranges(table, rows, slots, bytes, random);
 
-    SlotTable image(layout, Slot{2}, chunks);
+    SlotTable image(layout, slots.of(kFirst), chunks);
     image.become_image_of(table);
     check_entries(image, rows, bytes);
 
@@ -232,7 +248,7 @@ void check_scrambled(bool is_batched) {
     table.give_back();
     check_same(table, rows, bytes);
     for (std::uint32_t k = 0; k < 3000; ++k) {  // it grows
-      insert(table, rows, random() >> 2U | kFirst, bytes, k);
+      insert(table, rows, in_slot(slots, random() >> 2U | kFirst), bytes, k);
     }
     check_same(table, rows, bytes);
     while (!rows.empty()) {
@@ -247,10 +263,16 @@ void check_scrambled(bool is_batched) {
 }
 
 TEST(a_slot_whose_hashes_were_chosen_to_collide_is_scrambled_and_answers_as_before) {
-  check_scrambled(false);
+  for (const std::size_t count : kSlotCounts) {
+    check_scrambled(count, false);
+  }
 }
 
-TEST(a_slot_is_scrambled_amid_many_inserts) { check_scrambled(true); }
+TEST(a_slot_is_scrambled_amid_many_inserts) {
+  for (const std::size_t count : kSlotCounts) {
+    check_scrambled(count, true);
+  }
+}
 
 TEST(random_hashes_do_not_scramble_a_slot) {
   const Slots slots(4);
@@ -336,11 +358,12 @@ TEST(both_ways_of_matching_a_bucket_agree) {
       word = random() % 3;
     }
     const auto* const line = reinterpret_cast<const std::byte*>(words);
-    const std::uint64_t wanted = random() % 3;
-    CHECK_EQ(SimdMatch::in<2>(line, wanted), PortableMatch::in<2>(line, wanted));
-    CHECK_EQ(SimdMatch::in<3>(line, wanted), PortableMatch::in<3>(line, wanted));
-    CHECK_EQ(SimdMatch::in<4>(line, wanted), PortableMatch::in<4>(line, wanted));
-    CHECK_EQ(SimdMatch::in<5>(line, wanted), PortableMatch::in<5>(line, wanted));
+    const std::uint64_t but = random() % 3;
+    const std::uint64_t wanted = random() % 3 | but;
+    CHECK_EQ(SimdMatch::in<2>(line, wanted, but), PortableMatch::in<2>(line, wanted, but));
+    CHECK_EQ(SimdMatch::in<3>(line, wanted, but), PortableMatch::in<3>(line, wanted, but));
+    CHECK_EQ(SimdMatch::in<4>(line, wanted, but), PortableMatch::in<4>(line, wanted, but));
+    CHECK_EQ(SimdMatch::in<5>(line, wanted, but), PortableMatch::in<5>(line, wanted, but));
   }
 #endif
 }
@@ -410,6 +433,24 @@ TEST(verify_names_a_broken_invariant) {
   CHECK_EQ(broken([&](std::byte* line) { put(line, 1, kFirst); }), 2);
   CHECK_EQ(broken([&](std::byte* line) { put(line, 0, ~std::uint64_t{0}); }), 3);
   CHECK_EQ(broken([&](std::byte* line) { put(line, 0, 0); }), 4);
+}
+
+TEST(verify_names_a_passed_bucket_that_does_not_say_so) {
+  const Layout layout(8, Slots(8));
+  SlotTable table(layout, Slot{4});
+  table.reserve(100);
+  std::byte* line = nullptr;
+  for (std::uint64_t k = 0; k < 6; ++k) {  // of one home, which is full after four
+    std::byte* const row = table.insert(kFirst + k);
+    line = k == 0 ? row - 32 : line;
+  }
+  CHECK_EQ(table.verify(), 0);
+  std::uint64_t last = 0;
+  std::memcpy(&last, line + 24, 8);
+  CHECK(SlotTable::Passed::says(last, SlotTable::Passed(Slots(8)).home));
+  last = (kFirst + 3) | 0xe000000000000000U;
+  std::memcpy(line + 24, &last, 8);
+  CHECK_EQ(table.verify(), 3);
 }
 
 }  // namespace
