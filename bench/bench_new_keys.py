@@ -3,11 +3,12 @@
     python bench/bench_new_keys.py                          1e7 keys, FTRL of dim 1, one and two threads: a minute
     python bench/bench_new_keys.py --keys 1e6 --dim 16 --rounds 5
 
-Random keys are pushed in batches of 65,536 into an empty table of a local store. Both kinds take turns, each in a
-process of its own. Rates are million keys a second by the clock, median (minimum-maximum); CPU time is in nanoseconds a
-key; bytes a key are those of the full table, and the peak is that of the process less the keys and what it had before.
+Random keys are pushed in batches of 65,536 into an empty table of a local store; then as many keys that the table does
+not have are pulled. Both kinds take turns, each in a process of its own. Rates are million keys a second by the clock,
+median (minimum-maximum); CPU time is in nanoseconds a key; bytes a key are those of the full table, and the peak is
+that of the process less the keys and what it had before.
 
-Checked: both tables have equal digests.
+Checked: both tables have equal digests, and pulls of absent keys create none.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Found:
 
     rate: float
     cpu: float
+    absent: float
     bytes: float
     peak: float
     digest: str
@@ -56,11 +58,19 @@ def insert(kind: str, count: int, dim: int, threads: int) -> Found:
         for begin in range(0, len(keys), BATCH):
             table.push(keys[begin : begin + BATCH], gradient)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        rows, full = len(table), peak()
+        others = ~keys
+        absent = time.process_time()
+        for begin in range(0, len(keys), BATCH):
+            table.pull(others[begin : begin + BATCH])
+        absent = time.process_time() - absent
+        check(len(table) == rows, "a pull has created rows")
         return Found(
             len(keys) / wall / 1e6,
             cpu / len(keys) * 1e9,
-            table.stats().bytes / len(table),
-            (peak() - before) / len(table),
+            absent / len(keys) * 1e9,
+            table.stats().bytes / rows,
+            (full - before) / rows,
             table.digest(),
         )
 
@@ -73,7 +83,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    print("| threads | table | M keys/s | CPU ns a key | bytes a key | peak, bytes a key |\n|---|---|---|---|---|---|")
+    print("| threads | table | M keys/s | CPU ns a key | bytes a key | peak, bytes a key | absent keys, CPU ns a key |")
+    print("|---|---|---|---|---|---|---|")
     for threads in given.threads:
         found: dict[str, list[Found]] = {kind: [] for kind in KINDS}
         for _ in range(given.rounds):
@@ -87,6 +98,7 @@ def main() -> None:
                 spread([one.cpu for one in some], 0),
                 f"{some[0].bytes:.1f}",
                 f"{max(one.peak for one in some):.1f}",
+                spread([one.absent for one in some], 0),
             )
             print(f"| {threads} | {kind} | {' | '.join(columns)} |")
     print(conditions())

@@ -22,6 +22,10 @@ __all__ = ["BIAS_KEY", "LinearWeights"]
 BIAS_KEY = 0x1208DA918DB99F36
 
 
+# Of rows of one weight, so many are found without reading the others: each slot answers with as many.
+_MOST_FOUND = 1000
+
+
 class LinearWeights:
     """The linear weights of a model: its first table, the bias among them, and its table of scales."""
 
@@ -139,10 +143,25 @@ class LinearWeights:
 
         Notes
         -----
-        Reads every row; holds ``n`` rows and a block of 65536 at a time.
+        Up to 1000 rows of one weight are found by the process that holds them. Otherwise every row is read; ``n`` rows
+        and a block of 65536 are held at a time.
         """
         if n < 0:
             raise ValueError(f"n is {n}: pass 0 or more")
+        keys, weights = self._top_of_norms(n) if self.table.dim == 1 and n <= _MOST_FOUND else self._top_of_rows(n)
+        if names is None:
+            return keys, weights
+        return [names.get(key, str(key)) for key in keys.tolist()], weights
+
+    def _top_of_norms(self, n: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
+        keys, norms = self.table.topk(n + 1)  # one more: the bias
+        kept = norms != 0
+        if self._has_bias:
+            kept &= keys != np.uint64(BIAS_KEY)
+        keys = keys[kept][:n]
+        return keys, self._weights_in(self.table.pull(keys))
+
+    def _top_of_rows(self, n: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
         keys, sizes = np.empty(0, np.uint64), np.empty(0, np.float32)
         weights = self._weights_in(np.empty((0, self.table.dim), np.float32))
         for some_keys, some_weights, some_sizes in self._nonzero():
@@ -150,6 +169,4 @@ class LinearWeights:
             sizes = np.concatenate([sizes, some_sizes])
             order = np.lexsort((keys, -sizes))[:n]
             keys, weights, sizes = keys[order], weights[order], sizes[order]
-        if names is None:
-            return keys, weights
-        return [names.get(key, str(key)) for key in keys.tolist()], weights
+        return keys, weights
