@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from service_peer import Frames, Reply, Worker
+from service_peer import SGD, Frames, Reply, Worker
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
 
@@ -39,6 +39,11 @@ def equal(
     arcs = list(arcs)
     assert one.tables() == other.tables()
     return all(digest_of(one, table, arcs) == digest_of(other, table, arcs) for table in one.tables())
+
+
+def same_arcs(one: Any, other: Any, arcs: Iterable[Range] = ARCS) -> bool:
+    """Whether the whole state is equal, also windows and what waits."""
+    return all(one.save_arc(*arc) == other.save_arc(*arc) for arc in arcs)
 
 
 @dataclass
@@ -334,3 +339,36 @@ class Driver:
         while self.begin(send):
             pass
         assert not self.waiting
+
+
+# A job of three workers and three tables, of which one counts and expires keys.
+ADMITTED: dict[str, Any] = {**SGD, "admit": ("AfterCount", {"n": 2.0}), "expire": [("TimeToLive", {"clocks": 2.0})]}
+TABLES = {0: 1, 1: 4, 2: 1}
+MODES = [("bsp", 0), ("ssp", 1), ("asp", 0)]
+
+
+def prepare(service: Any, mode: str, staleness: int, *, memory: int | None = None) -> None:
+    """The orders that begin a job of three workers."""
+    if memory is not None:
+        service.set_memory(memory)
+    service.add_table(0, dim=1, **SGD)
+    service.add_table(1, dim=4, **ADAGRAD)
+    service.add_table(2, dim=1, **ADMITTED)
+    service.start_job(1, mode, staleness)
+    for rank in range(3):
+        service.admit(rank, 1, 0)
+
+
+def alone(mode: str, staleness: int, **how: Any) -> _core.Service:
+    service = _core.Service(SLOTS, ARCS)
+    service.set_map(1, ARCS)
+    prepare(service, mode, staleness, **how)
+    return service
+
+
+def random_faults(rng: random.Random) -> Faults:
+    return Faults(rng, cut=0.2, double=0.1, swap=0.1, lose_reply=0.2)
+
+
+def script_of(seed: int, mode: str) -> list[Any]:
+    return random_script(random.Random(seed), tables=TABLES, counted=[2], bsp=mode == "bsp")
