@@ -256,12 +256,13 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
   }
   CheckpointSession* const save = find_session(name_of(call.header, numbers[0]));
   const bool written = numbers.size() > 1;
+  std::vector<std::pair<Arc*, std::uint32_t>> incomplete;  // loads, which are discarded
   for (const auto& [id, table] : tables_) {
     for (const auto& arc : arcs_) {
       const Arc::Table* const here = arc->find(id);
-      const auto loading = here == nullptr ? nullptr : here->loading;
-      if (save != nullptr && !written && loading != nullptr && save->holds(*loading)) {
-        arc->drop_loading(id);  // an incomplete load is discarded
+      if (save != nullptr && !written && here != nullptr && here->loading != nullptr &&
+          save->holds(*here->loading)) {
+        incomplete.emplace_back(arc.get(), id);
       }
     }
   }
@@ -273,6 +274,10 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
     }
   }
   const bool ended = save != nullptr && save->end(name);
+  // After the session has ended: a shard that it shares leaves the memory budget only when a thread has freed it.
+  for (const auto& [arc, id] : incomplete) {
+    arc->drop_loading(id);
+  }
   if (written && !ended && !replays()) {
     return send_text(call, Status::kBadRequest,
                      "there is no such save: it was given up before it was written");

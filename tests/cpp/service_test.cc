@@ -695,6 +695,31 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
   CHECK(whole + given_up <= kLoads);
 }
 
+// There is memory for one load: the next finds it free although the last has just been given up.
+TEST(a_load_that_is_given_up_leaves_the_memory_budget_at_once) {
+  constexpr std::size_t kSlots = 16;
+  Service service(Slots(kSlots), {{0, 6}, {6, kSlots}});
+  service.set_memory(160'000);  // for each slot: a thousand rows of 64 bytes take some 96,000
+  service.add_table(0, sgd(16));
+  service.start_job(kJob, Mode::kAsp, 0, false);
+  service.admit(0, 1, 0);
+  Peer1 peer{service};
+  std::uint64_t sequence = 1;
+  const auto numbers = [&](Op op, const std::vector<std::uint64_t>& given) {
+    const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(given))};
+    return peer
+        .one({.op = op, .sequence = sequence++, .count = static_cast<std::uint32_t>(given.size())}, payload)
+        .header.status;
+  };
+  for (int load = 0; load < 50; ++load) {
+    CHECK(numbers(Op::kLoadBegin, std::vector<std::uint64_t>(kSlots, 1000)) == Status::kOk);
+    const std::uint64_t number = sequence;
+    CHECK(numbers(Op::kSaveBegin, {1, 2, 3, 4, std::uint64_t{3} << 32U}) == Status::kOk);
+    CHECK(numbers(Op::kLoadBegin, std::vector<std::uint64_t>(kSlots, 1000)) == Status::kResourceExhausted);
+    CHECK(numbers(Op::kSaveEnd, {number}) == Status::kOk);
+  }
+}
+
 // A thread takes one save after another during pushes, the loading of the table, and the dismissal of workers.
 TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it) {
   constexpr std::size_t kSlots = 16;
