@@ -226,20 +226,21 @@ def test_without_shared_storage_worker_0_sends_all_rows(chains: Any) -> None:
 
 
 def test_workers_of_different_clocks_load_together(chains: Any) -> None:
+    folder = chains(SLOTS)  # before the threads: the first call writes it
     with cluster(2, slots=SLOTS) as made, joined(made.address, 2, consistency=shoal.BSP()) as stores:
 
         def work(store: Any) -> int:
             tables_of(store)
             if store.rank == 0:
                 store.tick()
-            store.load(chains(SLOTS) / "0")
+            store.load(folder / "0")
             if store.rank == 1:
                 store.tick()
             return len(store.tables["wide"])
 
         with ThreadPoolExecutor(2) as pool:
             rows = set(pool.map(work, stores))
-    assert rows == {checkpoint.read_manifest(chains(SLOTS) / "0").tables[0].rows}
+    assert rows == {checkpoint.read_manifest(folder / "0").tables[0].rows}
 
 
 def test_the_bar_counts_the_rows_of_all_servers(chains: Any, monkeypatch: pytest.MonkeyPatch) -> None:
