@@ -140,7 +140,7 @@ std::byte* SlotTable::payload_of(std::uint64_t wanted) const noexcept {
         return payload(b, c);
       }
     }
-    if (!Passed::says(last_cell(b), at_home ? passed_.home : passed_.later)) {
+    if (!is_passed(b, at_home)) {
       return nullptr;
     }
     b = at_home ? second_of(wanted, b) : after(b);

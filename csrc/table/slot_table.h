@@ -251,6 +251,10 @@ class SlotTable {
   void copy_payload(std::byte* to, const std::byte* from) const noexcept;
   std::size_t filled(std::size_t b) const noexcept;  // cells in use
   bool full(std::size_t b) const noexcept;
+  // Whether the probe sequence of a hash whose home (or another bucket) is b may go on after b.
+  bool is_passed(std::size_t b, bool at_home) const noexcept {
+    return Passed::says(last_cell(b), at_home ? passed_.home : passed_.later);
+  }
   void set_passed(std::size_t b, std::uint64_t bits) noexcept;  // of a full bucket
   std::size_t after(std::size_t b) const noexcept { return b + 1 == buckets_ ? 0 : b + 1; }
   // Number of buckets from `from` up to `to`, cyclically.

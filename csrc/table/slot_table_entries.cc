@@ -238,7 +238,7 @@ int SlotTable::verify() const {
       }
       std::size_t way = home(here);
       for (bool at_home = true; way != b; at_home = false) {
-        if (!Passed::says(last_cell(way), at_home ? passed_.home : passed_.later)) {
+        if (!is_passed(way, at_home)) {
           return 3;
         }
         way = at_home ? second_of(here, way) : after(way);

@@ -33,7 +33,7 @@ bool SlotTable::erase(std::uint64_t hash) noexcept {
         return true;
       }
     }
-    if (!Passed::says(last_cell(b), at_home ? passed_.home : passed_.later)) {
+    if (!is_passed(b, at_home)) {
       return false;
     }
     b = at_home ? second_of(wanted, b) : after(b);

@@ -103,10 +103,14 @@ struct Peer1 {
                payload);
   }
 
+  // A request whose payload is numbers: hashes, or what an operation of a save or a load names.
+  Back numbers(Op op, std::uint64_t sequence, const std::vector<std::uint64_t>& given) {
+    const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(given))};
+    return one({.op = op, .sequence = sequence, .count = static_cast<std::uint32_t>(given.size())}, payload);
+  }
+
   Back erase(std::uint64_t sequence, const std::vector<std::uint64_t>& hashes) {
-    const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(hashes))};
-    return one({.op = Op::kErase, .sequence = sequence, .count = static_cast<std::uint32_t>(hashes.size())},
-               payload);
+    return numbers(Op::kErase, sequence, hashes);
   }
 
   Back pull(const std::vector<std::uint64_t>& hashes, std::uint32_t clock = 0) {
@@ -641,11 +645,7 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
         Peer1 peer{.service = service, .incarnation = incarnation};
         std::uint64_t sequence = 1;
         const auto numbers = [&](Op op, const std::vector<std::uint64_t>& given) {
-          const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(given))};
-          return peer
-              .one({.op = op, .sequence = sequence++, .count = static_cast<std::uint32_t>(given.size())},
-                   payload)
-              .header.status;
+          return peer.numbers(op, sequence++, given).header.status;
         };
         CHECK(numbers(Op::kLoadBegin, std::vector<std::uint64_t>(kSlots, 0)) == Status::kOk);
         const std::uint64_t number = sequence;
@@ -706,10 +706,7 @@ TEST(a_load_that_is_given_up_leaves_the_memory_budget_at_once) {
   Peer1 peer{service};
   std::uint64_t sequence = 1;
   const auto numbers = [&](Op op, const std::vector<std::uint64_t>& given) {
-    const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(given))};
-    return peer
-        .one({.op = op, .sequence = sequence++, .count = static_cast<std::uint32_t>(given.size())}, payload)
-        .header.status;
+    return peer.numbers(op, sequence++, given).header.status;
   };
   for (int load = 0; load < 50; ++load) {
     CHECK(numbers(Op::kLoadBegin, std::vector<std::uint64_t>(kSlots, 1000)) == Status::kOk);
