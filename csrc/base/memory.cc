@@ -143,10 +143,12 @@ std::size_t Region::rounded(std::size_t bytes) noexcept {
   return round_up(bytes, bytes >= kMapped ? kPage : kCacheLine);
 }
 
-// Extending a mapping stops all threads briefly. A small mapping, which grows often, reserves addresses in advance; addresses
-// that are not written take no memory.
+// Extending a mapping stops all threads briefly, 40 us on a virtual machine. A small mapping, which grows often, reserves
+// addresses in advance; addresses that are not written take no memory. One page more than a power of two: many regions
+// that began at multiples of one would share few sets of the TLB.
 std::size_t Region::room_for(std::size_t bytes) noexcept {
-  return bytes < kMapped || bytes > kRoomy ? bytes : std::bit_ceil(bytes);
+  constexpr std::size_t kLeast = std::size_t{128} << 10U;
+  return bytes < kMapped || bytes > kRoomy ? bytes : std::max(std::bit_ceil(bytes), kLeast) + kPage;
 }
 
 void Region::resize(std::size_t wanted) {

@@ -5,7 +5,7 @@
 // memory, and shrinking returns pages to the system at once.
 //
 //   below kMapped bytes   heap, aligned to a cache line (a mapping would round up to a page)
-//   from kMapped bytes    anonymous mapping; up to kRoomy with addresses for twice the bytes
+//   from kMapped bytes    anonymous mapping; up to kRoomy with addresses for twice the bytes or more
 //   from 2 MiB            at a multiple of a huge page, also after growth: all but the last, incomplete 2 MiB can be huge
 //                         pages, and the last one can once populate() has found it complete
 //
