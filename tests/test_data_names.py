@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 
 import shoal
 from oracle.text import Malformed, criteo_row, integer_token, libffm_row, libsvm_row, lines_of, token_key, vw_row
-from shoal import CorruptionError, FeatureNames
-from shoal.data import names as module
+from shoal import CorruptionError, FeatureNames, _core, _reader
 from shoal.data.readers import READERS
-from shoal.storage.checksummed_json import write_checksummed
+from shoal.data.spelling import encoded, joined, of_column, text_at
+from shoal.storage.checksummed_json import encode_checksummed, write_checksummed
 from tiers import long_but
 
 
@@ -258,25 +259,21 @@ def test_the_bucket_of_an_integer_is_told_as_its_integers(tmp_path):
 @given(
     st.lists(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1)), max_size=60), max_size=8),
     st.integers(0, 40),
-    st.integers(1, 4),
 )
-def test_each_key_gets_its_first_name_however_small_the_table_of_known_keys_is(blocks, limit, bits):
+def test_each_key_gets_its_first_name_until_the_limit(blocks, limit):
     names = FeatureNames(limit)
-    names._known = module._table(bits)
     expected = {}
     for block in blocks:
         text = b"".join(b"%d " % i for i in range(len(block)))
         ends = np.array([m.end() for m in re.finditer(rb"\d+", text)], np.int64)
         begins = np.array([m.start() for m in re.finditer(rb"\d+", text)], np.int64)
         keys = np.array(block, np.uint64)
-        names.note(text, keys, keys, np.column_stack([begins, ends]), lambda t, b, e, f: f"{f}:{decoded(t[b:e])}")
-        first = {}
+        names.note(text, keys, keys, np.column_stack([begins, ends]), functools.partial(of_column, "i"))
         for i, key in enumerate(block):
-            first.setdefault(key, f"{key}:{i}")
-        for key in sorted(first):
-            if key not in expected and len(expected) < limit:
-                expected[key] = first[key]
+            if len(expected) < limit:
+                expected.setdefault(key, f"i={i}")
     assert dict(names) == expected
+    assert list(names) == list(expected)
     assert names.full == (len(expected) >= limit)
 
 
@@ -284,23 +281,64 @@ def test_threads_name_each_key_once():
     names = FeatureNames()
     keys = np.arange(40_000, dtype=np.uint64)
     spans = np.zeros((len(keys), 2), np.int64)
-    calls = []
 
-    def spell(text, begin, end, field):
-        calls.append(field)
-        return str(field)
+    def spell(text, some, fields):
+        return encoded([str(field) for field in fields])
 
     def work(seed):
         for part in np.array_split(np.random.default_rng(seed).permutation(keys), 40):
             names.note(b"", part, part, spans[: len(part)], spell)
+            assert all(names[key] == str(key) for key in part[:9].tolist())
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(calls) == keys.tolist()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert len(names) == len(keys)
     assert dict(names) == {key: str(key) for key in keys.tolist()}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 2)), max_size=9),
+    st.lists(st.sampled_from(["", "a=", "é^", "0"]), min_size=3, max_size=3),
+    st.booleans(),
+)
+def test_names_are_heads_and_texts(pieces, heads, numbers):
+    text = b"00:7:0:10:x0"
+    spans = np.array([sorted(piece[:2]) for piece in pieces], np.int64).reshape(-1, 2)
+    head_of = np.array([piece[2] for piece in pieces], np.int64)
+    texts = joined(text, spans, heads, head_of, numbers=numbers)
+    for i, (begin, end) in enumerate(spans.tolist()):
+        part = text[begin:end].decode()
+        if numbers:
+            part = ":".join(re.sub(r"^0+(?=.)", "", number) for number in part.split(":"))
+        assert text_at(texts, i) == heads[head_of[i]] + part
+    assert len(texts[0]) == (texts[1][-1] if pieces else 0)
+
+
+def test_names_outside_of_their_block_are_refused():
+    good = {
+        "text": np.zeros(4, np.uint8),
+        "spans": np.array([[1, 3]]),
+        "heads": np.zeros(2, np.uint8),
+        "head_ends": np.array([2], np.uint64),
+        "head_of": np.array([0]),
+        "numbers": False,
+        "joined": np.zeros(4, np.uint8),
+        "ends": np.zeros(1, np.uint64),
+    }
+    assert _reader.join_names(**good) == 4
+    for change, message in (
+        ({"spans": np.array([[3, 1]])}, "from 3 to 1, of 4 bytes"),
+        ({"spans": np.array([[-1, 1]])}, "from -1 to 1"),
+        ({"spans": np.array([[1, 5]])}, "from 1 to 5, of 4 bytes"),
+        ({"spans": np.zeros((2, 2), np.int64)}, "got 2 and 1"),
+        ({"head_ends": np.array([3], np.uint64)}, "exceed 2 bytes, at 0"),
+        ({"head_ends": np.array([2, 1], np.uint64)}, "exceed 2 bytes, at 1"),
+        ({"head_of": np.array([1])}, "head 1, of 1"),
+        ({"head_of": np.array([-1])}, "head -1, of 1"),
+        ({"joined": np.zeros(3, np.uint8)}, "take 4 bytes, got room for 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _reader.join_names(**{**good, **change})
 
 
 # ---- a dictionary ----------------------------------------------------------------------------------------------------
@@ -346,7 +384,10 @@ def test_damaged_names_are_named(tmp_path):
     names = FeatureNames()
     names.add([7], ["carrier=AA"])
     whole = names.save(path).read_bytes()
-    for at in range(0, len(whole), 5):
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at])
+        with pytest.raises(CorruptionError, match=r"names\.json"):
+            FeatureNames.load(path)
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(CorruptionError, match=r"names\.json"):
             FeatureNames.load(path)
@@ -358,3 +399,31 @@ def test_damaged_names_are_named(tmp_path):
         write_checksummed(path, body)
         with pytest.raises(CorruptionError, match=r"names\.json"):
             FeatureNames.load(path)
+
+
+def test_names_of_version_1_are_read(tmp_path):
+    path = tmp_path / "names.json"
+    body = '{"format":"shoal feature names","version":1,"limit":5,"names":{"18446744073709551615":"é=1","0":"site=a"}}'
+    write_checksummed(path, body.encode())
+    names = FeatureNames.load(path)
+    assert (dict(names), names.limit) == ({2**64 - 1: "é=1", 0: "site=a"}, 5)
+    write_checksummed(path, body.replace("18446744073709551615", "18446744073709551616").encode())
+    with pytest.raises(CorruptionError, match=r"names\.json cannot be read"):
+        FeatureNames.load(path)
+
+
+@given(st.binary(max_size=40), st.integers(0, 3), st.integers(0, 40))
+def test_arrays_that_are_no_names_are_refused(arrays, count, size):
+    body = b'{"format":"shoal feature names","version":2,"limit":9,"names":%d,"bytes":%d,"crc32c":"%08x"}' % (
+        count,
+        size,
+        _core.crc32c(arrays),
+    )
+    line = encode_checksummed(body)
+    raw = line.ljust((len(line) + 8) // 8 * 8, b"\n") + arrays
+    ends = np.frombuffer(arrays[8 * count : 16 * count].ljust(8 * count, b"\0"), "<u8").tolist()
+    if len(arrays) == 16 * count + size and ends == sorted(ends) and all(end <= size for end in ends):
+        assert len(FeatureNames.from_bytes(raw, "names")) <= count
+    else:
+        with pytest.raises(CorruptionError, match="names"):
+            FeatureNames.from_bytes(raw, "names")

@@ -286,11 +286,11 @@ def test_names_are_kept_with_the_model_and_replaced_with_it(saved, batch, named)
     assert models.load_names(saved) is None
     with LogisticRegression.load(saved) as model:
         model.save(saved, names=named)
-        assert held(saved) == ["checkpoint", "model.json", "names.json"]
+        assert held(saved) == ["checkpoint", "model.json", "names.names"]
         assert models.load_names(saved) == named
         named.add([4], ["site=b.com"])
         model.save(saved, names=named)
-        assert held(saved) == ["checkpoint", "model.json", "names.json"]
+        assert held(saved) == ["checkpoint", "model.json", "names.names"]
         assert models.load_names(saved) == named
         expected = model.predict_proba(batch)
     np.testing.assert_array_equal(predictions(saved, batch), expected)
@@ -310,7 +310,7 @@ def test_a_save_with_names_that_fails_leaves_model_and_names(saved, batch, named
         raise CutOffError
 
     if where == "at the names":
-        monkeypatch.setattr(FeatureNames, "to_json", fail)
+        monkeypatch.setattr(FeatureNames, "to_parts", fail)
     else:
         refusing(monkeypatch, files.MODEL_FILE, CutOffError)
     with LogisticRegression.load(saved) as model:
@@ -318,7 +318,7 @@ def test_a_save_with_names_that_fails_leaves_model_and_names(saved, batch, named
         with pytest.raises(CutOffError):
             model.save(saved, names=named)
     assert snapshot(saved) == before
-    assert held(saved) == ["checkpoint", "model.json", "names.json"]
+    assert held(saved) == ["checkpoint", "model.json", "names.names"]
 
 
 def test_names_that_a_killed_save_left_behind_are_removed(named, batch, tmp_path):
@@ -330,7 +330,7 @@ def test_names_that_a_killed_save_left_behind_are_removed(named, batch, tmp_path
         model.save(directory)
         (directory / "names-0badcafe.json").write_bytes(b"{")
         model.save(directory, overwrite=True, names=named)
-    assert held(directory) == ["checkpoint", "model.json", "names.json"]
+    assert held(directory) == ["checkpoint", "model.json", "names.names"]
     assert models.load_names(directory) == named
 
 
@@ -338,7 +338,7 @@ def test_damaged_names_are_said_and_the_model_still_loads(saved, batch, named):
     with LogisticRegression.load(saved) as model:
         model.save(saved, names=named)
     expected = predictions(saved, batch)
-    (path,) = saved.glob("names-*.json")
+    (path,) = saved.glob("names-*.names")
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + b"x" + whole[-8:])
     with pytest.raises(CorruptionError, match=f"{path.name} is damaged"):

@@ -21,6 +21,7 @@ CSRC = {
     "optim": "base",
     "batch": "base",
     "table": "base",
+    "names": "base table",
     "policy": "base table",
     "shard": "base optim batch table policy",
     "cache": "base optim shard",
@@ -29,7 +30,7 @@ CSRC = {
     "wire": "base optim",
     "transport": "base wire",
     "server": "base optim batch policy shard tier wire transport",
-    "bind": "base cache kernel optim batch table policy shard tier export wire transport server",
+    "bind": "base cache kernel optim batch table names policy shard tier export wire transport server",
 }
 
 PYTHON = {

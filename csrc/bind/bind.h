@@ -73,6 +73,7 @@ void add_base(pybind11::module_& module);
 void add_batch(pybind11::module_& module);
 void add_cache(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
+void add_names(pybind11::module_& module);
 void add_shard(pybind11::module_& module);
 void add_tiered_shard(pybind11::module_& module);
 void add_user_step(pybind11::module_& module);

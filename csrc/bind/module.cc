@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_batch(module);
   shoal::bind::add_cache(module);
   shoal::bind::add_kernel(module);
+  shoal::bind::add_names(module);
   shoal::bind::add_shard(module);
   shoal::bind::add_tiered_shard(module);
   shoal::bind::add_user_step(module);

@@ -127,7 +127,7 @@ void SlotTable::find(std::span<const std::uint64_t> hashes, std::span<std::byte*
   }
 }
 
-std::byte* SlotTable::find_one(std::uint64_t hash) noexcept {
+std::byte* SlotTable::find_one(std::uint64_t hash) const noexcept {
   std::byte* const at = size_ == 0 ? nullptr : payload_of(cell_of(hash));
   return at == nullptr ? nullptr : row_at(at);
 }

@@ -89,7 +89,7 @@ class SlotTable {
   // destroyed.
   void find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows);
   // find() of one hash, and a prefetch of its home line: for callers that change the table between two hashes.
-  std::byte* find_one(std::uint64_t hash) noexcept;
+  std::byte* find_one(std::uint64_t hash) const noexcept;
   void prefetch(std::uint64_t hash) const noexcept;
   // Changes whenever a row may have moved: on insert, reserve, erase and give_back.
   std::uint64_t version() const noexcept { return version_; }

@@ -46,6 +46,16 @@ class _Columns(Protocol):
     def unlabelled(self) -> _Columns | None: ...
 
 def hash_texts(data: NDArray[np.uint8], offsets: NDArray[np.int64], field: int, keys: NDArray[np.uint64]) -> None: ...
+def join_names(
+    text: NDArray[np.uint8],
+    spans: NDArray[np.int64],
+    heads: NDArray[np.uint8],
+    head_ends: NDArray[np.uint64],
+    head_of: NDArray[np.int64],
+    numbers: bool,
+    joined: NDArray[np.uint8],
+    ends: NDArray[np.uint64],
+) -> int: ...
 def hash_tokens(tokens: list[str] | list[bytes], field: int, keys: NDArray[np.uint64]) -> None: ...
 def parse_libsvm(
     block: bytes | bytearray | memoryview, start: int, arrays: _Arrays, skip: bool

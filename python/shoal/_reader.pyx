@@ -7,6 +7,7 @@
 #   data/formats/criteo.pxi   Criteo's tab-separated logs
 #   data/formats/vw.pxi       Vowpal Wabbit's text
 #   data/formats/csv.pxi      CSV and TSV with named columns
+#   data/formats/names.pxi    names of features
 #
 # Algorithm. A block of whole lines is parsed in one pass. A newline ends every loop, so no loop tests whether bytes are
 # left: `block` must end with one, which is checked first. The usual lines of formats with columns are read by the ends
@@ -59,3 +60,4 @@ include "data/formats/libsvm.pxi"
 include "data/formats/criteo.pxi"
 include "data/formats/vw.pxi"
 include "data/formats/csv.pxi"
+include "data/formats/names.pxi"

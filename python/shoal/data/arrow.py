@@ -26,10 +26,11 @@ from shoal.data.columns import CATEGORICAL, NUMERIC, PASSED_OVER, Columns
 from shoal.data.files import File, Opened
 from shoal.data.hashing import hash_strings
 from shoal.data.interactions import field_of, interact
-from shoal.data.names import FeatureNames, decoded
+from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
 from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor, rows_of
 from shoal.data.settings import FileSplit, Settings
+from shoal.data.spelling import of_column
 from shoal.errors import CorruptionError
 
 _ROWS = 1 << 14  # of a record batch that is asked for
@@ -331,7 +332,7 @@ def keys_of(
     if named is not None:
         fields = np.broadcast_to(np.uint64(field), int(there.sum()))
         spans = np.column_stack([ends[:-1], ends[1:]])[there]
-        named.note(bytes_of.data, keys[there], fields, spans, functools.partial(_spell, name))
+        named.note(bytes_of.data, keys[there], fields, spans, functools.partial(of_column, name))
     return keys, there
 
 
@@ -369,10 +370,6 @@ def _with_lists(
         None if values is None else np.concatenate([values, np.ones(sum(counts), np.float32)])[order],
         np.concatenate([fields, of])[order],
     )
-
-
-def _spell(name: str, text: memoryview | bytes, begin: int, end: int, field: int) -> str:
-    return f"{name}={decoded(text[begin:end])}"
 
 
 def _labels(table: Any, columns: Columns, classes: int) -> NDArray[np.float32]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
+from shoal.data.spelling import Texts, text_at
 
 EXAMPLES = 100_000
 BITS = (18, 22, 24)
@@ -85,12 +86,12 @@ class _CollisionFinder(FeatureNames):
         super().__init__(sys.maxsize)
         self.others: dict[int, set[str]] = {}
 
-    def _note(self, keys: npt.NDArray[np.uint64], name: Callable[[int], str]) -> None:
-        with self._lock:
-            for i, key in enumerate(keys.tolist()):
-                text = name(i)
-                if self._names.setdefault(key, text) != text:
-                    self.others.setdefault(key, set()).add(text)
+    def _note(self, keys: npt.NDArray[np.uint64], names_of: Callable[[npt.NDArray[np.uint32]], Texts]) -> None:
+        super()._note(keys, names_of)
+        texts = names_of(np.arange(len(keys), dtype=np.uint32))
+        for i, key in enumerate(keys.tolist()):
+            if (text := text_at(texts, i)) != self[key]:
+                self.others.setdefault(key, set()).add(text)
 
 
 def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int] = BITS) -> Audit:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from shoal import _reader
 from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, BoundColumns, Columns
-from shoal.data.names import decoded
 from shoal.data.rows import Format, Parse, RowBuffer
+from shoal.data.spelling import of_cells
 
 _NO_SEPARATORS = '"\r\n+-.'
 _BOM = "\ufeff"
@@ -59,15 +59,6 @@ class _Header:
                 (self.numeric if kind == NUMERIC else self.categorical)[number] = name
         return functools.partial(_parse, bound)
 
-    def spell(self, text: memoryview | bytes, begin: int, end: int, field: int) -> str:
-        """Name a feature: a numeric column, or a column and the text of a cell."""
-        if (name := self.numeric.get(field)) is not None:
-            return name
-        cell = bytes(text[begin:end])
-        if cell[:1] == b'"':
-            cell = cell.removesuffix(b"\r")[1:-1].replace(b'""', b'"')
-        return f"{self.categorical[field]}={decoded(cell)}"
-
 
 def _parse(
     columns: BoundColumns, text: memoryview, start: int, rows: RowBuffer, skip: bool
@@ -114,7 +105,7 @@ def csv_format(
         weighted=columns.weight is not None,
         header=header if names is None else None,
         pairs=columns.pairs,
-        spell=header.spell,
+        spell=functools.partial(of_cells, header.categorical, header.numeric),
         schema=schema,
         labelled=columns.label is not None,
         of_labels=None

@@ -2,24 +2,28 @@
 
 A key of text is a hash. While a file is read, the names of its features can be collected:
 
-    parse --> keys, fields, spans --> keys that may be new --> dictionary: key -> "C14=68fd1e64"
-              (arrays, per block)         (a table, below)         (Python, once a key)
+    parse --> keys, fields, spans --> keys without a name --> their names --> TextMap: key -> "C14=68fd1e64"
+              (arrays, per block)      (csrc/names)            (spelling.py)   (csrc/names)
 
-Almost all features of a block are known already. A direct-mapped cache of known keys recognizes most of them without
-touching a Python object; a key that is not in the cache is looked up in the dictionary.
+The file of names: one line of checksummed JSON, which describes the rest, then its three arrays, little-endian.
+
+    {"crc32c":<of the body>,"body":{"format":...,"version":2,"limit":...,"names":n,"bytes":b,"crc32c":<of the arrays>}}
+    newlines, to a multiple of 8 bytes
+    keys uint64[n], ascending | ends uint64[n], of each text | b bytes: the texts, one after the other
+
+Files of version 1 are JSON as a whole, and are still read.
 
 Threads: any number may read and add at a time.
 """
 
 from __future__ import annotations
 
-import bisect
 import functools
+import operator
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations, islice, product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +31,35 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal import _core
 from shoal.base.machine import local_path
-from shoal.data.criteo import INTEGER_COLUMNS, buckets
+from shoal.data.spelling import Spell, Texts, decoded, encoded
 from shoal.errors import CorruptionError
-from shoal.storage.checksummed_json import read_checksummed, write_checksummed
+from shoal.storage.checksummed_json import decode_checksummed, encode_checksummed, write_atomically
 
 FORMAT = "shoal feature names"
-VERSION = 1
-
-_FIRST_BITS = 16  # of the table of known keys
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: keys that follow each other spread evenly
+VERSION = 2
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
+class _Description(msgspec.Struct, frozen=True, kw_only=True):
     format_name: str = msgspec.field(name="format", default=FORMAT)
     version: int = VERSION
+    limit: int
+    names: int
+    bytes: int
+    crc32c: str
+
+
+class _Version1(msgspec.Struct, frozen=True, kw_only=True):
+    format_name: str = msgspec.field(name="format")
+    version: int
     limit: int
     names: dict[int, str]
 
 
 # Made here: msgspec crashes where several threads are the first to decode a type.
-_file = msgspec.json.Decoder(_File)
+_description = msgspec.json.Decoder(_Description)
+_version1 = msgspec.json.Decoder(_Version1)
 
 
 class FeatureNames(Mapping[int, str]):
@@ -65,7 +77,7 @@ class FeatureNames(Mapping[int, str]):
 
     Notes
     -----
-    A name takes about 200 bytes. The object can be pickled.
+    A name takes about 32 bytes, and its text. The object can be pickled.
 
     Examples
     --------
@@ -80,27 +92,40 @@ class FeatureNames(Mapping[int, str]):
         if limit < 0:
             raise ValueError(f"limit is {limit}: pass 0 or more")
         self._limit = limit
-        self._names: dict[int, str] = {}
+        self._texts = _core.TextMap()
         self._lock = threading.Lock()
-        self._known = _table(_FIRST_BITS)
 
     def __getitem__(self, key: int) -> str:
-        return self._names[key]
+        text = self._text_of(key)
+        if text is None:
+            raise KeyError(key)
+        return decoded(text)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._names
+        return self._text_of(key) is not None
+
+    def _text_of(self, key: object) -> bytes | None:
+        try:
+            number = operator.index(key)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+        with self._lock:
+            return self._texts.get(number) if 0 <= number < 1 << 64 else None
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._names)
+        with self._lock:
+            keys = self._texts.keys()
+        return iter(keys.tolist())
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._texts)
 
     def __repr__(self) -> str:
         return f"<FeatureNames of {len(self):,} features, at most {self._limit:,}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._limit, dict(self._names))
+        with self._lock:
+            return _restored, (self._limit, *self._texts.sorted())
 
     @property
     def limit(self) -> int:
@@ -110,7 +135,7 @@ class FeatureNames(Mapping[int, str]):
     @property
     def full(self) -> bool:
         """Whether the limit is reached."""
-        return len(self._names) >= self._limit
+        return len(self._texts) >= self._limit
 
     def add(self, keys: npt.NDArray[np.uint64], texts: Sequence[str | bytes]) -> None:
         r"""Name keys; one that has a name keeps it.
@@ -129,10 +154,7 @@ class FeatureNames(Mapping[int, str]):
         if len(keys) != len(texts):
             raise ValueError(f"{len(keys)} keys need as many texts, got {len(texts)}")
         with self._lock:
-            for key, text in zip(np.asarray(keys, np.uint64).tolist(), texts, strict=True):
-                if self.full:
-                    break
-                self._names.setdefault(key, text if isinstance(text, str) else decoded(text))
+            self._texts.add(np.ascontiguousarray(keys, np.uint64), *encoded(texts), self._limit)
 
     def note(
         self,
@@ -152,14 +174,9 @@ class FeatureNames(Mapping[int, str]):
         spans : int64[n, 2]
             Of `shoal.data.rows.RowBuffer`.
         spell : callable
-            Function that makes a name from a span.
+            Makes the names: see `shoal.data.spelling`.
         """
-
-        def name(i: int) -> str:
-            begin, end = spans[i].tolist()
-            return spell(text, begin, end, int(fields[i]))
-
-        self._note(keys, name)
+        self._note(keys, lambda some: spell(text, spans[some], fields[some]))
 
     def note_pairs(
         self,
@@ -196,29 +213,21 @@ class FeatureNames(Mapping[int, str]):
                 begin, end = indptr[row], indptr[row + 1]
                 of_row[row] = _made_of(keys[begin:end].tolist(), fields[begin:end].tolist(), pairs.tolist())
             first, second = of_row[row][i - int(firsts[row])]
-            return f"{self._names.get(first, first)} * {self._names.get(second, second)}"
+            return f"{self.get(first, first)} * {self.get(second, second)}"
 
-        self._note(made, name)
+        self._note(made, lambda some: encoded([name(i) for i in some.tolist()]))
 
-    def _note(self, keys: npt.NDArray[np.uint64], name: Callable[[int], str]) -> None:
-        """Name the keys that have no name yet, the one at i by ``name(i)``."""
+    def _note(self, keys: npt.NDArray[np.uint64], names_of: Callable[[npt.NDArray[np.uint32]], Texts]) -> None:
+        """Name the keys that have no name yet, those at ``some`` positions by ``names_of(some)``."""
         if self.full:
             return
-        known, shift = self._known
-        at = (keys * _MULTIPLIER) >> shift
-        candidates = np.flatnonzero(known[at] != keys)
-        if not len(candidates):
-            return
-        unique, first = np.unique(keys[candidates], return_index=True)
+        keys = np.ascontiguousarray(keys)
         with self._lock:
-            for key, i in zip(unique.tolist(), candidates[first].tolist(), strict=True):
-                if key not in self._names:
-                    if len(self._names) >= self._limit:
-                        return
-                    self._names[key] = name(i)
-            known[at[candidates]] = keys[candidates]
-            if 4 * len(self._names) > len(self._known[0]):
-                self._known = _table((8 * len(self._names)).bit_length())
+            missing = self._texts.missing(keys)
+        if len(missing):
+            texts = names_of(missing)
+            with self._lock:
+                self._texts.add(keys[missing], *texts, self._limit)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the names to a file, completely or not at all; an existing file is replaced.
@@ -228,7 +237,7 @@ class FeatureNames(Mapping[int, str]):
         Path
             The file.
         """
-        write_checksummed(local_path(path), self.to_json())
+        write_atomically(local_path(path), b"".join(self.to_parts()))
         return local_path(path)
 
     @classmethod
@@ -240,43 +249,83 @@ class FeatureNames(Mapping[int, str]):
         CorruptionError
             The file is missing or was changed.
         """
-        return cls.from_json(read_checksummed(local_path(path), missing="there are no names"), path)
+        try:
+            raw = local_path(path).read_bytes()
+        except FileNotFoundError:
+            raise CorruptionError(f"{os.fspath(path)} is missing: there are no names") from None
+        return cls.from_bytes(raw, path)
 
-    def to_json(self) -> bytes:
-        """Return limit and names as the JSON that `save` writes with a checksum."""
-        return msgspec.json.encode(_File(limit=self._limit, names=dict(sorted(self._names.items()))))
+    def to_parts(self) -> list[bytes | memoryview]:
+        """Return the contents of the file that `save` writes, in parts."""
+        with self._lock:
+            keys, ends, texts = self._texts.sorted()
+        arrays = [array.astype("<u8", copy=False).view(np.uint8).data for array in (keys, ends)] + [texts.data]
+        checksum = functools.reduce(lambda before, array: _core.crc32c(array, before), arrays, 0)
+        description = _Description(limit=self._limit, names=len(keys), bytes=len(texts), crc32c=f"{checksum:08x}")
+        line = encode_checksummed(msgspec.json.encode(description))
+        return [line.ljust(_begin_after(line), b"\n"), *arrays]
 
     @classmethod
-    def from_json(cls, body: bytes, address: str | os.PathLike[str]) -> FeatureNames:
-        """Read the result of `to_json`; ``address`` names its file in errors.
+    def from_bytes(cls, raw: bytes, address: str | os.PathLike[str]) -> FeatureNames:
+        """Read the parts that `to_parts` returns; ``address`` names their file in errors.
 
         Raises
         ------
         CorruptionError
-            It is none.
+            The file was changed.
         """
+        where = os.fspath(address)
+        end = raw.find(b"\n")
+        line = raw if end < 0 else raw[:end]
+        body = decode_checksummed(line, where)
         try:
-            read = _file.decode(body)
+            if end < 0:
+                return _of_version1(body, where)
+            read = _description.decode(body)
         except msgspec.MsgspecError as error:
-            raise CorruptionError(f"{os.fspath(address)} cannot be read: {error}") from None
+            raise CorruptionError(f"{where} cannot be read: {error}") from None
         if (read.format_name, read.version) != (FORMAT, VERSION):
-            raise CorruptionError(
-                f"{os.fspath(address)} does not contain feature names of version {VERSION}: load it with a newer shoal"
-            )
-        return _restored(read.limit, read.names)
+            raise _not_readable(where)
+        begin = _begin_after(line)
+        arrays = memoryview(raw)[begin:]
+        whole = len(arrays) == 16 * read.names + read.bytes and not raw[end:begin].strip(b"\n")
+        if not whole or read.crc32c != f"{_core.crc32c(arrays):08x}":
+            raise CorruptionError(f"{where} is damaged: its checksum does not match")
+        keys = np.frombuffer(arrays, "<u8", read.names)
+        ends = np.frombuffer(arrays, "<u8", read.names, 8 * read.names)
+        try:
+            return _restored(read.limit, keys, ends, np.frombuffer(arrays, np.uint8, -1, 16 * read.names))
+        except ValueError as error:
+            raise CorruptionError(f"{where} cannot be read: {error}") from None
 
 
-def _restored(limit: int, named: dict[int, str]) -> FeatureNames:
+def _begin_after(line: bytes) -> int:
+    """Return where the arrays begin: aligned, and after a newline."""
+    return (len(line) + 8) // 8 * 8
+
+
+def _of_version1(body: bytes, where: str) -> FeatureNames:
+    read = _version1.decode(body)
+    if (read.format_name, read.version) != (FORMAT, 1):
+        raise _not_readable(where)
+    if any(not 0 <= key < 1 << 64 for key in read.names):
+        raise CorruptionError(f"{where} cannot be read: a key does not have 64 bits")
+    texts, ends = encoded(list(read.names.values()))
+    return _restored(read.limit, np.array(list(read.names), np.uint64), ends, texts)
+
+
+def _not_readable(where: str) -> CorruptionError:
+    return CorruptionError(
+        f"{where} does not contain feature names of version 1 or {VERSION}: load it with a newer shoal"
+    )
+
+
+def _restored(
+    limit: int, keys: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64], texts: npt.NDArray[np.uint8]
+) -> FeatureNames:
     names = FeatureNames(limit)
-    names._names.update(islice(named.items(), limit))
+    names._texts.add(keys, texts, ends, limit)
     return names
-
-
-def _table(bits: int) -> tuple[npt.NDArray[np.uint64], np.uint64]:
-    """Make a table of keys, and by how much their hashes are shifted to be indices of it."""
-    known = np.zeros(1 << bits, np.uint64)
-    known[0] = 1  # an empty cell holds a key of another cell: 0 belongs into cell 0 alone, and 1 into another
-    return known, np.uint64(64 - bits)
 
 
 def _made_of(keys: list[int], fields: list[int], pairs: list[int]) -> list[tuple[int, int]]:
@@ -291,49 +340,3 @@ def _made_of(keys: list[int], fields: list[int], pairs: list[int]) -> list[tuple
         else:
             made += product(of.get(first, ()), of.get(second, ()))
     return made
-
-
-def decoded(text: bytes | memoryview) -> str:
-    """Decode bytes of a file as text, valid UTF-8 or not."""
-    return bytes(text).decode("utf-8", "backslashreplace")
-
-
-# ---- from a span to a name -------------------------------------------------------------------------------------------
-
-Spell = Callable[[memoryview | bytes, int, int, int], str]  # of a block, the begin and the end of a span, and a field
-
-_ENDS_NAME = re.compile(rb"[ \t\r:]")
-
-
-def of_numbers(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
-    """Name a feature of libsvm or libffm: the numbers before its value, without zeros in front."""
-    return ":".join(number.lstrip("0") or "0" for number in decoded(text[begin:end]).split(":"))
-
-
-def of_vw(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
-    """Name a feature of Vowpal Wabbit's text: namespace^name, or the name alone in the nameless one."""
-    reach = 128
-    while b"|" not in (before := bytes(text[max(0, begin - reach) : begin])) and reach < begin:
-        reach *= 2
-    namespace = _ENDS_NAME.split(before.rpartition(b"|")[2], maxsplit=1)[0]
-    name = decoded(text[begin:end])
-    return f"{decoded(namespace)}^{name}" if namespace else name
-
-
-def of_criteo(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
-    """Name a feature of Criteo's logs: its column, I1 to C26, and the category or the integers of its bucket."""
-    if field > INTEGER_COLUMNS:
-        return f"C{field - INTEGER_COLUMNS}={decoded(text[begin:end])}"
-    digits = bytes(text[begin:end]).lstrip(b"+-0")
-    number = int(digits or b"0")
-    if number and text[begin] == ord("-"):
-        return f"I{field}={-number}"
-    floors = _floors()
-    bucket = bisect.bisect_right(floors, number) - 1
-    low, high = floors[bucket], min(floors[bucket + 1], 1 << 63) - 1
-    return f"I{field}={low}" if low == high else f"I{field}={low}..{high}"
-
-
-@functools.cache
-def _floors() -> list[int]:
-    return [int(floor) for floor in buckets().floors]

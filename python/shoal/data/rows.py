@@ -17,7 +17,8 @@ from shoal import _reader
 from shoal.data.batch import Batch
 from shoal.data.criteo import buckets
 from shoal.data.interactions import Field, Interactions, Pairs, interact, named_pairs, pairs_of
-from shoal.data.names import FeatureNames, Spell, of_criteo, of_numbers, of_vw
+from shoal.data.names import FeatureNames
+from shoal.data.spelling import Spell, of_criteo, of_numbers, of_vw
 
 _FIRST_ROWS = 1 << 10
 _FIRST_KEYS = 1 << 16
@@ -38,7 +39,7 @@ class RowBuffer:
         Filled by `note`. If set, the span of each feature's text in its block is recorded. Without
         names and pairs, the fields of features are not recorded.
     spell : callable
-        Function that makes a name from a feature's text.
+        Makes the names of features: see `shoal.data.spelling`.
     fielded : bool
         Whether batches have the fields of their features.
     labelled : bool
@@ -175,7 +176,7 @@ class Format:
     pairs : sequence of (int, int)
         The fields whose features interact.
     spell : callable
-        Function that makes a name from the text of a feature.
+        Makes the names of features.
     names : FeatureNames, optional
         Gets a name for each feature that is read.
     schema : mapping

@@ -3,7 +3,7 @@
     DIR/
         model.json              {"crc32c": "<of body>", "body": {"format": "shoal model", "version": 1, ...}}
         checkpoint-1f0c9a3e/    a checkpoint of its tables (docs/checkpoint-format.md); model.json names it
-        names-1f0c9a3e.json     names of its features, if they were saved; model.json names it too
+        names-1f0c9a3e.names    names of its features, if they were saved; model.json names it too
         tower-1f0c9a3e.pt       dense parameters of a click model in PyTorch, its optimizer and its random numbers
         best-000003/            weights of the best pass of a fit that is not over; `standing` of model.json names the
                                 pass
@@ -38,7 +38,6 @@ from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir, StoragePath
-from shoal.storage.checksummed_json import encode_checksummed
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import ManifestTransaction, check_replaceable
 from shoal.store.base import Store
@@ -71,7 +70,7 @@ _MAY_BE_MISSING = frozenset(
 )
 
 _CHECKPOINT = re.compile(r"checkpoint-[0-9a-f]{6,}")
-_NAMES = re.compile(r"names-[0-9a-f]{6,}\.json")
+_NAMES = re.compile(r"names-[0-9a-f]{6,}\.(names|json)")
 _TOWER = re.compile(r"tower-[0-9a-f]{6,}\.pt")
 _BEST = re.compile(r"best-\d{6,}")
 _LOOK = re.compile(r"check-[0-9a-f]{16}(-\d+)?-look\.slots")  # of a check of the storage that was killed
@@ -200,21 +199,22 @@ def save(
         named = msgspec.structs.replace(
             described,
             checkpoint=f"checkpoint-{new.stem}",
-            names=None if names is None else f"names-{new.stem}.json",
+            names=None if names is None else f"names-{new.stem}.names",
             tower=None if tower is None else f"tower-{new.stem}.pt",
             tower_crc32c=None if tower is None else f"{_core.crc32c(tower):08x}",
         )
         store.save(place.child(named.checkpoint), tables=[table.name for table in tables])
         if names is not None and named.names is not None:
-            _write(place, named.names, encode_checksummed(names.to_json()))
+            _write(place, named.names, *names.to_parts())
         if tower is not None and named.tower is not None:
             _write(place, named.tower, tower)
         new.publish(msgspec.json.encode(named))
 
 
-def _write(place: StorageDir, name: str, data: bytes) -> None:
+def _write(place: StorageDir, name: str, *parts: bytes | memoryview) -> None:
     with place.create(name) as file:
-        file.write(data)
+        for part in parts:
+            file.write(part)
 
 
 def read(where: StoragePath) -> ModelFile:
@@ -362,12 +362,12 @@ def load_names(directory: StoragePath, *, storage_options: Mapping[str, Any] | N
     if described.names is None:
         return None
     try:
-        body = place.read_checksummed(described.names, missing="there are no names")
-    except CorruptionError:
-        if read(place).names == described.names:
-            raise
-        return load_names(place)  # a save came between
-    return FeatureNames.from_json(body, place.address(described.names))
+        raw = place.read(described.names)
+    except FileNotFoundError:
+        if read(place).names != described.names:
+            return load_names(place)  # a save came between
+        raise CorruptionError(f"{place.address(described.names)} is missing: there are no names") from None
+    return FeatureNames.from_bytes(raw, place.address(described.names))
 
 
 def _nan_for_null(value: Any, may_be_missing: frozenset[str], name: str = "") -> Any:

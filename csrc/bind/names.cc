@@ -1,0 +1,74 @@
+// Bindings of texts by key.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bind/array.h"
+#include "bind/bind.h"
+#include "names/text_map.h"
+
+namespace shoal::bind {
+
+namespace {
+
+Array<std::uint32_t> missing(TextMap& map, const Array<std::uint64_t>& keys) {
+  const auto input = in(keys);
+  std::vector<std::uint32_t> positions;
+  {
+    const py::gil_scoped_release nogil;
+    positions = map.missing(input);
+  }
+  return copied(positions);
+}
+
+void add(TextMap& map, const Array<std::uint64_t>& keys, const Array<std::uint8_t>& text,
+         const Array<std::uint64_t>& ends, std::size_t most) {
+  const auto input = in(keys);
+  const TextMap::Texts texts{in(text), in(ends)};
+  const py::gil_scoped_release nogil;
+  map.add(input, texts, most);
+}
+
+std::optional<py::bytes> get(const TextMap& map, std::uint64_t key) {
+  const auto text = map.find(key);
+  if (!text) {
+    return std::nullopt;
+  }
+  return py::bytes(reinterpret_cast<const char*>(text->data()), text->size());
+}
+
+// (keys, ends, bytes).
+py::tuple sorted(const TextMap& map) {
+  TextMap::Sorted all;
+  {
+    const py::gil_scoped_release nogil;
+    all = map.sorted();
+  }
+  return py::make_tuple(copied(all.keys), copied(all.ends), owned(std::move(all.bytes)));
+}
+
+}  // namespace
+
+void add_names(py::module_& module) {
+  py::class_<TextMap>(module, "TextMap")
+      .def(py::init<>())
+      .def("__len__", &TextMap::size)
+      .def_property_readonly("memory_bytes", &TextMap::bytes)
+      .def("missing", &missing, py::arg("keys").noconvert())
+      .def("add", &add, py::arg("keys").noconvert(), py::arg("text").noconvert(), py::arg("ends").noconvert(),
+           py::arg("most"))
+      .def("get", &get, py::arg("key"))
+      .def("keys",
+           [](const TextMap& map) {
+             return copied(std::vector<std::uint64_t>(map.keys().begin(), map.keys().end()));
+           })
+      .def("sorted", &sorted);
+}
+
+}  // namespace shoal::bind
