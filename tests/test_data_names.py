@@ -359,6 +359,14 @@ def test_names_may_be_added_and_asked_for():
     assert repr(names) == "<FeatureNames of 3 features, at most 3>"
     with pytest.raises(ValueError, match="2 keys need as many texts, got 1"):
         names.add(np.array([1, 2], np.uint64), ["a"])
+    with pytest.raises(TypeError, match="text 1 is a int: pass str or bytes"):
+        names.add(np.array([1, 2], np.uint64), ["a", 5])
+    many = FeatureNames(2**70)
+    many.add([3, 1], ["lone \ud800", ""])
+    assert dict(pickle.loads(pickle.dumps(many))) == {3: "lone \\ud800", 1: ""}
+    assert not any(key in many for key in ("3", -1, 2**64, None))
+    with pytest.raises(KeyError):
+        many[2]
     with pytest.raises(ValueError, match="limit is -1"):
         FeatureNames(-1)
     with pytest.raises(TypeError, match=r"names is a dict: pass shoal\.FeatureNames\(\)"):

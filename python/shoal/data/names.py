@@ -40,6 +40,8 @@ from shoal.storage.checksummed_json import decode_checksummed, encode_checksumme
 FORMAT = "shoal feature names"
 VERSION = 2
 
+_MOST = 2**32 - 1  # of csrc/names/text_map.h
+
 
 class _Description(msgspec.Struct, frozen=True, kw_only=True):
     format_name: str = msgspec.field(name="format", default=FORMAT)
@@ -92,6 +94,7 @@ class FeatureNames(Mapping[int, str]):
         if limit < 0:
             raise ValueError(f"limit is {limit}: pass 0 or more")
         self._limit = limit
+        self._most = min(limit, _MOST)
         self._texts = _core.TextMap()
         self._lock = threading.Lock()
 
@@ -135,7 +138,7 @@ class FeatureNames(Mapping[int, str]):
     @property
     def full(self) -> bool:
         """Whether the limit is reached."""
-        return len(self._texts) >= self._limit
+        return len(self._texts) >= self._most
 
     def add(self, keys: npt.NDArray[np.uint64], texts: Sequence[str | bytes]) -> None:
         r"""Name keys; one that has a name keeps it.
@@ -150,11 +153,16 @@ class FeatureNames(Mapping[int, str]):
         ------
         ValueError
             There are not as many texts as keys.
+        TypeError
+            A text is neither str nor bytes.
         """
         if len(keys) != len(texts):
             raise ValueError(f"{len(keys)} keys need as many texts, got {len(texts)}")
+        for i, text in enumerate(texts):
+            if not isinstance(text, str | bytes):
+                raise TypeError(f"text {i} is a {type(text).__name__}: pass str or bytes")
         with self._lock:
-            self._texts.add(np.ascontiguousarray(keys, np.uint64), *encoded(texts), self._limit)
+            self._texts.add(np.ascontiguousarray(keys, np.uint64), *encoded(texts), self._most)
 
     def note(
         self,
@@ -227,7 +235,7 @@ class FeatureNames(Mapping[int, str]):
         if len(missing):
             texts = names_of(missing)
             with self._lock:
-                self._texts.add(keys[missing], *texts, self._limit)
+                self._texts.add(keys[missing], *texts, self._most)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the names to a file, completely or not at all; an existing file is replaced.
@@ -324,7 +332,7 @@ def _restored(
     limit: int, keys: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64], texts: npt.NDArray[np.uint8]
 ) -> FeatureNames:
     names = FeatureNames(limit)
-    names._texts.add(keys, texts, ends, limit)
+    names._texts.add(keys, texts, ends, names._most)
     return names
 
 
