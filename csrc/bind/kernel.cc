@@ -117,6 +117,25 @@ py::tuple interact(const Array<std::int64_t>& indptr, const Array<std::uint64_t>
   return py::make_tuple(ends, made, products);
 }
 
+// The positions of the two features of each new one.
+py::tuple interaction_parents(const Array<std::int64_t>& indptr, const Array<std::uint64_t>& keys,
+                              const Array<std::uint64_t>& fields, const Array<std::uint64_t>& pairs) {
+  const FieldedRows rows{in(indptr), in(keys), {}, in(fields)};
+  Interactions interactions(in(pairs));
+  std::vector<std::int64_t> ends(rows.indptr.size());
+  interactions.count(rows, ends);
+  const std::size_t made = static_cast<std::size_t>(ends.back()) - rows.keys.size();
+  Array<std::uint64_t> first = fresh<std::uint64_t>(made);
+  Array<std::uint64_t> second = fresh<std::uint64_t>(made);
+  const auto to_first = out(first);
+  const auto to_second = out(second);
+  {
+    const py::gil_scoped_release nogil;
+    interactions.write_parents(rows, to_first, to_second);
+  }
+  return py::make_tuple(first, second);
+}
+
 // The number of rows of a two-dimensional array; `name` is what the array holds.
 std::size_t dim_of(const Array<float>& rows, const char* name) {
   SHOAL_CHECK(rows.ndim() == 2, std::string(name) + " must have two dimensions, rows and dim, got " +
@@ -354,6 +373,8 @@ void add_kernel(py::module_& module) {
              py::arg("slopes").noconvert(), py::arg("pool"));
   module.def("interact", &interact, py::arg("indptr").noconvert(), py::arg("keys").noconvert(),
              py::arg("values").noconvert(), py::arg("fields").noconvert(), py::arg("pairs").noconvert());
+  module.def("interaction_parents", &interaction_parents, py::arg("indptr").noconvert(),
+             py::arg("keys").noconvert(), py::arg("fields").noconvert(), py::arg("pairs").noconvert());
   module.def("pool_rows", &pool_rows, py::arg("pooling"), py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("rows").noconvert(),
              py::arg("out").noconvert(), py::arg("pool"));

@@ -43,14 +43,36 @@ std::optional<py::bytes> get(const TextMap& map, std::uint64_t key) {
   return py::bytes(reinterpret_cast<const char*>(text->data()), text->size());
 }
 
-// (keys, ends, bytes).
+py::tuple texts_of(const TextMap& map, const Array<std::uint64_t>& keys) {
+  const auto input = in(keys);
+  TextMap::OwnedTexts texts;
+  {
+    const py::gil_scoped_release nogil;
+    texts = map.texts_of(input);
+  }
+  return py::make_tuple(owned(std::move(texts.bytes)), copied(texts.ends));
+}
+
+Array<std::uint32_t> differing(const TextMap& map, const Array<std::uint64_t>& keys,
+                               const Array<std::uint8_t>& text, const Array<std::uint64_t>& ends) {
+  const auto input = in(keys);
+  const TextMap::Texts texts{in(text), in(ends)};
+  std::vector<std::uint32_t> positions;
+  {
+    const py::gil_scoped_release nogil;
+    positions = map.differing(input, texts);
+  }
+  return copied(positions);
+}
+
+// (keys, text, ends).
 py::tuple sorted(const TextMap& map) {
   TextMap::Sorted all;
   {
     const py::gil_scoped_release nogil;
     all = map.sorted();
   }
-  return py::make_tuple(copied(all.keys), copied(all.ends), owned(std::move(all.bytes)));
+  return py::make_tuple(copied(all.keys), owned(std::move(all.texts.bytes)), copied(all.texts.ends));
 }
 
 }  // namespace
@@ -64,6 +86,9 @@ void add_names(py::module_& module) {
       .def("add", &add, py::arg("keys").noconvert(), py::arg("text").noconvert(), py::arg("ends").noconvert(),
            py::arg("most"))
       .def("get", &get, py::arg("key"))
+      .def("texts_of", &texts_of, py::arg("keys").noconvert())
+      .def("differing", &differing, py::arg("keys").noconvert(), py::arg("text").noconvert(),
+           py::arg("ends").noconvert())
       .def("keys",
            [](const TextMap& map) {
              return copied(std::vector<std::uint64_t>(map.keys().begin(), map.keys().end()));

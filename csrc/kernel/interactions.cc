@@ -81,24 +81,15 @@ void Interactions::count(const FieldedRows& rows, std::span<std::int64_t> indptr
   }
 }
 
-void Interactions::write(const FieldedRows& rows, std::span<std::uint64_t> keys, std::span<float> values) {
-  constexpr float kLargest = std::numeric_limits<float>::max();
+template <class Own, class Pair>
+void Interactions::each(const FieldedRows& rows, const Own& own, const Pair& pair) {
   const auto& ends = rows.indptr;
-  std::size_t at = 0;
-  const auto put = [&](std::uint64_t key, float value) {
-    keys[at] = key;
-    if (!values.empty()) {
-      values[at] = value;
-    }
-    ++at;
-  };
-  const auto value_of = [&](std::size_t i) { return rows.values.empty() ? 1.0F : rows.values[i]; };
   for (std::size_t row = 0; row + 1 < ends.size(); ++row) {
     for (auto& positions : positions_) {
       positions.clear();
     }
     for (auto i = static_cast<std::size_t>(ends[row]); i < static_cast<std::size_t>(ends[row + 1]); ++i) {
-      put(rows.keys[i], value_of(i));
+      own(i);
       if (const std::uint32_t field = find(rows.fields[i]); field != kNone) {
         positions_[field].push_back(i);
       }
@@ -108,13 +99,45 @@ void Interactions::write(const FieldedRows& rows, std::span<std::uint64_t> keys,
         const std::size_t i = positions_[first][n];
         for (std::size_t m = first == second ? n + 1 : 0; m < positions_[second].size(); ++m) {
           const std::size_t j = positions_[second][m];
-          const auto [low, high] = std::minmax(rows.keys[i], rows.keys[j]);
-          put(first == second ? interaction_key(low, high) : interaction_key(rows.keys[i], rows.keys[j]),
-              std::clamp(value_of(i) * value_of(j), -kLargest, kLargest));
+          if (first == second && rows.keys[j] < rows.keys[i]) {
+            pair(j, i);
+          } else {
+            pair(i, j);
+          }
         }
       }
     }
   }
+}
+
+void Interactions::write(const FieldedRows& rows, std::span<std::uint64_t> keys, std::span<float> values) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  std::size_t at = 0;
+  const auto put = [&](std::uint64_t key, float value) {
+    keys[at] = key;
+    if (!values.empty()) {
+      values[at] = value;
+    }
+    ++at;
+  };
+  const auto value_of = [&](std::size_t i) { return rows.values.empty() ? 1.0F : rows.values[i]; };
+  each(
+      rows, [&](std::size_t i) { put(rows.keys[i], value_of(i)); },
+      [&](std::size_t i, std::size_t j) {
+        put(interaction_key(rows.keys[i], rows.keys[j]),
+            std::clamp(value_of(i) * value_of(j), -kLargest, kLargest));
+      });
+}
+
+void Interactions::write_parents(const FieldedRows& rows, std::span<std::uint64_t> first,
+                                 std::span<std::uint64_t> second) {
+  std::size_t at = 0;
+  each(
+      rows, [](std::size_t) {},
+      [&](std::size_t i, std::size_t j) {
+        first[at] = i;
+        second[at++] = j;
+      });
 }
 
 }  // namespace shoal

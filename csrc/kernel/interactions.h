@@ -49,10 +49,18 @@ class Interactions {
   // Writes the features of the rows of the last count. `values` is empty if they are not requested.
   void write(const FieldedRows& rows, std::span<std::uint64_t> keys, std::span<float> values);
 
+  // Writes the positions of the two features that each new feature of the last count is made of, in the order in which
+  // write() has the new ones.
+  void write_parents(const FieldedRows& rows, std::span<std::uint64_t> first,
+                     std::span<std::uint64_t> second);
+
  private:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   std::uint32_t find(std::uint64_t field) const noexcept;
+  // Calls own(i) for the features of each row and then pair(i, j) for its new ones.
+  template <class Own, class Pair>
+  void each(const FieldedRows& rows, const Own& own, const Pair& pair);
 
   std::vector<std::uint64_t> fields_;                           // distinct fields
   std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs_;  // indexes into fields_

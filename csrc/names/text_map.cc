@@ -15,6 +15,21 @@ namespace {
 constexpr std::size_t kSlots = 64;  // a slot that grows moves its rows: keep them small
 constexpr std::size_t kAhead = 16;
 
+void check_texts(std::span<const std::uint64_t> keys, const TextMap::Texts& texts) {
+  SHOAL_CHECK(
+      texts.ends.size() == keys.size(),
+      std::to_string(keys.size()) + " keys need as many texts, got " + std::to_string(texts.ends.size()));
+  SHOAL_CHECK(
+      std::ranges::is_sorted(texts.ends) && (texts.ends.empty() || texts.ends.back() <= texts.bytes.size()),
+      "the ends of texts must not fall, nor exceed the " + std::to_string(texts.bytes.size()) +
+          " bytes of all");
+}
+
+std::span<const std::uint8_t> text_at(const TextMap::Texts& texts, std::size_t i) noexcept {
+  const std::uint64_t begin = i == 0 ? 0 : texts.ends[i - 1];
+  return texts.bytes.subspan(begin, texts.ends[i] - begin);
+}
+
 }  // namespace
 
 TextMap::TextMap() : layout_(sizeof(std::uint32_t), Slots(kSlots)) {
@@ -66,13 +81,7 @@ std::vector<std::uint32_t> TextMap::missing(std::span<const std::uint64_t> keys)
 }
 
 void TextMap::add(std::span<const std::uint64_t> keys, const Texts& texts, std::size_t most) {
-  SHOAL_CHECK(
-      texts.ends.size() == keys.size(),
-      std::to_string(keys.size()) + " keys need as many texts, got " + std::to_string(texts.ends.size()));
-  SHOAL_CHECK(
-      std::ranges::is_sorted(texts.ends) && (texts.ends.empty() || texts.ends.back() <= texts.bytes.size()),
-      "the ends of texts must not fall, nor exceed the " + std::to_string(texts.bytes.size()) +
-          " bytes of all");
+  check_texts(keys, texts);
   keys_.reserve(keys.size());
   ends_.reserve(keys.size());
   text_.reserve(texts.bytes.size());
@@ -99,8 +108,7 @@ void TextMap::add(std::span<const std::uint64_t> keys, const Texts& texts, std::
     }
     const auto number = static_cast<std::uint32_t>(size());
     std::memcpy(table.insert(hash), &number, sizeof number);
-    const std::uint64_t begin = i == 0 ? 0 : texts.ends[i - 1];
-    text_.append(texts.bytes.subspan(begin, texts.ends[i] - begin));
+    text_.append(text_at(texts, i));
     keys_.append({&keys[i], 1});
     const std::uint64_t end = text_.size();
     ends_.append({&end, 1});
@@ -123,6 +131,31 @@ std::optional<std::span<const std::uint8_t>> TextMap::find(std::uint64_t key) co
   return text(number);
 }
 
+TextMap::OwnedTexts TextMap::texts_of(std::span<const std::uint64_t> keys) const {
+  OwnedTexts texts;
+  texts.ends.reserve(keys.size());
+  for (const std::uint64_t key : keys) {
+    if (const auto text = find(key)) {
+      texts.append(std::as_bytes(*text));
+    } else {
+      const std::string digits = std::to_string(key);
+      texts.append(std::as_bytes(std::span(digits)));
+    }
+  }
+  return texts;
+}
+
+std::vector<std::uint32_t> TextMap::differing(std::span<const std::uint64_t> keys, const Texts& texts) const {
+  check_texts(keys, texts);
+  std::vector<std::uint32_t> positions;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (const auto text = find(keys[i]); text && !std::ranges::equal(*text, text_at(texts, i))) {
+      positions.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  return positions;
+}
+
 TextMap::Sorted TextMap::sorted() const {
   std::vector<std::pair<std::uint64_t, std::uint32_t>> order;  // key and number
   order.reserve(size());
@@ -132,13 +165,11 @@ TextMap::Sorted TextMap::sorted() const {
   std::ranges::sort(order);
   Sorted all;
   all.keys.reserve(size());
-  all.ends.reserve(size());
-  all.bytes.reserve(text_.size());
+  all.texts.ends.reserve(size());
+  all.texts.bytes.reserve(text_.size());
   for (const auto& [key, number] : order) {
-    const auto one = std::as_bytes(text(number));
     all.keys.push_back(key);
-    all.bytes.insert(all.bytes.end(), one.begin(), one.end());
-    all.ends.push_back(all.bytes.size());
+    all.texts.append(std::as_bytes(text(number)));
   }
   return all;
 }

@@ -54,11 +54,27 @@ class TextMap {
   // All keys, in the order of addition. Valid until the next add().
   std::span<const std::uint64_t> keys() const noexcept { return keys_.all(); }
 
+  struct OwnedTexts {
+    std::vector<std::byte> bytes;
+    std::vector<std::uint64_t> ends;
+
+    Texts view() const noexcept {
+      return {{reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, ends};
+    }
+    void append(std::span<const std::byte> text) {
+      bytes.insert(bytes.end(), text.begin(), text.end());
+      ends.push_back(bytes.size());
+    }
+  };
+  // The text of each key; the key's digits if it has none.
+  OwnedTexts texts_of(std::span<const std::uint64_t> keys) const;
+  // The positions of the keys that have a text, which is another one. std::invalid_argument as for add().
+  std::vector<std::uint32_t> differing(std::span<const std::uint64_t> keys, const Texts& texts) const;
+
   // All keys, ascending, and their texts.
   struct Sorted {
     std::vector<std::uint64_t> keys;
-    std::vector<std::uint64_t> ends;
-    std::vector<std::byte> bytes;
+    OwnedTexts texts;
   };
   Sorted sorted() const;
 

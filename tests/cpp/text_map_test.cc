@@ -69,15 +69,17 @@ TEST(each_key_has_its_first_text_among_many_calls) {
   std::size_t begin = 0;
   for (const auto& [key, text] : expected) {
     CHECK_EQ(all.keys[i], key);
-    CHECK(std::string(reinterpret_cast<const char*>(all.bytes.data()) + begin, all.ends[i] - begin) == text);
-    begin = all.ends[i++];
+    CHECK(std::string(reinterpret_cast<const char*>(all.texts.bytes.data()) + begin,
+                      all.texts.ends[i] - begin) == text);
+    begin = all.texts.ends[i++];
   }
-  CHECK_EQ(begin, all.bytes.size());
+  CHECK_EQ(begin, all.texts.bytes.size());
+  CHECK(map.texts_of(all.keys).bytes == all.texts.bytes);
+  CHECK(map.differing(all.keys, all.texts.view()).empty());
   TextMap again;
-  again.add(all.keys,
-            {{reinterpret_cast<const std::uint8_t*>(all.bytes.data()), all.bytes.size()}, all.ends});
-  CHECK(again.sorted().bytes == all.bytes);
-  CHECK(again.bytes() < 40 * again.size() + all.bytes.size() + 64 * 4096);
+  again.add(all.keys, all.texts.view());
+  CHECK(again.sorted().texts.bytes == all.texts.bytes);
+  CHECK(again.bytes() < 40 * again.size() + all.texts.bytes.size() + 64 * 4096);
 }
 
 TEST(texts_end_at_the_limit_and_a_wrong_list_of_ends_adds_nothing) {
@@ -95,6 +97,9 @@ TEST(texts_end_at_the_limit_and_a_wrong_list_of_ends_adds_nothing) {
   CHECK_EQ(map.size(), 2);
   map.add({}, {{}, {}});
   CHECK(map.missing({}).empty());
+  const auto digits = map.texts_of(Keys{0, 77, ~std::uint64_t{0}});
+  CHECK(std::string(reinterpret_cast<const char*>(digits.bytes.data()), digits.bytes.size()) == "a77b");
+  CHECK((map.differing(keys, {bytes_of("aaaa"), Keys{1, 2, 4, 4}}) == std::vector<std::uint32_t>{1, 2}));
   const Keys empty_text = {9};
   map.add(empty_text, {{}, Keys{0}});
   CHECK(found(map, 9).empty());

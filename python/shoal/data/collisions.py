@@ -89,9 +89,9 @@ class _CollisionFinder(FeatureNames):
     def _note(self, keys: npt.NDArray[np.uint64], names_of: Callable[[npt.NDArray[np.uint32]], Texts]) -> None:
         super()._note(keys, names_of)
         texts = names_of(np.arange(len(keys), dtype=np.uint32))
-        for i, key in enumerate(keys.tolist()):
-            if (text := text_at(texts, i)) != self[key]:
-                self.others.setdefault(key, set()).add(text)
+        with self._lock:
+            for i in self._texts.differing(keys, *texts).tolist():
+                self.others.setdefault(int(keys[i]), set()).add(text_at(texts, i))
 
 
 def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int] = BITS) -> Audit:
@@ -117,7 +117,7 @@ def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int
 
     Notes
     -----
-    Holds every distinct text, and 8 bytes for each feature. Takes about 50 microseconds for an example of Criteo's
+    Holds every distinct text, and 8 bytes for each feature. Takes about 40 microseconds for an example of Criteo's
     logs. More data has more distinct features, of which more share a key: the result for a sample is a lower bound for
     all data.
 

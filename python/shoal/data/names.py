@@ -23,7 +23,6 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.machine import local_path
-from shoal.data.spelling import Spell, Texts, decoded, encoded
+from shoal.data.spelling import Spell, Texts, decoded, encoded, paired
 from shoal.errors import CorruptionError
 from shoal.storage.checksummed_json import decode_checksummed, encode_checksummed, write_atomically
 
@@ -212,18 +211,13 @@ class FeatureNames(Mapping[int, str]):
         rows = np.repeat(np.arange(len(indptr) - 1), np.diff(made_indptr) - np.diff(indptr))
         # The n-th combined feature follows n others and the features of its row and of earlier rows.
         made = made_keys[np.arange(len(rows)) + indptr[rows + 1]]
-        firsts = made_indptr - indptr
-        of_row: dict[int, list[tuple[int, int]]] = {}
 
-        def name(i: int) -> str:
-            row = int(rows[i])
-            if row not in of_row:
-                begin, end = indptr[row], indptr[row + 1]
-                of_row[row] = _made_of(keys[begin:end].tolist(), fields[begin:end].tolist(), pairs.tolist())
-            first, second = of_row[row][i - int(firsts[row])]
-            return f"{self.get(first, first)} * {self.get(second, second)}"
+        def names_of(some: npt.NDArray[np.uint32]) -> Texts:
+            first, second = (keys[at[some]] for at in _core.interaction_parents(indptr, keys, fields, pairs))
+            with self._lock:
+                return paired(self._texts.texts_of(first), self._texts.texts_of(second))
 
-        self._note(made, lambda some: encoded([name(i) for i in some.tolist()]))
+        self._note(made, names_of)
 
     def _note(self, keys: npt.NDArray[np.uint64], names_of: Callable[[npt.NDArray[np.uint32]], Texts]) -> None:
         """Name the keys that have no name yet, those at ``some`` positions by ``names_of(some)``."""
@@ -266,7 +260,7 @@ class FeatureNames(Mapping[int, str]):
     def to_parts(self) -> list[bytes | memoryview]:
         """Return the contents of the file that `save` writes, in parts."""
         with self._lock:
-            keys, ends, texts = self._texts.sorted()
+            keys, texts, ends = self._texts.sorted()
         arrays = [array.astype("<u8", copy=False).view(np.uint8).data for array in (keys, ends)] + [texts.data]
         checksum = functools.reduce(lambda before, array: _core.crc32c(array, before), arrays, 0)
         description = _Description(limit=self._limit, names=len(keys), bytes=len(texts), crc32c=f"{checksum:08x}")
@@ -302,7 +296,7 @@ class FeatureNames(Mapping[int, str]):
         keys = np.frombuffer(arrays, "<u8", read.names)
         ends = np.frombuffer(arrays, "<u8", read.names, 8 * read.names)
         try:
-            return _restored(read.limit, keys, ends, np.frombuffer(arrays, np.uint8, -1, 16 * read.names))
+            return _restored(read.limit, keys, np.frombuffer(arrays, np.uint8, -1, 16 * read.names), ends)
         except ValueError as error:
             raise CorruptionError(f"{where} cannot be read: {error}") from None
 
@@ -318,8 +312,7 @@ def _of_version1(body: bytes, where: str) -> FeatureNames:
         raise _not_readable(where)
     if any(not 0 <= key < 1 << 64 for key in read.names):
         raise CorruptionError(f"{where} cannot be read: a key does not have 64 bits")
-    texts, ends = encoded(list(read.names.values()))
-    return _restored(read.limit, np.array(list(read.names), np.uint64), ends, texts)
+    return _restored(read.limit, np.array(list(read.names), np.uint64), *encoded(list(read.names.values())))
 
 
 def _not_readable(where: str) -> CorruptionError:
@@ -329,22 +322,8 @@ def _not_readable(where: str) -> CorruptionError:
 
 
 def _restored(
-    limit: int, keys: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64], texts: npt.NDArray[np.uint8]
+    limit: int, keys: npt.NDArray[np.uint64], texts: npt.NDArray[np.uint8], ends: npt.NDArray[np.uint64]
 ) -> FeatureNames:
     names = FeatureNames(limit)
     names._texts.add(keys, texts, ends, names._most)
     return names
-
-
-def _made_of(keys: list[int], fields: list[int], pairs: list[int]) -> list[tuple[int, int]]:
-    """Return the two features of each combined feature of a row, in the order of csrc/kernel/interactions.h."""
-    of: dict[int, list[int]] = {}
-    for key, field in zip(keys, fields, strict=True):
-        of.setdefault(field, []).append(key)
-    made: list[tuple[int, int]] = []
-    for first, second in zip(pairs[::2], pairs[1::2], strict=True):
-        if first == second:
-            made += [(min(pair), max(pair)) for pair in combinations(of.get(first, ()), 2)]
-        else:
-            made += product(of.get(first, ()), of.get(second, ()))
-    return made

@@ -54,13 +54,30 @@ def joined(
     numbers: bool = False,
 ) -> Texts:
     """Join each feature's head and text; ``numbers``: the text is numbers, which lose their leading zeros."""
-    head_bytes, head_ends = encoded(heads)
+    return _join(np.frombuffer(text, np.uint8), spans, encoded(heads), head_of, numbers=numbers)
+
+
+def paired(first: Texts, second: Texts) -> Texts:
+    """Name features that are made of two: ``first * second``."""
+    each = np.arange(len(first[1]))
+    heads = _join(np.frombuffer(b" * ", np.uint8), np.broadcast_to(np.array([0, 3]), (len(each), 2)), first, each)
+    ends = second[1].astype(np.int64)
+    return _join(second[0], np.column_stack([np.append(0, ends[:-1]), ends]), heads, each)
+
+
+def _join(
+    text: NDArray[np.uint8],
+    spans: NDArray[np.int64],
+    heads: Texts,
+    head_of: NDArray[np.int64],
+    *,
+    numbers: bool = False,
+) -> Texts:
+    head_bytes, head_ends = heads
     lengths = np.diff(head_ends, prepend=np.uint64(0)).astype(np.int64)
     room = int(lengths[head_of].sum() + (spans[:, 1] - spans[:, 0]).sum())
     names, ends = np.empty(room, np.uint8), np.empty(len(spans), np.uint64)
-    used = _reader.join_names(
-        np.frombuffer(text, np.uint8), np.ascontiguousarray(spans), head_bytes, head_ends, head_of, numbers, names, ends
-    )
+    used = _reader.join_names(text, np.ascontiguousarray(spans), head_bytes, head_ends, head_of, numbers, names, ends)
     return names[:used], ends
 
 
@@ -94,13 +111,15 @@ def of_criteo(text: Block, spans: NDArray[np.int64], fields: NDArray[np.uint64])
     heads = [f"C{field - INTEGER_COLUMNS}=" for field in range(INTEGER_COLUMNS + 26 + 1)]
     head_of = fields.astype(np.int64)
     integers = np.flatnonzero(head_of <= INTEGER_COLUMNS)
-    head_of[integers] = len(heads) + np.arange(len(integers))
-    for i in integers.tolist():
-        begin, end = spans[i].tolist()
-        heads.append(_bucket(int(fields[i]), bytes(text[begin:end])))
-    return joined(text, _without_text(spans, integers), heads, head_of)
+    named: dict[str, int] = {}
+    for i, (begin, end), field in zip(
+        integers.tolist(), spans[integers].tolist(), fields[integers].tolist(), strict=True
+    ):
+        head_of[i] = named.setdefault(_bucket(field, bytes(text[begin:end])), len(heads) + len(named))
+    return joined(text, _without_text(spans, integers), [*heads, *named], head_of)
 
 
+@functools.lru_cache(1 << 14)
 def _bucket(field: int, text: bytes) -> str:
     digits = text.lstrip(b"+-0")
     number = int(digits or b"0")
