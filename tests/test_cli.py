@@ -4,6 +4,7 @@ import argparse
 import gzip
 import importlib.util
 import io
+import itertools
 import json
 import lzma
 import os
@@ -445,8 +446,17 @@ def test_a_model_of_a_table_is_used_on_parquet_too(logs, capsys):
     model = shoal.LogisticRegression().fit(shoal.read_arrow(frame, label="click", numeric=["price"]), progress=False)
     assert model.evaluate(shoal.read_csv(logs / "ads_1.csv", label="click", numeric=["price"])).examples == 800
     model.save("frame")
-    assert run("evaluate", "frame", "--data", "ads_1.parquet") == 2
-    assert "pass --format csv, tsv or parquet" in capsys.readouterr().err
+    # Without --format the files decide which of the formats with columns they have.
+    Path("ads_1.tsv").write_text((logs / "ads_1.csv").read_text().replace(",", "\t"))
+    for name, data in itertools.product(("text", "table", "frame"), (logs / "ads_1.csv", "ads_1.parquet")):
+        assert evaluated(name, data, capsys)["examples"] == 800
+        assert evaluated("text", data, capsys)["logloss"] == wanted
+    assert evaluated("table", "ads_1.tsv", capsys)["logloss"] == wanted
+    with (logs / "ads_1.csv").open() as file:
+        command = [sys.executable, "-m", "shoal", "evaluate", "frame", "--data", "-"]
+        done = subprocess.run(command, stdin=file, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "pass --format csv, tsv or parquet" in done.stderr
 
 
 def test_several_files_patterns_and_standard_input_are_read_as_one(logs):

@@ -279,6 +279,22 @@ def test_launch_tells_how_a_program_ended_that_did_not_exit(tmp_path, text, stat
     assert told in done.stderr
 
 
+def test_launch_finds_a_program_beside_python_and_all_workers_features_are_named(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("".join(f"{i % 2} {i % 700}:1 {1000 + i}:1\n" for i in range(4000)))
+    train = ["shoal", "train", "lr", "--cluster", "--data", str(log), "--format", "libsvm", "--output", "m", "--names"]
+    done = subprocess.run(
+        shoal_launch("--workers", "2", *train),
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done
+    assert set(shoal.models.load_names(tmp_path / "m")) == {*range(700), *range(1000, 5000)}
+
+
 @pytest.mark.usefixtures("true_starts")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_launch_itself_is_killed(program, number):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 from pathlib import Path
@@ -336,7 +337,6 @@ def raising_after(count: int, real: Any) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--checkpoint-every", "3", "--names"], "--names needs an uninterrupted fit"),
         (["--resume", "--grid", "l1=0,1"], "--grid writes no checkpoints"),
         (["--checkpoint-every", "0"], "--checkpoint-every is 0"),
         (
@@ -350,3 +350,33 @@ def test_on_the_command_line_too(log: Path, tmp_path: Path, capsys: Any, argumen
     command = ["train", "lr", "--data", str(log), "--format", "libsvm", "--output", str(tmp_path / "m"), "--quiet"]
     assert main([*command, *arguments]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_fit_that_was_interrupted_names_all_features(
+    log: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    command = ["train", "lr", "--data", str(log), "--format", "libsvm", "--batch-size", "64", "--quiet", "--names"]
+    assert main([*command, "--output", str(tmp_path / "whole")]) == 0
+    expected = shoal.models.load_names(tmp_path / "whole")
+    kept = [*command, "--output", str(tmp_path / "kept"), "--checkpoint-every", "3"]
+    with monkeypatch.context() as patch:
+        patch.setattr(shoal.LogisticRegression, "learn", raising_after(7, shoal.LogisticRegression.learn))
+        assert main(kept) == 130
+    assert shoal.models.load_names(tmp_path / "kept") is None
+    assert main([*kept, "--resume"]) == 0
+    assert shoal.models.load_names(tmp_path / "kept") == expected
+    # A fit that is over is only named.
+    late = [*command, "--output", str(tmp_path / "late"), "--checkpoint-every", "3"]
+    late.remove("--names")
+    assert main(late) == 0
+    assert shoal.models.load_names(tmp_path / "late") is None
+    assert main([*late, "--resume", "--names"]) == 0
+    assert shoal.models.load_names(tmp_path / "late") == expected
+    capsys.readouterr()
+    assert main([*late, "--resume", "--names"]) == 0
+    assert "has finished already" not in capsys.readouterr().out  # quiet
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(log.read_bytes())))
+    stream = [*command, "--output", str(tmp_path / "stream"), "--checkpoint-every", "3"]
+    stream[stream.index(str(log))] = "-"
+    assert main(stream) == 2
+    assert "--names of a stream" in capsys.readouterr().err

@@ -254,6 +254,25 @@ def format_of(arguments: argparse.Namespace, path: str | Sequence[str]) -> str:
     return form
 
 
+def format_for_model(arguments: argparse.Namespace, form: str) -> str:
+    """Return the format of ``arguments.data`` for a model that learned from ``form``.
+
+    A column's text has the same key in a text file, in Parquet and in memory: there the files decide.
+    """
+    if arguments.format is not None:
+        return str(arguments.format)
+    if form not in (*COLUMN_FORMATS, "arrow"):
+        return form
+    from shoal.data.guess import guess_format
+
+    try:
+        found = guess_format(arguments.data)
+    except (OSError, ValueError):
+        return form  # the reader says what is wrong
+    is_other = form == "arrow" or "parquet" in (form, found)
+    return found if is_other and found in COLUMN_FORMATS else form
+
+
 def schema_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `columns` as keyword arguments of the functions that create readers."""
     named = ("label", "categorical", "numeric", "weight", "positive", "sep", "columns", "na_values")

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from shoal.base.machine import local_path
 from shoal.base.plural import counted
 from shoal.cli.answers import Answer, naming, warn
-from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
+from shoal.cli.arguments import FORMATS, command, format_for_model, machine, open_reader, reading
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -136,7 +136,7 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
         form = arguments.format or model.format
         if form is None:
             raise ValueError(f"{arguments.model} does not record the format of its training data: pass --format")
-        reader = open_reader(arguments.data, form, arguments, model.schema)
+        reader = open_reader(arguments.data, format_for_model(arguments, form), arguments, model.schema)
         model.check_format(reader)
         yield model, model.reading(reader)
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
+from shoal.cli.arguments import FORMATS, command, format_for_model, machine, open_reader, reading
 
 EXAMPLES = """\
 examples:
@@ -47,6 +47,6 @@ def report(arguments: argparse.Namespace) -> Answer:
     if arguments.data is not None:
         if form is None:
             raise ValueError(f"{directory} does not record the format of its training data: pass --format")
-        data = open_reader(arguments.data, form, arguments, described.schema)
+        data = open_reader(arguments.data, format_for_model(arguments, form), arguments, described.schema)
     out = reports.report(directory, arguments.output, data, top=arguments.top, threads=arguments.threads)
     return Answer(f"{'report':<12} {out}", {"model": str(directory), "report": str(out)})

@@ -34,7 +34,15 @@ from shoal.cli.train_options import (
     add_tracking_options,
     parse_grid,
 )
-from shoal.cli.train_run import check_learned, exit_status, make_room, saving, training_data
+from shoal.cli.train_run import (
+    check_learned,
+    exit_status,
+    make_room,
+    name_features,
+    names_later,
+    saving,
+    training_data,
+)
 from shoal.cli.train_summary import (
     count_names,
     filter_summary,
@@ -382,7 +390,9 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
     from shoal.storage.open import open_dir
 
     rank, workers = model.store.rank, model.store.num_workers
-    whole_valid = how["valid"]
+    whole, whole_valid = train, how["valid"]
+    if names_later(arguments):
+        train = train.with_names(None)
     if workers > 1:
         train = train.split(rank, workers)
         own_valid = whole_valid if rank == 0 else None  # a solver measures on one worker
@@ -417,26 +427,26 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
         if interrupted is not None:
             warn(f"interrupted after {counted(model.examples, 'example')}; worker 0 saves the model")
         return Answer(
-            "\n".join(
-                [*pass_lines(model), *extra, *name_lines(train), f"{'model':<12} saved by worker 0 of {workers}"]
-            ),
+            "\n".join([*pass_lines(model), *extra, f"{'model':<12} saved by worker 0 of {workers}"]),
             {
                 "model": None,
                 "worker": rank,
                 "interrupted": interrupted is not None,
-                "names": count_names(train),
+                "names": None,
                 **fit_facts(model),
                 **facts,
             },
             exit_status(interrupted),
         )
-    if over and (arguments.calibrate is None or files.read(arguments.output).calibration is not None):
+    if over and _is_complete(arguments):
         return finished_already(model, arguments.output)
     interrupted = interrupted or _calibrate(arguments, [model], whole_valid)
+    if names_later(arguments) and not interrupted:
+        interrupted = name_features(whole)
     with saving(interrupted) as stopped:
         target = arguments.output
         if not (kept and interrupted):
-            target = model.save(target, overwrite=kept or arguments.overwrite, names=train.names)
+            target = model.save(target, overwrite=kept or arguments.overwrite, names=whole.names)
     if interrupted and not kept:
         warn(
             f"interrupted after {counted(model.examples, 'example')}; the model as trained so far is in {target}; "
@@ -450,17 +460,27 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
             f"--resume continues from the checkpoint in {target}"
         )
     facts = model_facts(model) | facts
-    lines = [*pass_lines(model), *extra, *table_lines(model, facts), *name_lines(train), f"{'model':<12} {target}"]
+    lines = [*pass_lines(model), *extra, *table_lines(model, facts), *name_lines(whole), f"{'model':<12} {target}"]
     return Answer(
         "\n".join(lines),
         {
             "model": str(target),
             "worker": rank,
             "interrupted": interrupted is not None,
-            "names": count_names(train),
+            "names": count_names(whole),
             **facts,
         },
         exit_status(stopped()),
+    )
+
+
+def _is_complete(arguments: argparse.Namespace) -> bool:
+    """Whether the model of a fit that is over has all that is asked for."""
+    from shoal.models import files
+
+    saved = files.read(arguments.output)
+    return (arguments.calibrate is None or saved.calibration is not None) and not (
+        arguments.names and saved.names is None
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.base.interrupts import at_boundaries, status_of
 from shoal.base.logs import is_json
 from shoal.cli.answers import DONE
-from shoal.cli.arguments import format_of, open_reader, schema_of
+from shoal.cli.arguments import format_of, open_reader, schema_of, warn
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -40,8 +40,6 @@ def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath])
 
     if arguments.expected_keys is not None and arguments.cluster is not None:
         raise ValueError("--expected-keys is for tables in this process: leave it out, servers grow by themselves")
-    if arguments.names and (arguments.checkpoint_every is not None or arguments.resume):
-        raise ValueError("--names needs an uninterrupted fit: leave out --checkpoint-every and --resume")
     for target in targets:
         files.check_target(target, overwrite=arguments.overwrite or arguments.resume)
     form = format_of(arguments, arguments.data)
@@ -53,6 +51,11 @@ def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath])
         raise ValueError("--patience requires --valid")
     if arguments.calibrate is not None and valid is None:
         raise ValueError("--calibrate requires --valid: examples that the model was not trained on")
+    if names_later(arguments) and not train.repeatable:
+        raise ValueError(
+            "--names of a stream, which is read once, needs one process and an uninterrupted fit: leave out --cluster, "
+            "--checkpoint-every and --resume"
+        )
     for target in targets:
         files.make_target(target)
     return train, {
@@ -67,6 +70,24 @@ def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath])
         "metric": arguments.metric,
         "progress": arguments.progress if arguments.progress is not None else not (arguments.quiet or is_json()),
     }
+
+
+def names_later(arguments: argparse.Namespace) -> bool:
+    """Whether features are named in a pass of their own: no process reads all data in one go while it fits."""
+    return arguments.names and (
+        arguments.cluster is not None or arguments.checkpoint_every is not None or bool(arguments.resume)
+    )
+
+
+def name_features(data: Reader) -> KeyboardInterrupt | None:
+    """Name the features of all data, in a pass of its own; return the interrupt, if any."""
+    try:
+        for _ in data:
+            pass
+    except KeyboardInterrupt as interrupt:
+        warn("interrupted while the features were named: some have no name")
+        return interrupt
+    return None
 
 
 def check_learned(examples: int, train: Reader, interrupted: KeyboardInterrupt | None) -> None:

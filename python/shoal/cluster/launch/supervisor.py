@@ -53,6 +53,23 @@ def forward(program: int, number: int) -> None:
         signal.signal(number, handler)
 
 
+def execute(program: list[str]) -> None:
+    """Become a program. One that is not on the path may lie beside this Python, as `shoal` in an inactive environment.
+
+    Raises
+    ------
+    OSError
+        It cannot be run.
+    """
+    try:
+        os.execvp(program[0], program)
+    except FileNotFoundError:
+        beside = os.path.join(os.path.dirname(sys.executable), program[0])
+        if os.sep in program[0] or not os.access(beside, os.X_OK):
+            raise
+        os.execv(beside, program)
+
+
 def main() -> int:
     """Run the program; returns its status."""
     parent, program = int(sys.argv[1]), sys.argv[2:]
@@ -75,7 +92,7 @@ def main() -> int:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
         try:
-            os.execvp(program[0], program)
+            execute(program)
         except OSError as error:
             sys.stderr.write(f"{program[0]} cannot be run: {error.strerror}\n")
             sys.stderr.flush()
