@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import at_boundaries
@@ -22,6 +22,7 @@ from shoal.cli.arguments import (
     reading,
 )
 from shoal.cli.tracking import make_trackers, tracking_options
+from shoal.cli.train_grid import fitted_grid
 from shoal.cli.train_options import (
     add_class_options,
     add_cluster_options,
@@ -35,6 +36,7 @@ from shoal.cli.train_options import (
     parse_grid,
 )
 from shoal.cli.train_run import (
+    calibrate,
     check_learned,
     exit_status,
     make_room,
@@ -48,11 +50,9 @@ from shoal.cli.train_summary import (
     filter_summary,
     finished_already,
     fit_facts,
-    grid_lines,
     model_facts,
     name_lines,
     pass_lines,
-    settings_name,
     solver_summary,
     table_lines,
 )
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from shoal.cluster.worker.cache import Cache
     from shoal.cluster.worker.filters import Filters
     from shoal.data import Reader
-    from shoal.models import DBPG, LogisticRegressionGrid, Model
+    from shoal.models import DBPG, Model
     from shoal.models.fit_checkpoints import Resume
     from shoal.models.multiclass import MultiClass
     from shoal.store.base import Store
@@ -269,7 +269,7 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     with open_store(arguments) as store:
         grid = LogisticRegressionGrid(values, optimizer, store, seed=arguments.seed, normalized=arguments.normalized)
         make_room(arguments, store)
-        return _fitted_grid(arguments, grid)
+        return fitted_grid(arguments, grid)
 
 
 # Options of models of two classes, and their defaults.
@@ -440,7 +440,7 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
         )
     if over and _is_complete(arguments):
         return finished_already(model, arguments.output)
-    interrupted = interrupted or _calibrate(arguments, [model], whole_valid)
+    interrupted = interrupted or calibrate(arguments, [model], whole_valid)
     if names_later(arguments) and not interrupted:
         interrupted = name_features(whole)
     with saving(interrupted) as stopped:
@@ -489,80 +489,6 @@ def resuming(arguments: argparse.Namespace) -> Resume:
     if arguments.allow_appended and not arguments.resume:
         raise ValueError("--allow-appended requires --resume")
     return "appended" if arguments.allow_appended else bool(arguments.resume)
-
-
-def _calibrate(
-    arguments: argparse.Namespace, models: Sequence[Model], valid: Reader | None
-) -> KeyboardInterrupt | None:
-    """Calibrate on the validation data, without changing the recorded metrics; return the interrupt, if any."""
-    if arguments.calibrate is not None and valid is not None:
-        try:
-            for model in models:
-                model.calibrate(valid, arguments.calibrate)
-        except KeyboardInterrupt as interrupt:
-            return interrupt
-    return None
-
-
-# ---- a grid ----------------------------------------------------------------------------------------------------------
-
-
-def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) -> Answer:
-    from shoal.storage.open import open_dir
-
-    target = open_dir(arguments.output)
-    folders = [target.child(settings_name(settings)) for settings in grid.settings] if arguments.save_all else [target]
-    options = tracking_options(arguments)
-    train, how = training_data(arguments, folders)
-    interrupted: KeyboardInterrupt | None = None
-    try:
-        grid.fit(train, **how)
-    except KeyboardInterrupt as interrupt:
-        interrupted = interrupt
-    check_learned(grid.examples, train, interrupted)
-    results = grid.results(arguments.metric)
-    saved = results if arguments.save_all else results[:1]
-    where = [target.child(settings_name(result.settings)) if arguments.save_all else target for result in saved]
-    interrupted = interrupted or _calibrate(arguments, [result.model for result in saved], how["valid"])
-    with saving(interrupted) as stopped:
-        for result, folder in zip(saved, where, strict=True):
-            result.model.save(folder, overwrite=arguments.overwrite, names=train.names)
-            for tracker in make_trackers(options, folder, settings=result.settings):
-                tracker.log_fitted(result.model, folder)
-    if interrupted:
-        warn(f"interrupted after {grid.examples:,} examples; the models as trained so far are in {target}")
-    best = results[0]
-    of_models = [model_facts(result.model) for result in results]
-    lines = [
-        *grid_lines(results, "weights", lambda model: model.count_nonzero()),
-        "",
-        f"{'best':<12} {settings_name(best.settings)}",
-        *pass_lines(best.model),
-        *table_lines(best.model, of_models[0]),
-    ]
-    lines += name_lines(train)
-    lines.append(f"{'model':<12} {where[0]}" if len(where) == 1 else f"{'models':<12} {target}, one folder each")
-    facts = [
-        {
-            "settings": result.settings,
-            "model": str(where[i]) if i < len(where) else None,
-            "progressive": result.progressive,
-            "valid": result.valid,
-            **of_models[i],
-        }
-        for i, result in enumerate(results)
-    ]
-    return Answer(
-        "\n".join(lines),
-        {
-            "model": str(where[0]),
-            "interrupted": interrupted is not None,
-            "names": count_names(train),
-            "examples": grid.examples,
-            "grid": facts,
-        },
-        exit_status(stopped()),
-    )
 
 
 def _solver(arguments: argparse.Namespace) -> DBPG | None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import at_boundaries, status_of
 from shoal.base.logs import is_json
-from shoal.cli.answers import DONE
-from shoal.cli.arguments import format_of, open_reader, schema_of, warn
+from shoal.cli.answers import DONE, warn
+from shoal.cli.arguments import format_of, open_reader, schema_of
 
 if TYPE_CHECKING:
     from shoal.data import Reader
+    from shoal.models import Model
     from shoal.storage.base import StoragePath
     from shoal.store.base import Store
 
@@ -87,6 +88,17 @@ def name_features(data: Reader) -> KeyboardInterrupt | None:
     except KeyboardInterrupt as interrupt:
         warn("interrupted while the features were named: some have no name")
         return interrupt
+    return None
+
+
+def calibrate(arguments: argparse.Namespace, models: Sequence[Model], valid: Reader | None) -> KeyboardInterrupt | None:
+    """Calibrate on the validation data, without changing the recorded metrics; return the interrupt, if any."""
+    if arguments.calibrate is not None and valid is not None:
+        try:
+            for model in models:
+                model.calibrate(valid, arguments.calibrate)
+        except KeyboardInterrupt as interrupt:
+            return interrupt
     return None
 
 
