@@ -12,7 +12,7 @@ import pytest
 from scipy import sparse
 
 import shoal
-from shoal import FTRL, Adagrad, FactorizationMachine, LogisticRegression, models
+from shoal import FTRL, Adagrad, FactorizationMachine, LogisticRegression, _core, models
 from stores import opened
 
 ROWS, COLUMNS = 400, 12
@@ -398,3 +398,21 @@ def test_dir_shows_what_is_public():
     assert {"torch", "sklearn", "serve", "convert", "__version__"} <= set(dir(shoal))
     assert all(getattr(shoal, name) is not None for name in shoal.__all__)
     assert not [name for name in dir(shoal) if name.startswith("_") and name != "__version__"]
+
+
+@pytest.mark.parametrize(
+    ("indptr", "rows", "message"),
+    [
+        ([0, 2, 3], [2], "there is no row 2 of 2"),
+        ([0, 2, 3], [-1], "there is no row -1 of 2"),
+        ([0, 2, 1], [1], "row 1 is from 2 to 1"),
+        ([0, 2, 4], [0, 1], "row 1 is from 2 to 4, of 3 keys and 3 values"),
+        ([-1, 2], [0], "row 0 is from -1 to 2"),
+    ],
+)
+def test_rows_that_a_matrix_does_not_have_are_refused(indptr, rows, message):
+    keys, values = np.array([7, 8, 9], np.uint64), np.array([1, 2, 3], np.float32)
+    some = _core.gather_rows(np.array([0, 2, 3]), keys, values, np.array([1, 0, 1]))
+    assert [array.tolist() for array in some] == [[0, 1, 3, 4], [9, 7, 8, 9], [3, 1, 2, 3]]
+    with pytest.raises(ValueError, match=message):
+        _core.gather_rows(np.array(indptr), keys, values, np.array(rows))

@@ -77,7 +77,7 @@ def test_a_model_is_replaced_and_what_it_replaces_is_gone(place: StorageDir) -> 
     names = shoal.FeatureNames()
     names.add(np.array([3], np.uint64), ["site=a.com"])
     save(place, 1, names=names)
-    assert held(place) == ["checkpoint", "model.json", "names.json"]
+    assert held(place) == ["checkpoint", "model.json", "names.names"]
     assert shoal.models.load_names(place) == names
     assert told(place) == 1
     first = set(place.subdirectories())

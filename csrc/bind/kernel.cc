@@ -278,6 +278,35 @@ std::optional<py::tuple> count_margins(const Array<double>& margins, const Array
                         found->last);
 }
 
+// (first bin, last bin, examples of label 1); None: nothing was counted.
+std::optional<py::tuple> count_labelled(const Array<double>& margins, const Array<float>& labels,
+                                        double limit, Array<std::int64_t>& counts) {
+  const auto found = shoal::count_labelled(in(margins), in(labels), limit, out(counts));
+  if (!found) {
+    return std::nullopt;
+  }
+  return py::make_tuple(found->bins.first, found->bins.last, found->positive);
+}
+
+// (indptr, keys, values) of some rows of a matrix.
+py::tuple gather_rows(const Array<std::int64_t>& indptr, const Array<std::uint64_t>& keys,
+                      const Array<float>& values, const Array<std::int64_t>& rows) {
+  const KeyedRows matrix{in(indptr), in(keys), in(values)};
+  const auto wanted = in(rows);
+  Array<std::int64_t> ends = fresh<std::int64_t>(wanted.size() + 1);
+  write_ends(matrix, wanted, out(ends));
+  const auto count = static_cast<std::size_t>(out(ends).back());
+  Array<std::uint64_t> some_keys = fresh<std::uint64_t>(count);
+  Array<float> some_values = fresh<float>(count);
+  const auto to_keys = out(some_keys);
+  const auto to_values = out(some_values);
+  {
+    const py::gil_scoped_release nogil;
+    shoal::gather_rows(matrix, wanted, to_keys, to_values);
+  }
+  return py::make_tuple(ends, some_keys, some_values);
+}
+
 // (first bin, last bin) of the examples.
 template <class Count>
 py::tuple count_bins(const Array<double>& margins, const Array<double>& labels, const Doubles& weights,
@@ -357,6 +386,10 @@ void add_kernel(py::module_& module) {
   module.def("count_margins", &count_margins<double>, py::arg("margins").noconvert(),
              py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("limit"),
              py::arg("counts").noconvert(), py::arg("pool"));
+  module.def("count_labelled", &count_labelled, py::arg("margins").noconvert(), py::arg("labels").noconvert(),
+             py::arg("limit"), py::arg("counts").noconvert());
+  module.def("gather_rows", &gather_rows, py::arg("indptr").noconvert(), py::arg("keys").noconvert(),
+             py::arg("values").noconvert(), py::arg("rows").noconvert());
   module.def("count_bins", &count_bins<std::int64_t>, py::arg("margins").noconvert(),
              py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("limit"),
              py::arg("counts").noconvert());

@@ -215,8 +215,8 @@ std::optional<BinaryMetrics> count(std::span<const double> margins, std::span<co
   return all;
 }
 
-template <class Count>
-BinRange add_bins(std::span<const double> margins, std::span<const double> labels,
+template <class Label, class Count>
+BinRange add_bins(std::span<const double> margins, std::span<const Label> labels,
                   std::span<const double> weights, double limit, std::span<Count> counts) {
   const std::size_t n = margins.size();
   SHOAL_CHECK(n != 0 && labels.size() == n && (weights.empty() || weights.size() == n),
@@ -228,7 +228,7 @@ BinRange add_bins(std::span<const double> margins, std::span<const double> label
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint32_t bin = bin_of(margins[i], limit, scale, end);
     range = {std::min(range.first, bin), std::max(range.last, bin)};
-    Count& count = counts[bin + (labels[i] == 1.0 ? bins : 0)];
+    Count& count = counts[bin + (labels[i] == Label{1} ? bins : 0)];
     count += weights.empty() ? Count{1} : static_cast<Count>(weights[i]);
   }
   return range;
@@ -258,6 +258,21 @@ std::optional<BinaryMetrics> count_margins(std::span<const double> margins, std:
                                            std::span<const float> weights, double limit,
                                            std::span<double> counts, ThreadPool& pool) {
   return count(margins, labels, weights, limit, counts, pool);
+}
+
+std::optional<LabelledBins> count_labelled(std::span<const double> margins, std::span<const float> labels,
+                                           double limit, std::span<std::int64_t> counts) {
+  std::size_t positive = 0;
+  for (const float label : labels) {
+    if (label != 0.0F && label != 1.0F) {
+      return std::nullopt;
+    }
+    positive += label == 1.0F ? 1U : 0U;
+  }
+  if (std::ranges::any_of(margins, [](double margin) { return std::isnan(margin); })) {
+    return std::nullopt;
+  }
+  return LabelledBins{add_bins(margins, labels, {}, limit, counts), positive};
 }
 
 }  // namespace shoal

@@ -56,4 +56,14 @@ BinRange count_bins(std::span<const double> margins, std::span<const double> lab
 BinRange count_bins(std::span<const double> margins, std::span<const double> labels,
                     std::span<const double> weights, double limit, std::span<double> counts);
 
+struct LabelledBins {
+  BinRange bins;
+  std::size_t positive;  // examples of label 1
+};
+
+// count_bins() of at least one example without weights. If a label is neither 0 nor 1, or a margin is NaN, nothing is counted,
+// and there is no result.
+std::optional<LabelledBins> count_labelled(std::span<const double> margins, std::span<const float> labels,
+                                           double limit, std::span<std::int64_t> counts);
+
 }  // namespace shoal

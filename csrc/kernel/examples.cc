@@ -42,6 +42,38 @@ void check_examples(const Examples& examples, std::size_t keys) {
                                          ", but there are only " + std::to_string(keys));
 }
 
+void write_ends(const KeyedRows& matrix, std::span<const std::int64_t> rows, std::span<std::int64_t> indptr) {
+  const auto count = static_cast<std::int64_t>(matrix.indptr.size()) - 1;
+  std::int64_t end = 0;
+  indptr[0] = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    SHOAL_CHECK(rows[i] >= 0 && rows[i] < count,
+                "there is no row " + std::to_string(rows[i]) + " of " + std::to_string(count));
+    const auto row = static_cast<std::size_t>(rows[i]);
+    const std::int64_t first = matrix.indptr[row];
+    const std::int64_t last = matrix.indptr[row + 1];
+    SHOAL_CHECK(first >= 0 && first <= last && static_cast<std::uint64_t>(last) <= matrix.keys.size() &&
+                    matrix.keys.size() == matrix.values.size(),
+                "row " + std::to_string(row) + " is from " + std::to_string(first) + " to " +
+                    std::to_string(last) + ", of " + std::to_string(matrix.keys.size()) + " keys and " +
+                    std::to_string(matrix.values.size()) + " values");
+    end += last - first;
+    indptr[i + 1] = end;
+  }
+}
+
+void gather_rows(const KeyedRows& matrix, std::span<const std::int64_t> rows, std::span<std::uint64_t> keys,
+                 std::span<float> values) noexcept {
+  std::size_t at = 0;
+  for (const std::int64_t row : rows) {
+    const auto first = static_cast<std::size_t>(matrix.indptr[static_cast<std::size_t>(row)]);
+    const auto count = static_cast<std::size_t>(matrix.indptr[static_cast<std::size_t>(row) + 1]) - first;
+    std::copy_n(matrix.keys.data() + first, count, keys.data() + at);
+    std::copy_n(matrix.values.data() + first, count, values.data() + at);
+    at += count;
+  }
+}
+
 void check_sizes(std::size_t got, std::size_t examples, const char* name) {
   SHOAL_CHECK(got == examples, std::string(name) + " must have one number for each of the " +
                                    std::to_string(examples) + " examples, got " + std::to_string(got));

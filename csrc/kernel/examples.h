@@ -41,6 +41,19 @@ struct Occurrences {
   std::span<const std::uint32_t> group_offsets;
 };
 
+// Rows of a matrix (CSR) of keys and values.
+struct KeyedRows {
+  std::span<const std::int64_t> indptr;  // ascends, from any number, in the range of the entries
+  std::span<const std::uint64_t> keys;
+  std::span<const float> values;
+};
+
+// Writes where each of some rows, one after the other, begins, and the end of the last one. Throws unless there are such rows.
+void write_ends(const KeyedRows& matrix, std::span<const std::int64_t> rows, std::span<std::int64_t> indptr);
+// Writes their entries.
+void gather_rows(const KeyedRows& matrix, std::span<const std::int64_t> rows, std::span<std::uint64_t> keys,
+                 std::span<float> values) noexcept;
+
 // Throws unless the arrays match and each column is less than `keys`.
 void check_examples(const Examples& examples, std::size_t keys);
 

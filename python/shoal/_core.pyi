@@ -562,6 +562,15 @@ def interact(
     fields: npt.NDArray[np.uint64],
     pairs: npt.NDArray[np.uint64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.float32] | None]: ...
+def count_labelled(
+    margins: npt.NDArray[np.float64], labels: npt.NDArray[np.float32], limit: float, counts: npt.NDArray[np.int64]
+) -> tuple[int, int, int] | None: ...
+def gather_rows(
+    indptr: npt.NDArray[np.int64],
+    keys: npt.NDArray[np.uint64],
+    values: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.float32]]: ...
 def interaction_parents(
     indptr: npt.NDArray[np.int64],
     keys: npt.NDArray[np.uint64],

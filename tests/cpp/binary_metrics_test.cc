@@ -185,6 +185,26 @@ TEST(nothing_is_counted_of_margins_without_a_finite_loss) {
   }
 }
 
+TEST(labelled_margins_count_in_the_bins_of_count_bins_or_not_at_all) {
+  const auto from = input(1000, false);
+  const std::vector<double> labels(from.labels.begin(), from.labels.end());
+  std::vector<std::int64_t> counts(64);
+  std::vector<std::int64_t> expected(64);
+  const BinRange range = count_bins(from.margins, labels, {}, kLimit, std::span(expected));
+  const auto found = count_labelled(from.margins, from.labels, kLimit, std::span(counts));
+  CHECK(found.has_value());
+  CHECK(counts == expected);
+  CHECK(found->bins.first == range.first && found->bins.last == range.last);
+  CHECK_EQ(found->positive, static_cast<std::size_t>(std::count(labels.begin(), labels.end(), 1.0)));
+  auto wrong = from;
+  wrong.labels[999] = 0.5F;
+  CHECK(!count_labelled(wrong.margins, wrong.labels, kLimit, std::span(counts)));
+  wrong = from;
+  wrong.margins[999] = std::numeric_limits<double>::quiet_NaN();
+  CHECK(!count_labelled(wrong.margins, wrong.labels, kLimit, std::span(counts)));
+  CHECK(counts == expected);
+}
+
 TEST(margins_with_wrong_labels_weights_or_histograms_are_refused) {
   ThreadPool pool(1);
   auto from = input(5, true);

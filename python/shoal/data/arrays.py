@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal import _core
 from shoal.base.defaults import BATCH_SIZE
 from shoal.data.arrow import ArrowSource, TableReader, pyarrow, table_of
 from shoal.data.batch import Batch
@@ -123,11 +124,8 @@ class MatrixReader:
         return Batch(self._labels[begin:end], indptr - indptr[0], self._keys[entries], self._values[entries], weights)
 
     def _rows(self, rows: NDArray[np.int64]) -> Batch:
-        begins, lengths = self._indptr[rows], self._indptr[rows + 1] - self._indptr[rows]
-        indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        entries = np.repeat(begins - indptr[:-1], lengths) + np.arange(indptr[-1])
         weights = None if self._weights is None else self._weights[rows]
-        return Batch(self._labels[rows], indptr, self._keys[entries], self._values[entries], weights)
+        return Batch(self._labels[rows], *_core.gather_rows(self._indptr, self._keys, self._values, rows), weights)
 
 
 class FrameReader(TableReader):

@@ -24,7 +24,7 @@ Threads: an accumulator belongs to one thread at a time.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,8 @@ _MOST_BITS = 24
 
 _VERSION = 1
 _SUMS = ("weight", "positive_weight", "loss", "probability")
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Accumulator(StreamMetrics):
@@ -118,6 +120,8 @@ class Accumulator(StreamMetrics):
             Lengths differ, a label is neither 0 nor 1, a margin is NaN, a weight is negative or not finite. Nothing
             was counted.
         """
+        if sums is not None and weights is None and self._count(labels, margins, sums):
+            return sums[0]
         y, a, w = checked(labels, margins, weights, "margins")
         loss, probability = sums or (weighted_sum(losses(y, a), w), weighted_sum(probabilities(a), w))
         if w is not None:
@@ -131,6 +135,23 @@ class Accumulator(StreamMetrics):
         self._loss.add(loss)
         self._probability.add(probability)
         return loss
+
+    def _count(self, labels: npt.ArrayLike, margins: npt.ArrayLike, sums: tuple[float, ...]) -> bool:
+        """Count examples without weights as a model has them, in one call; false: they are others, and not counted."""
+        if not (_is_array(labels, np.float32) and _is_array(margins, np.float64) and self._counts.dtype == np.int64):
+            return False
+        n = len(labels)
+        found = _core.count_labelled(margins, labels, LIMIT, self._counts) if 0 < n == len(margins) else None
+        if found is None:
+            return False
+        low, high, positive = found
+        self._use(low, high)
+        self.examples += n
+        self._weight.add(float(n))
+        self._positive_weight.add(float(positive))
+        self._loss.add(sums[0])
+        self._probability.add(sums[1])
+        return True
 
     def update_with(
         self,
@@ -326,3 +347,7 @@ class Accumulator(StreamMetrics):
         filled = np.flatnonzero(negative + positive)
         middles = np.asarray((filled + (self._used.start + 0.5)) * (2 * LIMIT / (1 << self.bits)) - LIMIT, np.float64)
         return ScoreGroups(middles, positive[filled], negative[filled])
+
+
+def _is_array(given: npt.ArrayLike, dtype: type[Scalar]) -> TypeGuard[npt.NDArray[Scalar]]:
+    return isinstance(given, np.ndarray) and given.dtype == dtype and given.ndim == 1 and given.flags.c_contiguous

@@ -113,7 +113,7 @@ class Model(LinearWeights, SavedModel):
         loss, slopes = _core.logistic_losses(margins, batch.labels, batch.weights, self._store.workers)
         # A slope is v (p - y), so these sums are known.
         positives = batch.labels if batch.weights is None else batch.weights[batch.labels == 1]
-        sums = loss, float(np.sum(slopes) + np.sum(positives, dtype=np.float64))
+        sums = loss, float(slopes.sum() + positives.sum(dtype=np.float64))
         if seen is not None:
             seen.update(batch.labels, margins, batch.weights, sums=sums)
         return loss, slopes

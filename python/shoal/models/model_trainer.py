@@ -146,10 +146,9 @@ class ModelTrainer:
         values = batch.values
         if values is None or len(values) == 0:
             return
-        at = max(int(np.argmax(values)), int(np.argmin(values)), key=lambda i: abs(float(values[i])))
-        size = abs(float(values[at]))
+        size = max(float(values.max()), -float(values.min()))
         if size > self._largest[0]:
-            self._largest = size, int(batch.keys[at])
+            self._largest = size, int(batch.keys[np.abs(values).argmax()])
 
     def _warn_of_scale(self, reader: object) -> None:
         """Warn if the pass's predictions were far worse than constant ones."""
