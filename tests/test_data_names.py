@@ -364,6 +364,7 @@ def test_names_may_be_added_and_asked_for():
     many = FeatureNames(2**70)
     many.add([3, 1], ["lone \ud800", ""])
     assert dict(pickle.loads(pickle.dumps(many))) == {3: "lone \\ud800", 1: ""}
+    assert dict(FeatureNames.from_bytes(b"".join(many.to_parts()), "many")) == dict(many)
     assert not any(key in many for key in ("3", -1, 2**64, None))
     with pytest.raises(KeyError):
         many[2]

@@ -263,7 +263,9 @@ class FeatureNames(Mapping[int, str]):
             keys, texts, ends = self._texts.sorted()
         arrays = [array.astype("<u8", copy=False).view(np.uint8).data for array in (keys, ends)] + [texts.data]
         checksum = functools.reduce(lambda before, array: _core.crc32c(array, before), arrays, 0)
-        description = _Description(limit=self._limit, names=len(keys), bytes=len(texts), crc32c=f"{checksum:08x}")
+        description = _Description(
+            limit=min(self._limit, 2**63 - 1), names=len(keys), bytes=len(texts), crc32c=f"{checksum:08x}"
+        )
         line = encode_checksummed(msgspec.json.encode(description))
         return [line.ljust(_begin_after(line), b"\n"), *arrays]
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import _reader
-from shoal.data.criteo import INTEGER_COLUMNS, buckets
+from shoal.data.criteo import CATEGORY_COLUMNS, INTEGER_COLUMNS, buckets
 
 Block = memoryview | bytes
 # UTF-8, one text after the other, and where each of them ends.
@@ -108,22 +108,23 @@ def _namespace(text: Block, begin: int) -> bytes:
 
 def of_criteo(text: Block, spans: NDArray[np.int64], fields: NDArray[np.uint64]) -> Texts:
     """Name features of Criteo's logs: their column, I1 to C26, and the category or the integers of its bucket."""
-    heads = [f"C{field - INTEGER_COLUMNS}=" for field in range(INTEGER_COLUMNS + 26 + 1)]
+    heads = [f"C{field - INTEGER_COLUMNS}=" for field in range(INTEGER_COLUMNS + CATEGORY_COLUMNS + 1)]
     head_of = fields.astype(np.int64)
     integers = np.flatnonzero(head_of <= INTEGER_COLUMNS)
     named: dict[str, int] = {}
     for i, (begin, end), field in zip(
         integers.tolist(), spans[integers].tolist(), fields[integers].tolist(), strict=True
     ):
-        head_of[i] = named.setdefault(_bucket(field, bytes(text[begin:end])), len(heads) + len(named))
+        digits = bytes(text[begin:end]).lstrip(b"+-0")
+        name = _bucket(field, digits, text[begin] == ord("-"))
+        head_of[i] = named.setdefault(name, len(heads) + len(named))
     return joined(text, _without_text(spans, integers), [*heads, *named], head_of)
 
 
 @functools.lru_cache(1 << 14)
-def _bucket(field: int, text: bytes) -> str:
-    digits = text.lstrip(b"+-0")
+def _bucket(field: int, digits: bytes, is_negative: bool) -> str:
     number = int(digits or b"0")
-    if number and text[:1] == b"-":
+    if number and is_negative:
         return f"I{field}={-number}"
     floors = _floors()
     bucket = bisect.bisect_right(floors, number) - 1
