@@ -442,7 +442,9 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
         return finished_already(model, arguments.output)
     interrupted = interrupted or calibrate(arguments, [model], whole_valid)
     if names_later(arguments) and not interrupted:
-        interrupted = name_features(whole)
+        interrupted = name_features(whole, show=how["progress"] is True)
+    if kept and interrupted:
+        whole = whole.with_names(None)  # what is left is the checkpoint
     with saving(interrupted) as stopped:
         target = arguments.output
         if not (kept and interrupted):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import at_boundaries, status_of
 from shoal.base.logs import is_json
+from shoal.base.progress import rows_bar
 from shoal.cli.answers import DONE, warn
 from shoal.cli.arguments import format_of, open_reader, schema_of
 
@@ -80,11 +81,12 @@ def names_later(arguments: argparse.Namespace) -> bool:
     )
 
 
-def name_features(data: Reader) -> KeyboardInterrupt | None:
+def name_features(data: Reader, *, show: bool) -> KeyboardInterrupt | None:
     """Name the features of all data, in a pass of its own; return the interrupt, if any."""
     try:
-        for _ in data:
-            pass
+        with rows_bar("names", 0, show=show) as add:
+            for batch in data:
+                add(len(batch))
     except KeyboardInterrupt as interrupt:
         warn("interrupted while the features were named: some have no name")
         return interrupt
