@@ -58,6 +58,10 @@ std::byte* map(std::size_t bytes) {
   if (got == MAP_FAILED) {
     throw std::bad_alloc();
   }
+#ifdef MADV_NOHUGEPAGE
+  // The kernel would make a huge page of many small regions, with all the addresses that they only reserve.
+  static_cast<void>(madvise(got, bytes, MADV_NOHUGEPAGE));  // advice
+#endif
   return static_cast<std::byte*>(got);
 }
 

@@ -7,10 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <random>
 #include <span>
+#include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,6 +51,37 @@ TEST(a_region_keeps_its_bytes_and_reads_zero_beyond_them_at_every_size) {
   }
   region.resize(0);
   CHECK(region.data() == nullptr);
+}
+
+// What /proc/self/smaps says of the mapping that has the address; empty if it cannot be read.
+std::string flags_of(const std::byte* address) {
+  std::ifstream maps("/proc/self/smaps");
+  bool is_inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    char between = 0;
+    std::istringstream in(line);
+    if (in >> std::hex >> begin >> between >> end && between == '-') {
+      const auto at = reinterpret_cast<std::uintptr_t>(address);
+      is_inside = begin <= at && at < end;
+    } else if (is_inside && line.starts_with("VmFlags:")) {
+      return line;
+    }
+  }
+  return {};
+}
+
+TEST(regions_become_huge_pages_only_where_they_fill_them) {
+  Region region(100'000);  // reserves more addresses than it has bytes
+  const bool has_huge_pages = std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled").good();
+  if (!has_huge_pages || flags_of(region.data()).empty()) {
+    return;  // another system
+  }
+  CHECK(flags_of(region.data()).find(" nh") != std::string::npos);
+  region.resize(5'000'000);
+  CHECK(flags_of(region.data()).find(" nh") == std::string::npos);
+  CHECK(flags_of(region.data()).find(" hg") != std::string::npos);
 }
 
 TEST(a_region_of_huge_pages_keeps_its_bytes_and_its_alignment_wherever_it_is_stretched) {
