@@ -47,9 +47,8 @@ std::vector<std::uint32_t> TextMap::missing(std::span<const std::uint64_t> keys)
   SHOAL_CHECK(keys.size() <= kMost, "at most 2^32 - 1 keys at a time, got " + std::to_string(keys.size()));
   // Hashes by slot: those of one slot are searched together.
   std::array<std::size_t, kSlots + 1> ends{};
-  const auto slot_of = [&](std::uint64_t hash) { return index_of(layout_.slots.of(hash)); };
   for (const std::uint64_t key : keys) {
-    ++ends[slot_of(mix(key)) + std::size_t{1}];
+    ++ends[slot_of(mix(key)) + 1];
   }
   std::partial_sum(ends.begin(), ends.end(), ends.begin());
   std::vector<std::uint64_t> hashes(keys.size());
@@ -88,7 +87,7 @@ void TextMap::add(std::span<const std::uint64_t> keys, const Texts& texts, std::
   most = std::min(most, kMost);
   std::array<std::size_t, kSlots> counts{};
   for (const std::uint64_t key : keys.first(std::min(keys.size(), most - std::min(most, size())))) {
-    ++counts[index_of(layout_.slots.of(mix(key)))];
+    ++counts[slot_of(mix(key))];
   }
   for (std::size_t slot = 0; slot < kSlots; ++slot) {
     index_[slot].make_room(counts[slot]);  // once; later ones are rare
@@ -96,10 +95,10 @@ void TextMap::add(std::span<const std::uint64_t> keys, const Texts& texts, std::
   for (std::size_t i = 0; i < keys.size() && size() < most; ++i) {
     if (i + kAhead < keys.size()) {
       const std::uint64_t ahead = mix(keys[i + kAhead]);
-      table_of(ahead).prefetch(ahead);
+      index_[slot_of(ahead)].prefetch(ahead);
     }
     const std::uint64_t hash = mix(keys[i]);
-    SlotTable& table = index_[index_of(layout_.slots.of(hash))];
+    SlotTable& table = index_[slot_of(hash)];
     if (table.find_one(hash) != nullptr) {
       continue;
     }
@@ -122,7 +121,7 @@ std::span<const std::uint8_t> TextMap::text(std::size_t number) const noexcept {
 
 std::optional<std::span<const std::uint8_t>> TextMap::find(std::uint64_t key) const noexcept {
   const std::uint64_t hash = mix(key);
-  const std::byte* const row = table_of(hash).find_one(hash);
+  const std::byte* const row = index_[slot_of(hash)].find_one(hash);
   if (row == nullptr) {
     return std::nullopt;
   }

@@ -104,9 +104,7 @@ class TextMap {
     std::size_t size_ = 0;
   };
 
-  const SlotTable& table_of(std::uint64_t hash) const noexcept {
-    return index_[index_of(layout_.slots.of(hash))];
-  }
+  std::size_t slot_of(std::uint64_t hash) const noexcept { return index_of(layout_.slots.of(hash)); }
   std::span<const std::uint8_t> text(std::size_t number) const noexcept;
 
   Layout layout_;

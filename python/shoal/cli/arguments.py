@@ -254,13 +254,15 @@ def format_of(arguments: argparse.Namespace, path: str | Sequence[str]) -> str:
     return form
 
 
-def format_for_model(arguments: argparse.Namespace, form: str) -> str:
-    """Return the format of ``arguments.data`` for a model that learned from ``form``.
+def format_for_model(arguments: argparse.Namespace, model: object, form: str | None) -> str:
+    """Return the format of ``arguments.data`` for a model, named ``model`` in errors, that learned from ``form``.
 
     A column's text has the same key in a text file, in Parquet and in memory: there the files decide.
     """
     if arguments.format is not None:
         return str(arguments.format)
+    if form is None:
+        raise ValueError(f"{model} does not record the format of its training data: pass --format")
     if form not in (*COLUMN_FORMATS, "arrow"):
         return form
     from shoal.data.guess import guess_format

@@ -133,10 +133,8 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
             model = load(where, store=store)
         else:
             model = models.load(where, store=store)
-        form = arguments.format or model.format
-        if form is None:
-            raise ValueError(f"{arguments.model} does not record the format of its training data: pass --format")
-        reader = open_reader(arguments.data, format_for_model(arguments, form), arguments, model.schema)
+        form = format_for_model(arguments, arguments.model, model.format)
+        reader = open_reader(arguments.data, form, arguments, model.schema)
         model.check_format(reader)
         yield model, model.reading(reader)
 

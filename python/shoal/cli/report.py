@@ -42,11 +42,9 @@ def report(arguments: argparse.Namespace) -> Answer:
     if directory.kind() is None:
         raise ValueError(f"{directory}: there is no such model")
     described = files.read(directory)
-    form = arguments.format or described.format
     data = None
     if arguments.data is not None:
-        if form is None:
-            raise ValueError(f"{directory} does not record the format of its training data: pass --format")
-        data = open_reader(arguments.data, format_for_model(arguments, form), arguments, described.schema)
+        form = format_for_model(arguments, directory, described.format)
+        data = open_reader(arguments.data, form, arguments, described.schema)
     out = reports.report(directory, arguments.output, data, top=arguments.top, threads=arguments.threads)
     return Answer(f"{'report':<12} {out}", {"model": str(directory), "report": str(out)})

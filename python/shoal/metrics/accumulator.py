@@ -129,11 +129,8 @@ class Accumulator(StreamMetrics):
             self._counts = self._counts.astype(np.float64, copy=False)
         if len(y):
             self._use(*_core.count_bins(np.ascontiguousarray(a), y, w, LIMIT, self._counts))
-        self.examples += len(y)
-        self._weight.add(float(len(y)) if w is None else float(np.sum(w)))
-        self._positive_weight.add(weighted_sum(y, w))
-        self._loss.add(loss)
-        self._probability.add(probability)
+        weight = float(len(y)) if w is None else float(np.sum(w))
+        self._add(len(y), weight, weighted_sum(y, w), loss, probability)
         return loss
 
     def _count(self, labels: npt.ArrayLike, margins: npt.ArrayLike, sums: tuple[float, ...]) -> bool:
@@ -146,11 +143,7 @@ class Accumulator(StreamMetrics):
             return False
         low, high, positive = found
         self._use(low, high)
-        self.examples += n
-        self._weight.add(float(n))
-        self._positive_weight.add(float(positive))
-        self._loss.add(sums[0])
-        self._probability.add(sums[1])
+        self._add(n, float(n), float(positive), *sums)
         return True
 
     def update_with(
@@ -188,11 +181,7 @@ class Accumulator(StreamMetrics):
             return self.update(labels, margins, weights)  # an error, if a margin is NaN
         loss, probability, weight, positive_weight, low, high = found
         self._use(low, high)
-        self.examples += len(labels)
-        self._weight.add(weight)
-        self._positive_weight.add(positive_weight)
-        self._loss.add(loss)
-        self._probability.add(probability)
+        self._add(len(labels), weight, positive_weight, loss, probability)
         return loss
 
     def _check_mergeable(self, other: Self) -> None:
@@ -332,6 +321,14 @@ class Accumulator(StreamMetrics):
             bins = where % (1 << out.bits)
             out._use(int(bins.min()), int(bins.max()))
         return out
+
+    def _add(self, examples: int, weight: float, positive_weight: float, loss: float, probability: float) -> None:
+        """Add the number and the sums of some examples."""
+        self.examples += examples
+        self._weight.add(weight)
+        self._positive_weight.add(positive_weight)
+        self._loss.add(loss)
+        self._probability.add(probability)
 
     def _use(self, low: int, high: int) -> None:
         """Widen what is used to the bins from ``low`` to ``high``."""
