@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +21,7 @@ from shoal.base.exposition import accepts_openmetrics
 from shoal.cli import main
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.protocol import metrics as metrics_of
-from shoal.cluster.protocol.health import HealthServer, parse_listen
+from shoal.cluster.protocol.health import _MAX_CONNECTIONS, _MAX_REPLIES, HealthServer, parse_listen
 from shoal.cluster.protocol.metrics import Durations
 from shoal.cluster.protocol.slot_map import Arc, ClusterMap, Endpoint, Stream
 from shoal.cluster.server.assignment import ServerControl
@@ -135,19 +136,100 @@ def test_others_get_the_text_format(accept):
     assert not accepts_openmetrics(accept)
 
 
-def test_clients_that_send_nothing_leave_room_for_others_once_they_are_disconnected(health, monkeypatch):
-    monkeypatch.setattr("shoal.cluster.protocol.health._Handler.timeout", 0.2)
+def opened(health, data: bytes = b"") -> socket.socket:
+    """Return a connection to the port that has sent `data`."""
     host, port = re.fullmatch(r"http://(.*):(\d+)", health.address).groups()
-    with contextlib.ExitStack() as idle:
+    connection = socket.create_connection((host, int(port)), TIMEOUT)
+    connection.sendall(data)
+    return connection
+
+
+def received(connection: socket.socket) -> bytes:
+    """Return what the port sends until it closes the connection."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            data += part
+    return data
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nX-a: "])
+def test_connections_that_wait_for_their_client_keep_no_probe_from_an_answer(health, sent):
+    with contextlib.ExitStack() as held:
         for _ in range(40):
-            idle.enter_context(socket.create_connection((host, int(port)), TIMEOUT))
+            held.enter_context(opened(health, sent))
+        for _ in range(20):
+            assert get(f"{health.address}/healthz") == (200, "ok\n")
 
-        def answered() -> bool:
-            with contextlib.suppress(OSError):
-                return get(f"{health.address}/healthz") == (200, "ok\n")
-            return False
 
-        until(answered)
+def test_a_new_connection_replaces_the_oldest_one(health):
+    limit = _MAX_CONNECTIONS
+    with contextlib.ExitStack() as held:
+        connections = [held.enter_context(opened(health, b"GET /healthz HTTP/1.0\r\n")) for _ in range(limit + 3)]
+        assert [received(connection) for connection in connections[:3]] == [b""] * 3
+        for connection in connections[3:]:
+            connection.sendall(b"\r\n")
+            assert received(connection).endswith(b"\r\n\r\nok\n")
+
+
+def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline_of_a_request(health, monkeypatch):
+    monkeypatch.setattr("shoal.cluster.protocol.health._REQUEST_SECONDS", 0.3)
+    with opened(health, b"GET /healthz HTTP/1.1\r\nX-a: ") as connection:
+        connection.settimeout(0.02)
+        deadline = time.monotonic() + TIMEOUT
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < deadline:
+                connection.sendall(b"a")
+                with contextlib.suppress(TimeoutError):
+                    assert connection.recv(1) == b""
+                    break
+        assert time.monotonic() < deadline
+
+
+def test_headers_are_bounded_together(health):
+    accept = b"Accept: " + b"a," * 4000 + b"\r\n"
+    request = b"GET /metrics HTTP/1.1\r\n"
+    with opened(health, request + accept + b"\r\n") as connection:
+        assert received(connection).startswith(b"HTTP/1.0 200 OK\r\n")
+    with opened(health) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(request + accept * 100)
+        assert received(connection) in (b"", b"HTTP/1.0 431 Request Header Fields Too Large\r\n\r\n")
+
+
+def test_replies_that_do_not_end_leave_the_probe_of_liveness(health):
+    go_on = threading.Event()
+
+    def values():
+        assert go_on.wait(TIMEOUT)
+        return {}
+
+    health.watch(list, "server", metrics_of.SERVER, values)
+    with contextlib.ExitStack() as held:
+        held.callback(go_on.set)
+        for _ in range(_MAX_REPLIES):
+            held.enter_context(opened(health, b"GET /metrics HTTP/1.0\r\n\r\n"))
+        busy = (503, f"{_MAX_REPLIES} requests are being answered: try again\n")
+        until(lambda: get(f"{health.address}/readyz") == busy)
+        assert get(f"{health.address}/healthz") == (200, "ok\n")
+    until(lambda: get(f"{health.address}/readyz") == (200, "ready\n"))
+
+
+def test_a_thread_that_cannot_start_leaves_the_port_as_it_was(health, monkeypatch):
+    start = threading.Thread.start
+    refusals = iter([True] * (2 * _MAX_CONNECTIONS))
+
+    def refuse(thread):
+        if next(refusals, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(2 * _MAX_CONNECTIONS):
+            with opened(health, b"GET /healthz HTTP/1.0\r\n\r\n") as connection:
+                assert received(connection) == b""
+    assert get(f"{health.address}/healthz") == (200, "ok\n")
 
 
 def test_a_port_in_use_and_what_is_no_port_are_refused(health, capsys):

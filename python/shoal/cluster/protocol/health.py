@@ -7,16 +7,24 @@
 
 The body is text. While a role starts, for which it has deadlines of its own, it counts as running. It calls
 :meth:`HealthServer.turn` in its main loop; everything else happens in threads of this module, so a probe costs the role
-nothing. At most `_MAX_REQUESTS` requests are served at the same time, and a client that is slow is disconnected.
+nothing.
+
+/healthz decides whether the role is started again, so no client can keep others from it: a request has one deadline
+and `_HEAD_BYTES`, a connection above `_MAX_CONNECTIONS` replaces the oldest one, and /healthz waits for no lock of the
+role. Of the other replies `_MAX_REPLIES` are made at a time.
 
 Threads: every method may be called from any thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import io
+import logging
 import socket
 import socketserver
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,12 +52,16 @@ from shoal.cluster.protocol.metrics import COUNTS, NANOSECONDS, Bounds, Metric, 
 
 __all__ = ["HealthServer", "parse_listen"]
 
+_log = logging.getLogger(__name__)
+
 _STUCK_SECONDS = 60.0
-_MAX_REQUESTS = 16
+_MAX_CONNECTIONS = 16
+_MAX_REPLIES = 16
+_HEAD_BYTES = 16 << 10  # request line and headers together
 _PAGE = Path(__file__).with_name("top.html")
 _TEXT = "text/plain; charset=utf-8"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-_REQUEST_SECONDS = 5.0  # for a client to send its request and to receive the reply
+_REQUEST_SECONDS = 5.0  # for a client to send its request, and again to receive the reply
 
 
 def parse_listen(text: str) -> str:
@@ -257,36 +269,73 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], health: HealthServer) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.health = health
-        self._free = threading.BoundedSemaphore(_MAX_REQUESTS)
+        self.replies = threading.BoundedSemaphore(_MAX_REPLIES)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # the oldest first
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            if len(self._open) >= _MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # the client has ended it
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._open[request] = None
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:  # no connection is shut down whose descriptor belongs to another by now
+            self._open.pop(request, None)
+            super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that end their connections."""
+        """Ignore clients that end their connections, or are too slow."""
+        if not isinstance(error := sys.exc_info()[1], OSError):
+            _log.error("a request to the metrics port failed", exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = _REQUEST_SECONDS
+
+    def handle(self) -> None:
+        head = self._receive()
+        self.connection.settimeout(_REQUEST_SECONDS)
+        if head is None:
+            self.connection.sendall(b"HTTP/1.0 431 Request Header Fields Too Large\r\n\r\n")
+        else:
+            self.rfile = io.BytesIO(head)
+            super().handle()
+
+    def _receive(self) -> bytes | None:
+        """Receive a request line and headers; return None if there are too many.
+
+        Raises
+        ------
+        OSError
+            They do not arrive in time.
+        """
+        head, deadline = bytearray(), time.monotonic() + _REQUEST_SECONDS
+        while b"\r\n\r\n" not in head and b"\n\n" not in head:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
+            self.connection.settimeout(left)
+            part = self.connection.recv(_HEAD_BYTES + 1 - len(head))
+            if not part:
+                raise ConnectionResetError
+            head += part
+            if len(head) > _HEAD_BYTES:
+                return None
+        return bytes(head)
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        status, body, kind = self.server.health.reply(path, ",".join(self.headers.get_all("Accept", [])))
+        status, body, kind = self._reply(path)
         self.send_response(status)
         self.send_header("Content-Type", kind)
         if path == "/":
@@ -294,6 +343,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def _reply(self, path: str) -> tuple[int, bytes, str]:
+        reply, accept = self.server.health.reply, ",".join(self.headers.get_all("Accept", []))
+        if path == "/healthz":
+            return reply(path, accept)
+        if not self.server.replies.acquire(blocking=False):
+            return 503, b"%d requests are being answered: try again\n" % _MAX_REPLIES, _TEXT
+        try:
+            return reply(path, accept)
+        finally:
+            self.server.replies.release()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log no requests: probes come every few seconds."""
