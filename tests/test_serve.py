@@ -129,6 +129,57 @@ dir = "{tmp_path / "m"}"
         assert told["model"] == "click model"
         assert told["takes"]["columns"] == {"site": "text", "user": "text"}
         assert "fields" in told["takes"]["keys"]
+    _refuses_rows_alone(tmp_path, "dense part")
+
+
+def _refuses_rows_alone(folder, part):
+    """Check that no delta has new rows of the model `m` beside the older `part` of the export `e`."""
+    (rows,) = (folder / "m").glob("checkpoint-*")
+    message = f"has a model with a {part}, which new rows do not match: save the model and export its directory"
+    with shoal.local() as store:
+        store.load(rows)
+        with pytest.raises(ValueError, match=message):
+            store.export(folder / "e2", since=folder / "e")
+    assert cli.main(["export", str(rows), "--output", str(folder / "e2"), "--since", str(folder / "e")]) == 2
+    assert not (folder / "e2").exists()
+
+
+def test_a_delta_of_rows_is_served_with_their_own_calibration_only(tmp_path):
+    rng = np.random.default_rng(8)
+    batch, held_out, later = (sparse_data(rng) for _ in range(3))
+    with shoal.LogisticRegression() as model:
+        model.partial_fit(batch)
+        model.calibrate(held_out, "platt").save(tmp_path / "m")
+        exported(tmp_path / "m", tmp_path / "e")
+        _refuses_rows_alone(tmp_path, "calibration")
+        model.partial_fit(later)
+        model.calibrate(held_out, "platt").save(tmp_path / "m", overwrite=True)
+        exported(tmp_path / "m", tmp_path / "e2", "--since", tmp_path / "e")
+        with running(tmp_path / "e2") as (port, _):
+            np.testing.assert_array_equal(predict(port, instances(held_out)), model.predict_proba(held_out))
+
+
+def test_a_delta_of_rows_is_served_with_the_model_of_its_base(tmp_path):
+    batch = sparse_data(np.random.default_rng(8))
+    with shoal.local() as store, shoal.LogisticRegression(store=store) as model:
+        model.partial_fit(batch)
+        model.save(tmp_path / "m")
+        exported(tmp_path / "m", tmp_path / "e")
+        model.partial_fit(batch)
+        store.export(tmp_path / "e2", since=tmp_path / "e")
+        shutil.copytree(tmp_path / "e2", tmp_path / "e3")
+        with running(tmp_path / "e3") as (port, _):
+            np.testing.assert_array_equal(predict(port, instances(batch)), model.predict_proba(batch))
+
+
+def test_a_delta_of_a_model_has_all_of_its_tables(tmp_path, capsys):
+    folder = exported(trained(tmp_path / "m", shoal.FactorizationMachine, dim=2), tmp_path / "e")
+    with shoal.open_export(folder) as export:
+        first, *_ = export.tables
+    more = ["--since", str(folder), "--table", first]
+    assert cli.main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "e2"), *more]) == 2
+    assert "a model predicts with tables of one moment: export all tables" in capsys.readouterr().err
+    assert not (tmp_path / "e2").exists()
 
 
 def test_no_request_fails_while_versions_come(tmp_path):

@@ -180,21 +180,17 @@ class Layers:
 
     @property
     def model(self) -> dict[str, Any] | None:
-        """The model's description in the newest layer that has one."""
-        return next((one.manifest.model for one in reversed(self.mapped) if one.manifest.model is not None), None)
+        """The model's description."""
+        return self.mapped[-1].manifest.model
 
     @property
     def extras(self) -> list[str]:
-        """Names of the model's files in the newest layer that has any."""
-        found = next((one.manifest.extras for one in reversed(self.mapped) if one.manifest.extras), [])
-        return [extra.name.partition("-")[2] for extra in found]
+        """Names of the model's files."""
+        return [extra.name.partition("-")[2] for extra in self.mapped[-1].manifest.extras]
 
     def extra(self, name: str) -> bytes:
-        """Read a file of the model from the newest layer that has any."""
-        for one in reversed(self.mapped):
-            if one.manifest.extras:
-                return one.extra(name)
-        raise CorruptionError(f"{self.mapped[-1].storage_dir} has no file {name!r} of its model")
+        """Read a file of the model."""
+        return self.mapped[-1].extra(name)
 
     def digest_of(self, name: str) -> str | None:
         """Return the digest of the newest layer that has a table, which determines its rows; None if none has it."""

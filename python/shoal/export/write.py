@@ -166,6 +166,8 @@ def write_export(
     with ExitStack() as opened:
         base = None if since is None else opened.enter_context(closing(_read_base(since, tables, cache)))
         _check_request(tables.specs, tables.slots, dtype, storage_dir, since, base)
+        if base is not None and since is not None:
+            model = _model_of(model, tables.specs, storage_dir, since, base)
         new = opened.enter_context(ManifestTransaction(storage_dir, manifests.MANIFEST, _is_ours))
         sources = opened.enter_context(tables.take(base))
         with rows_bar("export", sum(table.rows for table in sources), show=progress) as on_progress:
@@ -279,6 +281,34 @@ def _check_request(
                 "full export, without since="
             )
     storage_dir.path_to(since)  # raises if there is no relative path
+
+
+def _model_of(
+    model: dict[str, Any] | None, specs: Sequence[TableSpec], storage_dir: StorageDir, since: StorageDir, base: Layers
+) -> dict[str, Any] | None:
+    """Return the description of the model of a delta: the given one, or that of its base.
+
+    Raises
+    ------
+    ValueError
+        The model would consist of parts of two moments.
+    """
+    if model is None and base.model is not None:
+        model, parts = base.model, ["dense part"] * bool(base.extras)
+        if model.get("calibration") is not None:
+            parts.append("calibration")
+        if parts:
+            raise ValueError(
+                f"{since} has a model with a {' and a '.join(parts)}, which new rows do not match: save the model and "
+                f"export its directory (shoal export MODEL --output {storage_dir} --since {since})"
+            )
+    names = {spec.name for spec in specs}
+    if model is not None and (left_out := [name for name in base.tables if name not in names]):
+        raise ValueError(
+            f"the export leaves out {', '.join(map(repr, left_out))}, and a model predicts with tables of one moment: "
+            f"export all tables of {since}"
+        )
+    return model
 
 
 def _described(spec: TableSpec, dtype: str | Mapping[str, str] | None, base: Layers | None) -> RowRecord:

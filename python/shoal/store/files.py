@@ -283,7 +283,8 @@ class StoreFiles(ABC):
             of about ten. Default: float32; for a delta, the dtype of its base.
         since : path or URL, optional
             Another export of the same tables: write a delta, which has only the changes since it and is read
-            together with it. The base must stay where it is.
+            together with it. The base must stay where it is. If it has a model, the delta has all of its tables; a
+            model with a dense part or a calibration is saved and exported with ``shoal export`` instead.
         track : bool
             Whether a local store records changes from now on, as it does after an export with ``since``: a
             delta of this export then reads only the changed rows; any other reads every row. The results are equal.
