@@ -98,7 +98,7 @@ MISTAKES = [
     (["convert", "no", "--output", "x"], "no: there is no such"),
     (["convert", "good", "--output", "x", "--from", "rows"], "good is not a Parquet file"),
     (["convert", "good", "--output", "x", "--from", "parquet"], "good is not a Parquet file"),
-    (["serve", "m", "--port", "0"], "m is a model, not an export: write one with `shoal export m DIR`"),
+    (["serve", "m", "--port", "0"], "m is a model, not an export: write one with `shoal export m --output DIR`"),
     (["serve", "no", "--port", "0"], "no: there is no such export"),
     (["estimate", "--keys", "9", "--dir", "no/such"], "no/such: there is no such directory"),
     (["doctor", "--dir", "no/such"], "no/such: there is no such directory"),

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 import shoal
 from oracle import export as oracle
 from shoal import _core
+from shoal.export.cache import Cache
+from shoal.export.read import Export
 from shoal.storage import transaction
+from shoal.storage.open import open_dir
 from stores import KINDS, opened
 from tiers import long_after
 
@@ -346,3 +349,25 @@ def test_the_engine_refuses_shapes_that_do_not_fit():
     for keys, rows in [(np.zeros(2, np.int32), np.zeros((2, 1), np.float32)), (EDGES, np.zeros((4, 1)))]:
         with pytest.raises(TypeError):
             reader.pull(keys, rows, _core.ThreadPool(1))
+
+
+def test_an_export_that_is_closed_while_it_is_refreshed_stays_closed(tmp_path):
+    class Racing(Export):
+        closing = None
+
+        def __setattr__(self, name, value):
+            if name == "_now" and value is not None and self.closing is None and hasattr(self, "_now"):
+                self.closing = threading.Thread(target=self.close)
+                self.closing.start()
+                self.closing.join(0.2)
+            super().__setattr__(name, value)
+
+    with shoal.local(slots=4) as store:
+        store.table("t").assign(np.arange(9, dtype=np.uint64), np.ones(9, np.float32))
+        store.export(tmp_path / "1")
+        export = Racing(open_dir(tmp_path), threads=1, verify=True, cache=Cache())
+        store.export(tmp_path / "2")
+    export.refresh()
+    export.closing.join()
+    with pytest.raises(shoal.ClosedError):
+        _ = export.now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -17,7 +18,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from serving import ask, exported, instances, running, sparse_data, trained
-from shoal.serve import ServedVersions, Settings
+from shoal.serve import ServedModel, ServedVersions, Settings
 from shoal.serve.versions import UnknownVersionError, parse_policy
 
 ROWS = instances(sparse_data(np.random.default_rng(5), 8))
@@ -189,6 +190,86 @@ def test_watching_finds_new_versions(ctr):
         shutil.move(ctr.parent / "3", ctr / "3")
         assert changed.wait(60)
         assert versions_of(served) == [2, 3]
+
+
+def moved_in(made, folder, name, version):
+    """Export version `version` of ctr by itself, where its number is 1, and move it to `folder / name`."""
+    staged = folder.parent / f"staged-{name}"
+    exported(made[0] / f"ctr-{version}", staged / "new")
+    folder.mkdir(exist_ok=True)
+    shutil.move(staged / "new", folder / name)
+
+
+@pytest.mark.parametrize("open_model", [ServedModel, ServedVersions])
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_two_exports_with_one_number_are_named_and_the_served_one_stays(made, tmp_path, open_model, names):
+    first, second = names
+    folder, batch = tmp_path / "ctr", sparse_data(np.random.default_rng(5), 8)
+    moved_in(made, folder, first, 1)
+    with open_model(folder) as served:
+        shutil.copytree(folder / first, folder / "copy")
+        assert served.reload() is False  # a copy is the same export
+        moved_in(made, folder, second, 2)
+        for failures in (1, 2):
+            with pytest.raises(
+                shoal.CorruptionError, match=r"a and b and copy in .* different exports, and each is versi"
+            ):
+                served.reload()
+            assert served.failures == failures
+            assert served.now.predictor.predict_proba(batch).tolist() == made[1]["ctr", 1]
+        with pytest.raises(shoal.CorruptionError, match="higher --version, or remove the other one"):
+            open_model(folder)
+        shutil.rmtree(folder / first)
+        shutil.rmtree(folder / "copy")
+        assert served.reload() is True
+        assert served.now.version == 1
+        assert served.now.predictor.predict_proba(batch).tolist() == made[1]["ctr", 2]
+
+
+@pytest.mark.parametrize("open_model", [ServedModel, ServedVersions])
+@pytest.mark.parametrize("damaged", ["data", "manifest", "tables"])
+def test_a_version_that_cannot_be_used_keeps_no_good_one_from_being_served(made, tmp_path, open_model, damaged):
+    folder = tmp_path / "ctr"
+    for number in (1, 2, 3):
+        shutil.copytree(made[0] / "ctr" / str(number), tmp_path / str(number))
+    folder.mkdir()
+    if damaged == "tables":
+        with shoal.local() as store:
+            store.table("t").assign(np.array([1], np.uint64), np.ones(1, np.float32))
+            store.export(tmp_path / "3", version=3)
+    else:
+        file = next((tmp_path / "3").glob("*.frozen" if damaged == "data" else "manifest.json"))
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    shutil.move(tmp_path / "1", folder / "1")
+    with open_model(folder) as served:
+        shutil.move(tmp_path / "2", folder / "2")
+        shutil.move(tmp_path / "3", folder / "3")
+        for _ in range(2):
+            with contextlib.suppress(shoal.CorruptionError, ValueError):
+                served.reload()
+            assert served.now.version == 2
+        if damaged != "manifest":
+            assert served.failures > 0
+    with open_model(folder) as served:
+        assert served.now.version == 2
+
+
+def test_a_version_that_is_named_is_served_or_an_error(ctr):
+    file = next((ctr / "2").glob("*.frozen"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(shoal.CorruptionError, match=file.name):
+        ServedVersions(ctr, Settings(labels={"old": 2}))
+    with ServedVersions(ctr, Settings(versions="all")) as served:
+        assert versions_of(served) == [1, 3]
+
+
+@pytest.mark.parametrize("open_model", [ServedModel, ServedVersions])
+def test_nothing_is_opened_after_the_close(ctr, open_model):
+    served = open_model(ctr)
+    served.close()
+    shutil.copytree(ctr / "3", ctr / "4")
+    with pytest.raises(shoal.ClosedError, match="was closed"):
+        served.reload()
 
 
 # ---- over HTTP -------------------------------------------------------------------------------------------------------

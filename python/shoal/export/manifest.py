@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,10 +21,13 @@ __all__ = [
     "FILES",
     "MANIFEST",
     "Base",
+    "Copies",
     "Found",
+    "Listed",
     "Manifest",
     "Section",
     "TableEntry",
+    "by_number",
     "digest_of",
     "is_export",
     "make_reader",
@@ -123,7 +126,21 @@ def is_export(where: StoragePath) -> bool:
         return False
 
 
-Found = dict[str, tuple[str, int | ShoalError | None]]  # by directory: its version, and its number or error
+class Listed(NamedTuple):
+    """An export of a directory of exports."""
+
+    number: int
+    digest: str
+
+
+class Copies(NamedTuple):
+    """The directories of one export: usually one."""
+
+    digest: str
+    directories: list[StorageDir]
+
+
+Found = dict[str, tuple[str, Listed | ShoalError | None]]  # by directory: its version in storage, and what it is
 
 
 def numbers(storage_dir: StorageDir, known: Found | None = None) -> Found:
@@ -138,8 +155,8 @@ def numbers(storage_dir: StorageDir, known: Found | None = None) -> Found:
     Returns
     -------
     dict
-        For each directory with a manifest, the manifest's version in storage, and the export's number; None: it is
-        another kind of directory; an error: its manifest is damaged, or cannot be read.
+        For each directory with a manifest, the manifest's version in storage, and the export's number and digest; None:
+        it is another kind of directory; an error: its manifest is damaged, or cannot be read.
 
     Raises
     ------
@@ -148,18 +165,19 @@ def numbers(storage_dir: StorageDir, known: Found | None = None) -> Found:
     """
     found: Found = {}
     for name, mark in storage_dir.subdirectories_with(MANIFEST).items():
-        before, number = ("", None) if known is None else known.get(name, ("", None))
-        is_known = before == mark and not isinstance(number, StorageError)
-        found[name] = mark, number if is_known else _number_of(storage_dir.child(name))
+        before, what = ("", None) if known is None else known.get(name, ("", None))
+        is_known = before == mark and not isinstance(what, StorageError)
+        found[name] = mark, what if is_known else _listed(storage_dir.child(name))
     return found
 
 
-def _number_of(storage_dir: StorageDir) -> int | ShoalError | None:
-    """Return the number of an export; None: it is not an export; an error: it may be a damaged export."""
+def _listed(storage_dir: StorageDir) -> Listed | ShoalError | None:
+    """Return what a directory is; None: it is not an export; an error: it may be a damaged export."""
     try:
         raw = storage_dir.read(MANIFEST)
         if _TAG in raw[:200]:
-            return read(storage_dir)[0].number
+            manifest, digest = read(storage_dir)
+            return Listed(manifest.number, digest)
         head = msgspec.json.decode(raw)
         if isinstance(head, dict) and "crc32c" in head:
             decode_checksummed(raw, storage_dir.address(MANIFEST))  # of a checkpoint
@@ -172,6 +190,25 @@ def _number_of(storage_dir: StorageDir) -> int | ShoalError | None:
     return None
 
 
+def by_number(storage_dir: StorageDir, found: Found) -> dict[int, Copies | CorruptionError]:
+    """Return the exports of a directory by number; an error, if several have it."""
+    numbered: dict[int, dict[str, str]] = {}
+    for name, (_, what) in sorted(found.items()):
+        if isinstance(what, Listed):
+            numbered.setdefault(what.number, {})[name] = what.digest
+    result: dict[int, Copies | CorruptionError] = {}
+    for number, digests in numbered.items():
+        first, *others = set(digests.values())
+        if others:
+            result[number] = CorruptionError(
+                f"{' and '.join(digests)} in {storage_dir} are different exports, and each is version {number}: export "
+                "the newer one again with a higher --version, or remove the other one"
+            )
+        else:
+            result[number] = Copies(first, [storage_dir.child(name) for name in digests])
+    return result
+
+
 def next_number(storage_dir: StorageDir, above: int = 0) -> int:
     """Return a number for a new export.
 
@@ -179,7 +216,7 @@ def next_number(storage_dir: StorageDir, above: int = 0) -> int:
     """
     known = [above]
     siblings = numbers(storage_dir.real().child(".."))
-    known += [number for _, number in siblings.values() if isinstance(number, int)]  # damaged ones are ignored
+    known += [what.number for _, what in siblings.values() if isinstance(what, Listed)]  # damaged ones are ignored
     return max(known) + 1
 
 

@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Self
@@ -27,7 +27,7 @@ from shoal.storage.open import open_dir
 from shoal.table.arrays import Keys, Rows, as_keys, as_out
 from shoal.table.key_batch import KeyBatch
 
-__all__ = ["Export", "ExportTable", "ExportVersion", "newest", "open_export"]
+__all__ = ["Export", "ExportFolder", "ExportTable", "ExportVersion", "newest", "open_export"]
 
 _log = logging.getLogger(__name__)
 
@@ -215,6 +215,12 @@ class ExportVersion:
     def __repr__(self) -> str:
         return f"ExportVersion({self.version}, tables={list(self.tables)})"
 
+    def is_of(self, copies: manifests.Copies) -> bool:
+        """Return whether this is that export, in one of its directories."""
+        return copies.digest == self.layers.digest and any(
+            directory.is_same(self.storage_dir) for directory in copies.directories
+        )
+
     @property
     def layers(self) -> Layers:
         """The mapped files."""
@@ -249,42 +255,78 @@ class ExportVersion:
         return table
 
 
-def newest(storage_dir: StorageDir, known: manifests.Found | None = None) -> StorageDir:
-    """Return the export in a directory: the directory itself, or the one with the highest number below it.
+class ExportFolder:
+    """The exports of a directory: the directory itself, or those below it."""
 
-    Damaged exports are skipped. ``known`` has the result of the previous call and is updated: see
-    :func:`shoal.export.manifest.numbers`.
+    def __init__(self, storage_dir: StorageDir) -> None:
+        self.storage_dir = storage_dir
+        self._found: manifests.Found = {}
+        self._known_damage: dict[str, str] = {}  # directories that `ignore_damage` has noted
+
+    def read(self) -> dict[int, manifests.Copies | CorruptionError]:
+        """Find the exports, one at least; see :func:`shoal.export.manifest.by_number`. The highest number comes first.
+
+        Manifests that are unchanged since the last call are not read again. Damaged exports are left out.
+
+        Raises
+        ------
+        CorruptionError, StorageError
+            The directory is not an export and contains none.
+        FileNotFoundError
+            There is no such directory.
+        ValueError
+            It is a model that has not been exported.
+        """
+        names = self.storage_dir.names()
+        if manifests.MANIFEST in names:
+            self._found = {}
+            manifest, digest = manifests.read(self.storage_dir)
+            return {manifest.number: manifests.Copies(digest, [self.storage_dir])}
+        self._found = manifests.numbers(self.storage_dir, self._found)
+        exports = manifests.by_number(self.storage_dir, self._found)
+        if not exports:
+            raise self._nothing(names)
+        return dict(sorted(exports.items(), reverse=True))
+
+    def _nothing(self, names: list[str]) -> Exception:
+        where = self.storage_dir
+        if where.kind() is None:
+            return FileNotFoundError(errno.ENOENT, "there is no such export", str(where))
+        if _MODEL_FILE in names:
+            return ValueError(f"{where} is a model, not an export: write one with `shoal export {where} --output DIR`")
+        damaged = next((what for _, what in self._found.values() if isinstance(what, ShoalError)), None)
+        return damaged or CorruptionError(
+            f"{where.address(manifests.MANIFEST)} is missing: this is not an export, has no exports in it, or was "
+            "interrupted while it was written"
+        )
+
+    def damage(self) -> list[ShoalError]:
+        """Return the errors of directories that were damaged, or appeared, after `ignore_damage` was called."""
+        return [
+            what
+            for name, (mark, what) in self._found.items()
+            if isinstance(what, ShoalError) and self._known_damage.get(name) != mark
+        ]
+
+    def ignore_damage(self, errors: Sequence[Exception] = ()) -> None:
+        """Log ``errors`` and the damage, as of exports that are skipped; `damage` does not return it again."""
+        for error in (*errors, *self.damage()):
+            _log.warning("an export is skipped: %s", " ".join(str(error).split()))
+        self._known_damage = {name: mark for name, (mark, what) in self._found.items() if isinstance(what, ShoalError)}
+
+
+def newest(storage_dir: StorageDir) -> StorageDir:
+    """Return the export in a directory that has the highest number; errors as of :meth:`ExportFolder.read`.
 
     Raises
     ------
-    CorruptionError, StorageError
-        The directory is not an export and contains none.
-    FileNotFoundError
-        There is no such directory.
-    ValueError
-        It is a model that has not been exported.
+    CorruptionError
+        Several have it.
     """
-    names = storage_dir.names()
-    if manifests.MANIFEST in names:
-        return storage_dir
-    found = manifests.numbers(storage_dir, known)
-    if known is not None:
-        known.clear()
-        known.update(found)
-    best = max(((number, name) for name, (_, number) in found.items() if isinstance(number, int)), default=None)
-    if best is None:
-        if storage_dir.kind() is None:
-            raise FileNotFoundError(errno.ENOENT, "there is no such export", str(storage_dir))
-        if _MODEL_FILE in names:
-            raise ValueError(
-                f"{storage_dir} is a model, not an export: write one with `shoal export {storage_dir} DIR`"
-            )
-        damaged = next((error for _, error in found.values() if isinstance(error, ShoalError)), None)
-        raise damaged or CorruptionError(
-            f"{storage_dir.address(manifests.MANIFEST)} is missing: this is not an export, has "
-            "no exports in it, or was interrupted while it was written"
-        )
-    return storage_dir.child(best[1])
+    highest = next(iter(ExportFolder(storage_dir).read().values()))
+    if isinstance(highest, ShoalError):
+        raise highest
+    return highest.directories[-1]
 
 
 class Export:
@@ -294,37 +336,63 @@ class Export:
     with it.
     """
 
-    def __init__(self, storage_dir: StorageDir, *, threads: int | None, verify: bool, cache: Cache) -> None:
+    def __init__(
+        self,
+        storage_dir: StorageDir,
+        *,
+        threads: int | None,
+        verify: bool,
+        cache: Cache,
+        check: Callable[[ExportVersion], object] | None = None,
+    ) -> None:
+        """Open it; ``check`` raises for a version that is not to become the current one."""
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads must be at least 1, got {threads!r}")
         self._storage_dir = storage_dir
         self._cache = cache
-        self._found: manifests.Found = {}
-        self._damaged: dict[str, str] = {}  # directories that were damaged when the current version was found
+        self._folder = ExportFolder(storage_dir)
         self._verify = verify
+        self._check = check
         self._workers = _core.ThreadPool(threads or cores())
         self._refreshing = threading.Lock()  # serialises refreshes
+        self._swapping = threading.Lock()  # held while `_now` changes
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
         self._now: ExportVersion | None = self._read(None)
 
-    def _read(self, known: ExportVersion | None) -> ExportVersion:
-        where = newest(self._storage_dir, self._found)
-        layers = read_layers(
-            where, verify=self._verify, known=None if known is None else known.layers, cache=self._cache
-        )
-        for name, error in self._newly_damaged().items():
-            _log.warning("%s is skipped: %s", name, error)
-        self._damaged = {n: mark for n, (mark, what) in self._found.items() if isinstance(what, ShoalError)}
-        return ExportVersion(where, layers, self._workers)
+    def _read(self, now: ExportVersion | None) -> ExportVersion | None:
+        """Read the highest version that can be read, if that is another than the current one.
 
-    def _newly_damaged(self) -> dict[str, ShoalError]:
-        """Return the errors of directories that appeared, or were damaged, after the current version was found."""
-        return {
-            name: what
-            for name, (mark, what) in self._found.items()
-            if isinstance(what, ShoalError) and self._damaged.get(name) != mark
-        }
+        Raises
+        ------
+        Exception
+            There is none, and a version that is higher, or appeared meanwhile, is damaged.
+        """
+        exports = self._folder.read()
+        errors: list[Exception] = []
+        for number, copies in exports.items():
+            if now is not None and errors and number < now.version:
+                break  # the current version is better than a lower one
+            if isinstance(copies, ShoalError):
+                errors.append(copies)
+                continue
+            if now is not None and now.is_of(copies):
+                break
+            where = copies.directories[-1]
+            known = None if now is None else now.layers
+            try:
+                layers = read_layers(where, verify=self._verify, known=known, cache=self._cache)
+                version = ExportVersion(where, layers, self._workers)
+                if self._check is not None:
+                    self._check(version)
+            except Exception as error:
+                errors.append(error)
+                continue
+            self._folder.ignore_damage(errors)
+            return version
+        if errors := [*errors, *self._folder.damage()]:
+            raise errors[0]
+        return None
 
     def __repr__(self) -> str:
         now = self._now
@@ -398,15 +466,14 @@ class Export:
         """
         with self._refreshing:
             now = self.now
-            where = newest(self._storage_dir, self._found)
-            if where.is_same(now.storage_dir) and manifests.read(where)[1] == now.layers.digest:
-                for error in self._newly_damaged().values():
-                    raise error
-                return False
             fresh = self._read(now)
-            if self._now is None:
-                raise ClosedError(f"the export {self._storage_dir} was closed: open it again")
-            self._now = fresh
+            if fresh is None:
+                return False
+            with self._swapping:
+                if self._now is None:
+                    fresh.layers.close()
+                    raise ClosedError(f"the export {self._storage_dir} was closed: open it again")
+                self._now = fresh
             for one in now.layers.mapped:
                 if one not in fresh.layers.mapped:
                     one.let_go(self._cache)
@@ -424,7 +491,7 @@ class Export:
         Parameters
         ----------
         seconds : float
-            Between checks; a check that finds no newer version reads one manifest.
+            Between checks; a check lists the directory and reads the manifests that are new.
         on_swap : callable, optional
             Called in that thread with the number of each newly loaded version.
         on_error : callable, optional
@@ -461,7 +528,8 @@ class Export:
     def close(self) -> None:
         """Close the export. Its files are unmapped when no table refers to them."""
         self._closed.set()
-        now, self._now = self._now, None
+        with self._swapping:
+            now, self._now = self._now, None
         if now is not None:
             now.layers.close()
         if self._watcher is not None and self._watcher is not threading.current_thread():

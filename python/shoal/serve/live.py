@@ -121,7 +121,7 @@ class LiveModel(Reloadable):
         ShoalError, ValueError
             The cluster cannot be reached, or has no such tables now.
         """
-        with self._turn:
+        with self._change():
             try:
                 return self._read_again()
             except Exception as error:

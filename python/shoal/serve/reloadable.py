@@ -6,7 +6,10 @@ import contextlib
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Self
+
+from shoal.errors import ClosedError
 
 __all__ = ["Reloadable"]
 
@@ -27,7 +30,7 @@ class Reloadable(ABC):
     def __init__(self) -> None:
         self.reloads = 0
         self.failures = 0
-        self._turn = threading.Lock()  # held by a change
+        self._turn = threading.Lock()  # held by a change, and by the release
         self._stopped = threading.Event()
         self._watcher: threading.Thread | None = None
         self._failure = ""  # that was logged last
@@ -64,7 +67,16 @@ class Reloadable(ABC):
         self._stopped.set()
         if self._watcher is not None:
             self._watcher.join()
-        self._release()
+        with self._turn:
+            self._release()
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """Hold the lock of changes; raise ClosedError once `close` was called, so that nothing is opened after it."""
+        with self._turn:
+            if self._stopped.is_set():
+                raise ClosedError("what is served was closed: open it again")
+            yield
 
     def _has_reloaded(self, text: str, *values: object) -> None:
         """Count and log a replacement."""

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal import models
-from shoal.export.read import Export, ExportVersion, open_export
+from shoal.export.cache import Cache
+from shoal.export.manifest import Copies
+from shoal.export.read import Export, ExportVersion
 from shoal.models import files
 from shoal.serve.inputs import InputSpec
 from shoal.serve.reloadable import Reloadable
 from shoal.serve.store import ExportStore
+from shoal.storage.open import open_dir
 
 if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
@@ -45,7 +48,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
     if description is None:
         raise ValueError(
             f"{version.storage_dir} is an export of tables, not of a model: export a model's directory "
-            "(shoal export MODEL DIR)"
+            "(shoal export MODEL --output DIR)"
         )
     store = ExportStore(version, threads=threads)
     predictor: Predictor
@@ -79,6 +82,8 @@ class ServedModel(Reloadable):
     Safe from any thread. A request takes :attr:`now` once, and so is answered by one version throughout.
     """
 
+    _made: Model  # of the last version that can be used
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -90,19 +95,26 @@ class ServedModel(Reloadable):
     ) -> None:
         super().__init__()
         self._threads = threads
-        self._export: Export = open_export(
-            directory, threads=threads, verify=verify, cache=cache, storage_options=storage_options
+        self._export = Export(
+            open_dir(directory, storage_options),
+            threads=threads,
+            verify=verify,
+            cache=Cache(cache),
+            check=self._make,
         )
-        try:
-            self._now = make_model(self._export.now, threads)
-        except BaseException:
-            self._export.close()
-            raise
+        self._now = self._made
+
+    def _make(self, version: ExportVersion) -> None:
+        self._made = make_model(version, self._threads)
 
     @property
     def now(self) -> Model:
         """The current model."""
         return self._now
+
+    def is_of(self, copies: Copies) -> bool:
+        """Return whether the current model is of that export, in one of its directories."""
+        return self._export.now.is_of(copies)
 
     def reload(self) -> bool:
         """Check for a newer version and make its model current; log that, or why it cannot be used.
@@ -117,16 +129,15 @@ class ServedModel(Reloadable):
         CorruptionError, ValueError
             There is a newer version that cannot be used; the current one is kept.
         """
-        with self._turn:
+        with self._change():
+            before = self._now
             try:
-                self._export.refresh()
-                found = self._export.now
-                if found is self._now.exported:
+                if not self._export.refresh():
                     return False
-                before, self._now = self._now, make_model(found, self._threads)
             except Exception as error:
-                self._has_failed(f"version {self._now.version} is", error)
+                self._has_failed(f"version {before.version} is", error)
                 raise
+            self._now = self._made
             self._has_reloaded("version %d replaces version %d", self._now.version, before.version)
             return True
 

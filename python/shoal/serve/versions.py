@@ -24,6 +24,7 @@ import msgspec
 
 from shoal.errors import CorruptionError, ShoalError
 from shoal.export import manifest as manifests
+from shoal.export.read import ExportFolder
 from shoal.serve.reloadable import Reloadable
 from shoal.serve.served import Model, ServedModel
 from shoal.storage.base import StorageDir
@@ -93,6 +94,10 @@ class Settings:
             wanted = set(sorted(there)[-self.latest :])
         return sorted(wanted | set(self.labels.values()))
 
+    def names(self, number: int) -> bool:
+        """Return whether a version must be served: it has a label, or is one of the given versions."""
+        return number in self.labels.values() or (isinstance(self.versions, tuple) and number in self.versions)
+
 
 def parse_policy(text: str) -> dict[str, Any]:
     """Read latest, latest:2, all, or numbers as 3,5; the result is of `Settings`.
@@ -123,6 +128,13 @@ class _State:
 
     settings: Settings
     served: dict[int, ServedModel]
+
+    def close(self, *, but: _State | None = None) -> None:
+        """Close the versions, but for those that are of another state, too."""
+        kept = [] if but is None else list(but.served.values())
+        for served in self.served.values():
+            if served not in kept:
+                served.close()
 
 
 class ServedVersions(Reloadable):
@@ -158,10 +170,11 @@ class ServedVersions(Reloadable):
     ) -> None:
         super().__init__()
         self._directory: StorageDir = open_dir(directory, storage_options)
+        self._folder = ExportFolder(self._directory)
         self._how: dict[str, Any] = {"threads": threads, "verify": verify, "cache": cache}
         self._draw = draw
-        self._found: manifests.Found = {}
-        self._state = self._loaded(settings or Settings(), {})
+        self._state, errors = self._loaded(settings or Settings(), {})
+        self._folder.ignore_damage(errors)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -221,8 +234,12 @@ class ServedVersions(Reloadable):
         CorruptionError, StorageError, ValueError
             A version is missing or damaged. Nothing has changed.
         """
-        with self._turn:
-            self._swap(self._loaded(settings, self._state.served))
+        with self._change():
+            state, errors = self._loaded(settings, self._state.served)
+            if errors:
+                state.close(but=self._state)
+                raise errors[0]
+            self._swap(state)
             _log.info("%s: %s", self._directory, settings)
 
     def reload(self) -> bool:
@@ -238,66 +255,80 @@ class ServedVersions(Reloadable):
         CorruptionError, StorageError, ValueError
             A version cannot be used; the others are served.
         """
-        with self._turn:
-            before = {number: served.now for number, served in self._state.served.items()}
-            known = set(before)
+        with self._change():
+            before = self._state
             try:
-                self._swap(self._loaded(self._state.settings, self._state.served))
-                for number in known & set(self._state.served):
-                    self._state.served[number].reload()  # its export may have been replaced
+                state, errors = self._loaded(before.settings, before.served)
             except Exception as error:
-                self._has_failed(f"{self._directory}: the versions are", error)
-                raise
+                state, errors = before, [error]
+            self._swap(state)
+            if state.served != before.served:
+                numbers = ", ".join(map(str, sorted(state.served)))
+                self._has_reloaded("%s: versions %s are served", self._directory, numbers)
+            if errors := [*errors, *self._folder.damage()]:
+                self._has_failed(f"{self._directory}: the versions are", errors[0])
+                raise errors[0]
             self._failure = ""
-            after = {number: served.now for number, served in self._state.served.items()}
-            if after == before:
-                return False
-            numbers = ", ".join(map(str, sorted(after)))
-            self._has_reloaded("%s: versions %s are served", self._directory, numbers)
-            return True
+            return state.served != before.served
 
     def _release(self) -> None:
-        for served in self._state.served.values():
-            served.close()
+        self._state.close()
 
-    def _swap(self, fresh: _State) -> None:
-        before, self._state = self._state, fresh
-        for number, served in before.served.items():
-            if number not in fresh.served:
-                served.close()  # requests that it answers hold its files
+    def _swap(self, state: _State) -> None:
+        before, self._state = self._state, state
+        before.close(but=state)  # requests that a version answers hold its files
 
-    def _loaded(self, settings: Settings, known: dict[int, ServedModel]) -> _State:
-        """Open the versions of the settings that are not known."""
-        directories, damaged = self._there()
-        if not directories and damaged:
-            raise next(iter(damaged.values()))
-        opened: dict[int, ServedModel] = {}
+    def _loaded(self, settings: Settings, known: Mapping[int, ServedModel]) -> tuple[_State, list[Exception]]:
+        """Open the versions of the settings; of ``known`` ones those that are other exports now.
+
+        Returns
+        -------
+        _State, list of Exception
+            The versions, and the errors of versions that cannot be used. A version is replaced by its known export, or
+            by lower versions, where the policy allows that.
+
+        Raises
+        ------
+        Exception
+            No version can be used, or one that the settings name cannot. Nothing is open.
+        """
+        exports = self._folder.read()
+        state = _State(settings, {})
+        errors: list[Exception] = []
+        usable = set(exports)
         try:
-            for number in settings.chosen(list(directories)):
-                if number in known:
-                    continue
-                if number not in directories:
-                    there = ", ".join(map(str, sorted(directories)))
-                    raise CorruptionError(f"{self._directory} has no version {number}: there are {there}")
-                opened[number] = ServedModel(directories[number], **self._how)  # type: ignore[arg-type]
+            while missing := [number for number in settings.chosen(list(usable)) if number not in state.served]:
+                for number in missing:
+                    try:
+                        state.served[number] = self._opened(number, exports, known.get(number))
+                    except Exception as error:
+                        errors.append(error)
+                        if number in known:
+                            state.served[number] = known[number]
+                        elif number in usable and not settings.names(number):
+                            usable.remove(number)
+                        else:
+                            raise
+            if not state.served:
+                raise errors[0]
         except BaseException:
-            for served in opened.values():
-                served.close()
+            state.close(but=_State(settings, dict(known)))
             raise
-        every = known | opened
-        return _State(settings, {number: every[number] for number in settings.chosen(list(directories))})
+        return state, errors
 
-    def _there(self) -> tuple[dict[int, StorageDir], dict[str, ShoalError]]:
-        """Return the directories of versions by number, and the errors of damaged ones."""
-        if manifests.MANIFEST in self._directory.names():
-            return {manifests.read(self._directory)[0].number: self._directory}, {}
-        self._found = manifests.numbers(self._directory, self._found)
-        good = {what: name for name, (_, what) in sorted(self._found.items()) if isinstance(what, int)}
-        if not good:
-            with ServedModel(self._directory, **self._how):  # type: ignore[arg-type]
-                pass  # raises the error of a directory without exports
-        bad = {name: what for name, (_, what) in self._found.items() if isinstance(what, ShoalError)}
-        return {number: self._directory.child(name) for number, name in good.items()}, bad
+    def _opened(
+        self, number: int, exports: Mapping[int, manifests.Copies | CorruptionError], known: ServedModel | None
+    ) -> ServedModel:
+        """Open a version, unless it is known."""
+        copies = exports.get(number)
+        if isinstance(copies, ShoalError):
+            raise copies
+        if known is not None and (copies is None or known.is_of(copies)):
+            return known
+        if copies is None:
+            there = ", ".join(map(str, sorted(exports)))
+            raise CorruptionError(f"{self._directory} has no version {number}: there are {there}")
+        return ServedModel(copies.directories[-1], **self._how)  # type: ignore[arg-type]
 
 
 def _of_split(split: Mapping[str, float], draw: float) -> str:
