@@ -58,6 +58,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.scheduler import membership as membership_module
 from shoal.cluster.scheduler import tables as tables_module
 from shoal.cluster.scheduler.membership import Membership
+from shoal.table.spec import MAX_TABLES
 
 BSP = JobConsistency("bsp", 0, False)
 FORM = TableRecord.of(shoal.local().table("t").spec)
@@ -741,6 +742,19 @@ def test_tables_whose_descriptions_would_not_fit_into_one_message_are_refused():
     number = worker.ask(CreateTable(FORM))
     world.go(1.0)
     assert "the descriptions of 0 tables take" in worker.replies[number].text
+
+
+def test_a_cluster_has_a_bounded_number_of_tables():
+    world, (worker,) = together()
+    tables = world.membership._tables
+    tables._tables = {f"t{number}": None for number in range(MAX_TABLES - 1)}
+    names = ["last", "another", "last"]
+    numbers = [worker.ask(CreateTable(msgspec.structs.replace(FORM, name=name))) for name in names]
+    world.go(1.0)
+    made, refused, same = (worker.replies[number] for number in numbers)
+    assert refused.text.startswith(f"{MAX_TABLES + 1} tables: a store has at most {MAX_TABLES}")
+    assert made == same
+    assert made.form.name == "last"
 
 
 def test_a_job_that_a_server_refuses_to_begin_is_an_answer_to_its_workers_and_not_a_loss():

@@ -10,10 +10,10 @@ import pytest
 import shoal
 from shoal.cluster.protocol import messages, metrics
 from shoal.cluster.protocol.health import _cumulative
-from shoal.cluster.scheduler.tables import _MAX_NAME_LENGTH
 from shoal.cluster.server.counters import _RISING, _TIER_COUNTERS, _TIER_GAUGES, ReplicationLag, ServerCounters
 from shoal.cluster.worker.call_metrics import CallMetrics
 from shoal.store.activity import Activity
+from shoal.table.spec import MAX_NAME_LENGTH
 
 ZERO = dict.fromkeys([*_RISING, "rows", "bytes", "waiting"], 0)
 
@@ -102,7 +102,7 @@ def test_the_shares_of_hot_keys_are_of_all_endpoints_and_omit_chance_and_erased_
 
 
 def test_the_longest_name_of_a_table_fits_into_a_heartbeat():
-    name = "é" * _MAX_NAME_LENGTH
+    name = "é" * MAX_NAME_LENGTH
     endpoint = Endpoint()
     endpoint.arcs[0] = {1: {"rows": 4}}
     figures = ServerCounters({"a": endpoint}, lambda: {1: name}).figures([SimpleNamespace(durations=dict)])

@@ -55,6 +55,7 @@ VERSIONS = (1, 2, 3)
 _MAGIC = b"SHOALSLT"
 _HEADER_BYTES = 64
 SLOT_FILE = ".slots"
+_WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 TASKS_AHEAD = 4  # tasks per thread that are done ahead of the disk
 EMPTY = np.empty(0, np.uint8)
 
@@ -183,7 +184,7 @@ def check_extents(slots: int, table: SavedTable) -> None:
         raise ValueError(f"table {table.name!r} has rows in a slot without changed ranges")
     _check_places(slots, table, table.sections)
     for section in table.sections:
-        if section.rows < 0 or section.rows * 8 > section.bytes:
+        if section.rows < 0 or section.rows * (8 + _WEIGHT_BYTES[table.dtype] * table.dim) > section.bytes:
             raise ValueError(f"table {table.name!r}, slot {section.slot}: {section.rows} rows do not fit in its bytes")
     if table.step < 0:
         raise ValueError(f"table {table.name!r} has a step of {table.step}")

@@ -39,10 +39,11 @@ from shoal.checkpoint.format import (
 )
 from shoal.errors import CorruptionError
 from shoal.storage.base import FileReader, StorageDir, StoragePath
+from shoal.storage.checksummed_json import UNREADABLE
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import map_in_order
 from shoal.table.shard import LocalShard
-from shoal.table.spec import TableSpec
+from shoal.table.spec import TableSpec, check_table_count
 
 __all__ = [
     "History",
@@ -124,6 +125,7 @@ def _read(storage_dir: StorageDir, missing: str, what: str | None = None) -> Cha
         manifest = _manifest.decode(body)
         if manifest.slots not in {1 << bits for bits in range(1, 15)}:
             raise ValueError(f"{manifest.slots} slots: the number is not a power of two from 2 to 16384")
+        check_table_count(len(manifest.tables))
         if len({table.name for table in manifest.tables}) != len(manifest.tables):
             raise ValueError("two tables have the same name")
         if manifest.version < 3 and manifest.base is not None:
@@ -133,7 +135,7 @@ def _read(storage_dir: StorageDir, missing: str, what: str | None = None) -> Cha
             if manifest.base is None and (table.delta or table.ranges):
                 raise ValueError(f"table {table.name!r} is a delta without a base")
             check_extents(manifest.slots, table)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+    except (*UNREADABLE, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
     return ChainEntry(storage_dir, manifest, digest_of(body))
 

@@ -23,6 +23,7 @@ from shoal.export import manifest as manifests
 from shoal.export.cache import Cache, CacheLease
 from shoal.export.manifest import Extra, Manifest, TableEntry
 from shoal.storage.base import StorageDir
+from shoal.storage.regular import open_regular, read_regular
 
 __all__ = ["Layers", "MappedExport", "read_layers"]
 
@@ -110,7 +111,7 @@ def _map_all(manifest: Manifest, directory: Path, address: Callable[[str], str],
 
 def _read_extra(directory: Path, extra: Extra, address: Callable[[str], str]) -> bytes:
     try:
-        data = (directory / extra.name).read_bytes()
+        data = read_regular(directory / extra.name, extra.bytes)
     except FileNotFoundError:
         raise CorruptionError(f"{address(extra.name)} is missing") from None
     if len(data) != extra.bytes or _core.crc32c(data) != extra.crc32c:
@@ -121,7 +122,7 @@ def _read_extra(directory: Path, extra: Extra, address: Callable[[str], str]) ->
 def _map(path: Path, size: int, address: str) -> npt.NDArray[np.uint8]:
     """Map a data file, whose pages all processes share."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_regular(path)
     except FileNotFoundError:
         raise CorruptionError(f"{address} is missing") from None
     try:
@@ -166,7 +167,8 @@ class Layers:
                     )
                 self.tables[table.name] = table
                 native = self.natives.setdefault(table.name, manifests.make_reader(table, self.slots))
-                native.add_layer()
+                if table.sections:
+                    native.add_layer()
                 for k, file in enumerate(files):
                     try:
                         native.add(file, table.sections_of(k))

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.errors import CorruptionError, ShoalError, StorageError
-from shoal.storage.base import StorageDir, StoragePath
-from shoal.storage.checksummed_json import decode_checksummed
+from shoal.storage.base import MAX_JSON_BYTES, StorageDir, StoragePath
+from shoal.storage.checksummed_json import UNREADABLE, decode_checksummed
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import DataFile
-from shoal.table.spec import RowRecord
+from shoal.table.spec import RowRecord, check_table_count
 
 __all__ = [
     "DTYPES",
@@ -43,6 +43,8 @@ VERSION = 1
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 FILES = ".frozen"  # suffix of data files
 MAGIC = b"SHOALFRZ"
+_INDEX_BYTES = 64  # of memory for a slot of a table that has rows
+_FREE_INDEX_BYTES = 256 << 20  # for any export; others have data in proportion
 HEADER = (MAGIC + VERSION.to_bytes(4, "little")).ljust(64, b"\0")
 
 
@@ -121,7 +123,7 @@ _manifest = msgspec.json.Decoder(Manifest)
 def is_export(where: StoragePath) -> bool:
     """Return whether a directory has the manifest of an export."""
     try:
-        return _TAG in open_dir(where).read(MANIFEST)[:200]
+        return _TAG in open_dir(where).read(MANIFEST, limit=MAX_JSON_BYTES)[:200]
     except (FileNotFoundError, StorageError):
         return False
 
@@ -174,7 +176,7 @@ def numbers(storage_dir: StorageDir, known: Found | None = None) -> Found:
 def _listed(storage_dir: StorageDir) -> Listed | ShoalError | None:
     """Return what a directory is; None: it is not an export; an error: it may be a damaged export."""
     try:
-        raw = storage_dir.read(MANIFEST)
+        raw = storage_dir.read(MANIFEST, limit=MAX_JSON_BYTES)
         if _TAG in raw[:200]:
             manifest, digest = read(storage_dir)
             return Listed(manifest.number, digest)
@@ -185,7 +187,7 @@ def _listed(storage_dir: StorageDir) -> Listed | ShoalError | None:
         return None
     except (CorruptionError, StorageError) as error:
         return error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         return CorruptionError(f"{storage_dir.address(MANIFEST)} is damaged: {error}")
     return None
 
@@ -249,7 +251,7 @@ def read(storage_dir: StorageDir, *, what: str | None = None) -> tuple[Manifest,
             raise CorruptionError(f"{path} is of version {head.get('version')}: read it with a newer shoal")
         manifest = _manifest.decode(body)
         _check(manifest)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+    except (*UNREADABLE, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
     return manifest, digest_of(body)
 
@@ -265,12 +267,22 @@ def _check(manifest: Manifest) -> None:
         raise ValueError(f"{manifest.slots} slots: the number is not a power of two from 2 to 16384")
     if manifest.number < 0:
         raise ValueError(f"a number of {manifest.number}")
+    check_table_count(len(manifest.tables))
     names = [table.name for table in manifest.tables]
     if len(set(names)) != len(names):
         raise ValueError("two tables have the same name")
     for extra in manifest.extras:
         if Path(extra.name).name != extra.name:
             raise ValueError(f"{extra.name!r} is not a file name")
+    files = [file for table in manifest.tables for file in table.files]
+    if len({file.name for file in files}) != len(files):
+        raise ValueError("two tables have the same file")
+    index_bytes = _INDEX_BYTES * manifest.slots * sum(bool(table.sections) for table in manifest.tables)
+    if index_bytes > _FREE_INDEX_BYTES + 16 * sum(file.bytes for file in files):
+        raise ValueError(
+            f"its tables have few rows, and their {manifest.slots} slots take {index_bytes} bytes of memory: export "
+            "them from a store of fewer slots"
+        )
     for table in manifest.tables:
         make_reader(table, manifest.slots)
         table.spec()

@@ -38,6 +38,7 @@ from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir, StoragePath
+from shoal.storage.checksummed_json import UNREADABLE
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import ManifestTransaction, check_replaceable
 from shoal.store.base import Store
@@ -233,7 +234,10 @@ def read(where: StoragePath) -> ModelFile:
     if place.version(checkpoint.MANIFEST) is not None and place.version(MODEL_FILE) is None:
         missing = "the directory is a checkpoint or an export, not a model"
     body = place.read_checksummed(MODEL_FILE, missing=missing, what="model")
-    head: Any = msgspec.json.decode(body)
+    try:
+        head: Any = msgspec.json.decode(body)
+    except UNREADABLE as error:
+        raise CorruptionError(f"{path} cannot be read: {error}") from None
     if (
         not isinstance(head, dict)
         or (head.get("format"), head.get("version")) != (FORMAT, VERSION)

@@ -38,6 +38,7 @@ from shoal.errors import CorruptionError, SaveConflictError, StorageError
 from shoal.storage.checksummed_json import decode_checksummed
 
 __all__ = [
+    "MAX_JSON_BYTES",
     "FileReader",
     "FileWriter",
     "StorageDir",
@@ -239,7 +240,7 @@ class StorageDir(ABC):
         """
 
     @abstractmethod
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, limit: int | None = None) -> bytes:
         """Read a whole file.
 
         Raises
@@ -247,7 +248,7 @@ class StorageDir(ABC):
         FileNotFoundError
             The file is missing.
         StorageError
-            It cannot be read.
+            It cannot be read, is not a regular file, or has more than ``limit`` bytes.
         """
 
     @abstractmethod
@@ -315,7 +316,7 @@ class StorageDir(ABC):
             It cannot be read.
         """
         try:
-            raw = self.read(name)
+            raw = self.read(name, limit=MAX_JSON_BYTES)
         except FileNotFoundError:
             kind = self.kind()
             if kind is None and what is not None:
@@ -360,6 +361,7 @@ class StorageDir(ABC):
         )
 
 
+MAX_JSON_BYTES = 1 << 30  # of a manifest: 1024 tables of 16384 slots
 StoragePath: TypeAlias = str | os.PathLike[str] | StorageDir
 
 

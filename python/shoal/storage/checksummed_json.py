@@ -15,8 +15,10 @@ import msgspec
 
 from shoal import _core
 from shoal.errors import CorruptionError
+from shoal.storage.regular import read_regular
 
 __all__ = [
+    "UNREADABLE",
     "decode_checksummed",
     "encode_checksummed",
     "make_directory",
@@ -25,6 +27,9 @@ __all__ = [
     "write_atomically",
     "write_checksummed",
 ]
+
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # of bytes that are not the expected JSON
 
 
 class _Checksummed(msgspec.Struct, frozen=True):
@@ -92,7 +97,7 @@ def decode_checksummed(raw: bytes, address: object) -> bytes:
     """
     try:
         decoded = _decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CorruptionError(f"{address} is damaged: {error}") from None
     body = bytes(decoded.body)
     if raw != msgspec.json.encode(decoded) or decoded.crc32c != f"{_core.crc32c(body):08x}":
@@ -120,7 +125,7 @@ def read_checksummed(path: Path, *, missing: str) -> bytes:
         It is missing or was changed.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except FileNotFoundError:
         raise CorruptionError(f"{path} is missing: {missing}") from None
     except NotADirectoryError:

@@ -15,6 +15,7 @@ from shoal.errors import StorageError
 from shoal.storage.base import FileReader, FileWriter, StorageDir, check_name, storage_errors
 from shoal.storage.checksummed_json import make_directory, sync_directory, write_atomically
 from shoal.storage.direct_io import WRITE_BYTES, DirectFileWriter, open_direct
+from shoal.storage.regular import open_regular, read_regular
 
 __all__ = ["LocalDir"]
 
@@ -123,19 +124,21 @@ class LocalDir(StorageDir):
                 found[entry] = f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
         return found
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, limit: int | None = None) -> bytes:
         """Read a whole file."""
         with storage_errors("read", self.address(name)):
-            return self._file(name).read_bytes()
+            return read_regular(self._file(name), limit)
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[FileReader]:
         """Read ranges of a file."""
         path = self._file(name)
         with storage_errors("read", str(path)):
-            file = path.open("rb", buffering=0)
-        with file:
-            yield _LocalFileReader(file, str(path))
+            descriptor = open_regular(path)
+        try:
+            yield _LocalFileReader(descriptor, str(path))
+        finally:
+            os.close(descriptor)
 
     def create(self, name: str, *, durable: bool = True, cached: bool = True) -> FileWriter:
         """Open a new file for writing."""
@@ -192,8 +195,8 @@ def _lock(descriptor: int, directory: Path) -> None:
 
 
 class _LocalFileReader:
-    def __init__(self, file: Any, address: str) -> None:
-        self._descriptor = file.fileno()
+    def __init__(self, descriptor: int, address: str) -> None:
+        self._descriptor = descriptor
         self._address = address
         self.size = os.fstat(self._descriptor).st_size
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal
 
+from shoal.errors import StorageError
 from shoal.storage.base import FileReader, FileWriter, StorageDir, check_name, content_digest, storage_errors
+from shoal.storage.regular import TOO_LARGE
 
 __all__ = ["RemoteDir", "parts_of"]
 
@@ -139,9 +141,11 @@ class RemoteDir(StorageDir):
             if path.endswith(f"/{check_name(name)}") and path.count("/") == 1
         }
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, limit: int | None = None) -> bytes:
         """Read a whole file."""
         with storage_errors("read", self.address(name)):
+            if limit is not None and (size := int(self._system.size(self._path(name)))) > limit:
+                raise StorageError(TOO_LARGE.format(self.address(name), size, limit))
             data: bytes = self._system.cat_file(self._path(name))
             return data
 

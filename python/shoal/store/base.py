@@ -33,7 +33,7 @@ from shoal.table.future import BackgroundTask
 from shoal.table.key_batch import KeyBatch
 from shoal.table.rwlock import RwLock
 from shoal.table.shard import ShardReader
-from shoal.table.spec import TableSpec
+from shoal.table.spec import TableSpec, check_table_count
 from shoal.table.table import Table
 from shoal.table.tiered import Tiered
 
@@ -395,7 +395,7 @@ class Store(StoreFiles):
         Parameters
         ----------
         name : str
-            Unique in the store.
+            Unique in the store, which has at most 1024 tables; 1 to 1024 characters.
         dim : int
             Numbers per row, 1 to 4096; of int64 up to 2048.
         optimizer : Optimizer, optional
@@ -440,6 +440,7 @@ class Store(StoreFiles):
         with self._locked():
             known = self._tables.get(name)
             if known is None:
+                check_table_count(len(self._tables) + 1)
                 known = self._add(spec, self._make_shard(spec) if storage is None else self._make_tiered(spec, storage))
             elif storage is not None and storage != self._storage_of(name):
                 raise ValueError(

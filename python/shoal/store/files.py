@@ -22,7 +22,7 @@ from shoal.storage.open import open_dir
 from shoal.store.activity import Activity
 from shoal.store.description import check_same
 from shoal.table.future import BackgroundTask, Future, no_op
-from shoal.table.spec import TableSpec
+from shoal.table.spec import TableSpec, check_table_count
 from shoal.table.table import Table
 
 __all__ = ["StoreFiles"]
@@ -403,6 +403,8 @@ class StoreFiles(ABC):
             return [self._tables[name] for name in names]
 
     def _check_known(self, specs: Iterable[TableSpec]) -> None:
+        specs = list(specs)
+        check_table_count(len(self._tables.keys() | {spec.name for spec in specs}))
         for spec in specs:
             known = self._tables.get(spec.name)
             if known is not None:

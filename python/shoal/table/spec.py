@@ -26,10 +26,20 @@ from shoal.lifecycle import (
 from shoal.optim import SGD, Add, Init, Optimizer, Zeros, make_init, make_optimizer
 from shoal.user_optimizer import UserOptimizer, make_user_optimizer
 
-__all__ = ["DTYPES", "RowRecord", "TableRecord", "TableSpec"]
+__all__ = ["DTYPES", "MAX_NAME_LENGTH", "MAX_TABLES", "RowRecord", "TableRecord", "TableSpec", "check_table_count"]
 
 DTYPES = ("float32", "float16", "bfloat16", "int64")
+MAX_TABLES = 1024  # of a store: a table without rows takes 0.6 MB in 1024 slots
+MAX_NAME_LENGTH = 1024  # characters of a table's name
 _WIDEST = 4096
+
+
+def check_table_count(count: int) -> None:
+    """Raise ValueError if a store cannot have so many tables."""
+    if count > MAX_TABLES:
+        raise ValueError(
+            f"{count} tables: a store has at most {MAX_TABLES}; put features of one dim and optimizer into one table"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +49,7 @@ class TableSpec:
     Parameters
     ----------
     name : str
-        Unique in its store.
+        Unique in its store; 1 to 1024 characters.
     dim : int
         Numbers per row, 1 to 4096; of int64 up to 2048.
     optimizer : Optimizer
@@ -66,7 +76,9 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"a table needs a name, got {self.name!r}")
+            raise ValueError(f"a table needs a name, got {self.name!r:.80}")
+        if len(self.name) > MAX_NAME_LENGTH:
+            raise ValueError(f"a table's name has {MAX_NAME_LENGTH} characters at most, got {len(self.name)}")
         if not isinstance(self.dim, int) or not 1 <= self.dim <= _WIDEST:
             raise ValueError(f"table {self.name!r} needs a dim from 1 to {_WIDEST}, got {self.dim!r}")
         if not isinstance(self.optimizer, Optimizer):

@@ -46,7 +46,7 @@ from msgspec import Meta
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.errors import ProtocolError
-from shoal.table.spec import TableRecord
+from shoal.table.spec import TableRecord, check_table_count
 
 __all__ = [
     "GRACE_SECONDS",
@@ -119,6 +119,7 @@ __all__ = [
     "ViewReply",
     "WorkerGone",
     "WorkersChange",
+    "check_table_count",
     "checked",
     "decode",
     "encode",

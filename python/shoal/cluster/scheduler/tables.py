@@ -15,6 +15,7 @@ from shoal.cluster.protocol.messages import (
     ReplyBody,
     TableRecord,
     TableReply,
+    check_table_count,
     form_bytes,
 )
 from shoal.cluster.scheduler.members import Peer, WorkerPeer
@@ -24,7 +25,6 @@ from shoal.cluster.scheduler.peers import Peers
 __all__ = ["Tables"]
 
 _MAX_TABLES_BYTES = 1 << 23  # of the descriptions of all tables, which are sent in one message
-_MAX_NAME_LENGTH = 1024  # characters of a table's name
 
 
 class Tables:
@@ -65,6 +65,7 @@ class Tables:
 
     def _error(self, form: TableRecord) -> str:
         try:
+            check_table_count(len(self._tables.keys() | self._wanted.keys() | {form.name}))
             again = TableRecord.of(form.spec())
         except (ValueError, TypeError, OverflowError) as error:
             return str(error)
@@ -72,8 +73,6 @@ class Tables:
         for name in form.differing(again):
             wrong, right = getattr(form, name), getattr(again, name)
             return f"table {form.name[:80]!r} is described with {name} = {wrong!r:.80} instead of {right!r:.80}"
-        if len(form.name) > _MAX_NAME_LENGTH:
-            return f"a table's name has {_MAX_NAME_LENGTH} characters at most, got {len(form.name)}"
         if self._tables_bytes + form_bytes(form) > _MAX_TABLES_BYTES:
             return f"the descriptions of {len(self._tables)} tables take {self._tables_bytes} bytes, the maximum"
         return ""
