@@ -193,7 +193,7 @@ def test_a_server_that_is_evicted_gives_its_slots_away_first(replicas):
         with connect(cluster) as store:
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
             done = threading.Event()
-            errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+            errors: queue.Queue[Exception] = queue.Queue()
             clocks = 0
 
             def train() -> None:

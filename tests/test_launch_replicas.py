@@ -41,7 +41,7 @@ class Roles(LocalCluster):
 def roles(server, last_words="ends"):
     made = Roles()
     made.last_words = last_words
-    made.made = queue.SimpleQueue()
+    made.made = queue.Queue()
     made.scheduler = made._role("scheduler", [])
     made.servers = [made._role(f"server {rank}", []) for rank in range(2)]
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_a_server_that_was_asked_to_end_is_not_replaced(cluster):
 
 
 def test_servers_that_die_too_often_are_reported_and_fail_the_calls_of_the_store(cluster, caplog):
-    failed = queue.SimpleQueue()
+    failed = queue.Queue()
     cluster.supervise(failed.put)
     for _ in range(5):
         cluster.servers[0].signal(signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_servers_that_die_too_often_are_reported_and_fail_the_calls_of_the_store
 
 
 def test_no_server_is_replaced_when_the_last_copy_of_slots_is_lost(cluster):
-    failed = queue.SimpleQueue()
+    failed = queue.Queue()
     cluster.supervise(failed.put)
     stopped, other = cluster.servers
     stopped.signal(signal.SIGSTOP)
@@ -129,7 +129,7 @@ def test_no_server_is_replaced_when_the_last_copy_of_slots_is_lost(cluster):
 
 @pytest.mark.slow
 def test_a_launched_cluster_that_has_lost_slots_stops_and_says_so(caplog):
-    failed = queue.SimpleQueue()
+    failed = queue.Queue()
     with running(2, replicas=1, timeout=PATIENCE) as cluster:
         cluster.supervise(failed.put)
         for server in cluster.servers:
@@ -140,7 +140,7 @@ def test_a_launched_cluster_that_has_lost_slots_stops_and_says_so(caplog):
 
 
 def test_a_scheduler_that_dies_too_often_fails_the_calls_of_the_store(cluster):
-    failed = queue.SimpleQueue()
+    failed = queue.Queue()
     cluster.supervise(failed.put)
     for _ in range(5):
         cluster.scheduler.signal(signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_a_scheduler_that_dies_too_often_fails_the_calls_of_the_store(cluster):
 
 
 def test_a_role_that_cannot_be_started_again_is_reported(cluster, monkeypatch):
-    failed = queue.SimpleQueue()
+    failed = queue.Queue()
     cluster.supervise(failed.put)
 
     def refuse(*_):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.workers import run_workers
 
 # The first process to come is "one", the next one "two", and one that is started again "again". Each does what follows
@@ -43,7 +43,7 @@ def run(tmp_path: Path, workers: Any, acts: dict[str, str]) -> tuple[Any, list[s
     said: list[str] = []
     cluster: Any = SimpleNamespace(
         address="tcp://127.0.0.1:1",
-        ended=queue.SimpleQueue(),
+        ended=TimedQueue(),
         curve=None,
         on_dead_worker=None,
         has_workers=lambda: False,

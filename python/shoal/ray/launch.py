@@ -26,6 +26,7 @@ from ray.exceptions import RayError
 from shoal.base.interrupts import Terminated
 from shoal.base.logs import LOG_FORMAT, find_log_format, worker_line
 from shoal.base.plural import counted
+from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.child import ChildProcess, exit_status
 from shoal.cluster.launch.local_cluster import PATIENCE_SECONDS
 from shoal.cluster.launch.workers import GRACE_SECONDS, no_op, supervised
@@ -74,8 +75,8 @@ class ProgramActor:
         """Run the program; yield the lines of its output, and its end last."""
         with contextlib.suppress(OSError):
             os.chdir(directory)
-        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        ended: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
+        lines: TimedQueue[str | None] = TimedQueue()
+        ended: TimedQueue[ChildProcess] = TimedQueue()
 
         def finish() -> None:
             ended.get().describe_end()  # reads its output to the end
@@ -189,7 +190,7 @@ def run_workers(
                 f"{cluster.config.timeout:g} s: {ray.available_resources().get('CPU', 0):g} CPUs are free; pass less "
                 "with --workers or --servers"
             )
-        ends: queue.SimpleQueue[ProgramEnd] = queue.SimpleQueue()
+        ends: TimedQueue[ProgramEnd] = TimedQueue()
         for rank, actor in enumerate(actors):
             lines = actor.run.options(num_returns="streaming").remote(
                 list(command), cluster.connection, workers, str(Path.cwd())
@@ -213,9 +214,7 @@ def run_workers(
                 ray.kill(actor)
 
 
-def _receive(
-    rank: int, lines: Any, workers: int, emit: Callable[[str], None], ends: queue.SimpleQueue[ProgramEnd]
-) -> None:
+def _receive(rank: int, lines: Any, workers: int, emit: Callable[[str], None], ends: TimedQueue[ProgramEnd]) -> None:
     """Emit the output of a worker, and put its end into the queue."""
     end = None
     try:
@@ -235,7 +234,7 @@ def _receive(
 class _Running:
     """How many workers run, and the queue of the ends of the others."""
 
-    def __init__(self, count: int, ends: queue.SimpleQueue[ProgramEnd]) -> None:
+    def __init__(self, count: int, ends: TimedQueue[ProgramEnd]) -> None:
         self.count = count
         self._ends = ends
 

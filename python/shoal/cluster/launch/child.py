@@ -12,7 +12,6 @@ import contextlib
 import io
 import math
 import os
-import queue
 import re
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from shoal.base.timed_queue import TimedQueue
 from shoal.errors import ShoalError
 
 __all__ = ["ChildProcess", "ProcessFailedError", "end_all", "exit_status"]
@@ -50,7 +50,7 @@ class ChildProcess:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        ended: queue.SimpleQueue[ChildProcess],
+        ended: TimedQueue[ChildProcess],
         emit: Callable[[str], None] | None = None,
         changed: threading.Condition | None = None,
     ) -> None:

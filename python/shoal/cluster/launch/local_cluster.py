@@ -20,7 +20,6 @@ import contextlib
 import logging
 import math
 import os
-import queue
 import re
 import shutil
 import signal
@@ -36,6 +35,7 @@ import msgspec
 
 from shoal.base.interrupts import held_back
 from shoal.base.logs import forward
+from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.child import ChildProcess, ProcessFailedError, end_all
 from shoal.cluster.protocol.environment import find_keys
 from shoal.cluster.protocol.messages import GRACE_SECONDS
@@ -81,7 +81,7 @@ class LocalCluster:
 
     def __init__(self) -> None:
         self.on_dead_worker: Callable[[int, int], None] | None = None
-        self.ended: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
+        self.ended: TimedQueue[ChildProcess] = TimedQueue()
         self.scheduler: ChildProcess | None = None
         self.servers: list[ChildProcess] = []
         self.address = ""
@@ -90,7 +90,7 @@ class LocalCluster:
         self._stopped = False
         self._lock = threading.Lock()  # guards scheduler, servers and _stopped
         self._scratch: str | None = None  # directory of the journal, unless one was passed
-        self._watched: queue.SimpleQueue[Any] = queue.SimpleQueue()  # roles that have ended, or None
+        self._watched: TimedQueue[Any] = TimedQueue()  # roles that have ended, or None
         self._watcher: threading.Thread | None = None
         self._failure: ShoalError | None = None  # that a role has ended too often; guarded by _lock
         self._fail: Callable[[ShoalError], None] | None = None  # guarded by _lock

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.base.interrupts import Terminated, at_boundaries, held_back
 from shoal.base.logs import worker_line
 from shoal.base.plural import counted
+from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.child import ChildProcess, end_all, exit_status
 from shoal.cluster.launch.local_cluster import PATIENCE_SECONDS, LocalCluster, slot_memory
 from shoal.cluster.protocol.address import is_loopback, join_address, split
@@ -60,7 +61,7 @@ def _start_worker(
     address: str,
     rank: int,
     workers: int | tuple[int, int],
-    ended: queue.SimpleQueue[ChildProcess],
+    ended: TimedQueue[ChildProcess],
     emit: Callable[[str], None],
     curve: str | os.PathLike[str] | None,
 ) -> ChildProcess:
@@ -380,7 +381,7 @@ def run_member(
     own = keys("worker")
     with SchedulerClient(address, "launcher", about=about, keys=own) as client:
         client.hello(timeout=timeout)
-        ended: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
+        ended: TimedQueue[ChildProcess] = TimedQueue()
         patience = PATIENCE_SECONDS
         children: list[ChildProcess] = []
         try:

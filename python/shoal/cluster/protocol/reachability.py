@@ -79,7 +79,7 @@ def _reach(context: Context, address: str, keys: Keys | None, timeout: float) ->
                 connection.drop("", time.monotonic())
             if connection.socket is None:
                 if connection.open_at > time.monotonic():
-                    time.sleep(min(connection.open_at, end) - time.monotonic())
+                    time.sleep(max(0.0, min(connection.open_at, end) - time.monotonic()))
                     continue
                 connection.open(time.monotonic())
                 sent = 0.0

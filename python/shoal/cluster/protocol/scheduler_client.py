@@ -39,6 +39,7 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
+from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.protocol.address import is_loopback, split, try_all
 from shoal.cluster.protocol.connection import Connection, Socket
 from shoal.cluster.protocol.curve import Keys
@@ -200,7 +201,7 @@ class SchedulerClient:
         self._fault: ShoalError | None = None
         self._open = True
         self._stopped = False
-        self._orders: queue.SimpleQueue[Order | Assign | CloseStreams] = queue.SimpleQueue()
+        self._orders: TimedQueue[Order | Assign | CloseStreams] = TimedQueue()
         # The thread's own.
         self._welcome: HelloReply | None = None
         self._last_message = 0.0  # time of the last message; 0: none
