@@ -102,7 +102,7 @@ def work(
                 found.sizes.append(store.num_workers)
                 part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
                 with shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store) as model:
-                    model.fit(part, valid=part, progress=False, callbacks=pace, **{"epochs": 2} | how)
+                    model.fit(part, progress=False, callbacks=pace, **{"epochs": 2, "valid": part} | how)
                     store.barrier()
                     passes = model.history.passes
                     found.examples, found.digest = model.examples, model.table.digest()
@@ -254,6 +254,66 @@ def test_a_worker_that_is_told_to_leave_hands_over_its_share(
     assert all(one.measured == [EXAMPLES] * 2 for one in stayed)
     assert counting.counts.tolist() == [2] * EXAMPLES
     assert stayed[0].sizes[-1] == 2
+
+
+@pytest.mark.parametrize("mode", [shoal.BSP(), shoal.ASP()], ids=str)
+@pytest.mark.parametrize("batches", [8, 40], ids=["in the pass", "in the next pass"])
+def test_what_an_interrupted_worker_had_left_is_continued_or_refused(
+    batches: int, mode: Any, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the least number is interrupted, and another one joins when the remaining one is in that pass, or not."""
+    counting = Counting(monkeypatch)
+    leaving = threading.local()
+    monkeypatch.setattr(training, "at_boundaries", lambda: Boundaries(leaving))
+    ended = threading.Event()
+
+    def interrupt(done: int) -> None:
+        if done == 6:
+            leaving.interrupt = Terminated()
+
+    with cluster(SERVERS, 1) as made, ThreadPoolExecutor(3) as pool:
+        how = {"warm_up": False, "valid": None}
+
+        def begin(react: Callable[[int], None]) -> Found:
+            leaving.interrupt = None
+            return work(made, log, react, mode, (2, 3), how)
+
+        remains = pool.submit(begin, first_pace(made, ended, batches, 1))
+        interrupted = pool.submit(begin, interrupt)
+        assert isinstance(interrupted.exception(TIMEOUT), Terminated)
+        assert ended.wait(TIMEOUT)
+        joins = pool.submit(begin, lambda done: None)
+        errors = [end.exception(2 * TIMEOUT) for end in (remains, joins)]
+    if batches == 40:
+        assert all(isinstance(error, shoal.WorkerLostError) for error in errors)
+        assert all("has died or ended the fit early, and there is no state of it" in str(error) for error in errors)
+        return
+    assert errors == [None, None]
+    assert {end.result().examples for end in (remains, joins)} == {2 * EXAMPLES}
+    assert counting.counts.tolist() == [2] * EXAMPLES
+
+
+def test_a_worker_that_comes_after_the_end_of_a_fit_does_not_begin_it_again(log: Path) -> None:
+    how = {"warm_up": False}
+    with cluster(SERVERS, 1) as made:
+        assert work(made, log, lambda batches: None, shoal.BSP(), (1, 3), how).examples == 2 * EXAMPLES
+        with pytest.raises(ValueError, match=r"has finished its fit here, .* \(1 instead of 1:3\), or use a new"):
+            work(made, log, lambda batches: None, shoal.BSP(), (1, 3), how)
+        with shoal.connect(made.address, workers=1, threads=1, timeout=TIMEOUT) as store:
+            assert store.cluster()["outcome"] == "finished"
+
+
+def test_a_job_whose_workers_have_ended_early_is_begun_again(log: Path) -> None:
+    with cluster(SERVERS, 1) as made:
+        for _ in range(2):
+
+            def fail(batches: int) -> None:
+                raise ArithmeticError("at a batch")
+
+            with pytest.raises(ArithmeticError):
+                work(made, log, fail, shoal.BSP(), (1, 3), {"warm_up": False})
+        with SchedulerClient(made.address, "observer") as observer:
+            assert observer.status(timeout=TIMEOUT).outcome == "unfinished"
 
 
 def test_a_fit_that_cannot_hand_over_its_state_is_refused(log: Path) -> None:

@@ -102,6 +102,7 @@ def bodies() -> dict[str, Any]:
             (StreamStatus("tcp://h:1", "tcp://h:2", 1, 3, 4096, ((32, 48),), 1 << 20, 1 << 21),),
             (FailoverStatus(3, "process 9 on host", "it is silent", "0 to 15", 12.5, 0.25, 1.125, None),),
             (JobStatus(10, "ASP()", 1, (), (), "b"),),
+            "finished",
         ),
         "report-stream": of["report-stream"](77, 3, "arrived", "why"),
         "drain": of["drain"](1),

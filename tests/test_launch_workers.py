@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import shoal
 from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.workers import run_workers
 
@@ -35,7 +37,9 @@ def die():
 """
 
 
-def run(tmp_path: Path, workers: Any, acts: dict[str, str]) -> tuple[Any, list[str]]:
+def run(
+    tmp_path: Path, workers: Any, acts: dict[str, str], outcome: Callable[[], str] = lambda: ""
+) -> tuple[Any, list[str]]:
     """Run the program; return the failed process and the messages."""
     program = tmp_path / "program.py"
     cases = "".join(f"if name == {name!r}:\n    {act}\n" for name, act in acts.items())
@@ -47,6 +51,7 @@ def run(tmp_path: Path, workers: Any, acts: dict[str, str]) -> tuple[Any, list[s
         curve=None,
         on_dead_worker=None,
         has_workers=lambda: False,
+        outcome=outcome,
         named_jobs=list,
     )
     failed = run_workers(
@@ -84,3 +89,24 @@ def test_with_a_fixed_number_each_worker_has_to_finish(tmp_path: Path, again: st
     failed, _ = run(tmp_path, 2, acts)
     assert (tmp_path / "again").exists()
     assert (failed is None) == (again == "end(0)")
+
+
+def test_a_worker_that_is_killed_after_another_has_left_is_started_again(tmp_path: Path) -> None:
+    """One that leaves a fit has the status 0 of one that has finished: the scheduler knows that none has."""
+    acts = {"one": "wait_for('two'); end(0)", "two": "wait_for('one ends'); time.sleep(1); die()", "again": "end(0)"}
+    failed, said = run(
+        tmp_path, (2, 3), acts, lambda: "finished" if (tmp_path / "again ends").exists() else "unfinished"
+    )
+    assert failed is None
+    assert [line.partition(", ")[0] for line in said] == ["worker 1 was killed by signal 9 and starts again"]
+
+
+def test_a_fit_that_no_worker_has_finished_has_failed(tmp_path: Path) -> None:
+    acts = {"one": "end(0)", "two": "wait_for('one ends'); time.sleep(1); die()", "again": "end(2)"}
+    failed, _ = run(tmp_path, (2, 3), acts, lambda: "unfinished")
+    assert failed.process.returncode == 2
+
+
+def test_a_fit_that_all_workers_have_left_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(shoal.WorkerLostError, match=r"^all workers have left the fit before its end, .* resume=True"):
+        run(tmp_path, (2, 3), {"one": "end(0)", "two": "end(0)"}, lambda: "unfinished")

@@ -452,7 +452,7 @@ class Model(LinearWeights, SavedModel):
         made = PassCoordinator(self._store, self.name, can_replace=True, can_change=True)
         own = self.class_settings | {"bias": self._has_bias, "normalized": self._is_normalized}
         with made.fitting(own | plan.common) as coordinator:
-            has_begun, fit_states = taken_over([self], coordinator, data, plan, needs_all=checkpointer is not None)
+            has_begun, fit_states = taken_over([self], coordinator, data, plan)
             fit_state = None if fit_states is None else fit_states[0]
             if not has_begun:
                 fit_state = begin_or_resume(

@@ -198,6 +198,7 @@ class PassCoordinator:
             except BaseException:
                 self._fits[self._name] -= 1  # none has begun: the next one has its number
                 raise
+            self._store.leaves_early = False
             try:
                 yield self
             except (WorkersChangedError, WorkersMoveError):
@@ -533,6 +534,7 @@ class PassCoordinator:
 
     def abandon(self) -> None:
         """Announce, if the servers can be reached, that the others need not wait for this worker in this fit."""
+        self._store.leaves_early = True
         if not self._is_alone:
             with contextlib.suppress(ShoalError):
                 self._table.assign(self._mine + _ENDED, np.array([[_NEVER, 0]], np.float32))

@@ -182,12 +182,7 @@ def _described(model: Learner, own: bytes, common: bytes) -> _Model:
 
 
 def taken_over(
-    models: Sequence[Learner],
-    coordinator: PassCoordinator,
-    reader: Iterable[Batch],
-    plan: Plan,
-    *,
-    needs_all: bool = False,
+    models: Sequence[Learner], coordinator: PassCoordinator, reader: Iterable[Batch], plan: Plan
 ) -> tuple[bool, list[FitState] | None]:
     """Return whether others have begun this fit, and the states to continue from, one of each model.
 
@@ -197,11 +192,10 @@ def taken_over(
     Raises
     ------
     WorkerLostError
-        A worker has ended the fit before it had handed over its state, and the fit ``needs_all``; or one has died, and
-        there is no state of it.
+        A worker has died, or has ended the fit early, and there is no state of it from which the others could continue.
     """
     if coordinator.continued:
-        return _continued(models, coordinator, reader, plan, needs_all=needs_all)
+        return _continued(models, coordinator, reader, plan)
     content = coordinator.published()
     if content is None:
         return False, None
@@ -216,7 +210,7 @@ def taken_over(
 
 
 def _continued(
-    models: Sequence[Learner], coordinator: PassCoordinator, reader: Iterable[Batch], plan: Plan, *, needs_all: bool
+    models: Sequence[Learner], coordinator: PassCoordinator, reader: Iterable[Batch], plan: Plan
 ) -> tuple[bool, list[FitState] | None]:
     published = coordinator.handed_over()
     ends = {
@@ -226,13 +220,10 @@ def _continued(
     if first is None or first.position.fit < coordinator.fit:
         return False, None  # none of them had begun it
     if missing := len(published) - len(ends) - len(coordinator.lost):
-        text = (
+        raise WorkerLostError(
             f"{missing} of {len(published)} workers ended before they had handed over what was left of their shares, "
-            "when the number of workers changed"
+            f"when the number of workers changed: {_REMEDY}"
         )
-        if needs_all:
-            raise WorkerLostError(f"{text}: {_REMEDY}")
-        log.warning("%s: the others continue without it", text)
     rank, workers = coordinator.rank, models[0].store.num_workers
     if first.position.fit > coordinator.fit or first.fit_states is None:
         _restore(models, first, ends[list(ends)[rank % len(ends)]].models)
@@ -264,7 +255,7 @@ def _left_by_lost(
     at: FitState,
     learning: Sequence[int],
 ) -> dict[int, WorkerState]:
-    """Return what a worker that died had left of the pass ``at``, of each model that is ``learning``.
+    """Return what a worker that died, or left early, had left of the pass ``at``, of each model that is ``learning``.
 
     It begins with the last state that the worker has published in this pass, or with the whole of its split. If that is
     not the last one at all, the worker waited for the next pass to begin; otherwise the one before may be incomplete.
@@ -281,8 +272,8 @@ def _left_by_lost(
             break
     else:
         raise WorkerLostError(
-            f"worker {rank} of {len(published)} has died, and there is no state of it from which the others could "
-            f"continue: {_REMEDY}"
+            f"worker {rank} of {len(published)} has died or ended the fit early, and there is no state of it from "
+            f"which the others could continue: {_REMEDY}"
         )
     whole = (Share(rank=rank, workers=len(published)),)
     states = [
@@ -306,8 +297,8 @@ def _left_by_lost(
         repeated = sum(len(batch) for batch in islice(batches, repeats))
     if not coordinator.rank:
         log.warning(
-            "worker %d of %d has died: the others continue at its last counted batch; %s that it had learned from are "
-            "not in the metrics of the pass, and up to %d are learned from twice",
+            "worker %d of %d has died or ended the fit early: the others continue at its last counted batch; %s that "
+            "it had learned from are not in the metrics of the pass, and up to %d are learned from twice",
             rank,
             len(published),
             counted(examples, "example"),

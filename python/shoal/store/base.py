@@ -81,6 +81,7 @@ class Store(StoreFiles):
         self._saves: list[BackgroundTask] = []
         self._tables: dict[str, Table] = {}
         self.activity = Activity()
+        self.leaves_early = False  # whether a fit was ended early here: others continue it, if their number may change
         self._open = True
 
     # ---- implemented by each kind of store ---------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def fit(
     with made.fitting(plan.common) as coordinator, contextlib.ExitStack() as leaving:
         coordinator.needs_all = True
         leaving.callback(model.leave)
-        has_begun, fit_states = taken_over([model], coordinator, reader, plan, needs_all=True)
+        has_begun, fit_states = taken_over([model], coordinator, reader, plan)
         if not has_begun:
             fit_state = begin_or_resume(
                 model, reader, valid, plan, checkpointer, resume=resume, coordinator=coordinator

@@ -334,6 +334,11 @@ class LocalCluster:
         with self._observe() as client:
             return bool(client.status(timeout=timeout).workers)
 
+    def outcome(self, *, timeout: float = 60.0) -> str:
+        """Return whether a job whose number of workers may change has finished: see `.StatusReply`."""
+        with self._observe() as client:
+            return client.status(timeout=timeout).outcome
+
     def named_jobs(self, *, timeout: float = 5.0) -> list[str]:
         """Return the names of the named jobs; none if the scheduler does not answer."""
         with contextlib.suppress(ShoalError), self._observe() as client:

@@ -32,6 +32,7 @@ from shoal.cluster.launch.child import ChildProcess, end_all, exit_status
 from shoal.cluster.launch.local_cluster import PATIENCE_SECONDS, LocalCluster, slot_memory
 from shoal.cluster.protocol.address import is_loopback, join_address, split
 from shoal.cluster.protocol.environment import PORT, ProcessIdentity
+from shoal.errors import WorkerLostError
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
@@ -104,7 +105,7 @@ def run_workers(
         too, and so have the named jobs, whose workers others have started. Of a range one that is killed by a signal
         has not failed: the others continue without it, or wait for another one if they are too few. Once one has
         finished, a killed one is not started again; one that was started again before has not failed if another one
-        finishes.
+        finishes. One that has left, with status 0, has not finished.
     emit : callable
         Called with every line of a worker's output, from threads.
     restarts : int
@@ -119,10 +120,12 @@ def run_workers(
     -------
     ChildProcess or None
         The first process that failed, also a server or the scheduler; None if all workers ended with status 0. Of a
-        range the first one that was killed, if all of them were.
+        range the first one that was killed, if all of them were, or if none has finished.
 
     Raises
     ------
+    WorkerLostError
+        All workers of a range have left, and none has finished.
     KeyboardInterrupt
         Ctrl-C or SIGTERM: the workers received it too, and have ended. A second one kills them at once.
     """
@@ -149,12 +152,16 @@ def run_workers(
         killed: list[ChildProcess] = []
         failed: list[ChildProcess] = []  # of a range those that were started again
         again: set[ChildProcess] = set()
-        has_finished = False
+        has_ended = False  # whether one has ended with status 0: it has finished, or it has left
         is_range = isinstance(workers, tuple)
+
+        def has_finished() -> bool:
+            return has_ended and cluster.outcome() != "unfinished"
+
         while going:
             child = cluster.ended.get()
             status = child.process.returncode
-            if child in going and status < 0 and restarts > 0 and not (is_range and has_finished):
+            if child in going and status < 0 and restarts > 0 and not (is_range and has_finished()):
                 restarts -= 1
                 rank = children.index(child)
                 warn(
@@ -170,7 +177,7 @@ def run_workers(
                 again.add(children[rank])
                 continue
             if child in going and status < 0 and is_range:
-                others = "others have finished" if has_finished else "the others go on without it"
+                others = "others have finished" if has_finished() else "the others go on without it"
                 warn(f"{child.name} was killed by signal {-status}; {others}")
                 killed.append(child)
                 going.remove(child)
@@ -182,10 +189,8 @@ def run_workers(
                 continue
             if child not in going or status != 0:
                 return child
-            has_finished = True
+            has_ended = True
             going.remove(child)
-        if failed and not has_finished:
-            return failed[0]
         while is_range and cluster.has_workers():
             with contextlib.suppress(queue.Empty):  # a server or the scheduler
                 return cluster.ended.get(timeout=_POLL_SECONDS)
@@ -196,6 +201,15 @@ def run_workers(
             is_told = True
             with contextlib.suppress(queue.Empty):
                 return cluster.ended.get(timeout=_POLL_SECONDS)
+        if is_range and cluster.outcome() == "unfinished":
+            if not (failed or killed):
+                raise WorkerLostError(
+                    "all workers have left the fit before its end, and none has continued it: start it again, with "
+                    "resume=True (--resume) if it writes checkpoints"
+                )
+            return (failed or killed)[0]
+        if failed and not has_ended:
+            return failed[0]
         return killed[0] if len(killed) == len(children) else None
     except KeyboardInterrupt as interrupt:
         patience = 0.0

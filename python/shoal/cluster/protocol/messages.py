@@ -366,7 +366,7 @@ class HandOver(_Message, frozen=True, tag="hand-over"):
 
 
 class Leave(_Message, frozen=True, tag="leave"):
-    """A peer leaves. ``status`` is the exit status of a launcher's program."""
+    """A peer leaves. ``status`` is the exit status of a launcher's program; of a worker 1 if it ends its work early."""
 
     status: _Status = 0
 

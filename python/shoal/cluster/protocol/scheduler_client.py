@@ -551,7 +551,7 @@ class SchedulerClient:
         timeout : float
             Seconds.
         status : int
-            Of a launcher: exit status of its program.
+            Of a launcher: exit status of its program. Of a worker 1 if it has ended its work early.
         """
         self.call(Leave(status), LeaveReply, timeout=timeout, doing="leaving the cluster")
 

@@ -6,7 +6,7 @@ are immutable.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,12 +18,16 @@ __all__ = [
     "GetStatus",
     "JobStatus",
     "LauncherStatus",
+    "Outcome",
     "ServerStatus",
     "StatusReply",
     "StreamStatus",
     "WorkerStatus",
     "as_dict",
 ]
+
+
+Outcome = Literal["", "unfinished", "finished"]  # of the last job whose number of workers may change
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -153,7 +157,8 @@ class FailoverStatus(_Record, frozen=True):
 class StatusReply(_Record, frozen=True, tag="status"):
     """The status. ``epoch`` is 0 until all servers have joined; ``lost`` describes a server that was lost.
 
-    ``job`` is the default job, ``jobs`` are the named ones.
+    ``job`` is the default job, ``jobs`` are the named ones. ``outcome`` is that of the last job whose number of workers
+    may change: it has finished if one of its workers has left it after its work.
     """
 
     cluster: str
@@ -176,6 +181,7 @@ class StatusReply(_Record, frozen=True, tag="status"):
     streams: tuple[StreamStatus, ...] = ()
     failovers: tuple[FailoverStatus, ...] = ()  # the last ones
     jobs: tuple[JobStatus, ...] = ()
+    outcome: Outcome = ""
 
 
 def as_dict(record: msgspec.Struct) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from shoal.cluster.protocol.messages import (
     TableReply,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.protocol.status import Outcome
 
 __all__ = [
     "Asked",
@@ -338,6 +339,7 @@ class JobState(_State, frozen=True):
     coming: int = 0
     name: str = ""
     begun: bool = False
+    early: list[int] = []
     lost: tuple[LostWorker, ...] = ()
     continued_lost: tuple[LostWorker, ...] = ()
 
@@ -362,6 +364,7 @@ class JobLineState(_State, frozen=True):
     queue: list[bytes]
     silent: bool
     continuation: ContinuationState | None = None
+    outcome: Outcome = ""
 
 
 class FailoverState(_State, frozen=True):
@@ -424,4 +427,5 @@ class MembershipState(_State, frozen=True):
     queue: list[bytes]
     silent: bool
     continuation: ContinuationState | None = None
+    outcome: Outcome = ""
     named: dict[str, JobLineState] = {}

@@ -38,6 +38,7 @@ from shoal.cluster.protocol.messages import (
     WorkerGone,
     WorkersChange,
 )
+from shoal.cluster.protocol.status import Outcome
 from shoal.cluster.scheduler.continuation import continuation_of, least_clock, lost_ranks, lost_worker, why_over
 from shoal.cluster.scheduler.inputs import JobLineState, Settings
 from shoal.cluster.scheduler.members import (
@@ -48,6 +49,7 @@ from shoal.cluster.scheduler.members import (
     WorkerPeer,
     disagreement,
     restore_job,
+    why_refused,
 )
 from shoal.cluster.scheduler.numbers import NumberSource
 from shoal.cluster.scheduler.orders import Operation, Orders
@@ -72,6 +74,8 @@ class Jobs:
     job : Job or None
     members_silent : bool
         Whether a member of the job may be dead.
+    outcome : {"", "unfinished", "finished"}
+        Of the last job whose number of workers may change: a job that continues another one has its outcome as well.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Jobs:
         self._numbers = numbers
         self.job: Job | None = None
         self.members_silent = False
+        self.outcome: Outcome = ""
         self._incarnations: dict[int, int] = {}
         self._clocks_before = 0  # of the last job
         self._forming = FormingJob()
@@ -113,12 +118,13 @@ class Jobs:
             "forming": list(self._forming.workers),
             "queue": list(self._queue),
             "silent": self.members_silent,
+            "outcome": self.outcome,
         }
 
     def restore(self, state: JobLineState) -> None:
         """Take a saved state."""
         self._incarnations, self._clocks_before = dict(state.incarnations), state.clocks_before
-        self.members_silent = state.silent
+        self.members_silent, self.outcome = state.silent, state.outcome
         workers = {sender: peer for sender, peer in self._peers.known.items() if isinstance(peer, WorkerPeer)}
         self.job = None if state.job is None else restore_job(state.job, workers)
         if state.continuation is not None:
@@ -166,19 +172,7 @@ class Jobs:
     def join(self, worker: WorkerPeer, number: int, join: Join) -> None:
         """Process the request of a worker to join."""
         size = join.workers if join.workers is not None else self._settings.workers
-        fault = ""
-        if worker.join:
-            fault = f"{worker} has joined already"
-        elif not 1 <= size <= MAX_WORKERS:
-            fault = f"a job has from 1 to {MAX_WORKERS} workers, got workers={size}"
-        elif join.most and not size <= join.most <= MAX_WORKERS:
-            fault = f"a job has {size} to {MAX_WORKERS} workers, got {join.most} as the greatest number"
-        elif join.most and join.rank is not None:
-            fault = f"the number of workers may change, and ranks with it: leave out rank={join.rank}"
-        elif join.rank is not None and not 0 <= join.rank < size:
-            fault = f"rank {join.rank} is out of range for {counted(size, 'worker')}: ranks start at 0"
-        elif join.rules is None:
-            fault = "a worker that joins has to pass its consistency"
+        fault = why_refused(worker, join, size, is_over=self.outcome == "finished" and self.job is None)
         if fault:
             self._peers.reply(worker, number, ErrorReply("input", fault))
             return
@@ -292,6 +286,7 @@ class Jobs:
         self.job = Job(number, first.wants.rules, len(members), members, name=self.name)
         if first.wants.most:
             self.job.least, self.job.most = first.wants.workers or 0, first.wants.most
+            self.outcome = "unfinished"
         if after is not None:
             self.job.continues, self.job.continued, self.job.continued_lost = after.job, after.size, after.lost
             self._continuation = None
@@ -428,7 +423,7 @@ class Jobs:
         job = self.job
         if job is None or job.members or job.vacant or self._admitting is not None:
             return False
-        return not job.most or len(job.lost) == len(job.dead)  # what the last ones had ticked is known
+        return not job.most or len(job.lost) == len(job.dead | job.early)  # what the last ones had ticked is known
 
     def _end(self) -> None:
         assert self.job is not None
@@ -501,11 +496,16 @@ class Jobs:
         self.job.reached.pop(worker.rank, None)
         self._check_barriers()
 
-    def leave(self, worker: WorkerPeer, number: int) -> None:
-        """Process the request of a member to leave."""
-        worker.waiting = {number: "the servers to dismiss it"}
-        self._take_out(worker)
+    def leave(self, worker: WorkerPeer, number: int, status: int) -> None:
+        """Process the request of a member to leave, with the status 0 unless it has ended its work early."""
         assert self.job is not None
+        worker.waiting = {number: "the servers to dismiss it"}
+        if self.job.most and worker.rank not in self.job.handed_over:
+            if status:
+                self.job.early.add(worker.rank)
+            else:
+                self.outcome = "finished"
+        self._take_out(worker)
         self._orders.begin(self._dismiss_leaving(self.job, worker, number))
 
     def lose(self, worker: WorkerPeer, why: str) -> None:
@@ -552,7 +552,7 @@ class Jobs:
         # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
         results = yield Fence(rank, incarnation, self._number(job))
         last = max(results, key=lambda done: done.result)
-        if job.most and rank in job.dead:
+        if rank in job.early or (job.most and rank in job.dead):
             job.lost += (lost_worker(job, rank, results),)
         order = Dismiss(rank, incarnation, last.result, last.tables, self._number(job))
         job.clock = max(job.clock, *(done.result for done in (yield order)))

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from shoal.base.plural import counted
 from shoal.cluster.protocol.messages import (
+    MAX_WORKERS,
     ArcLoad,
     Figures,
     JobConsistency,
@@ -46,6 +47,7 @@ __all__ = [
     "disagreement",
     "restore_job",
     "restore_peer",
+    "why_refused",
 ]
 
 _MAX_OLD_ROUTES = 8
@@ -200,6 +202,29 @@ class WorkerPeer(Peer):
         return structs.replace(Peer.save(self), join=self.join, incarnation=self.incarnation, wants=self.wants)
 
 
+def why_refused(worker: WorkerPeer, join: Join, size: int, *, is_over: bool) -> str:
+    """Return why a worker cannot join any job as it asks to, or one that is over; empty: it can."""
+    if worker.join:
+        return f"{worker} has joined already"
+    if not 1 <= size <= MAX_WORKERS:
+        return f"a job has from 1 to {MAX_WORKERS} workers, got workers={size}"
+    if join.most and not size <= join.most <= MAX_WORKERS:
+        return f"a job has {size} to {MAX_WORKERS} workers, got {join.most} as the greatest number"
+    if join.most and join.rank is not None:
+        return f"the number of workers may change, and ranks with it: leave out rank={join.rank}"
+    if join.rank is not None and not 0 <= join.rank < size:
+        return f"rank {join.rank} is out of range for {counted(size, 'worker')}: ranks start at 0"
+    if join.rules is None:
+        return "a worker that joins has to pass its consistency"
+    if join.most and is_over:
+        return (
+            "a job whose number of workers may change has finished its fit here, and this worker would learn from all "
+            f"data again: to train further, pass one number of workers ({size} instead of {size}:{join.most}), or "
+            "use a new cluster"
+        )
+    return ""
+
+
 def disagreement(job: str, worker: WorkerPeer, numbers: tuple[int, int], rules: JobConsistency) -> str:
     """Return why a worker cannot take part in a job of these numbers of workers and this consistency; empty: it can."""
     assert worker.wants.workers is not None
@@ -322,7 +347,8 @@ class Job:
     coming: int = 0  # workers that waited when the first one had handed over its state
     name: str = ""  # empty: the default job
     begun: bool = False  # whether one of its workers has handed over a state
-    lost: tuple[LostWorker, ...] = ()  # workers that died, if their number may change
+    early: set[int] = field(default_factory=set)  # ranks of workers that have left it early, if their number may change
+    lost: tuple[LostWorker, ...] = ()  # workers that died or have left early, if their number may change
     continued_lost: tuple[LostWorker, ...] = ()  # those of the job that it continues
 
     def forget_passes(self) -> None:
@@ -358,6 +384,7 @@ class Job:
             coming=self.coming,
             name=self.name,
             begun=self.begun,
+            early=sorted(self.early),
             lost=self.lost,
             continued_lost=self.continued_lost,
         )
@@ -384,7 +411,7 @@ def restore_job(state: JobState, workers: Mapping[bytes, WorkerPeer]) -> Job:
     job.passed = dict(state.passed)
     job.least, job.most, job.continues, job.continued = state.least, state.most, state.continues, state.continued
     job.changes, job.handed_over, job.coming = state.changes, dict(state.handed_over), state.coming
-    job.begun, job.lost, job.continued_lost = state.begun, state.lost, state.continued_lost
+    job.begun, job.early, job.lost, job.continued_lost = state.begun, set(state.early), state.lost, state.continued_lost
     return job
 
 

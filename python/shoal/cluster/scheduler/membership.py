@@ -685,6 +685,7 @@ class Membership:
             tables=[table.form.name for table in self._tables.all],
             draining=self._replicas.draining,
             failovers=self._replicas.failovers,
+            outcome=self._named.default.outcome,
         )
 
     def _apply_request(self, entry: Asked, route: bytes) -> None:
@@ -760,7 +761,7 @@ class Membership:
 
     def _leave(self, peer: Peer, number: int, status: int) -> None:
         if isinstance(peer, WorkerPeer) and not self.broken and self._named.of(peer).is_member(peer):
-            self._named.of(peer).leave(peer, number)
+            self._named.of(peer).leave(peer, number, status)
             return
         self._peers.reply(peer, number, LeaveReply())
         if isinstance(peer, LauncherPeer):

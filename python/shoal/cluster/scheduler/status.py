@@ -13,6 +13,7 @@ from shoal.cluster.protocol.status import (
     FailoverStatus,
     JobStatus,
     LauncherStatus,
+    Outcome,
     ServerStatus,
     StatusReply,
     StreamStatus,
@@ -40,6 +41,7 @@ def status_of(
     tables: Iterable[str],
     draining: Iterable[int],
     failovers: Iterable[FailoverState],
+    outcome: Outcome,
 ) -> StatusReply:
     """Return the status; servers and workers in the order of their ranks, workers without a place last.
 
@@ -88,6 +90,7 @@ def status_of(
         () if map is None else tuple(_streams(map, peers)),
         tuple(_failover(one, now) for one in failovers),
         tuple(_job(job, now) for job in jobs[1:] if job is not None),
+        outcome,
     )
 
 

@@ -246,7 +246,7 @@ class ConnectedStore(Store):
             finally:
                 self.channel.leave()
                 with contextlib.suppress(ShoalError):
-                    self._scheduler.leave(timeout=_LEAVE_SECONDS)
+                    self._scheduler.leave(timeout=_LEAVE_SECONDS, status=int(failed or self.leaves_early))
             if not failed:
                 self._check_left()
 
