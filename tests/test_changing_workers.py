@@ -31,6 +31,7 @@ from killed_workers import Boundaries
 from shoal.base.interrupts import Terminated, at_boundaries
 from shoal.cli.answers import Answer
 from shoal.cli.train import repeated
+from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.models import training
 from shoal.models.callbacks import Callback
@@ -314,6 +315,25 @@ def test_a_job_whose_workers_have_ended_early_is_begun_again(log: Path) -> None:
                 work(made, log, fail, shoal.BSP(), (1, 3), {"warm_up": False})
         with SchedulerClient(made.address, "observer") as observer:
             assert observer.status(timeout=TIMEOUT).outcome == "unfinished"
+
+
+def test_a_launcher_waits_for_workers_that_are_between_two_jobs() -> None:
+    """A worker that has handed over its state closes its connection and connects again: no worker may be there."""
+    launched_here = LocalCluster()
+    with cluster(1, 1) as made, ThreadPoolExecutor(1) as pool:
+        launched_here.address = made.address
+
+        def join() -> Any:
+            return shoal.connect(made.address, workers=(1, 2), threads=1, timeout=TIMEOUT)
+
+        with join() as store:
+            store.hand_over(returns=True)
+        assert launched_here.has_workers()
+        assert launched_here.outcome() == "moving"
+        with pool.submit(join).result(TIMEOUT):
+            assert launched_here.outcome() == "unfinished"
+        assert not launched_here.has_workers()
+        assert launched_here.outcome() == "finished"
 
 
 def test_a_fit_that_cannot_hand_over_its_state_is_refused(log: Path) -> None:

@@ -330,9 +330,10 @@ class LocalCluster:
         return SchedulerClient(self.address, "observer", keys=keys)
 
     def has_workers(self, *, timeout: float = 60.0) -> bool:
-        """Return whether there are workers, in a job or waiting for one."""
+        """Return whether there are workers, in a job or waiting for one, or expected to return to one."""
         with self._observe() as client:
-            return bool(client.status(timeout=timeout).workers)
+            status = client.status(timeout=timeout)
+            return bool(status.workers) or status.outcome == "moving"
 
     def outcome(self, *, timeout: float = 60.0) -> str:
         """Return whether a job whose number of workers may change has finished: see `.StatusReply`."""

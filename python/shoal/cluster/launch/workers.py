@@ -156,7 +156,7 @@ def run_workers(
         is_range = isinstance(workers, tuple)
 
         def has_finished() -> bool:
-            return has_ended and cluster.outcome() != "unfinished"
+            return has_ended and cluster.outcome() not in ("unfinished", "moving")
 
         while going:
             child = cluster.ended.get()

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-Outcome = Literal["", "unfinished", "finished"]  # of the last job whose number of workers may change
+Outcome = Literal["", "unfinished", "moving", "finished"]  # of the last job whose number of workers may change
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -158,7 +158,8 @@ class StatusReply(_Record, frozen=True, tag="status"):
     """The status. ``epoch`` is 0 until all servers have joined; ``lost`` describes a server that was lost.
 
     ``job`` is the default job, ``jobs`` are the named ones. ``outcome`` is that of the last job whose number of workers
-    may change: it has finished if one of its workers has left it after its work.
+    may change: it has finished if one of its workers has left it after its work, and is moving between two jobs while
+    some are expected to return.
     """
 
     cluster: str

@@ -74,8 +74,6 @@ class Jobs:
     job : Job or None
     members_silent : bool
         Whether a member of the job may be dead.
-    outcome : {"", "unfinished", "finished"}
-        Of the last job whose number of workers may change: a job that continues another one has its outcome as well.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class Jobs:
         self._numbers = numbers
         self.job: Job | None = None
         self.members_silent = False
-        self.outcome: Outcome = ""
+        self._outcome: Outcome = ""
         self._incarnations: dict[int, int] = {}
         self._clocks_before = 0  # of the last job
         self._forming = FormingJob()
@@ -118,13 +116,13 @@ class Jobs:
             "forming": list(self._forming.workers),
             "queue": list(self._queue),
             "silent": self.members_silent,
-            "outcome": self.outcome,
+            "outcome": self._outcome,
         }
 
     def restore(self, state: JobLineState) -> None:
         """Take a saved state."""
         self._incarnations, self._clocks_before = dict(state.incarnations), state.clocks_before
-        self.members_silent, self.outcome = state.silent, state.outcome
+        self.members_silent, self._outcome = state.silent, state.outcome
         workers = {sender: peer for sender, peer in self._peers.known.items() if isinstance(peer, WorkerPeer)}
         self.job = None if state.job is None else restore_job(state.job, workers)
         if state.continuation is not None:
@@ -143,6 +141,11 @@ class Jobs:
     def is_unused(self) -> bool:
         """Whether there is no job, and no worker waits for one."""
         return self.job is None and self._admitting is None and not len(self._forming) and not self._queue
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the last job whose number of workers may change; see `.StatusReply`."""
+        return "moving" if self._continuation is not None and self._continuation.expected else self._outcome
 
     def _number(self, job: Job) -> int:
         """Return what identifies a job in orders: the default job is meant by 0."""
@@ -172,7 +175,7 @@ class Jobs:
     def join(self, worker: WorkerPeer, number: int, join: Join) -> None:
         """Process the request of a worker to join."""
         size = join.workers if join.workers is not None else self._settings.workers
-        fault = why_refused(worker, join, size, is_over=self.outcome == "finished" and self.job is None)
+        fault = why_refused(worker, join, size, is_over=self._outcome == "finished" and self.job is None)
         if fault:
             self._peers.reply(worker, number, ErrorReply("input", fault))
             return
@@ -286,7 +289,7 @@ class Jobs:
         self.job = Job(number, first.wants.rules, len(members), members, name=self.name)
         if first.wants.most:
             self.job.least, self.job.most = first.wants.workers or 0, first.wants.most
-            self.outcome = "unfinished"
+            self._outcome = "unfinished"
         if after is not None:
             self.job.continues, self.job.continued, self.job.continued_lost = after.job, after.size, after.lost
             self._continuation = None
@@ -504,7 +507,7 @@ class Jobs:
             if status:
                 self.job.early.add(worker.rank)
             else:
-                self.outcome = "finished"
+                self._outcome = "finished"
         self._take_out(worker)
         self._orders.begin(self._dismiss_leaving(self.job, worker, number))
 
