@@ -256,7 +256,7 @@ def test_skipped_lines_are_counted_and_said(logs, model, capsys):
 def test_predictions_replace_a_file_only_when_they_are_complete(logs, model):
     Path("p.txt").write_text("old")
     Path("torn.libsvm").write_text("1 3:1\n" * 3000 + "1 oops\n")
-    assert run("predict", model, "--data", "torn.libsvm", "--output", "p.txt") == 2
+    assert run("predict", model, "--data", "torn.libsvm", "--output", "p.txt", "--overwrite") == 2
     assert Path("p.txt").read_text() == "old"
     assert {path.name for path in Path().iterdir()} == {"p.txt", "small", "torn.libsvm"}
 

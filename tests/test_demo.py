@@ -127,10 +127,10 @@ def test_there_is_a_picture_and_a_model_that_reproduces_the_numbers(shown, capsy
 
 
 @draws
-def test_it_may_be_run_again_in_the_same_place(shown):
+def test_it_may_replace_what_it_made_in_the_same_place(shown):
     out, report, _ = shown
     lines = []
-    again = demo.run(out, examples=2000, seed=1, progress=False, log_line=lines.append)
+    again = demo.run(out, examples=2000, seed=1, overwrite=True, progress=False, log_line=lines.append)
     assert again.model == report.model
     assert sorted(os.listdir(out)) == ["learning_curve.png", "model", "planted_test.tsv", "planted_train.tsv"]
 

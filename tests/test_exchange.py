@@ -34,9 +34,9 @@ def test_parquet_has_keys_weights_and_state_and_comes_back(tmp_path, dim, optimi
         other = store.table("other", dim=dim, optimizer=shoal.SGD())
         other.assign(again, weights)
         np.testing.assert_array_equal(other.pull(KEYS), table.pull(KEYS))
-        assert convert.write_parquet(store.table("empty", dim=dim), path) == 0
+        assert convert.write_parquet(store.table("empty", dim=dim), path, overwrite=True) == 0
         assert convert.read_parquet_rows(path)[1].size == 0
-        assert convert.write_parquet(table, path, state=False) == 5
+        assert convert.write_parquet(table, path, state=False, overwrite=True) == 5
         assert pa.parquet.read_table(path).column_names == ["key", "weights"]
     assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
 
@@ -132,7 +132,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
             convert.load_parquet(store, changed)
         assert table.digest() == before
         bfloat = store.table("b", dim=2, dtype="bfloat16", optimizer=shoal.SGD())
-        convert.write_parquet(bfloat, path)
+        convert.write_parquet(bfloat, path, overwrite=True)
         metadata = pa.parquet.read_table(path).schema.metadata
         pa.parquet.write_table(
             pa.table({"key": good["key"], "weights": thirds}).replace_schema_metadata(metadata), changed
@@ -203,7 +203,7 @@ def test_rows_without_occurrences_count_as_seen_now(tmp_path):
         pa.parquet.write_table(good.drop_columns(["count", "clock", "score"]), path)
         again = convert.load_parquet(other, path)
         assert again.contains(KEYS).all()  # though none was sighted nine times
-        convert.write_parquet(again, path)
+        convert.write_parquet(again, path, overwrite=True)
         told = pa.parquet.read_table(path)
         assert [set(told[name].to_pylist()) for name in ("count", "clock", "score")] == [{1}, {9}, {1.0}]
         other.sweep()

@@ -73,8 +73,8 @@ PYTHON = {
     "tracking": "errors storage store metrics models tools.reports tools.load",
     "tools.sizing": "_core errors optim base table store",
     "tools.doctor": "_core base optim tools.sizing",
-    "tools.convert": "_core errors base table store data",
-    "tools.demo": "_core errors optim base store data metrics models",
+    "tools.convert": "_core errors base table storage store data",
+    "tools.demo": "_core errors optim base storage store data metrics models",
     "tools.load": "errors storage checkpoint export store models torch",
     "tools.compact": "errors storage checkpoint export",
     "cli": "_core errors consistency optim lifecycle base table storage checkpoint export store data metrics models "

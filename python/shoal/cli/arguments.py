@@ -190,6 +190,11 @@ def workers_number(text: str) -> int | tuple[int, int]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def overwriting(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option without which nothing is replaced."""
+    parser.add_argument("--overwrite", action="store_true", help=f"replace an existing {what}")
+
+
 def cached(parser: argparse.ArgumentParser) -> None:
     """Add the option of the cache of remote exports."""
     parser.add_argument(

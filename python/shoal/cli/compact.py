@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import cached, command, machine
+from shoal.cli.arguments import cached, command, machine, overwriting
 
 EXAMPLES = """\
 examples:
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     make.add_argument(
         "--output", required=True, metavar="DIR", help="directory of the result; created if it does not exist"
     )
-    make.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint or export")
+    overwriting(make, "checkpoint or export")
     cached(make)
     machine(make)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.base.machine import local_path
 from shoal.cli.answers import Answer, naming
-from shoal.cli.arguments import command, machine
+from shoal.cli.arguments import command, machine, overwriting
 
 EXAMPLES = """\
 examples:
@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
         "parquet: weights, which become a model",
     )
     run.add_argument("--weights-only", action="store_true", help="omit the optimizer state")
-    run.add_argument("--overwrite", action="store_true", help="replace an existing model")
+    overwriting(run, "model, checkpoint or file")
     machine(run)
 
 
@@ -57,8 +57,10 @@ def convert(arguments: argparse.Namespace) -> Answer:
         return _checkpoint(_here(arguments.path), arguments.output, arguments)
     if arguments.kind is not None:
         return _model(_here(arguments.path), arguments.output, arguments)
+    from shoal import checkpoint
     from shoal.models import files
     from shoal.storage.open import open_dir
+    from shoal.storage.output import check_output
     from shoal.store.local import local
     from shoal.tools import convert
 
@@ -66,16 +68,21 @@ def convert(arguments: argparse.Namespace) -> Answer:
     if source.kind() != "directory":
         raise ValueError(f"{source}: there is no such directory; for a file pass --from")
     folder, _ = files.checkpoint_in(source)
+    paths = {}
+    for name in (table.name for table in checkpoint.read_manifest(folder).tables):
+        if "/" in name or name.startswith("."):
+            raise ValueError(f"table {name!r}: its name cannot be the name of a file")
+        paths[name] = target / f"{name}.parquet"
+        check_output(paths[name], overwrite=arguments.overwrite)
     target.mkdir(parents=True, exist_ok=True)
     facts = {}
     with local(threads=arguments.threads) as store:
         store.load(folder, progress=not (arguments.quiet or arguments.json))
-        for name, table in store.tables.items():
-            if "/" in name or name.startswith("."):
-                raise ValueError(f"table {name!r}: its name cannot be the name of a file")
-            path = target / f"{name}.parquet"
+        for name, path in paths.items():
             with naming(str(path)):
-                rows = convert.write_parquet(table, path, state=not arguments.weights_only)
+                rows = convert.write_parquet(
+                    store.tables[name], path, state=not arguments.weights_only, overwrite=arguments.overwrite
+                )
             facts[name] = {"rows": rows, "file": str(path)}
     lines = [f"{fact['file']}: {fact['rows']:,} rows" for fact in facts.values()]
     return Answer("\n".join(lines), {"tables": facts})
@@ -90,6 +97,8 @@ def _here(name: str) -> Path:
 
 def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
     """Write a checkpoint from tables in Parquet files."""
+    from shoal import checkpoint
+    from shoal.storage.open import open_dir
     from shoal.store.local import local
     from shoal.tools import convert
 
@@ -98,6 +107,7 @@ def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Ans
         raise ValueError(f"{source} has no files NAME.parquet")
     if not all(file.is_file() for file in files):
         raise ValueError(f"{source}: there is no such file or directory")
+    checkpoint.check_target(open_dir(target), overwrite=arguments.overwrite)  # before rows are read
     facts = {}
     with local(threads=arguments.threads) as store:
         for file in files:
@@ -105,7 +115,7 @@ def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Ans
             if table.name in facts:
                 raise ValueError(f"{file} contains table {table.name!r} again: choose one of the files")
             facts[table.name] = {"rows": len(table), "file": str(file)}
-        store.save(target, progress=not (arguments.quiet or arguments.json))
+        store.save(target, overwrite=arguments.overwrite, progress=not (arguments.quiet or arguments.json))
     lines = [f"{target}: table {name!r}, {fact['rows']:,} rows" for name, fact in facts.items()]
     return Answer("\n".join(lines), {"checkpoint": target, "tables": facts})
 
@@ -113,8 +123,10 @@ def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Ans
 def _model(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
     """Write a logistic regression with the weights of a file."""
     from shoal.models import BIAS_KEY, LogisticRegression
+    from shoal.models import files as models_files
     from shoal.tools import convert
 
+    models_files.check_target(target, overwrite=arguments.overwrite)  # before the file is read
     if arguments.kind == "vw":
         keys, rows = convert.read_vw_model(source, bias_key=BIAS_KEY)
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.base.machine import local_path
 from shoal.cli.answers import Answer, log_line, naming, no_op
-from shoal.cli.arguments import PLAIN_FORMATS, command, machine
+from shoal.cli.arguments import PLAIN_FORMATS, command, machine, overwriting
 
 EXAMPLES = """\
 examples:
@@ -35,6 +35,7 @@ def add(commands: Any) -> None:
         help="number of examples to generate (default: %(default)s)",
     )
     show.add_argument("--seed", type=int, default=0, help="seed of the generated log (default: %(default)s)")
+    overwriting(show, "log, model and picture")
     machine(show)
 
 
@@ -56,6 +57,7 @@ def demo(arguments: argparse.Namespace) -> Answer:
             valid=arguments.valid,
             examples=arguments.examples,
             seed=arguments.seed,
+            overwrite=arguments.overwrite,
             threads=arguments.threads,
             progress=not arguments.quiet,
             log_line=no_op if arguments.json or arguments.quiet else log_line,

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import cached, command, machine
+from shoal.cli.arguments import cached, command, machine, overwriting
 
 EXAMPLES = """\
 examples:
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
         help="table to write, optionally with a dtype of its own; repeatable (default: all)",
     )
     write.add_argument("--version", type=int, metavar="N", help="version number of the export (default: the next one)")
-    write.add_argument("--overwrite", action="store_true", help="replace an existing export")
+    overwriting(write, "export")
     cached(write)
     machine(write)
 

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from shoal.base.machine import local_path
 from shoal.base.plural import counted
 from shoal.cli.answers import Answer, naming, warn
-from shoal.cli.arguments import FORMATS, command, format_for_model, machine, open_reader, reading
+from shoal.cli.arguments import FORMATS, command, format_for_model, machine, open_reader, overwriting, reading
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -25,9 +25,10 @@ examples:
   $ shoal predict ctr --data day_1.tsv --output - | head -3
 
 The output has one probability of label 1 per example, in the order of the data, with all digits of a float64; of a
-model of several classes the probabilities of all classes, separated by tabs. The file appears when it is complete. The
-data has the model's format. Labels are ignored and may be missing: the label column of csv and parquet, the first
-column of criteo, the first word of libsvm and libffm, the text before the bar of vw.
+model of several classes the probabilities of all classes, separated by tabs. The file appears when it is complete; an
+existing one is replaced only with --overwrite. The data has the model's format. Labels are ignored and may be missing:
+the label column of csv and parquet, the first column of criteo, the first word of libsvm and libffm, the text before
+the bar of vw.
 """
 
 EVALUATE_EXAMPLES = """\
@@ -47,6 +48,7 @@ def add(commands: Any) -> None:
     """Add the commands."""
     one = command(commands, "predict", "Write the predicted probabilities of examples.", PREDICT_EXAMPLES, predict)
     one.add_argument("--output", required=True, metavar="FILE", help="file of the probabilities; - is standard output")
+    overwriting(one, "file")
     two = command(commands, "evaluate", "Measure a model on labelled examples.", EVALUATE_EXAMPLES, evaluate)
     for parser in (one, two):
         parser.add_argument("model", metavar="MODEL", help="directory of the model, or s3://...")
@@ -60,11 +62,15 @@ def add(commands: Any) -> None:
 
 def predict(arguments: argparse.Namespace) -> Answer:
     """Write one probability per line."""
+    from shoal.storage.output import check_output
+
     if arguments.output == "-" and arguments.json:
         raise ValueError("--output - and --json both use standard output: name a file")
     with _loaded(arguments) as (model, reader):
         examples = 0
         called = "standard output" if arguments.output == "-" else arguments.output
+        if arguments.output not in ("", "-"):
+            check_output(arguments.output, overwrite=arguments.overwrite, inputs=reader.paths)
         with naming(called), _output(arguments.output) as file:
             for batch in reader.unlabelled():
                 p = model.predict_proba(batch)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import FORMATS, command, format_for_model, machine, open_reader, reading
+from shoal.cli.arguments import FORMATS, command, format_for_model, machine, open_reader, overwriting, reading
 
 EXAMPLES = """\
 examples:
@@ -23,6 +23,7 @@ def add(commands: Any) -> None:
     parser = command(commands, "report", "Write an HTML report of a model.", EXAMPLES, report)
     parser.add_argument("model", metavar="MODEL", help="directory of the model, or s3://...")
     parser.add_argument("--output", metavar="FILE", help="HTML file, a path or s3://... (default: MODEL/report.html)")
+    overwriting(parser, "file of --output")
     parser.add_argument("--data", nargs="+", metavar="FILE", help="validation examples to measure the model on")
     parser.add_argument("--format", choices=FORMATS, help="format of the data (default: that of the training data)")
     parser.add_argument(
@@ -46,5 +47,7 @@ def report(arguments: argparse.Namespace) -> Answer:
     if arguments.data is not None:
         form = format_for_model(arguments, directory, described.format)
         data = open_reader(arguments.data, form, arguments, described.schema)
-    out = reports.report(directory, arguments.output, data, top=arguments.top, threads=arguments.threads)
+    out = reports.report(
+        directory, arguments.output, data, overwrite=arguments.overwrite, top=arguments.top, threads=arguments.threads
+    )
     return Answer(f"{'report':<12} {out}", {"model": str(directory), "report": str(out)})

@@ -6,7 +6,7 @@ import argparse
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.arguments import FORMATS, admission, count, expiry, workers_number
+from shoal.cli.arguments import FORMATS, admission, count, expiry, overwriting, workers_number
 
 if TYPE_CHECKING:
     from shoal.consistency import Consistency
@@ -22,7 +22,7 @@ def add_resume_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --resume: accept files that have grown, and further files after them, since the fit started",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing model")
+    overwriting(parser, "model")
 
 
 def add_fit_options(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,7 @@ from shoal import _core
 from shoal.base.machine import local_path
 from shoal.data import hash_strings
 from shoal.data.arrow import pyarrow
+from shoal.storage.output import check_output
 from shoal.store.description import check_same
 from shoal.table.spec import TableRecord
 
@@ -53,16 +54,18 @@ _MARKS = {"count": "uint32", "clock": "uint32", "score": "float32"}
 _SIGHTED = {"count": 1, "score": 1.0}
 
 
-def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = True) -> int:
+def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = True, overwrite: bool = False) -> int:
     """Write every row of a table: key, weights, state and the data of its rules, in one column each.
 
     Parameters
     ----------
     table : Table
     path : path
-        An existing file is replaced when the new one is complete.
+        The file appears when it is complete.
     state : bool
         Whether to write the state and the data of rules; otherwise only ``key`` and ``weights``.
+    overwrite : bool
+        Whether to replace an existing file.
 
     Returns
     -------
@@ -73,6 +76,8 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     ------
     ImportError
         pyarrow is not installed (extra ``arrow``).
+    ValueError
+        The file exists, and ``overwrite`` is False; or it belongs to a model; or the table has integers.
 
     Notes
     -----
@@ -86,6 +91,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
             f"table {table.name!r} has int64, and these files have float32: read items(), or save() the store"
         )
     arrow = pyarrow()
+    check_output(path, overwrite=overwrite)
     target = local_path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     names: list[str] = []

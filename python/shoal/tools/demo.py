@@ -34,8 +34,9 @@ from shoal import _core
 from shoal.data import Batch, Reader, read_criteo
 from shoal.data.readers import READERS
 from shoal.metrics import Metrics, measure, probabilities
-from shoal.models import History, LogisticRegression, Point, merged
+from shoal.models import History, LogisticRegression, Point, files, merged
 from shoal.optim import FTRL
+from shoal.storage.output import check_output
 from shoal.store.local import local
 
 Floats = npt.NDArray[np.float64]
@@ -256,6 +257,7 @@ def run(
     valid: str | None = None,
     examples: int = 300_000,
     seed: int = 0,
+    overwrite: bool = False,
     threads: int | None = None,
     progress: bool = True,
     log_line: LogLine,
@@ -266,7 +268,7 @@ def run(
     ----------
     out : Path
         Folder of the results: ``model``, ``learning_curve.png`` and, unless ``data`` is given, ``planted_train.tsv``
-        and ``planted_test.tsv``. Created if it does not exist; existing files of these names are replaced.
+        and ``planted_test.tsv``. Created if it does not exist.
     data : str, optional
         A real file. Without ``valid`` its last tenth is held out, cut between batches.
     data_format : str
@@ -277,6 +279,8 @@ def run(
         How many to draw for training; a sixth as many more are held out.
     seed : int
         Of the planted model and of the table.
+    overwrite : bool
+        Whether to replace the log, the model and the picture of an earlier run.
     threads : int, optional
         Of the store.
     progress : bool
@@ -290,6 +294,7 @@ def run(
     """
     if data is None and examples < BATCH_SIZE:
         raise ValueError(f"examples is {examples}: draw {BATCH_SIZE} or more")
+    _check_outputs(out, overwrite=overwrite, draws=data is None)
     out.mkdir(parents=True, exist_ok=True)
     truth: tuple[npt.NDArray[np.uint8], Floats] | None = None
     train: Reader | _Chunk
@@ -334,6 +339,13 @@ def run(
     for line in account(report, history, data_format):
         log_line(line)
     return report
+
+
+def _check_outputs(out: Path, *, overwrite: bool, draws: bool) -> None:
+    """Raise ValueError if something that is written exists and may not be replaced."""
+    files.check_target(out / "model", overwrite=overwrite)
+    for name in ("learning_curve.png", *(("planted_train.tsv", "planted_test.tsv") if draws else ())):
+        check_output(out / name, overwrite=overwrite)
 
 
 def _planted(

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal import checkpoint, models
-from shoal.data import Batch, columns
+from shoal.data import Batch, Reader, columns
 from shoal.models import Fit, Model, files
 from shoal.models.predictor import Predictor
 from shoal.optim import Optimizer
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
+from shoal.storage.output import check_output
 from shoal.store.base import Store
 from shoal.store.local import local
 from shoal.tools.reports.page import Facts, HeldOut, page
@@ -45,6 +46,7 @@ def report(
     *,
     data_name: str | None = None,
     names: Mapping[int, str] | None = None,
+    overwrite: bool = False,
     top: int = TOP,
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -56,7 +58,7 @@ def report(
     model_dir : path or URL
         Of any kind of model, as its `save` writes it.
     out : path or URL, optional
-        The file; ``report.html`` in the model's directory if not given. An existing file is replaced atomically.
+        The file; if not given, ``report.html`` in the model's directory, which replaces an earlier report there.
     data : Reader or iterable of Batch, optional
         Held-out examples of the model's format, measured exactly. Without them the report shows what the model
         recorded about its validation data.
@@ -65,6 +67,8 @@ def report(
     names : mapping of int to str, optional
         Names of features by their keys; default: those that were saved with the model. Other features are shown as
         numbers.
+    overwrite : bool
+        Whether to replace an existing file ``out``.
     top : int
         How many of the largest weights to show; 0 for none.
     threads : int, optional
@@ -82,7 +86,7 @@ def report(
     CorruptionError
         A file of the model is missing, cut short or changed.
     ValueError
-        ``out`` is a directory, ``top`` is negative, or the data is of another format.
+        ``out`` is a directory, exists, or belongs to a model; ``top`` is negative, or the data is of another format.
     StorageError
         The file cannot be written.
 
@@ -94,7 +98,10 @@ def report(
     target = directory.child(FILE) if out is None else open_dir(out, storage_options)
     if top < 0:
         raise ValueError(f"top is {top}: pass 0 or more")
-    if target.kind() == "directory":
+    if out is not None:
+        read = data.paths if isinstance(data, Reader) else ()
+        check_output(out, overwrite=overwrite, inputs=read, storage_options=storage_options)
+    elif target.kind() == "directory":
         raise ValueError(f"{target} is a directory: name a file")
     with local(threads=threads) as store:
         model = _loaded(directory, store)

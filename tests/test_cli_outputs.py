@@ -1,0 +1,156 @@
+"""Files that exist: no command writes over its input, a model, or any file without ``--overwrite``."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import checkpoint, cli, export
+from shoal.models import files
+from shoal.storage.output import MANIFESTS
+from shoal.tools import convert
+
+DATA = "1 3:1 5:1\n0 4:1\n1 3:1\n0 4:1 5:1\n" * 50
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_data_and_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in.libsvm").write_text(DATA)
+    assert run("train", "lr", "--data", "in.libsvm", "--format", "libsvm", "--output", "m", "--quiet") == 0
+
+
+def run(*words):
+    """Run one command in this process; argparse leaves by SystemExit."""
+    try:
+        return cli.main([str(word) for word in words])
+    except SystemExit as end:
+        return end.code
+
+
+def contents(folder="."):
+    """Return a digest of each file below a folder."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file():
+            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def predict(output, *more, data="in.libsvm"):
+    return run("predict", "m", "--data", data, "--output", output, *more)
+
+
+def test_every_kind_of_manifest_protects_its_directory():
+    assert set(MANIFESTS) == {checkpoint.MANIFEST, export.manifest.MANIFEST, files.MODEL_FILE}
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
+@pytest.mark.parametrize("output", ["in.libsvm", "./in.libsvm", "link", "hard", "~/in.libsvm"])
+def test_no_command_writes_over_the_data_that_it_reads(output, more, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", os.getcwd())
+    os.symlink("in.libsvm", "link")
+    os.link("in.libsvm", "hard")
+    before = contents()
+    for words in (["predict", "m"], ["report", "m"]):
+        assert run(*words, "--data", "*.libsvm", "--output", output, *more) == 2
+        assert f"{output} is one of the files that are read" in capsys.readouterr().err
+    assert contents() == before
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
+def test_no_command_writes_over_a_file_of_a_model(more, capsys):
+    assert run("export", "m", "--output", "e", "--quiet") == 0
+    os.symlink(next(Path("m").glob("checkpoint-*/*.slots")), "rows")
+    before = contents()
+    inside = [str(next(Path("m").glob("checkpoint-*/manifest.json"))), str(next(Path("e").glob("????????-*")))]
+    for output in ["m/model.json", "e/manifest.json", "rows", *inside]:
+        for words in (["predict", "m", "--data", "in.libsvm"], ["report", "m"]):
+            assert run(*words, "--output", output, *more) == 2
+            assert f"{output} is in the directory of a model" in capsys.readouterr().err
+    assert contents() == before
+
+
+@pytest.mark.parametrize("words", [["predict", "m", "--data", "in.libsvm"], ["report", "m"]])
+def test_a_file_is_replaced_only_on_request(words, capsys):
+    Path("out").write_text("precious")
+    assert run(*words, "--output", "out", "--quiet") == 2
+    assert "out exists already: pass --overwrite, or name another file" in capsys.readouterr().err
+    assert Path("out").read_text() == "precious"
+    assert run(*words, "--output", "out", "--quiet", "--overwrite") == 0
+    assert Path("out").read_text() != "precious"
+
+
+def test_a_report_in_its_model_replaces_the_one_before():
+    assert run("report", "m", "--quiet") == run("report", "m", "--quiet") == 0
+
+
+def test_rows_replace_nothing_without_being_asked(capsys):
+    pytest.importorskip("pyarrow")
+    assert run("convert", "m", "--output", "rows", "--quiet") == 0
+    Path("rows/lr.parquet").write_text("precious")
+    before = contents()
+    assert run("convert", "m", "--output", "rows") == 2
+    assert "rows/lr.parquet exists already: pass --overwrite" in capsys.readouterr().err
+    assert contents() == before
+    assert run("convert", "m", "--output", "rows", "--overwrite", "--quiet") == 0
+    with shoal.local() as store:
+        table = store.table("t", dim=1, optimizer=shoal.SGD(lr=1.0))
+        with pytest.raises(ValueError, match=r"lr\.parquet exists already: pass overwrite=True"):
+            convert.write_parquet(table, "rows/lr.parquet")
+
+
+def test_a_checkpoint_of_rows_and_a_model_of_weights_replace_nothing_without_being_asked(capsys):
+    pytest.importorskip("pyarrow")
+    assert run("convert", "m", "--output", "rows", "--quiet") == 0
+    np.savez("w.npz", keys=np.arange(3, dtype=np.uint64), weights=np.ones(3, np.float32))
+    for words in (["rows", "--from", "rows", "--output", "c"], ["w.npz", "--from", "npz", "--output", "w"]):
+        assert run("convert", *words, "--quiet") == 0
+        before = contents()
+        assert run("convert", *words) == 2
+        assert "already: pass --overwrite" in capsys.readouterr().err
+        assert contents() == before
+        assert run("convert", *words, "--overwrite", "--quiet") == 0
+
+
+def test_a_demo_replaces_nothing_without_being_asked(capsys):
+    words = ["demo", "--output", ".", "--examples", 1024, "--quiet"]
+    Path("m").rename("model")
+    before = contents()
+    assert run(*words) == 2
+    assert "holds a model already: pass --overwrite" in capsys.readouterr().err
+    assert contents() == before
+    Path("model").rename("m")
+    Path("planted_train.tsv").write_text("precious")
+    assert run(*words) == 2
+    assert "planted_train.tsv exists already: pass --overwrite" in capsys.readouterr().err
+    assert Path("planted_train.tsv").read_text() == "precious"
+    assert not Path("model").exists()
+    assert run(*words, "--overwrite") == run(*words, "--overwrite") == 0
+
+
+def test_a_link_of_a_chain_is_never_the_result_of_merging_it(capsys):
+    assert run("export", "m", "--output", "e/1", "--quiet") == 0
+    assert run("train", "lr", "--data", "in.libsvm", "--format", "libsvm", "--output", "n", "--quiet") == 0
+    assert run("export", "n", "--output", "e/2", "--since", "e/1", "--quiet") == 0
+    before = contents("e")
+    for output in ("e/1", "e/2"):
+        assert run("compact", "e/2", "--output", output, "--overwrite") == 2
+        assert "is part of the chain" in capsys.readouterr().err
+    for output in ("e/1", "e/../e/1"):
+        assert run("export", "n", "--output", output, "--since", "e/1", "--overwrite") == 2
+    assert contents("e") == before
+
+
+def test_a_pipe_and_a_device_are_written_to():
+    assert predict("/dev/null") == 0
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert predict("pipe", "--quiet") == 0
+        assert os.read(reader, 1 << 20).count(b"\n") == 200
+    finally:
+        os.close(reader)
