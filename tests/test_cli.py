@@ -619,8 +619,8 @@ def test_order_and_sample_reach_the_training(logs):
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_leave_a_model_that_loads_and_a_status_of_their_own(logs, number, status):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_ctrl_c_sigterm_and_sighup_leave_a_model_that_loads_and_a_status_of_their_own(logs, number, status):
     endless = ["--batch-size", "64", "--epochs", "1000000", "--json"]
     data = ["--data", str(logs / "train.libsvm"), "--format", "libsvm", "--output", "m"]
     process = subprocess.Popen(

@@ -1,11 +1,12 @@
-"""Ctrl-C and SIGTERM: both end work in the same way, and a loop over batches at the end of a batch.
+"""Ctrl-C, SIGTERM and SIGHUP: all end work in the same way, and a loop over batches at the end of a batch.
 
-    terminable       a command: SIGTERM raises `Terminated`, as Ctrl-C raises KeyboardInterrupt
+    terminable       a command: SIGTERM and SIGHUP raise `Terminated`, as Ctrl-C raises KeyboardInterrupt
     at_boundaries    a loop: the first signal is recorded and checked at the end of a batch; a second one raises
     held_back        a critical section: signals that arrive are raised at its end
 
-A SIGTERM within a second of another is the same request: ``timeout``, service managers and batch systems send it to a
-process and to its group.
+SIGHUP, which a process receives when its terminal or its connection ends, acts like SIGTERM unless it is ignored
+(``nohup``). Either of them within a second of another is the same request: ``timeout``, service managers and batch
+systems send signals to a process and to its group, and some send both.
 
 Threads: Python delivers signals to the main thread; in any other thread these functions do nothing.
 """
@@ -23,24 +24,27 @@ from typing import Any
 
 __all__ = ["Terminated", "at_boundaries", "held_back", "status_of", "terminable"]
 
-_SAME = 1.0  # seconds within which a SIGTERM repeats the previous one
+_ENDING: tuple[int, ...] = (signal.SIGTERM, signal.SIGHUP)
+_SAME = 1.0  # seconds within which one of them repeats the previous one
 
 
 class Terminated(KeyboardInterrupt, SystemExit):
-    """SIGTERM. Caught like Ctrl-C; if it is not caught, the process ends without a message, with status 143."""
+    """SIGTERM or SIGHUP. Caught like Ctrl-C; if it is not caught, the process ends silently, with status 143 or 129."""
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
-        self.code = 128 + signal.SIGTERM
+    code: int
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(128 + number)
+        self.code = 128 + number
 
 
 def status_of(interrupt: KeyboardInterrupt) -> int:
-    """Return the exit status of a process that was interrupted: 130 or 143."""
-    return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+    """Return the exit status of a process that was interrupted: 130, 143 or 129."""
+    return interrupt.code if isinstance(interrupt, Terminated) else 128 + signal.SIGINT
 
 
 class _Terminate:
-    """A handler of SIGTERM that raises."""
+    """A handler of SIGTERM and SIGHUP that raises."""
 
     def __init__(self) -> None:
         self._at = -math.inf
@@ -55,7 +59,7 @@ class _Terminate:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.is_new():
-            raise Terminated
+            raise Terminated(number)
 
 
 class _Note:
@@ -66,9 +70,9 @@ class _Note:
         self._terminate = terminate
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and not self._terminate.is_new():
+        if number in _ENDING and not self._terminate.is_new():
             return
-        interrupt = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+        interrupt = Terminated(number) if number in _ENDING else KeyboardInterrupt()
         if self.came is not None:
             raise interrupt
         self.came = interrupt
@@ -80,26 +84,28 @@ def _is_main() -> bool:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Make SIGTERM raise `Terminated`, unless the program has its own handler."""
-    if not _is_main() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _Terminate())
+    """Make SIGTERM and SIGHUP raise `Terminated`, unless the program has its own handler or ignores them."""
+    mine = [number for number in _ENDING if _is_main() and signal.getsignal(number) is signal.SIG_DFL]
+    terminate = _Terminate()
+    for number in mine:
+        signal.signal(number, terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
-    """Defer the first Ctrl-C or SIGTERM to the end of a batch; a second one raises at once.
+    """Defer the first Ctrl-C, SIGTERM or SIGHUP to the end of a batch; a second one raises at once.
 
-    Only if Ctrl-C would have raised KeyboardInterrupt, and SIGTERM would have raised `Terminated` or ended the
+    Only if Ctrl-C would have raised KeyboardInterrupt, and the others would have raised `Terminated` or ended the
     process: the program's own handlers are kept. Within another block of this function the signal is the same for both.
     """
-    outer = signal.getsignal(signal.SIGTERM) if _is_main() else None
-    if isinstance(outer, _Note):
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)] if _is_main() else []
+    outer = next((handler for handler in handlers if isinstance(handler, _Note)), None)
+    if outer is not None:
         yield lambda: outer.came
         return
     before: dict[int, Any] = {}
@@ -107,11 +113,12 @@ def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
     if _is_main():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             before[signal.SIGINT] = signal.default_int_handler
-        found = signal.getsignal(signal.SIGTERM)
-        if isinstance(found, _Terminate):
-            terminate = found
-        if found is signal.SIG_DFL or isinstance(found, _Terminate):
-            before[signal.SIGTERM] = found
+        for number in _ENDING:
+            found = signal.getsignal(number)
+            if isinstance(found, _Terminate):
+                terminate = found
+            if found is signal.SIG_DFL or isinstance(found, _Terminate):
+                before[number] = found
 
     note = _Note(terminate)
     for number in before:
@@ -125,12 +132,12 @@ def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM to the end of the block, if Python handles them."""
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block, if Python handles them."""
     if not _is_main():
         yield
         return
     came: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
     mine = {number: handler for number, handler in before.items() if callable(handler)}
     for number in mine:
         signal.signal(number, lambda number, frame: came.append(number))

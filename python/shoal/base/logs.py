@@ -24,6 +24,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal
 
+from shoal.base.streams import write_stderr
+
 __all__ = [
     "FORMATS",
     "LOG_FORMAT",
@@ -110,8 +112,7 @@ class _StderrHandler(logging.Handler):
 
     def write(self, line: str) -> None:
         """Write a line."""
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        write_stderr(line + "\n")
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignore that an event cannot be written: the process goes on without its log."""

@@ -6,7 +6,7 @@ Every command is a function of parsed arguments that returns an answer: text for
     exit status   0   success
                   1   failure: a damaged model, a full disk
                   2   bad input: arguments, a missing file, a malformed line
-           130, 143   Ctrl-C, SIGTERM; ``train`` has then saved the model as trained so far
+      130, 143, 129   Ctrl-C, SIGTERM, SIGHUP; ``train`` has then saved the model as trained so far
 
 Expected errors are one line, never a traceback. Of the commands, only the one that runs is imported; heavy imports
 happen in the functions that need them.
@@ -36,7 +36,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from shoal.base.interrupts import status_of, terminable
-from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, one_line, warn
+from shoal.base.streams import open_closed_streams
+from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, naming, one_line, warn
 from shoal.cli.arguments import command, log_events
 from shoal.cli.version import Version
 
@@ -66,24 +67,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     only = words[0] if words and words[0] in {*_MODULES, "--version"} else None
     arguments = parser(only).parse_args(words)
-    with ExitStack() as logging_ended:
-        return _run(arguments, logging_ended)
+    with ExitStack() as ended:
+        ended.callback(_drop_output_that_fails)
+        return _run(arguments, ended)
 
 
-def _run(arguments: argparse.Namespace, logging_ended: ExitStack) -> int:
+def _run(arguments: argparse.Namespace, ended: ExitStack) -> int:
     """Run a command; return the exit status."""
     options = vars(arguments).keys()
     try:
-        logging_ended.enter_context(log_events(arguments))
+        ended.enter_context(log_events(arguments))
         with terminable():
             answer: Answer = arguments.run(arguments)
-            emit(answer, arguments)
+            with naming("standard output"):
+                emit(answer, arguments)
     except KeyboardInterrupt as interrupt:
         warn("interrupted")
         return status_of(interrupt)
-    except BrokenPipeError:
-        # The reader of the output has closed the pipe. Python would report it again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         return FAILED
     except (
         ValueError,
@@ -105,6 +106,18 @@ def _run(arguments: argparse.Namespace, logging_ended: ExitStack) -> int:
     return answer.status
 
 
+def _drop_output_that_fails() -> None:
+    """Replace standard output by /dev/null if it cannot be written: Python would report it again when it ends."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
 def run() -> int:
     """Run the command of this process, which ends afterwards: the entry point of ``shoal``.
 
@@ -121,6 +134,7 @@ def run() -> int:
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    open_closed_streams()
     try:
         return main()
     finally:

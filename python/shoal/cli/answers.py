@@ -12,9 +12,10 @@ import re
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 from shoal.base import logs
+from shoal.base.streams import write_stderr, write_text
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -30,10 +31,9 @@ class Answer:
     status: int = DONE
 
 
-def _write(text: str, to: TextIO) -> None:
+def _print(line: str) -> None:
     """Write a line in one call: unbuffered, ``print`` writes the line end apart, and lines of threads would mix."""
-    to.write(text + "\n")
-    to.flush()
+    write_text(sys.stdout, line + "\n")
 
 
 def emit(answer: Answer, arguments: argparse.Namespace) -> None:
@@ -41,9 +41,9 @@ def emit(answer: Answer, arguments: argparse.Namespace) -> None:
     if arguments.json:
         import msgspec
 
-        _write(msgspec.json.encode(answer.facts).decode(), sys.stdout)
+        _print(msgspec.json.encode(answer.facts).decode())
     elif answer.text and not arguments.quiet:
-        _write(answer.text, sys.stdout)
+        _print(answer.text)
 
 
 def log_line(line: str) -> None:
@@ -51,12 +51,12 @@ def log_line(line: str) -> None:
     if logs.is_json():
         _log.info("%s", line)
     else:
-        _write(line, sys.stdout)
+        _print(line)
 
 
 def print_output(line: str) -> None:
     """Print a line of the output of a worker. Thread-safe."""
-    _write(line, sys.stdout)
+    _print(line)
 
 
 def no_op(line: str) -> None:
@@ -64,11 +64,11 @@ def no_op(line: str) -> None:
 
 
 def warn(what: str, level: int = logging.WARNING) -> None:
-    """Print a warning or an error, or log it if the log is JSON. Thread-safe."""
+    """Print a warning or an error, or log it if the log is JSON; ignored if it cannot be written. Thread-safe."""
     if logs.is_json():
         _log.log(level, "%s", what)
     else:
-        _write(f"shoal: {what}", sys.stderr)
+        write_stderr(f"shoal: {what}\n")
 
 
 def one_line(error: BaseException, options: Collection[str] = ()) -> str:

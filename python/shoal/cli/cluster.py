@@ -701,12 +701,15 @@ def _drain_once(server: Server, patience: float | None) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _on_signals(*, terminated: Callable[[], None], interrupted: Callable[[], None]) -> Iterator[None]:
-    """Call a function on SIGTERM, and one on Ctrl-C."""
+    """Call a function on SIGTERM, or on SIGHUP unless it is ignored, and one on Ctrl-C."""
 
     def call(number: int, frame: FrameType | None) -> None:
-        (terminated if number == signal.SIGTERM else interrupted)()
+        (interrupted if number == signal.SIGINT else terminated)()
 
-    before = {number: signal.signal(number, call) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, call) for number in numbers}
     try:
         yield
     finally:

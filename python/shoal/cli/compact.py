@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from shoal.cli.answers import Answer
@@ -41,7 +40,7 @@ def compact(arguments: argparse.Namespace) -> Answer:
     from shoal.export.compact import compact_export
     from shoal.tools import compact
 
-    progress = not arguments.quiet and sys.stderr.isatty()
+    progress = not (arguments.quiet or arguments.json)
     if compact.has_export(arguments.path):
         done, links = compact_export(
             arguments.path,

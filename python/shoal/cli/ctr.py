@@ -23,7 +23,7 @@ from shoal.cli.train_options import (
     add_tracking_options,
     parse_model_grid,
 )
-from shoal.cli.train_run import exit_status, saving
+from shoal.cli.train_run import exit_status, keeping_what_was_learned, saving
 from shoal.cli.train_summary import (
     finished_already,
     fit_facts,
@@ -190,17 +190,16 @@ def _trained(
 
     plan = config.train.plan()
     assert config.output.dir is not None
+    target = config.output.dir
     rank, workers = model.store.rank, model.store.num_workers
     if workers > 1:
         train = train.split(rank, workers)
         valid = None if valid is None else valid.split(rank, workers)
-    checkpointer = FitCheckpointer(
-        model, config.output.dir, config.output.checkpoint_every, overwrite=arguments.overwrite
-    )
+    checkpointer = FitCheckpointer(model, target, config.output.checkpoint_every, overwrite=arguments.overwrite)
     trackers = (
         make_trackers(
             _logging(config),
-            config.output.dir,
+            target,
             settings=_settings(config),
             resume=arguments.resume,
         )
@@ -209,7 +208,7 @@ def _trained(
     )
     interrupted: KeyboardInterrupt | None = None
     try:
-        with contextlib.ExitStack() as runs:
+        with contextlib.ExitStack() as runs, keeping_what_was_learned(lambda: [(model, target)]):
             fit(
                 model,
                 train,
@@ -221,11 +220,11 @@ def _trained(
                 callbacks=[runs.enter_context(tracker) for tracker in trackers],
             )
             for tracker in trackers:
-                tracker.model_saved(config.output.dir)
+                tracker.model_saved(target)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     except FitFinishedError:
-        return finished_already(model, config.output.dir)
+        return finished_already(model, target)
     if model.examples == 0:
         raise interrupted or ValueError(f"{train.why_empty()}: the model was not trained")
     if interrupted is not None:

@@ -39,6 +39,7 @@ from shoal.cli.train_run import (
     calibrate,
     check_learned,
     exit_status,
+    keeping_what_was_learned,
     make_room,
     name_features,
     names_later,
@@ -415,7 +416,8 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
     interrupted: KeyboardInterrupt | None = None
     over = False
     try:
-        model.fit(train, **how)
+        with keeping_what_was_learned(lambda: [(model, arguments.output)], train.names):
+            model.fit(train, **how)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     except FitFinishedError:

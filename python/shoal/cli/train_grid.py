@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from shoal.cli.answers import Answer, warn
 from shoal.cli.tracking import make_trackers, tracking_options
-from shoal.cli.train_run import calibrate, check_learned, exit_status, saving, training_data
+from shoal.cli.train_run import (
+    calibrate,
+    check_learned,
+    exit_status,
+    keeping_what_was_learned,
+    saving,
+    training_data,
+)
 from shoal.cli.train_summary import (
     count_names,
     grid_lines,
@@ -20,7 +27,8 @@ from shoal.cli.train_summary import (
 if TYPE_CHECKING:
     import argparse
 
-    from shoal.models import LogisticRegressionGrid
+    from shoal.models import LogisticRegressionGrid, Model
+    from shoal.storage.base import StoragePath
 
 
 def fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) -> Answer:
@@ -32,8 +40,16 @@ def fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) -> 
     options = tracking_options(arguments)
     train, how = training_data(arguments, folders)
     interrupted: KeyboardInterrupt | None = None
+
+    def learned() -> list[tuple[Model, StoragePath]]:
+        found = grid.results(arguments.metric)[: None if arguments.save_all else 1] if grid.examples else []
+        return [
+            (one.model, target.child(settings_name(one.settings)) if arguments.save_all else target) for one in found
+        ]
+
     try:
-        grid.fit(train, **how)
+        with keeping_what_was_learned(learned, train.names):
+            grid.fit(train, **how)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     check_learned(grid.examples, train, interrupted)

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import at_boundaries, status_of
 from shoal.base.logs import is_json
+from shoal.base.plural import counted
 from shoal.base.progress import rows_bar
 from shoal.cli.answers import DONE, warn
 from shoal.cli.arguments import format_of, open_reader, schema_of
 
 if TYPE_CHECKING:
-    from shoal.data import Reader
+    from shoal.data import FeatureNames, Reader
     from shoal.models import Model
     from shoal.storage.base import StoragePath
     from shoal.store.base import Store
+    from shoal.torch import ClickModel
 
 
 @contextlib.contextmanager
@@ -79,6 +81,44 @@ def names_later(arguments: argparse.Namespace) -> bool:
     return arguments.names and (
         arguments.cluster is not None or arguments.checkpoint_every is not None or bool(arguments.resume)
     )
+
+
+@contextlib.contextmanager
+def keeping_what_was_learned(
+    learned: Callable[[], Sequence[tuple[Model | ClickModel, StoragePath]]], names: FeatureNames | None = None
+) -> Iterator[None]:
+    """Save the models of a fit that fails by its data, unless that would replace others.
+
+    Parameters
+    ----------
+    learned : callable
+        Returns the models, and where each is to be saved.
+    names : FeatureNames, optional
+        To be saved with them.
+    """
+    from shoal.errors import ShoalError
+    from shoal.models import files
+    from shoal.models.fit_checkpoints import FitFinishedError
+    from shoal.models.saved_model import SavedModel
+    from shoal.storage.open import open_dir
+
+    try:
+        yield
+    except FitFinishedError:
+        raise
+    except (ValueError, ShoalError, OSError):
+        for model, where in learned():
+            if model.examples == 0 or model.store.num_workers > 1:
+                continue
+            examples = counted(model.examples, "example")
+            if isinstance(model, SavedModel) and not files.is_model(open_dir(where)):
+                model.save(where, names=names)
+                warn(f"the fit fails after {examples}; the model as trained so far is in {where}")
+            elif files.read(where).fit_state is not None:
+                warn(f"the fit fails after {examples}; --resume continues from the checkpoint in {where}")
+            else:
+                warn(f"the fit fails after {examples}, which are lost; the model in {where} is the one that was there")
+        raise
 
 
 def name_features(data: Reader, *, show: bool) -> KeyboardInterrupt | None:

@@ -184,7 +184,7 @@ class Callbacks:
             call(FitProgress(self._model, len(self._model.history.passes), self._batches, None))
 
     def interrupted(self, fit_state: FitState) -> None:
-        """Do nothing: KeyboardInterrupt reaches the caller."""
+        """Do nothing: the error reaches the caller."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
         """Return None: there is no folder."""

@@ -206,7 +206,7 @@ class FitObserver(Protocol):
         """React to the end of a pass, which was measured if there is validation data."""
 
     def interrupted(self, fit_state: FitState) -> None:
-        """React to Ctrl-C or SIGTERM: the fit ends after a batch, or between two passes."""
+        """React to Ctrl-C, SIGTERM or an error of the data: the fit ends after a batch, or between two passes."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
         """Return the folder for the weights of the best pass; None: a temporary one."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+from shoal.base.progress import Bar
+from shoal.base.streams import stderr_is_terminal, write_stderr
 from shoal.metrics import Progressive, ProgressiveLine, StreamMetrics
 
 _TERMINAL_SECONDS = 0.1  # between two updates of a bar
@@ -31,15 +32,11 @@ class ProgressBar:
         self._share: Callable[[], float] | None = getattr(reader, "progress", None)
         self._seen = seen
         self._begin = self._next = time.perf_counter()
-        self._every = _TERMINAL_SECONDS if sys.stderr.isatty() else _FILE_SECONDS
+        self._every = _TERMINAL_SECONDS if stderr_is_terminal() else _FILE_SECONDS
         shares = "{percentage:3.0f}% |{bar}| " if self._share else ""
         rest = "<{remaining}" if self._share else ""
-        self._bar: Any = None
-        if show:
-            from tqdm import tqdm
-
-            bar = f"{{desc}} {shares}{{elapsed}}{rest}{{postfix}}"
-            self._bar = tqdm(total=1.0, desc=title, bar_format=bar, delay=1e-9)
+        form = f"{{desc}} {shares}{{elapsed}}{rest}{{postfix}}"
+        self._bar = Bar(show=show, total=1.0, desc=title, bar_format=form)
 
     def __enter__(self) -> Self:
         return self
@@ -47,27 +44,27 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._refresh()
-            self._bar.close()
+        self._refresh()
+        self._bar.close()
 
     def update(self) -> None:
         """Update the bar, if enough time has passed since the last update."""
-        if self._bar is not None and time.perf_counter() >= self._next:
+        if time.perf_counter() >= self._next:
             self._refresh()
             self._next = time.perf_counter() + self._every
 
     def _refresh(self) -> None:
-        if self._seen[0].examples == 0:
-            return
+        if self._seen[0].examples:
+            self._bar.show(self._share() if self._share else 0.0, self._text)
+
+    def _text(self, short: Callable[[float], str]) -> str:
         seen = min(self._seen, key=lambda one: one.logloss)
         rate = seen.examples / max(time.perf_counter() - self._begin, 1e-9)
-        self._bar.n = self._share() if self._share else 0.0
         # Short enough for 80 columns.
         models = f"{len(self._seen)} models, best " if len(self._seen) > 1 else ""
-        examples, rate = self._bar.format_sizeof(seen.examples), self._bar.format_sizeof(rate)
-        self._bar.set_postfix_str(
-            f"{examples} examples, {rate}/s, {models}logloss {seen.logloss:.4f}, {seen.quality_name} {seen.quality:.4f}"
+        return (
+            f"{short(seen.examples)} examples, {short(rate)}/s, {models}logloss {seen.logloss:.4f}, "
+            f"{seen.quality_name} {seen.quality:.4f}"
         )
 
 
@@ -89,7 +86,7 @@ class ProgressLines:
         self._due = Progressive(every)
 
     def __enter__(self) -> Self:
-        sys.stderr.write(f"{self._title}\n{Progressive.header(self._seen)}\n")
+        write_stderr(f"{self._title}\n{Progressive.header(self._seen)}\n")
         return self
 
     def __exit__(
@@ -104,8 +101,7 @@ class ProgressLines:
     @staticmethod
     def _write(line: ProgressiveLine | None) -> None:
         if line is not None:
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
+            write_stderr(f"{line}\n")
 
 
 def show_progress(

@@ -37,7 +37,7 @@ from shoal.base.interrupts import Terminated, at_boundaries
 from shoal.data import Batch, Reader
 from shoal.errors import ShoalError
 from shoal.models.history import Fit
-from shoal.models.learner import FitObserver, FitState, Learner
+from shoal.models.learner import FitObserver, FitState, Learner, Prepared
 from shoal.models.merging import measure_together, merge_pass
 from shoal.models.model_trainer import BEGINNING, ModelTrainer
 from shoal.models.pass_coordinator import PassCoordinator, WorkersMoveError
@@ -50,6 +50,8 @@ from shoal.models.sources import check_iterable, check_stream, check_valid, fing
 from shoal.models.takeover import Publisher, hand_over
 from shoal.storage.base import StorageDir
 from shoal.store.base import Store
+
+_Ready = tuple[Batch, Prepared]
 
 
 def train(
@@ -243,7 +245,7 @@ class _TrainingRun:
                 ready = stack.enter_context(closing(first.prepared(batches)))
                 room = RoomForRows(self._stores, data)
                 try:
-                    for batch, prepared in ready:
+                    for batch, prepared in self._until_the_data_fails(ready, fit_state):
                         for trainer in trainers:
                             trainer.learn(batch, prepared)
                         room.learned(len(batch))
@@ -280,6 +282,19 @@ class _TrainingRun:
         finally:
             for trainer in trainers:
                 trainer.end(skipped=data.skipped, complete=complete, reader=data.last)
+
+    def _until_the_data_fails(self, ready: Iterator[_Ready], fit_state: Callable[[], FitState]) -> Iterator[_Ready]:
+        """Yield the batches of a pass; an error of the data ends the fit like Ctrl-C, after the batches before it."""
+        has_learned = False
+        try:
+            for one in ready:
+                yield one
+                has_learned = True
+        except Exception:
+            if has_learned:
+                for observer in self._observers:
+                    observer.interrupted(fit_state())
+            raise
 
     def is_told_to_leave(self) -> bool:
         """Whether this worker was asked to end, in a job whose number of workers may change."""
