@@ -298,7 +298,7 @@ class Run:
         results["digest_seconds"] = time.perf_counter() - start
         start = time.perf_counter()
         assert self.store is not None
-        self.store.save(self.directory / "checkpoint", progress=sys.stderr.isatty())
+        self.store.save(self.directory / "checkpoint", overwrite=True, progress=sys.stderr.isatty())
         seconds = time.perf_counter() - start
         size = sum(file.stat().st_size for file in (self.directory / "checkpoint").iterdir())
         results |= {

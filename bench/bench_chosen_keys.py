@@ -43,8 +43,8 @@ def one_round(keys: np.ndarray, dim: int, folder: Path) -> dict[str, float]:
         took["push, new keys"] = seconds(lambda: table.push(keys, grads).wait())
         took["push"] = seconds(lambda: table.push(keys, grads).wait())
         took["pull"] = seconds(lambda: check(bool((table.pull(keys) == 2).all()), "a pull returned wrong rows"))
-        took["save"] = seconds(lambda: store.save(folder / "save"))
-        took["export"] = seconds(lambda: store.export(folder / "export"))
+        took["save"] = seconds(lambda: store.save(folder / "save", overwrite=True))
+        took["export"] = seconds(lambda: store.export(folder / "export", overwrite=True))
         took["erase half"] = seconds(lambda: table.erase(half))
         check(len(table) == len(keys) - len(half), "erased rows are still there")
     with shoal.local(threads=1) as store:

@@ -212,7 +212,7 @@ def stages(path: Path, folder: Path, batch_size: int) -> tuple[dict[str, float],
             clocked(floors, "gradient", native.scatter, pointer(floats), inverse, n)
     spent["new rows"] -= spent["push"]
     before = time.process_time()  # other threads write, too
-    model.save(str(folder / "stages"))
+    model.save(str(folder / "stages"), overwrite=True)
     spent["save"] = time.process_time() - before
     rows = clocked(floors, "new rows", np.full, 2 * len(table), 1.0)
     clocked(floors, "save", rows.tofile, folder / "rows")

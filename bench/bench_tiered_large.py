@@ -85,7 +85,7 @@ def main() -> None:
                     keys += len(batch)
 
             timed("train", train, lambda: keys)
-            timed("save", lambda: store.save(folder), lambda: rows)
+            timed("save", lambda: store.save(folder, overwrite=True), lambda: rows)
             sample = rng.integers(0, rows, 10_000).astype(np.uint64)
             expected = table.pull(sample)
             tier = table.stats().tier

@@ -50,7 +50,7 @@ train, test, model_dir, batch_size, hyper = json.loads(sys.argv[1])
 start = time.perf_counter()
 model = shoal.LogisticRegression(shoal.FTRL(**hyper), shoal.local(threads=2))
 model.fit(shoal.read_libsvm(train, batch_size=batch_size), progress=False)
-model.save(model_dir)
+model.save(model_dir, overwrite=True)
 seconds = time.perf_counter() - start
 high = peak()
 np.save(model_dir + ".npy", model.decision_function(shoal.read_libsvm(test)))
@@ -88,7 +88,7 @@ for batch in batches:
     clocked("arithmetic", measure, batch, margins, loss, slopes)
     (gradient,) = clocked("arithmetic", model._backward, batch, keys, [rows], slopes, known)
     clocked("table: push", lambda: table.push_unique(keys, gradient).wait())
-clocked("save", lambda: store.save(model_dir))
+clocked("save", lambda: store.save(model_dir, overwrite=True))
 print(json.dumps(spent))
 """
 VW = (

@@ -42,7 +42,7 @@ def learn(store: shoal.Store, train: shoal.Reader, test: shoal.Reader, directory
             print(f"validation: {model.evaluate(test)}")
             print(f"{len(model.table):,} rows, {model.table.count():,} nonzero weights")
             if directory is not None:
-                model.save(directory)
+                model.save(directory, overwrite=True)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ def train(log: Path, directory: Path, optimizer: shoal.FTRL) -> None:
         print(
             f"model           {len(model.table):,} features, {len(model.weights()[0]):,} of them with a nonzero weight"
         )
-        model.save(directory)  # atomic: the old model or the new one, never half of one
+        model.save(directory, overwrite=True)  # atomic: the old model or the new one, never half of one
 
 
 def use(log: Path, directory: Path, show: int) -> None:

@@ -43,7 +43,7 @@ def train(frame: pd.DataFrame, directory: Path, label: str, numeric: list[str], 
         print(f"training        {model.history.passes[0].metrics}")
         for name, weight in zip(*model.top(5, names=names), strict=True):
             print(f"    {weight:+7.3f} {name}")
-        model.save(directory, names=names)
+        model.save(directory, overwrite=True, names=names)
 
 
 def use(frame: pd.DataFrame, directory: Path, label: str) -> None:

@@ -26,7 +26,7 @@ def learn_hour(hour: shoal.Reader, directory: Path) -> tuple[shoal.Metrics, int]
     known = directory.exists()
     with shoal.LogisticRegression.load(directory) if known else shoal.LogisticRegression(OPTIMIZER) as model:
         model.fit(hour, progress=False)
-        model.save(directory)
+        model.save(directory, overwrite=True)
         return model.history.passes[-1].metrics, len(model.table)
 
 

@@ -253,7 +253,7 @@ def test_load_reads_a_model_of_any_kind_and_says_what_else_a_directory_holds(pla
     X, y = planted
     for kind in KINDS:
         with kind() as model:
-            model.fit(X, y, progress=False).save(tmp_path / "model")
+            model.fit(X, y, progress=False).save(tmp_path / "model", overwrite=True)
             with shoal.load(str(tmp_path / "model")) as loaded:
                 assert type(loaded) is kind
                 assert loaded.score(X, y) == model.score(X, y)

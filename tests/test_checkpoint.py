@@ -238,7 +238,7 @@ def test_a_second_save_replaces_the_first_and_leaves_no_litter(rng, tmp_path):
         files = len(list((tmp_path / "c").iterdir()))
         table.push(KEYS, np.ones((len(KEYS), 3), np.float32)).wait()
         expected = bits(table)
-        store.save(tmp_path / "c")
+        store.save(tmp_path / "c", overwrite=True)
         assert len(list((tmp_path / "c").iterdir())) == files
     with shoal.local() as store:
         store.load(tmp_path / "c")
@@ -344,7 +344,7 @@ def test_any_table_comes_back(keys, dim, optimizer, slots, seed, tmp_path):
         table = store.table("t", dim=dim, optimizer=optimizer, seed=seed)
         table.push(keys, grads).wait()
         expected = bits(table)
-        store.save(tmp_path / "c")
+        store.save(tmp_path / "c", overwrite=True)
     with shoal.local(slots=slots[1]) as store:
         store.load(tmp_path / "c")
         assert_same(bits(store.tables["t"]), expected)

@@ -114,7 +114,7 @@ def test_an_error_at_any_call_to_the_system_leaves_the_old_checkpoint_or_the_new
             fill(store, 2)
             system.left, system.failed = calls, False
             try:
-                store.save(folder)
+                store.save(folder, overwrite=True)
                 raised = False
             except type(error):
                 raised = True
@@ -129,7 +129,7 @@ def test_an_error_at_any_call_to_the_system_leaves_the_old_checkpoint_or_the_new
                     assert not (folder / "manifest.json").exists()
             else:
                 assert loaded(folder) in {1, 2}
-            store.save(folder)  # and the next save is whole again
+            store.save(folder, overwrite=True)  # and the next save is whole again
             assert loaded(folder) == 2
             fill(store, 1)
         else:
@@ -149,7 +149,7 @@ with shoal.local(slots=4) as store:
     table.assign(keys, np.full((2000, 64), 2, np.float32))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:
-        store.save(sys.argv[1])
+        store.save(sys.argv[1], overwrite=True)
     except OSError as error:
         print("refused", error.errno)
     table.push(keys, np.ones((2000, 64), np.float32))  # nobody waits for the save that failed
@@ -198,7 +198,7 @@ def test_a_process_killed_while_saving_leaves_a_checkpoint_of_one_moment(tmp_pat
         assert loaded(folder) in {done, done + 1}
     with shoal.local() as store:
         fill(store, 5)
-        store.save(folder)
+        store.save(folder, overwrite=True)
     assert loaded(folder) == 5
     assert len(list(folder.iterdir())) == 3  # the litter is gone
 
@@ -246,7 +246,7 @@ def test_an_interruption_after_the_new_manifest_is_in_place_leaves_the_new_check
         whole = checksummed_json.sync_directory
         monkeypatch.setattr(checksummed_json, "sync_directory", interrupt)  # the sync behind the rename of the manifest
         with pytest.raises(KeyboardInterrupt):
-            store.save(tmp_path)
+            store.save(tmp_path, overwrite=True)
         monkeypatch.setattr(checksummed_json, "sync_directory", whole)
     assert loaded(tmp_path) == 2
 
@@ -286,5 +286,5 @@ def test_the_names_of_all_directories_that_a_save_makes_are_on_disk_before_the_m
     calls.clear()
     with shoal.local() as store:
         fill(store, 2)
-        store.save(folder)
+        store.save(folder, overwrite=True)
     assert folder.parent not in {path for _, path in calls}  # which may be none of ours to read

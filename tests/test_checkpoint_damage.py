@@ -159,7 +159,7 @@ def test_files_of_others_beside_a_checkpoint_do_not_matter(whole, copy):
     with shoal.local() as fresh:
         fresh.load(copy)
         assert len(fresh.tables) == 3
-        fresh.save(copy)
+        fresh.save(copy, overwrite=True)
     assert (copy / "notes.txt").read_text() == "which run was this?"
     assert (copy / "folder").is_dir()
 

@@ -170,7 +170,7 @@ def test_tables_that_came_later_are_whole_in_a_delta_and_others_may_be_left_out(
 def test_what_no_delta_can_be_of_is_refused_and_nothing_is_written(chain, tmp_path):
     def refused(what, out="new", **how):
         with pytest.raises(ValueError, match=what):
-            chain.save(tmp_path / out, **how)
+            chain.save(tmp_path / out, overwrite=True, **how)
         assert not (tmp_path / "new").exists()
 
     refused(r"the changes of table 't' since the save in .*/1 are not known", since=tmp_path / "1")

@@ -62,7 +62,7 @@ class Where:
     def save(self, value: float, **more: Any) -> None:
         with shoal.local(slots=SLOTS) as store:
             fill(store, value)
-            store.save(self.name, storage_options=self.how, **more)
+            store.save(self.name, storage_options=self.how, **more, overwrite=True)
 
     def value(self) -> float:
         return loaded(self.name, self.how)
@@ -240,7 +240,7 @@ def test_on_a_full_disk_a_save_is_refused_and_the_checkpoint_before_it_stays(tmp
                 large = store.table("large", dim=16)
                 large.assign(KEYS, np.ones((len(KEYS), 16), np.float32))
                 with pytest.raises(shoal.StorageError, match=r"/c/\w+-\d-0\.slots cannot be written: .*; "):
-                    store.save(where.name)
+                    store.save(where.name, overwrite=True)
                 assert np.all(large.pull(KEYS) == 1.0)
             assert where.place.names() == before
             assert where.value() == 1.0

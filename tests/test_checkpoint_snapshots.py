@@ -235,7 +235,7 @@ def test_a_save_beside_any_changes_has_the_bytes_of_one_without(seed, rules, dim
         script = Script(store, seed)
         for _ in range(5):
             script.step()
-        store.save(tmp_path / "still")
+        store.save(tmp_path / "still", overwrite=True)
         real = transaction.DataFileWriter.append
         changed = []
 
@@ -248,6 +248,6 @@ def test_a_save_beside_any_changes_has_the_bytes_of_one_without(seed, rules, dim
         patch.setattr(transaction.DataFileWriter, "append", append)
         patch.setattr("shoal.checkpoint.write.TASKS_AHEAD", 0)
         patch.setattr("shoal.checkpoint.write._TASK_BYTES", 1)
-        store.save(tmp_path / "moving")
+        store.save(tmp_path / "moving", overwrite=True)
         assert contents(tmp_path / "moving") == contents(tmp_path / "still")
         assert all(table.shard.verify() == "" for table in store.tables.values())

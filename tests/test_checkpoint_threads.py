@@ -179,7 +179,7 @@ def test_a_save_between_reading_the_manifest_and_the_rows_is_said_and_loads_noth
             monkeypatch.undo()
             with shoal.local() as third:
                 third.table("t", dim=3)  # another description
-                third.save(directory)
+                third.save(directory, overwrite=True)
             return chain
 
         monkeypatch.setattr(checkpoint, "read_chain", overtaken)

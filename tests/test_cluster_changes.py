@@ -362,9 +362,9 @@ def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[]
         store.tick()
         steps += 1
         if steps % 2 == 0:
-            store.save(saved)
+            store.save(saved, overwrite=True)
         else:
-            store.save(saved, wait=False).wait()
+            store.save(saved, wait=False, overwrite=True).wait()
 
     def check(expected: int) -> None:
         with shoal.local() as other:

@@ -335,7 +335,7 @@ def test_a_server_whose_disk_refuses_leaves_the_checkpoint_that_was_there(
         with monkeypatch.context() as patch:
             patch.setattr(save_task, "write_slots", fail)
             with pytest.raises(shoal.errors.StorageError, match=r"^server 1 at tcp://127.0.0.1:\d+: the disk is full"):
-                store.save(tmp_path)
+                store.save(tmp_path, overwrite=True)
             with pytest.raises(shoal.errors.StorageError, match="server 1 at"):
                 store.save(tmp_path / "delta", since=tmp_path)
         assert leftovers(tmp_path) == before
@@ -438,7 +438,7 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
         store._timeout = store.channel._timeout = 3.0
         may.clear()
         begun.clear()
-        handle = store.save(tmp_path, wait=False)
+        handle = store.save(tmp_path, wait=False, overwrite=True)
         assert begun.wait(TIMEOUT)
         wires[1].cut()
         with pytest.raises(shoal.errors.DeadlineExceededError, match=rf"server 1 at {wires[1].address}"):
@@ -477,7 +477,7 @@ def test_a_server_that_is_killed_fails_the_save_by_name(tmp_path: Path) -> None:
         store.save(tmp_path)
         before = (tmp_path / "manifest.json").read_bytes()
         table.push(keys, ones).wait()
-        handle = store.save(tmp_path, wait=False)
+        handle = store.save(tmp_path, wait=False, overwrite=True)
         made.servers[1].process.kill()
         declare_dead(made.scheduler, "server", 1)
         with pytest.raises(shoal.errors.ServerLostError, match="server 1 at"):
@@ -486,7 +486,7 @@ def test_a_server_that_is_killed_fails_the_save_by_name(tmp_path: Path) -> None:
     with shoal.local() as store:
         store.load(tmp_path)
         assert np.all(store.tables["t"].pull(keys) == 1)
-        store.save(tmp_path)  # which removes whatever was left
+        store.save(tmp_path, overwrite=True)  # which removes whatever was left
     assert len({name.split("-")[0] for name in leftovers(tmp_path)}) == 1
 
 

@@ -198,11 +198,11 @@ def test_some_tables_are_exported_each_with_its_dtype(tmp_path):
             make(store, name, rows=50)
         store.export(tmp_path, tables=["a", "b"], dtype={"b": "int8"})
         with pytest.raises(ValueError, match="no table 'd' to export"):
-            store.export(tmp_path, tables=["d"])
+            store.export(tmp_path, tables=["d"], overwrite=True)
         with pytest.raises(ValueError, match="dtype names a table 'c'"):
-            store.export(tmp_path, tables=["a"], dtype={"c": "int8"})
+            store.export(tmp_path, tables=["a"], dtype={"c": "int8"}, overwrite=True)
         with pytest.raises(ValueError, match="dtype must be one of"):
-            store.export(tmp_path, dtype="int4")
+            store.export(tmp_path, dtype="int4", overwrite=True)
         with pytest.raises(ValueError, match="version must be"):
             store.export(tmp_path, version=-1)
     with shoal.open_export(tmp_path) as export:
@@ -219,7 +219,7 @@ def test_an_export_is_replaced_at_the_end_and_numbers_rise(tmp_path):
         with shoal.open_export(folder) as old:
             before = table.pull(keys)
             table.push(keys, np.ones((len(keys), 1), np.float32)).wait()
-            assert store.export(folder).version == 2
+            assert store.export(folder, overwrite=True).version == 2
             np.testing.assert_array_equal(old.table("t").pull(keys), before)  # its files are gone, its pages are not
             assert old.version == 1
         with shoal.open_export(folder) as new:

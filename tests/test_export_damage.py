@@ -93,7 +93,7 @@ def test_exchanged_files_are_found(copy):
 def test_a_base_that_was_replaced_is_found(copy):
     with shoal.local(slots=4) as store:
         store.table("narrow", optimizer=shoal.SGD()).assign(KEYS, np.ones(400, np.float32))
-        store.export(copy / "base")
+        store.export(copy / "base", overwrite=True)
     refused(copy / "delta", "was replaced")
 
 

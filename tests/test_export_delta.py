@@ -48,7 +48,7 @@ def test_a_chain_of_deltas_reads_what_a_whole_export_reads(tmp_path, dtype, init
             assert told.tables["t"].rows <= 150
             assert told.tables["t"].dropped == 0
             beside = tmp_path / "else" / "whole"
-            store.export(beside, dtype=dtype)
+            store.export(beside, dtype=dtype, overwrite=True)
             asked = np.arange(3500, dtype=np.uint64)
             with (
                 shoal.open_export(tmp_path / str(k)) as export,
@@ -359,7 +359,7 @@ def test_a_delta_that_does_not_fit_is_refused_and_writes_nothing(tmp_path):
         store.table("t", dim=2).assign(KEYS[:9], np.ones((9, 2), np.float32))
         store.export(tmp_path / "a", dtype="int8")
         with pytest.raises(ValueError, match="needs another directory"):
-            store.export(tmp_path / "a", since=tmp_path / "a")
+            store.export(tmp_path / "a", since=tmp_path / "a", overwrite=True)
         with pytest.raises(ValueError, match="has dtype 'int8', now it has dtype 'float32'"):
             store.export(tmp_path / "b", since=tmp_path / "a", dtype="float32")
         with pytest.raises(FileNotFoundError, match="there is no such export"):
@@ -486,7 +486,7 @@ def test_an_export_that_is_watched_follows_what_is_published(tmp_path):
                 time.sleep(0.01)
             assert isinstance(failed[0], shoal.CorruptionError)
             assert export.version == 1
-            store.export(tmp_path / "2", since=tmp_path / "1")
+            store.export(tmp_path / "2", since=tmp_path / "1", overwrite=True)
             assert swapped.wait(120)
             assert export.version == 2
         with pytest.raises(ValueError, match="seconds"):

@@ -54,7 +54,9 @@ class There:
 
     def export(self, store: shoal.Store, name: str, since: str | None = None, **more: Any) -> Any:
         told = None if since is None else self.at(since)
-        return store.export(self.at(name), since=told, cache=self.cache, storage_options=self.how, **more)
+        return store.export(
+            self.at(name), since=told, cache=self.cache, storage_options=self.how, **more, overwrite=True
+        )
 
     def copies(self) -> list[Path]:
         return sorted(path for path in self.cache.glob("*/*") if path.is_dir())

@@ -174,7 +174,7 @@ def test_a_fork_in_the_midst_of_a_save_never_hangs(tmp_path):
 
         def busy():
             while not stop.is_set():
-                store.save(tmp_path / "parent")
+                store.save(tmp_path / "parent", overwrite=True)
 
         thread = threading.Thread(target=busy)
         thread.start()

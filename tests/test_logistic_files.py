@@ -185,7 +185,7 @@ def test_loading_never_overwrites_a_table_of_the_store(saved):
 def test_saving_again_replaces_the_model_and_leaves_nothing_behind(saved, batch):
     with LogisticRegression.load(saved) as model:
         model.partial_fit(batch)
-        model.save(saved)
+        model.save(saved, overwrite=True)
         np.testing.assert_array_equal(predictions(saved, batch), model.predict_proba(batch))
     assert held(saved) == ["checkpoint", "model.json"]
 
@@ -230,7 +230,7 @@ def test_a_save_that_fails_leaves_the_model_that_was_there(saved, batch, monkeyp
     with LogisticRegression.load(saved) as model:
         model.partial_fit(batch)
         with pytest.raises(CutOffError):
-            model.save(saved)
+            model.save(saved, overwrite=True)
     assert held(saved) == ["checkpoint", "model.json"]
     assert snapshot(saved) == before
     np.testing.assert_array_equal(predictions(saved, batch), expected)
@@ -244,7 +244,7 @@ def test_what_a_killed_save_left_behind_is_no_hindrance(saved, batch):
     (saved / ".model.json.0badcafe.tmp").write_bytes(b"{")
     np.testing.assert_array_equal(predictions(saved, batch), expected)
     with LogisticRegression.load(saved) as model:
-        model.save(saved)
+        model.save(saved, overwrite=True)
     assert held(saved) == ["checkpoint", "model.json"]
     np.testing.assert_array_equal(predictions(saved, batch), expected)
 
@@ -264,7 +264,7 @@ def test_a_load_that_a_save_overtakes_reads_the_new_model(saved, batch, monkeypa
     old = files.read(saved)
     with LogisticRegression.load(saved) as model:
         model.partial_fit(batch)
-        model.save(saved)
+        model.save(saved, overwrite=True)
         expected = model.predict_proba(batch)
     answers = iter([old])
     whole = files.read
@@ -285,17 +285,17 @@ def named():
 def test_names_are_kept_with_the_model_and_replaced_with_it(saved, batch, named):
     assert models.load_names(saved) is None
     with LogisticRegression.load(saved) as model:
-        model.save(saved, names=named)
+        model.save(saved, names=named, overwrite=True)
         assert held(saved) == ["checkpoint", "model.json", "names.names"]
         assert models.load_names(saved) == named
         named.add([4], ["site=b.com"])
-        model.save(saved, names=named)
+        model.save(saved, names=named, overwrite=True)
         assert held(saved) == ["checkpoint", "model.json", "names.names"]
         assert models.load_names(saved) == named
         expected = model.predict_proba(batch)
     np.testing.assert_array_equal(predictions(saved, batch), expected)
     with LogisticRegression.load(saved) as model:
-        model.save(saved)
+        model.save(saved, overwrite=True)
     assert held(saved) == ["checkpoint", "model.json"]
     assert models.load_names(saved) is None
 
@@ -303,7 +303,7 @@ def test_names_are_kept_with_the_model_and_replaced_with_it(saved, batch, named)
 @pytest.mark.parametrize("where", ["at the names", "behind them"])
 def test_a_save_with_names_that_fails_leaves_model_and_names(saved, batch, named, monkeypatch, where):
     with LogisticRegression.load(saved) as model:
-        model.save(saved, names=named)
+        model.save(saved, names=named, overwrite=True)
     before = snapshot(saved)
 
     def fail(*_, **__):
@@ -316,7 +316,7 @@ def test_a_save_with_names_that_fails_leaves_model_and_names(saved, batch, named
     with LogisticRegression.load(saved) as model:
         model.partial_fit(batch)
         with pytest.raises(CutOffError):
-            model.save(saved, names=named)
+            model.save(saved, names=named, overwrite=True)
     assert snapshot(saved) == before
     assert held(saved) == ["checkpoint", "model.json", "names.names"]
 
@@ -336,7 +336,7 @@ def test_names_that_a_killed_save_left_behind_are_removed(named, batch, tmp_path
 
 def test_damaged_names_are_said_and_the_model_still_loads(saved, batch, named):
     with LogisticRegression.load(saved) as model:
-        model.save(saved, names=named)
+        model.save(saved, names=named, overwrite=True)
     expected = predictions(saved, batch)
     (path,) = saved.glob("names-*.names")
     whole = path.read_bytes()
@@ -357,10 +357,10 @@ def test_damaged_names_are_said_and_the_model_still_loads(saved, batch, named):
 
 def test_names_that_a_save_overtakes_are_the_new_ones(saved, named, monkeypatch):
     with LogisticRegression.load(saved) as model:
-        model.save(saved, names=named)
+        model.save(saved, names=named, overwrite=True)
         old = files.read(saved)
         named.add([4], ["site=b.com"])
-        model.save(saved, names=named)
+        model.save(saved, names=named, overwrite=True)
     answers = iter([old])
     whole = files.read
     monkeypatch.setattr(files, "read", lambda directory: next(answers, None) or whole(directory))
@@ -440,5 +440,5 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_model(saved, batch, 
             process.communicate()
         np.testing.assert_array_equal(predictions(saved, batch), expected)
     with LogisticRegression.load(saved) as model:
-        model.save(saved)
+        model.save(saved, overwrite=True)
     assert len(os.listdir(saved)) == 2

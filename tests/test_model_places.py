@@ -53,7 +53,7 @@ def save(place: StorageDir, label: int, **how: Any) -> None:
     with shoal.local(slots=16) as store:
         model = shoal.LogisticRegression(store=store)
         model.partial_fit(batch(label))
-        assert model.save(place, **how) == place.location
+        assert model.save(place, **{"overwrite": True} | how) == place.location
 
 
 def told(place: StorageDir) -> int:
@@ -116,7 +116,7 @@ def test_a_model_on_s3_is_found_by_its_url_and_options(s3: str, tmp_path: Path) 
     assert open_dir(url, how).child("..").read("m.html") == page
     assert b"factorization machine" in page
     with shoal.FactorizationMachine.load(url, storage_options=how) as model:
-        model.save(url, storage_options=how)  # the page is nobody's to remove
+        model.save(url, storage_options=how, overwrite=True)  # the page is nobody's to remove
     assert held(open_dir(url, how)) == ["checkpoint", "model.json", "report.html"]
 
 

@@ -93,24 +93,24 @@ def test_a_directory_that_holds_something_else_is_refused_and_stays_as_it_is(roo
             place = root.child(f"other-{number}")
             fill(place, files)
             for name, write in made.items():
-                for overwrite in ({}, {"overwrite": False}):
+                for overwrite in ({}, {"overwrite": True}):
                     with pytest.raises(ValueError, match=r"other-\d (is neither empty nor|holds a manifest.json that)"):
                         write(place, **overwrite)
                 assert place.local is None or contents(place) == files, (what, name)
             assert contents(place) == files, what
 
 
-def test_one_of_the_same_kind_is_replaced_unless_that_is_forbidden(root: StorageDir) -> None:
+def test_one_of_the_same_kind_is_replaced_only_on_request(root: StorageDir) -> None:
     with opened("local", slots=4) as store:
         made = writers(store, root)
         for name, write in made.items():
             place = root.child(name.replace(" ", "-"))
-            write(place, overwrite=False)  # there is nothing yet
+            write(place)  # there is nothing yet
             before = contents(place)
             with pytest.raises(ValueError, match=r"holds an? (checkpoint|export) already: pass overwrite=True"):
-                write(place, overwrite=False)
+                write(place)
             assert contents(place) == before
-            write(place)
+            write(place, overwrite=True)
             assert len(contents(place)) == len(before)
             other = made["save" if "export" in name else "export"]
             with pytest.raises(ValueError, match=r"a manifest\.json that does not belong to an? (checkpoint|export)"):
@@ -132,8 +132,8 @@ def test_deltas_go_on_as_they_did(root: StorageDir) -> None:
         made = writers(store, root)
         one, two = root.child("1"), root.child("2")
         for _ in range(2):
-            made["save"](one, track=True)
-            made["save"](two, since=where(one)[0])
+            made["save"](one, track=True, overwrite=True)
+            made["save"](two, since=where(one)[0], overwrite=True)
     with shoal.local(slots=4) as store:
         store.load(where(two)[0], **where(two)[1])
         assert len(store.tables["t"]) == len(KEYS)
@@ -150,8 +150,8 @@ def test_stores_of_every_kind_refuse_it(kind: str, tmp_path: Path) -> None:
                 write(tmp_path / "d")
         store.save(tmp_path / "c")
         with pytest.raises(ValueError, match="holds a checkpoint already"):
-            store.save(tmp_path / "c", overwrite=False)
-        store.save(tmp_path / "c")
+            store.save(tmp_path / "c")
+        store.save(tmp_path / "c", overwrite=True)
     assert (tmp_path / "d" / "thesis").read_text() == "x"
 
 

@@ -292,7 +292,7 @@ def test_names_that_were_saved_with_the_model_are_shown(saved):
         keys, _ = model.top(3)
         names = shoal.FeatureNames()
         names.add(keys[:1], ["<carrier>=AA"])
-        model.save(saved, names=names)
+        model.save(saved, names=names, overwrite=True)
     assert read(shoal.report(saved, top=2)).texts("td", "feature") == ["<carrier>=AA", str(keys[1])]
     assert read(shoal.report(saved, names={}, top=1)).texts("td", "feature") == [str(keys[0])]
 
@@ -351,7 +351,7 @@ def test_the_page_lies_in_the_model_which_can_be_replaced_and_reported_again(sav
     assert first == saved / "report.html"
     with LogisticRegression.load(saved) as model:
         model.fit(train[:1], progress=False)
-        model.save(saved)
+        model.save(saved, overwrite=True)
     second = shoal.report(saved).read_text()
     assert "16,400 examples in 3 passes" in second
     assert second == shoal.report(saved).read_text()

@@ -96,7 +96,7 @@ def test_answers_are_those_of_a_model_saved_from_the_same_tables(logs: Path, tmp
         def saved_answers() -> Any:
             fit(model, reader, None, Plan(warm_up=False), progress=False)
             store.flush()
-            model.save(tmp_path / "m")
+            model.save(tmp_path / "m", overwrite=True)
             with ctr.load(tmp_path / "m") as saved:
                 return saved.predict_proba(saved.reading(reader))[:60]
 

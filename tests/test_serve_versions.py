@@ -236,7 +236,7 @@ def test_a_version_that_cannot_be_used_keeps_no_good_one_from_being_served(made,
     if damaged == "tables":
         with shoal.local() as store:
             store.table("t").assign(np.array([1], np.uint64), np.ones(1, np.float32))
-            store.export(tmp_path / "3", version=3)
+            store.export(tmp_path / "3", version=3, overwrite=True)
     else:
         file = next((tmp_path / "3").glob("*.frozen" if damaged == "data" else "manifest.json"))
         file.write_bytes(file.read_bytes()[:-1] + b"x")

@@ -44,7 +44,7 @@ def main() -> None:
             if store.rank == 0:
                 print(f"{model.evaluate(train)}, {len(model.table):,} rows", flush=True)
                 if directory is not None:
-                    model.save(directory)
+                    model.save(directory, overwrite=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def compact_checkpoint(
     directory: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    overwrite: bool = True,
+    overwrite: bool = False,
     threads: int | None = None,
     progress: bool = False,
     storage_options: Mapping[str, Any] | None = None,

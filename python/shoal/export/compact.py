@@ -21,7 +21,7 @@ def compact_export(
     directory: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    overwrite: bool = True,
+    overwrite: bool = False,
     threads: int | None = None,
     progress: bool = False,
     cache: str | os.PathLike[str] | None = None,

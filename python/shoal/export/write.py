@@ -140,7 +140,7 @@ def write_export(
     dtype: str | Mapping[str, str] | None = None,
     since: StorageDir | None = None,
     version: int | None = None,
-    overwrite: bool = True,
+    overwrite: bool = False,
     model: dict[str, Any] | None = None,
     extras: Mapping[str, bytes] | None = None,
     threads: int = 1,

@@ -60,7 +60,7 @@ class Checkpointed(Protocol):
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""
 
-    def save(self, directory: StoragePath, *, overwrite: bool = True, fit_state: FitState | None = None) -> Path | str:
+    def save(self, directory: StoragePath, *, overwrite: bool = False, fit_state: FitState | None = None) -> Path | str:
         """Write the model."""
 
     def restore(self, directory: StoragePath, *, resume: bool = False) -> FitState | None:
@@ -146,7 +146,7 @@ class FitCheckpointer:
             return
         if self._coordinator is None:
             if not self._is_behind():
-                self._model.save(self.directory, fit_state=fit_state())
+                self._model.save(self.directory, overwrite=True, fit_state=fit_state())
         else:
             self._save_together(self._coordinator, fit_state(), has_ended=False)
 
@@ -170,7 +170,7 @@ class FitCheckpointer:
                 accumulator_from_dict(one.seen).examples + one.unmeasured for one in states
             )
             try:
-                self._model.save(self.directory, fit_state=replace(fit_state, workers=tuple(states)))
+                self._model.save(self.directory, overwrite=True, fit_state=replace(fit_state, workers=tuple(states)))
             finally:
                 record.examples = mine_only
         if not self._model.store.consistency.is_bulk:
@@ -188,12 +188,12 @@ class FitCheckpointer:
     def save(self, fit_state: FitState | None = None) -> None:
         """Write the model, on worker 0; without the state of a fit, which is then over."""
         if self._coordinator is None or self._coordinator.rank == 0:
-            self._model.save(self.directory, fit_state=fit_state)
+            self._model.save(self.directory, overwrite=True, fit_state=fit_state)
 
     def interrupted(self, fit_state: FitState) -> None:
-        """Write a checkpoint; of several workers, none, since they may have been interrupted at different batches."""
+        """Write a checkpoint; of several workers, none, since they may have ended at different batches."""
         if self._coordinator is None:
-            self._model.save(self.directory, fit_state=fit_state)
+            self._model.save(self.directory, overwrite=True, fit_state=fit_state)
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
         """Return a folder of the directory, which the next checkpoint will name."""

@@ -94,7 +94,7 @@ class SavedModel(SavedPredictor):
         self,
         directory: StoragePath,
         *,
-        overwrite: bool = True,
+        overwrite: bool = False,
         names: FeatureNames | None = None,
         fit_state: FitState | None = None,
         storage_options: Mapping[str, Any] | None = None,

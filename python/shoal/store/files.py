@@ -97,7 +97,7 @@ class StoreFiles(ABC):
         tables: Iterable[str] | None = None,
         since: StoragePath | None = None,
         track: bool = False,
-        overwrite: bool = True,
+        overwrite: bool = False,
         wait: Literal[True] = True,
         durable: bool = True,
         progress: bool = False,
@@ -112,7 +112,7 @@ class StoreFiles(ABC):
         tables: Iterable[str] | None = None,
         since: StoragePath | None = None,
         track: bool = False,
-        overwrite: bool = True,
+        overwrite: bool = False,
         wait: Literal[False],
         durable: bool = True,
         progress: bool = False,
@@ -126,7 +126,7 @@ class StoreFiles(ABC):
         tables: Iterable[str] | None = None,
         since: StoragePath | None = None,
         track: bool = False,
-        overwrite: bool = True,
+        overwrite: bool = False,
         wait: bool = True,
         durable: bool = True,
         progress: bool = False,
@@ -134,9 +134,9 @@ class StoreFiles(ABC):
     ) -> Future[None] | None:
         """Write a checkpoint of all tables, or of some, as they are now: a full one, or a delta.
 
-        All rows are saved as of the call. An existing checkpoint in ``directory`` is replaced atomically at the
-        end: an interrupted save leaves it unchanged. A directory that holds anything else is never
-        written to.
+        All rows are saved as of the call. An existing checkpoint in ``directory`` is replaced only with
+        ``overwrite``, atomically at the end: an interrupted save leaves it unchanged. A directory that holds anything
+        else is never written to.
 
         Parameters
         ----------
@@ -263,7 +263,7 @@ class StoreFiles(ABC):
         track: bool = False,
         tables: Iterable[str] | None = None,
         version: int | None = None,
-        overwrite: bool = True,
+        overwrite: bool = False,
         progress: bool = False,
         cache: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -271,8 +271,8 @@ class StoreFiles(ABC):
         """Write the weights of all tables, or of some, for processes that only read: :func:`shoal.open_export`.
 
         In a local store all rows are exported as of the call. Rows equal to their initial row are left out. An
-        existing export in ``directory`` is replaced atomically at the end; processes that have it open keep reading
-        the old one. A directory that holds anything else is never written to.
+        existing export in ``directory`` is replaced only with ``overwrite``, atomically at the end; processes that
+        have it open keep reading the old one. A directory that holds anything else is never written to.
 
         Parameters
         ----------

@@ -382,7 +382,7 @@ def measure_rates(
             path = Path(made) / "checkpoint"
             for _ in range(_ROUNDS):
                 began = time.perf_counter()
-                store.save(path)
+                store.save(path, overwrite=True)
                 saving.append(time.perf_counter() - began)
                 loading.append(_load(path, store.threads))
             size = sum(file.stat().st_size for file in path.iterdir())

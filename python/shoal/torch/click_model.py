@@ -391,7 +391,7 @@ class ClickModel(SavedPredictor):
         self,
         directory: StoragePath,
         *,
-        overwrite: bool = True,
+        overwrite: bool = False,
         fit_state: FitState | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Path | str:
