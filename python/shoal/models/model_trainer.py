@@ -130,9 +130,9 @@ class ModelTrainer:
 
     def learn(self, batch: Batch, prepared: Prepared) -> None:
         """Learn from one batch and record it."""
+        self._record_values(batch)  # before what may fail by them
         weight, loss = self.seen.weight, self.model.learn(batch, prepared, self.seen)
         self._features += batch.nnz
-        self._record_values(batch)
         self.model.record.curve.add(
             len(batch),
             self.seen.weight - weight if batch.weights is not None else len(batch),

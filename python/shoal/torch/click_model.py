@@ -50,6 +50,7 @@ from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense_part import DenseSharing, MakeOptimizer, dense_part
 from shoal.torch.fields import Fields, Inputs, inputs
+from shoal.torch.finite import GRADIENT_LIMIT, are_finite, check_finite, largest_value
 from shoal.torch.models import DIN
 from shoal.torch.models.layers import Lookup
 from shoal.torch.pipeline import Pipeline
@@ -232,15 +233,28 @@ class ClickModel(SavedPredictor):
         with torch.autocast("cpu", torch.bfloat16, enabled=self._precision == "bfloat16"):
             logits = self.module(prepared)
         logits = logits.float()
+        if not are_finite([logits]):
+            raise self._overflow("predictions", batch, prepared)
         # An invalid label or weight raises an error here, before any change.
         loss = seen.update(batch.labels, logits.detach().double().numpy(), batch.weights)
         self._calibration = None
         weights = None if batch.weights is None else torch.from_numpy(batch.weights)
         mean = binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels), weights)
         (mean if scale == 1.0 else mean * scale).backward()  # type: ignore[no-untyped-call]
+        if not are_finite((parameter.grad for parameter in self.module.parameters()), GRADIENT_LIMIT):
+            raise self._overflow("gradients of the dense part", batch, prepared)
         self._dense.step()
         self._record.examples += len(batch)
         return loss
+
+    def _overflow(self, what: str, batch: Batch, prepared: Inputs) -> ValueError:
+        """Return the error of a batch that would make the dense part NaN; the step is not made."""
+        first = self.examples + 1
+        why = largest_value(prepared, self.fields) or "no value is large, so the steps are"
+        return ValueError(
+            f"the {what} of a batch are not finite, that of the examples {first:,} to {self.examples + len(batch):,} "
+            f"that this fit learns from: {why}: scale such values to about 1, or use a smaller learning rate"
+        )
 
     @property
     def can_be_replaced(self) -> bool:
@@ -366,6 +380,7 @@ class ClickModel(SavedPredictor):
 
     def _tower(self) -> bytes:
         self._dense.refresh()
+        check_finite(self.module)
         file = io.BytesIO()
         state = {
             "module": self.module.state_dict(),
@@ -416,7 +431,8 @@ class ClickModel(SavedPredictor):
         Raises
         ------
         ValueError
-            There is a model and ``overwrite`` is False, there are other files, or the module has no table.
+            There is a model and ``overwrite`` is False, there are other files, or the module has no table. Or a dense
+            parameter is NaN or infinite: an earlier model stays.
         SaveConflictError
             Another process has written there since this save began. Its files stay.
         StorageError

@@ -1,0 +1,71 @@
+"""Numbers that are not finite: no step makes the dense part of a model NaN, and no such part replaces a saved one.
+
+Stores drop gradients of rows that are not finite (docs/optimizers.md). A dense part has no such guard, and one NaN in
+it makes all later predictions NaN: the step raises an error instead, before it changes the part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from shoal.torch.fields import Fields, Inputs
+
+__all__ = ["GRADIENT_LIMIT", "are_finite", "check_finite", "largest_value"]
+
+# Squares of larger gradients overflow in the state of Adam and Adagrad: their parameters would never move again.
+GRADIENT_LIMIT = 1.8e19
+_LARGE = 1e4  # a value that makes predictions overflow where others of about 1 do not
+
+
+def are_finite(tensors: Iterable[torch.Tensor | None], limit: float = math.inf) -> bool:
+    """Return whether all numbers are finite, and their absolute values below a limit."""
+    given = [one.detach() for one in tensors if one is not None and one.numel()]
+    if not given:
+        return True
+    sizes: Sequence[torch.Tensor] = torch._foreach_norm(given, float("inf"))
+    return bool((torch.stack([size.float() for size in sizes]) < limit).all())
+
+
+def check_finite(module: nn.Module) -> None:
+    """Raise ValueError if a dense parameter or a buffer of a module holds NaN or infinity.
+
+    Raises
+    ------
+    ValueError
+        The message names it.
+    """
+    state: Mapping[str, object] = module.state_dict()
+    for name, tensor in state.items():
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not are_finite([tensor]):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise ValueError(
+                f"{bad:,} of {tensor.numel():,} numbers of the dense parameter {name!r} are not finite: the model is "
+                "not saved, and what was saved before stays; train with a smaller learning rate, or scale the values"
+            )
+
+
+def largest_value(inputs: Inputs, fields: Fields | int) -> str:
+    """Describe the largest value of a batch, if it is large enough to make predictions overflow; else nothing."""
+    found: list[tuple[float, str]] = []
+    for values, names in _valued(inputs, fields):
+        sizes = torch.nan_to_num(values.detach().abs(), nan=float("inf"))
+        example, column = divmod(int(sizes.argmax()), values.shape[1])
+        value = float(values[example, column])
+        found.append((float(sizes.max()), f"{names[column]} is {value:.4g} in its example {example}"))
+    size, text = max(found, default=(0.0, ""))
+    return text if size > _LARGE else ""
+
+
+def _valued(inputs: Inputs, fields: Fields | int) -> list[tuple[torch.Tensor, list[str]]]:
+    fixed = (
+        [f"field {number}" for number in range(fields)]
+        if isinstance(fields, int)
+        else [f"field {name!r}" for name in fields.names]
+    )
+    dense = [] if isinstance(fields, int) else [f"field {name!r}" for name in fields.dense]
+    pairs = [(inputs.values, fixed), (inputs.dense, dense)]
+    return [(values, names) for values, names in pairs if values is not None and values.numel()]
