@@ -63,3 +63,32 @@ def test_what_is_no_rule_is_refused(examples, tmp_path, capsys, more, text):
         status = end.code
     assert status == 2
     assert text in capsys.readouterr().err
+
+
+def test_every_command_loads_a_model_whose_limits_are_below_the_usual_number_of_slots(examples, tmp_path, capsys):
+    model, exports = str(tmp_path / "m"), [str(tmp_path / "e/1"), str(tmp_path / "e/2")]
+    assert train(examples, model, "--slots", "16", "--expire", "rows:100") == 0
+    data = ["--data", str(examples)]
+    capsys.readouterr()
+    for words in [
+        ["evaluate", model, *data],
+        ["predict", model, *data, "--output", str(tmp_path / "p")],
+        ["report", model, *data],
+        ["inspect", model, "--top", "3", "--forecast", "norm:0.1"],
+        ["export", model, "--output", exports[0]],
+        ["export", model, "--output", exports[1], "--since", exports[0]],
+        ["convert", model, "--output", str(tmp_path / "rows")],
+    ]:
+        if words[0] == "convert":
+            pytest.importorskip("pyarrow")
+        assert main([*words, "--quiet"]) == 0, capsys.readouterr().err
+    with shoal.load(model) as loaded, shoal.LogisticRegression.load(model) as other:
+        assert loaded.store.slots == other.store.slots == 16  # where sweeps drop the same rows as before
+        loaded.fit(shoal.read_libsvm(examples), progress=False)
+        assert 8 <= len(loaded.table) <= 100
+
+
+def test_a_checkpoint_that_does_not_fit_a_store_names_the_remedy(examples, tmp_path):
+    assert train(examples, tmp_path / "m", "--slots", "16", "--expire", "rows:100") == 0
+    with shoal.local() as store, pytest.raises(ValueError, match="make the store with fewer slots"):
+        shoal.load(tmp_path / "m", store=store)

@@ -61,7 +61,6 @@ def convert(arguments: argparse.Namespace) -> Answer:
     from shoal.models import files
     from shoal.storage.open import open_dir
     from shoal.storage.output import check_output
-    from shoal.store.local import local
     from shoal.tools import convert
 
     source, target = open_dir(arguments.path), _here(arguments.output)
@@ -76,7 +75,7 @@ def convert(arguments: argparse.Namespace) -> Answer:
         check_output(paths[name], overwrite=arguments.overwrite)
     target.mkdir(parents=True, exist_ok=True)
     facts = {}
-    with local(threads=arguments.threads) as store:
+    with files.store_for(source, threads=arguments.threads) as store:
         store.load(folder, progress=not (arguments.quiet or arguments.json))
         for name, path in paths.items():
             with naming(str(path)):

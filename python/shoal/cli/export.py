@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import Answer
 from shoal.cli.arguments import cached, command, machine, overwriting
+
+if TYPE_CHECKING:
+    from shoal.storage.base import StorageDir
+    from shoal.store.local import LocalStore
 
 EXAMPLES = """\
 examples:
@@ -56,7 +60,6 @@ def export(arguments: argparse.Namespace) -> Answer:
     from shoal.models import files
     from shoal.models.scales import scales_name
     from shoal.storage.open import open_dir
-    from shoal.store.local import local
 
     model: dict[str, Any] | None = None
     extras: dict[str, bytes] = {}
@@ -68,7 +71,8 @@ def export(arguments: argparse.Namespace) -> Answer:
     chosen = dict(name.partition("=")[::2] for name in arguments.table or ())
     dtypes = {name: dtype for name, dtype in chosen.items() if dtype}
     progress = not (arguments.quiet or arguments.json)
-    with local(threads=arguments.threads) as store:
+    since = None if arguments.since is None else open_dir(arguments.since)
+    with _store(arguments, since) as store:
         store.load(folder, progress=progress)
         names = list(chosen or store.tables)
         for name in names:
@@ -84,7 +88,7 @@ def export(arguments: argparse.Namespace) -> Answer:
             target,
             UnsynchronizedTables(table_sources, store.slots),
             dtype=dtypes,
-            since=None if arguments.since is None else open_dir(arguments.since),
+            since=since,
             version=arguments.version,
             overwrite=arguments.overwrite,
             model=model,
@@ -107,6 +111,17 @@ def export(arguments: argparse.Namespace) -> Answer:
         "tables": {name: dataclasses.asdict(table) for name, table in written.tables.items()},
     }
     return Answer("\n".join(lines), facts)
+
+
+def _store(arguments: argparse.Namespace, since: StorageDir | None) -> LocalStore:
+    """Make a store with as many slots as the export that a delta is of, or as the checkpoint."""
+    from shoal.export import manifest
+    from shoal.models import files
+    from shoal.store.local import local
+
+    if since is None or not manifest.is_export(since):
+        return files.store_for(arguments.path, threads=arguments.threads)
+    return local(threads=arguments.threads, slots=manifest.read(since)[0].slots)
 
 
 def _keep_exact(scales: str, names: list[str], chosen: dict[str, str], dtypes: dict[str, str]) -> None:

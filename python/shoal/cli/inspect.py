@@ -193,11 +193,11 @@ def _export(directory: StorageDir, cache: Cache) -> Answer:
 
 def _forecast(directory: StorageDir, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:
     """Count the rows that policies would remove from each table, as facts and as lines."""
-    from shoal.store.local import local
+    from shoal.models import files
 
     facts: dict[str, Any] = {}
     lines = []
-    with local() as store:
+    with files.store_for(directory) as store:
         store.load(directory)
         for name, table in store.tables.items():
             try:
@@ -218,9 +218,9 @@ def _forecast(directory: StorageDir, rules: Sequence[Expiry]) -> tuple[dict[str,
 def _top(directory: StorageDir, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Read the largest linear weights of a model, as facts and as lines."""
     from shoal import models
-    from shoal.store.local import local
+    from shoal.models import files
 
-    with local() as store:
+    with files.store_for(directory) as store:
         model = models.load(directory, store=store)
         keys, weights = model.top(most)
     facts = [

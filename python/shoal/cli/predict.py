@@ -126,12 +126,11 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
     from shoal import models
     from shoal.models import files
     from shoal.storage.open import open_dir
-    from shoal.store.local import local
 
-    with local(threads=arguments.threads) as store:
-        where = open_dir(arguments.model)
-        if where.kind() is None:
-            raise ValueError(f"{where}: there is no such model")
+    where = open_dir(arguments.model)
+    if where.kind() is None:
+        raise ValueError(f"{where}: there is no such model")
+    with files.store_for(where, threads=arguments.threads) as store:
         model: Predictor
         if files.read(where).model == files.CLICK:
             from shoal.torch import load

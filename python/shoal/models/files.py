@@ -34,7 +34,7 @@ import msgspec
 
 from shoal import _core, checkpoint
 from shoal.data import FeatureNames
-from shoal.errors import CorruptionError
+from shoal.errors import CorruptionError, ShoalError
 from shoal.models.history import History
 from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir, StoragePath
@@ -42,6 +42,7 @@ from shoal.storage.checksummed_json import UNREADABLE
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import ManifestTransaction, check_replaceable
 from shoal.store.base import Store
+from shoal.store.local import LocalStore, local
 from shoal.table.table import Table
 
 MODEL_FILE = "model.json"
@@ -135,6 +136,18 @@ def checkpoint_in(where: StoragePath) -> tuple[StorageDir, ModelFile | None]:
         return place, None
     described = read(place)
     return place.child(described.checkpoint), described
+
+
+def store_for(where: StoragePath, *, threads: int | None = None) -> LocalStore:
+    """Make a local store with as many slots as the tables of a model or a checkpoint were saved from.
+
+    Rules divide their limits among the slots, so a table that was created in few slots may not exist in many.
+    """
+    try:
+        slots = checkpoint.read_manifest(checkpoint_in(where)[0]).slots
+    except (ShoalError, OSError, ValueError):  # loading says what is wrong
+        return local(threads=threads)
+    return local(threads=threads, slots=slots)
 
 
 def check_target(where: StoragePath, *, overwrite: bool) -> None:

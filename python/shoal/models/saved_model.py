@@ -236,7 +236,7 @@ class SavedModel(SavedPredictor):
         found = files.read(where).model
         if found != cls.kind:
             raise ValueError(f"{where} is a {found}, not a {cls.kind}: load it with shoal.models.load")
-        target = local() if store is None else store
+        target = files.store_for(where) if store is None else store
         try:
             described = files.load(where, target)
             model = cls._from_file(described, target)

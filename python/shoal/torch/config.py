@@ -39,7 +39,6 @@ from shoal.schedules import Schedule
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
-from shoal.store.local import local
 from shoal.torch.click_model import ClickModel, Precision
 from shoal.torch.dense_optimizers import DENSE_OPTIMIZERS, dense_optimizer, with_defaults
 from shoal.torch.dense_part import DenseSharing
@@ -484,7 +483,7 @@ def load(
             f"the module of {where} was not made by a configuration: make it over the same tables, and "
             f"call ClickModel(module, fields, store).restore({str(where)!r})"
         )
-    target = local() if store is None else store
+    target = files.store_for(where) if store is None else store
     try:
         with torch.random.fork_rng(devices=[]):
             model = build(described.click, target)

@@ -27,7 +27,6 @@ from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.storage.output import check_output
 from shoal.store.base import Store
-from shoal.store.local import local
 from shoal.tools.reports.page import Facts, HeldOut, page
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def report(
         check_output(out, overwrite=overwrite, inputs=read, storage_options=storage_options)
     elif target.kind() == "directory":
         raise ValueError(f"{target} is a directory: name a file")
-    with local(threads=threads) as store:
+    with files.store_for(directory, threads=threads) as store:
         model = _loaded(directory, store)
         held_out = None if data is None else _held_out(model, data, data_name)
         if names is None:
