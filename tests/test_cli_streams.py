@@ -147,3 +147,14 @@ def test_what_fails_before_anything_was_learned_saves_nothing(capsys):
     assert cli.main(["train", "lr", "--data", "torn.libsvm", "--format", "libsvm", "--output", "m", "--quiet"]) == 2
     assert not Path("m").exists()
     assert "trained so far" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["--data", "--valid"])
+def test_several_passes_over_a_stream_are_refused_before_the_first_one(role, capsys):
+    files = {"--data": "good.libsvm", "--valid": "good.libsvm"} | {role: "-"}
+    words = [word for pair in files.items() for word in pair]
+    assert cli.main(["train", "lr", *words, "--format", "libsvm", "--epochs", "2", "--output", "m", "--quiet"]) == 2
+    err = capsys.readouterr().err
+    assert "a stream, which is read once, and there are to be 2 passes: write the data to a file" in err
+    assert "trained so far" not in err
+    assert not Path("m").exists()

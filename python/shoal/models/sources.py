@@ -77,6 +77,11 @@ def check_iterable(data: object, what: str, passes: int) -> None:
         raise TypeError(f"{what} is a Batch: pass a reader or a list of batches, or call partial_fit(batch)")
     if not isinstance(data, Iterable):
         raise TypeError(f"{what} is a {type(data).__name__}: pass a reader or another iterable of shoal.Batch")
+    if passes > 1 and isinstance(data, Reader) and not data.repeatable:
+        raise ValueError(
+            f"{what} is {data.path}, a stream, which is read once, and there are to be {passes} passes: write the data "
+            "to a file, or make one pass"
+        )
     if passes > 1 and iter(data) is data:
         raise ValueError(
             f"{what} is an iterator and ends after one pass of {passes}: pass a reader or a list of batches"
