@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
 
 import shoal
-from shoal import models
+from shoal import cli, models
+from shoal.serve import ServedModel
 from shoal.storage.checksummed_json import encode_checksummed
 
 pytestmark = pytest.mark.timeout(120)  # a pipe that is opened waits for its writer
@@ -176,3 +180,123 @@ def test_a_store_refuses_more_tables_and_longer_names():
         assert store.table("t7") is store.table("t7")
         with pytest.raises(ValueError, match="a table's name has 1024 characters at most, got 20000000"):
             store.table("x" * 20_000_000)
+
+
+# ---- the dense part of a click model ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def click_model(tmp_path_factory):
+    pytest.importorskip("torch")
+    where = tmp_path_factory.mktemp("click")
+    rows = "".join(f"{k % 2},s{k % 5},u{k % 7}\n" for k in range(100))
+    (where / "log.csv").write_text("click,site,user\n" + rows)
+    (where / "c.toml").write_text(
+        f'[data]\ntrain = ["{where}/log.csv"]\nformat = "csv"\nlabel = "click"\ncategorical = ["site", "user"]\n'
+        f'[model]\nname = "deepfm"\ndim = 4\nhidden = [8]\n[train]\nepochs = 1\n[output]\ndir = "{where}/m"\n'
+    )
+    assert cli.main(["train", "ctr", "--config", str(where / "c.toml"), "--quiet"]) == 0
+    return where / "m"
+
+
+def with_tower(folder, to, change, configure=lambda click: None):
+    """Copy a click model with another dense part and configuration, under new checksums."""
+    shutil.copytree(folder, to)
+    (file,) = to.glob("tower-*.pt")
+    file.write_bytes(change(file.read_bytes()))
+
+    def describe(body):
+        body["tower_crc32c"] = f"{shoal._core.crc32c(file.read_bytes()):08x}"
+        configure(body["click"]["model"])
+
+    rewritten(to, describe, "model.json")
+    return to
+
+
+def compressed(data):
+    """Return a dense part of 8 MB of zeros, compressed."""
+    import torch
+
+    raw, packed = io.BytesIO(), io.BytesIO()
+    torch.save({"module": {"a": torch.zeros(2 << 20)}, "optimizer": None, "random": None}, raw)
+    with zipfile.ZipFile(raw) as before, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as after:
+        for name in before.namelist():
+            after.writestr(name, before.read(name))
+    assert len(packed.getvalue()) < 1 << 16
+    return packed.getvalue()
+
+
+def expanded(data):
+    """Return a dense part whose tensor has one number, and claims 10 ** 12."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save({"module": {"a": torch.zeros(1).expand(10**6, 10**6)}}, file)
+    return file.getvalue()
+
+
+def calling(data):
+    """Return a dense part that makes a bytearray of 1 TB."""
+    content = b"\x80\x02}X\x06\x00\x00\x00modulecbuiltins\nbytearray\n\x8a\x06\x00\x00\x00\x00\x00\x01\x85Rs."
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as before, zipfile.ZipFile(file, "w") as after:
+        for name in before.namelist():
+            after.writestr(name, content if name.endswith(".pkl") else before.read(name))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data[: len(data) // 2], "damaged: it is not the dense part"),
+        (lambda data: b"x" * 100, "damaged: it is not the dense part"),
+        (lambda data: b"", "damaged: it is not the dense part"),
+        (compressed, "its files are compressed"),
+        (expanded, "its tensors are larger than the file"),
+        (calling, "it names builtins bytearray"),
+    ],
+)
+def test_a_dense_part_that_is_damaged_or_claims_more_than_it_has_is_refused(click_model, tmp_path, change, reason):
+    folder = with_tower(click_model, tmp_path / "m", change)
+    with pytest.raises(shoal.CorruptionError, match=rf"tower-\w+\.pt is damaged.*{reason}|{reason}"):
+        shoal.torch.load(folder)
+    assert cli.main(["export", str(folder), "--output", str(tmp_path / "e"), "--quiet"]) == 0
+    with pytest.raises(shoal.CorruptionError, match=reason):
+        ServedModel(tmp_path / "e")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"hidden": [100_000, 100_000]}, {"hidden": [1] * 200_000}, {"hidden": [9]}, {"hidden": "x"}, {"name": "x"}],
+)
+def test_a_configuration_of_another_size_is_refused_before_memory_is_taken(click_model, tmp_path, settings):
+    folder = with_tower(click_model, tmp_path / "m", lambda data: data, lambda model: model.update(settings))
+    with pytest.raises(shoal.CorruptionError, match=r"tower-\w+\.pt (is .* part of another|belongs to no config)"):
+        shoal.torch.load(folder)
+
+
+@pytest.mark.parametrize("change", [{"kind": "x"}, {"more_tables": 5}, {"schema": 3, "format": "csv"}, {"table": [1]}])
+def test_a_description_that_is_none_of_a_model_is_a_damaged_export(folder, tmp_path, change):
+    assert cli.main(["export", str(folder / "model"), "--output", str(tmp_path / "e"), "--quiet"]) == 0
+    rewritten(tmp_path / "e", lambda body: body["model"].update(change))
+    with pytest.raises(
+        (shoal.CorruptionError, ValueError), match=r"description of its model|has no table|is not made of"
+    ):
+        ServedModel(tmp_path / "e")
+
+
+def test_a_damaged_click_model_keeps_no_good_version_from_being_served(click_model, tmp_path):
+    for number, folder in ((1, click_model), (2, click_model)):
+        assert cli.main(["export", str(folder), "--output", str(tmp_path / "s" / str(number)), "--quiet"]) == 0
+    with ServedModel(tmp_path / "s") as served:
+        damaged = with_tower(click_model, tmp_path / "m", compressed)
+        assert cli.main(["export", str(damaged), "--output", str(tmp_path / "s" / "9"), "--quiet"]) == 0
+        with pytest.raises(shoal.CorruptionError, match="compressed"):
+            served.reload()
+        assert cli.main(["export", str(click_model), "--output", str(tmp_path / "new"), "--quiet"]) == 0
+        rewritten(tmp_path / "new", lambda body: body.update(number=3))
+        shutil.copytree(tmp_path / "new", tmp_path / "s" / "3")
+        rewritten(tmp_path / "s" / "9", lambda body: body.update(number=9))
+        with contextlib.suppress(shoal.CorruptionError):
+            served.reload()
+        assert served.now.version == 3

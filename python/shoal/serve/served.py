@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal import models
+from shoal.errors import CorruptionError
 from shoal.export.cache import Cache
 from shoal.export.manifest import Copies
 from shoal.export.read import Export, ExportVersion
@@ -41,6 +42,8 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
     ------
     ValueError
         The export has no model: it was made from tables.
+    CorruptionError
+        The description of its model, or its dense part, is damaged.
     ImportError
         It is a click model, and PyTorch is not installed.
     """
@@ -50,17 +53,24 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
             f"{version.storage_dir} is an export of tables, not of a model: export a model's directory "
             "(shoal export MODEL --output DIR)"
         )
+    try:
+        predictor = _predictor(description, version, threads)
+        return Model(version.version, description["kind"], predictor, version, InputSpec(predictor))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptionError(
+            f"{version.storage_dir} cannot be served: the description of its model is damaged ({error!r:.200})"
+        ) from error
+
+
+def _predictor(description: Mapping[str, Any], version: ExportVersion, threads: int | None) -> Predictor:
     store = ExportStore(version, threads=threads)
-    predictor: Predictor
     if description["kind"] == files.CLICK:
         from shoal.torch import config  # loads PyTorch, so only if there is a tower
 
-        predictor = config.exported(description, version.layers.extra("tower.pt"), store)
-    else:
-        for name in (description["table"], *description["more_tables"]):
-            store.exported(name)
-        predictor = models.exported(description, store)
-    return Model(version.version, description["kind"], predictor, version, InputSpec(predictor))
+        return config.exported(description, version.layers.extra("tower.pt"), store)
+    for name in (description["table"], *description["more_tables"]):
+        store.exported(name)
+    return models.exported(description, store)
 
 
 class ServedModel(Reloadable):

@@ -55,6 +55,7 @@ from shoal.torch.models import DIN
 from shoal.torch.models.layers import Lookup
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule
+from shoal.torch.tower import read_tower
 
 __all__ = ["ClickModel", "Precision"]
 
@@ -319,7 +320,7 @@ class ClickModel(SavedPredictor):
 
     def set_common_state(self, state: bytes) -> None:
         """Restore `common_state`."""
-        self._take_tower(_tower_in(state), whole=True)
+        self._take_tower(read_tower(state, "the dense part of worker 0"), whole=True)
 
     def _margins(self, batch: Batch, prepared: Inputs) -> Floats:
         self.module.eval()
@@ -376,7 +377,7 @@ class ClickModel(SavedPredictor):
     def restore_weights(self, folder: StorageDir) -> None:
         """Restore the weights that `save_weights` wrote."""
         self._store.load(folder)
-        self._take_tower(_tower_in(folder.read(_TOWER)), whole=False)
+        self._take_tower(read_tower(folder.read(_TOWER), folder.address(_TOWER)), whole=False)
 
     def _tower(self) -> bytes:
         self._dense.refresh()
@@ -475,7 +476,7 @@ class ClickModel(SavedPredictor):
         """
         where = open_dir(directory, storage_options)
         described = files.read(where)
-        tower = _tower_in(files.read_tower(where, described))
+        tower = read_tower(files.read_tower(where, described), where.address(described.tower or ""))
         before = tower.get("ahead", _FRESH)["staleness"]
         if resume and before != self._staleness:
             raise ValueError(
@@ -491,14 +492,9 @@ class ClickModel(SavedPredictor):
     def take_exported(self, description: Mapping[str, Any], tower: bytes | None) -> None:
         """Set the record of a model whose rows are in the tables already, and its dense parameters if ``tower`` is."""
         if tower is not None:
-            self._take_tower(_tower_in(tower), whole=False)
+            self._take_tower(read_tower(tower, "tower.pt"), whole=False)
         self._calibration = read_calibration(description["calibration"], "the export")
         self._record = Record(History(), description["examples"], description["format"], description["schema"])
-
-
-def _tower_in(tower: bytes) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(io.BytesIO(tower), weights_only=True)
-    return state
 
 
 def _keys_of(lookup: Lookup, number: int, prepared: tuple[Batch, Inputs]) -> torch.Tensor:

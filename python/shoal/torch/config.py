@@ -45,6 +45,7 @@ from shoal.torch.dense_part import DenseSharing
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
 from shoal.torch.tables import TableRule, tables
+from shoal.torch.tower import check_module
 
 __all__ = ["Config", "Data", "Logging", "Output", "TableSettings", "Tables", "Train", "build", "load", "parse", "read"]
 
@@ -410,6 +411,20 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
         The model does not support a history or dense columns, which the data has.
     """
     made_by = config.made_by() if isinstance(config, Config) else dict(config)
+    module, fields = _make_module(made_by, store)
+    dense: DenseSharing = made_by.get("dense", "allreduce")  # missing in older models, as are staleness and precision
+    optimizer: Optimizer | functools.partial[torch.optim.Optimizer]
+    if dense == "servers":
+        optimizer = _optimizer(made_by["optimizer"], "[train]")
+    else:
+        rule, how = _dense(made_by["optimizer"])
+        optimizer = functools.partial(rule, **how)
+    how = {name: made_by[name] for name in ("staleness", "precision") if name in made_by}
+    return ClickModel(module, fields, store, optimizer, dense=dense, made_by=made_by, **how)
+
+
+def _make_module(made_by: Mapping[str, Any], store: Store) -> tuple[nn.Module, Fields]:
+    """Make the module that a configuration describes, with its tables in ``store``; and its fields."""
     settings = dict(made_by["model"])
     kind = MODELS[settings.pop("name")]
     fields = Fields(**made_by["fields"])
@@ -438,16 +453,7 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
         seed=seed,
     )
     torch.manual_seed(seed)
-    module = kind(make, len(fields), **settings)
-    dense: DenseSharing = made_by.get("dense", "allreduce")  # missing in older models, as are staleness and precision
-    optimizer: Optimizer | functools.partial[torch.optim.Optimizer]
-    if dense == "servers":
-        optimizer = _optimizer(made_by["optimizer"], "[train]")
-    else:
-        rule, how = _dense(made_by["optimizer"])
-        optimizer = functools.partial(rule, **how)
-    how = {name: made_by[name] for name in ("staleness", "precision") if name in made_by}
-    return ClickModel(module, fields, store, optimizer, dense=dense, made_by=made_by, **how)
+    return kind(make, len(fields), **settings), fields
 
 
 def load(
@@ -485,6 +491,8 @@ def load(
         )
     target = files.store_for(where) if store is None else store
     try:
+        tower = files.read_tower(where, described)
+        check_module(functools.partial(_make_module, described.click), tower, where.address(described.tower or ""))
         with torch.random.fork_rng(devices=[]):
             model = build(described.click, target)
         model.restore(where)
@@ -498,23 +506,18 @@ def load(
 
 
 def exported(description: Mapping[str, Any], tower: bytes, store: Store) -> ClickModel:
-    """Make the click model of an export, over tables of the store; it only predicts.
-
-    Parameters
-    ----------
-    description : mapping
-        As `shoal.models.files.for_export` returns it.
-    tower : bytes
-        The dense part.
-    store : Store
+    """Make the click model of an export, of a description by `shoal.models.files.for_export`; it only predicts.
 
     Raises
     ------
     ValueError
         Its module was not made by a configuration.
+    CorruptionError
+        The dense part is damaged, or that of another model.
     """
     if not description["click"]:
         raise ValueError("the module of this click model was not made by a configuration, so it cannot be rebuilt")
+    check_module(functools.partial(_make_module, description["click"]), tower, "tower.pt")
     with torch.random.fork_rng(devices=[]):
         model = build(description["click"], store)
     model.take_exported(description, tower)
