@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import shutil
+import socket
 import threading
 
 import numpy as np
@@ -314,10 +315,59 @@ def test_each_path_is_answered_by_its_model_and_version(port, made, path, name, 
         ("/models/other/predict", "there is no model 'other': the models are ctr, pairs"),
         ("/models/ctr/versions/9/predict", "version 9 is not served: the versions are 1, 2, 3"),
         ("/models/ctr/labels/beta/predict", "there is no label 'beta': the labels are stable, canary"),
+        (
+            f"/models/ctr/versions/{'9' * 5000}/predict",
+            f"{'9' * 80!r} is not a version: write a number, as in versions/3",
+        ),
+        ("/models/ctr/versions/-1/predict", "'-1' is not a version: write a number, as in versions/3"),
+        (f"/models/{'x' * 5000}/predict", f"there is no model {'x' * 80!r}: the models are ctr, pairs"),
     ],
 )
 def test_what_is_not_served_is_404(port, path, message):
     assert asked(port, path) == (404, {"error": message})
+
+
+FOREIGN = [
+    {"Origin": "https://ads.example"},
+    {"Origin": "null"},
+    {"Origin": "http://127.0.0.1:1"},
+    {"Host": "rebound.example"},
+    {"Host": "rebound.example:{port}", "Origin": "http://rebound.example:{port}"},
+    {"Host": "127.0.0.1.rebound.example:{port}"},
+    {"Host": "[::1"},
+]
+OWN = [
+    {},
+    {"Host": "localhost:{port}", "Origin": "http://localhost:{port}"},
+    {"Host": "[::1]:{port}"},
+    {"Host": "ctr.localhost"},
+    {"Host": socket.gethostname().upper()},
+    {"Host": "Models.example:443", "Origin": "https://Models.example:443"},
+]
+
+
+@pytest.mark.parametrize("path", ["/reload", "/models/ctr"])
+def test_no_web_page_changes_what_is_served(made, path):
+    body = '{"labels": {"stable": 2}}'
+    with (
+        ServedVersions(made[0] / "ctr", Settings(versions="all", labels={"stable": 1})) as served,
+        running({"ctr": served}, hosts=["models.example"]) as (port, _),
+    ):
+        for headers in FOREIGN:
+            told = {name: value.format(port=port) for name, value in headers.items()}
+            status, answer, _ = ask(port, "POST", path, body, told | {"Content-Type": "text/plain"})
+            assert (status, served.settings.labels) == (403, {"stable": 1}), (headers, answer)
+            assert ask(port, "POST", "/predict", BODY, told)[0] == ask(port, "GET", "/models/ctr", None, told)[0] == 200
+        for headers in OWN:
+            told = {name: value.format(port=port) for name, value in headers.items()}
+            assert ask(port, "POST", path, body, told)[0] == 200, headers
+
+
+def test_an_error_of_the_server_is_counted(made, monkeypatch):
+    with running(made[0] / "ctr") as (port, served):
+        monkeypatch.setattr(type(served.now.predictor), "predict_proba", lambda *_: 1 // 0)
+        assert ask(port, "POST", "/predict", BODY)[0] == 500
+        assert 'shoal_serve_requests_total{code="500"} 1.0' in ask(port, "GET", "/metrics")[1].decode()
 
 
 def test_the_schema_of_a_model_is_at_its_name(port):

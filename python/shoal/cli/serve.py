@@ -103,6 +103,14 @@ def add(commands: Any) -> None:
         help="check for a newer version at this interval (default: never); for a click model of a cluster: read its "
         "dense part again (default: 1)",
     )
+    run.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="accept POST /reload and POST /models/NAME at this host name too, as behind a proxy; repeatable (default: "
+        "numeric addresses, localhost and the name of this machine)",
+    )
     run.add_argument("--reuse-port", action="store_true", help="allow several processes to listen on the port")
     for flag, default, text in (
         ("--max-body", 64 << 20, "largest request body (default: 64 MiB)"),
@@ -331,6 +339,7 @@ def serve(arguments: argparse.Namespace) -> Answer:
                 port=arguments.port,
                 reuse_port=arguments.reuse_port,
                 limits=limits,
+                hosts=arguments.allow_host,
                 ready=ready,
             )
         first = next(iter(served.values())) if isinstance(served, dict) else served

@@ -12,7 +12,7 @@ Threads: Ray Serve runs requests in the replica's event loop; predictions of lar
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ray import serve
@@ -52,6 +52,8 @@ class PredictionReplica:
         Of the file system of a URL.
     limits : shoal.serve.Limits, optional
         Of requests.
+    hosts : collection of str, optional
+        Names at which ``POST /reload`` is accepted; see `shoal.serve.make_app`.
     """
 
     def __init__(
@@ -64,13 +66,14 @@ class PredictionReplica:
         cache: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
+        hosts: Collection[str] = (),
     ) -> None:
         self._served = ServedModel(
             directory, threads=threads, verify=verify, cache=cache, storage_options=storage_options
         )
         if watch is not None:
             self._served.watch(watch)
-        self._app = make_app(self._served, limits=limits)
+        self._app = make_app(self._served, limits=limits, hosts=hosts)
         self._gauges = {name: metrics.Gauge(f"shoal_serve_{name}", what) for name, what in _GAUGES.items()}
         self.check_health()
 

@@ -11,6 +11,9 @@
     POST /models/NAME/predict       examples in, probabilities out; by the split, if there is one
     POST /models/NAME/versions/N/predict, /models/NAME/labels/LABEL/predict
 
+What is served is changed by a request of an operator only: /reload and POST /models/NAME are refused (403) to web pages
+of other origins, and under names that are not this machine's.
+
 Threads: requests wait in the event loop. Small ones are predicted there, large ones and Arrow bodies in as many threads
 as there are cores; those of a live model, which wait for servers, in more. A reload runs in a thread of its own.
 """
@@ -18,9 +21,12 @@ as there are cores; those of a live model, which wait for servers, in more. A re
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import socket
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -40,7 +46,7 @@ from shoal.serve.served import ServedModel
 from shoal.serve.versions import ServedVersions, UnknownVersionError, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from shoal.models.predictor import Predictor
     from shoal.serve.served import Model
@@ -49,6 +55,7 @@ __all__ = ["make_app", "serve"]
 
 _SMALL = 8 << 10  # bytes; a smaller body is predicted in the event loop
 _LIVE_THREADS = 32
+_VERSION_DIGITS = 20
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -101,7 +108,39 @@ class _NotFoundError(RequestError):
     status = 404
 
 
-def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | None = None) -> Starlette:
+class _ForeignError(RequestError):
+    """A change that a web page of another origin may have asked for."""
+
+    status = 403
+
+
+def _check_origin(request: Request, names: Collection[str]) -> None:
+    """Raise _ForeignError if a browser may have sent the request for a page that is not of this server.
+
+    A page of another server has its own Origin. A page whose name was made to lead here (DNS rebinding) has that
+    name as Host; numeric addresses and names of this machine cannot be such.
+    """
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise _ForeignError(f"a page of {origin[:80]} cannot change what is served: send the request without a browser")
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        name = host
+    if name in ("", "localhost") or name.endswith(".localhost") or name in names:
+        return
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name)
+        return
+    raise _ForeignError(
+        f"what is served cannot be changed at the name {name[:80]!r}: use localhost or a numeric address, or start the "
+        "server with --allow-host NAME"
+    )
+
+
+def make_app(
+    served: Served | Mapping[str, ServedVersions], *, limits: Limits | None = None, hosts: Collection[str] = ()
+) -> Starlette:
     """Make the ASGI application of open models.
 
     Parameters
@@ -111,6 +150,9 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
     limits : Limits, optional
         Limits of requests. The limits of connections and of time are enforced by `serve`, or by the server that runs
         the application.
+    hosts : collection of str, optional
+        Names at which ``POST /reload`` and ``POST /models/NAME`` are accepted, besides numeric addresses, localhost and
+        this machine's own name. Predictions are answered at any.
 
     Returns
     -------
@@ -121,6 +163,7 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
     first: Served = served if isinstance(served, Served) else next(iter(served.values()))
     small = 0 if isinstance(first, LiveModel) else _SMALL  # a prediction that waits for servers holds up no other one
     figures = _Metrics(first, budget)
+    names = {name.lower().rstrip(".") for name in (*hosts, socket.gethostname())}
     # More threads that compute would slow down the event loop.
     large = asyncio.Semaphore(_LIVE_THREADS if isinstance(first, LiveModel) else cores())
 
@@ -130,15 +173,21 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
         if "name" not in request.path_params:
             return first.choose(key=key) if isinstance(first, ServedVersions) else first.now
         try:
-            version, label = request.path_params.get("version"), request.path_params.get("label")
-            return model_named(request).choose(version=version, label=label, key=key)
+            label = request.path_params.get("label")
+            return model_named(request).choose(version=version_of(request), label=label, key=key)
         except UnknownVersionError as error:
             raise _NotFoundError(str(error)) from None
+
+    def version_of(request: Request) -> int | None:
+        text = request.path_params.get("version")
+        if text is None or (text.isascii() and text.isdigit() and len(text) < _VERSION_DIGITS):
+            return None if text is None else int(text)
+        raise UnknownVersionError(f"{text[:80]!r} is not a version: write a number, as in versions/3")
 
     def model_named(request: Request) -> ServedVersions:
         name = request.path_params["name"]
         if name not in named:
-            raise _NotFoundError(f"there is no model {name!r}: the models are {', '.join(named) or 'not named'}")
+            raise _NotFoundError(f"there is no model {name[:80]!r}: the models are {', '.join(named) or 'not named'}")
         return named[name]
 
     def predict_now(request: Request, body: bytearray, content_type: str, accept: str, account: Account) -> Response:
@@ -171,6 +220,9 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
                 response.headers["connection"] = "close"  # the rest of the body is not read
         except ClientDisconnect:
             response = Response(status_code=499)  # for the counter only: the client has disconnected
+        except Exception:
+            figures.requests.labels("500").inc()
+            raise
         figures.requests.labels(str(response.status_code)).inc()
         return response
 
@@ -197,6 +249,10 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
         return response
 
     async def reload(request: Request) -> Response:
+        try:
+            _check_origin(request, names)
+        except RequestError as error:
+            return _json({"error": str(error)}, error.status)
         fresh, failure = False, ""
         for one in named.values() or [first]:
             try:
@@ -233,6 +289,7 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
         try:
             one = model_named(request)
             if request.method == "POST":
+                _check_origin(request, names)
                 body = bytearray()
                 async for part in request.stream():
                     body += part
@@ -276,7 +333,7 @@ def make_app(served: Served | Mapping[str, ServedVersions], *, limits: Limits | 
             Route("/models", models),
             Route("/models/{name}", model, methods=["GET", "POST"]),
             Route("/models/{name}/predict", predict, methods=["POST"]),
-            Route("/models/{name}/versions/{version:int}/predict", predict, methods=["POST"]),
+            Route("/models/{name}/versions/{version}/predict", predict, methods=["POST"]),
             Route("/models/{name}/labels/{label}/predict", predict, methods=["POST"]),
         ]
     )
@@ -291,6 +348,7 @@ def serve(
     port: int = 8080,
     reuse_port: bool = False,
     limits: Limits | None = None,
+    hosts: Collection[str] = (),
     ready: Callable[[str, int], object] | None = None,
     until: Callable[[Any], object] | None = None,
 ) -> None:
@@ -307,6 +365,8 @@ def serve(
         pages of the files.
     limits : Limits, optional
         Limits of requests and connections.
+    hosts : collection of str, optional
+        As for `make_app`; ``host`` is one of them.
     ready : callable, optional
         Called with host and port once connections are accepted.
     until : callable, optional
@@ -334,7 +394,7 @@ def serve(
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.bind((host, port))
         listening.listen(1024)
-        app = make_app(served, limits=limits)
+        app = make_app(served, limits=limits, hosts=(*hosts, host))
         config = uvicorn.Config(
             app,
             http=protocol(limits, app.state.closed),
