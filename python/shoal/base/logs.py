@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal
 
-from shoal.base.streams import write_stderr
+from shoal.base.streams import escape_text, write_stderr
 
 __all__ = [
     "FORMATS",
@@ -49,8 +49,6 @@ LOG_FORMAT = "SHOAL_LOG_FORMAT"  # the environment variable
 _OF_PROCESS = ("role", "rank", "cluster", "job")
 _OF_CALL = ("worker", "incarnation", "call", "sequence", "op", "table", "clock")
 _FIRST_KEY = '{"time":"'
-_CONTROL = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160))}
-_CONTROL |= {0x2028: "\\u2028", 0x2029: "\\u2029", 9: "\\t", 10: "\\n", 13: "\\r"}
 
 _identity: dict[str, Any] = {}
 
@@ -98,7 +96,7 @@ class TextFormatter(logging.Formatter):
         line = f"shoal: {_message(record)}"
         if text := _exception(self, record):
             line += f" [{' | '.join(part.strip() for part in text.splitlines())}]"
-        return line.translate(_CONTROL)
+        return escape_text(line)
 
 
 class _StderrHandler(logging.Handler):

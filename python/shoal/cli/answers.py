@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.base import logs
-from shoal.base.streams import write_stderr, write_text
+from shoal.base.streams import escape_json, escape_lines, write_stderr, write_text
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -41,9 +41,9 @@ def emit(answer: Answer, arguments: argparse.Namespace) -> None:
     if arguments.json:
         import msgspec
 
-        _print(msgspec.json.encode(answer.facts).decode())
+        _print(escape_json(msgspec.json.encode(answer.facts).decode()))
     elif answer.text and not arguments.quiet:
-        _print(answer.text)
+        _print(escape_lines(answer.text))
 
 
 def log_line(line: str) -> None:
@@ -51,11 +51,11 @@ def log_line(line: str) -> None:
     if logs.is_json():
         _log.info("%s", line)
     else:
-        _print(line)
+        _print(escape_lines(line))
 
 
 def print_output(line: str) -> None:
-    """Print a line of the output of a worker. Thread-safe."""
+    """Print a line of the output of a worker, or of the screen of ``top``, as it is. Thread-safe."""
     _print(line)
 
 
@@ -68,7 +68,7 @@ def warn(what: str, level: int = logging.WARNING) -> None:
     if logs.is_json():
         _log.log(level, "%s", what)
     else:
-        write_stderr(f"shoal: {what}\n")
+        write_stderr(f"shoal: {escape_lines(what)}\n")
 
 
 def one_line(error: BaseException, options: Collection[str] = ()) -> str:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
+from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer
 from shoal.cli.arguments import FORMATS, columns, command, format_of, machine, open_reader, reading, schema_of
 
@@ -59,7 +60,7 @@ def audit(arguments: argparse.Namespace) -> Answer:
         f"{'64 bits':<12} {_shared(len(found.shared))}; {found.expected:.2g} pairs expected",
     ]
     for key, texts in list(found.shared.items())[:_SHOWN]:
-        lines.append(f"{'':<12} {key}: {', '.join(texts)}")
+        lines.append(f"{'':<12} {key}: {escape_text(', '.join(texts))}")
     lines += [
         f"{f'{cells.bits} bits':<12} {100 * cells.distinct_share:.4g} % of the distinct features share a weight "
         f"({100 * cells.expected_share:.4g} % expected), {100 * cells.feature_share:.4g} % of all occurrences"

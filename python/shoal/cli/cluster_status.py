@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.base.streams import escape_text
 from shoal.cli.answers import FAILED, Answer
 from shoal.cli.arguments import command, machine, scheduler_options
 
@@ -127,7 +128,7 @@ def _text(address: str, status: StatusReply) -> str:
         lines.append("no job")
     lines.append(f"tables: {', '.join(status.tables) if status.tables else 'none'}")
     lines += _replication(status)
-    lines.append("")
+    lines = [*map(escape_text, lines), ""]
     rows: list[Sequence[str]] = [("ROLE", "RANK", "HEARD", "HOST", "PROCESS", "")]
     for server in status.servers:
         ports = "; ".join(_endpoint(one) for one in server.endpoints)
@@ -148,6 +149,7 @@ def _text(address: str, status: StatusReply) -> str:
         ("launcher", "-", _heard(one.is_connected, one.heard_seconds), one.host, one.about, "")
         for one in status.launchers
     ]
+    rows = [[escape_text(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     missing = status.num_servers - len(status.servers)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.plural import counted
+from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer
 from shoal.cli.arguments import cached, command, expiry, machine
 
@@ -156,7 +157,12 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         lines += more
     facts |= {"checkpoint": str(folder), "slots": manifest.slots, "tables": tables, "verified": True}
     lines.append("every checksum matches")
-    return Answer("\n".join(lines), facts)
+    return _answer(lines, facts)
+
+
+def _answer(lines: list[str], facts: dict[str, Any]) -> Answer:
+    """Return the answer; names come from data, and no name has a line of its own."""
+    return Answer("\n".join(map(escape_text, lines)), facts)
 
 
 def _export(directory: StorageDir, cache: Cache) -> Answer:
@@ -188,7 +194,7 @@ def _export(directory: StorageDir, cache: Cache) -> Answer:
         chain.append({"directory": str(one.storage_dir), "version": one.manifest.number, "tables": tables})
     lines.append("every checksum matches")
     facts = {"directory": str(directory), "kind": "export", "version": layers.number, "slots": layers.slots}
-    return Answer("\n".join(lines), facts | {"model": of, "layers": chain, "verified": True})
+    return _answer(lines, facts | {"model": of, "layers": chain, "verified": True})
 
 
 def _forecast(directory: StorageDir, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal.cli.answers import FAILED, Answer, log_line
+from shoal.base.streams import escape_lines
+from shoal.cli.answers import FAILED, Answer, print_output
 from shoal.cli.arguments import command, machine, scheduler_options, seconds
 from shoal.cli.top_view import describe
 
@@ -71,7 +72,9 @@ def _screen(
         from shoal.cli.top_screen import TopScreen
     except ImportError:
         while True:
-            log_line(f"{_CLEAR}{describe(view)}\n\nA screen with sorted tables: pip install 'shoal[top]'")
+            print_output(
+                f"{_CLEAR}{escape_lines(describe(view))}\n\nA screen with sorted tables: pip install 'shoal[top]'"
+            )
             time.sleep(interval)
             view = ask()
     screen = TopScreen(ask, view, interval, cancel)

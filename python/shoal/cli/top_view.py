@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from shoal.base.streams import escape_text
+
 __all__ = ["CURVES", "Curve", "Section", "describe", "sections", "sparkline", "summary"]
 
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -24,12 +26,12 @@ def summary(view: dict[str, Any]) -> list[str]:
     total, job = view["total"], view["job"]
     count = len(view["workers"])
     workers = f"{count} worker{'' if count == 1 else 's'}" + (f", {job['consistency']}" if job else "")
-    workers += "".join(f", job {one['name']} {one['consistency']}" for one in view["jobs"])
+    workers += "".join(f", job {escape_text(one['name'])} {one['consistency']}" for one in view["jobs"])
     pull, push = (f"{_time(total[f'{op}_p50'])} / {_time(total[f'{op}_p99'])}" for op in ("pull", "push"))
     return [
         f"cluster {view['cluster']}: epoch {view['epoch']}, {len(view['servers'])} of {view['num_servers']} servers, "
         f"{workers}, up {view['uptime_seconds']:.0f} s",
-        *([f"broken: {view['lost']}"] if view["lost"] else []),
+        *([f"broken: {escape_text(view['lost'])}"] if view["lost"] else []),
         f"rows {_short(total['rows'])}, memory {_bytes(total['memory_bytes'])}, "
         f"{_short(total['keys_per_second'])} keys/s; p50 / p99: pull {pull}, push {push}",
         f"{_short(total['examples_per_second'])} examples/s, loss {_loss(total['loss'])}, AUC {_loss(total['auc'])}",
@@ -38,6 +40,13 @@ def summary(view: dict[str, Any]) -> list[str]:
 
 def sections(view: dict[str, Any]) -> list[Section]:
     """Return the tables of the display, also those without rows."""
+    return [
+        section._replace(rows=[[escape_text(cell) for cell in row] for row in section.rows])
+        for section in _sections(view)
+    ]
+
+
+def _sections(view: dict[str, Any]) -> list[Section]:
     servers = [
         [
             str(one["rank"]), _last_seen(one), str(one["slots"]), str(one["arcs"]), str(one["copies"]),
