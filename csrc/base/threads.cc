@@ -9,6 +9,9 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -77,10 +80,20 @@ std::size_t process_stamp() noexcept { return stamp.load(std::memory_order_relax
 // The worker threads and the job that they share. They exist only in the process that started them: see `stamp_`.
 class ThreadPool::Workers {
  public:
-  explicit Workers(std::size_t helpers) : stamp_(process_stamp()) {
+  Workers() : stamp_(process_stamp()) {}
+
+  // If a thread cannot be started, the destructor ends the others.
+  void start(std::size_t helpers) {
     threads_.reserve(helpers);
     for (std::size_t i = 0; i < helpers; ++i) {
-      threads_.emplace_back([this] { serve(); });
+      try {
+        threads_.emplace_back([this] { serve(); });
+      } catch (const std::system_error& error) {
+        throw std::runtime_error(
+            "thread " + std::to_string(i + 2) + " of " + std::to_string(helpers + 1) +
+            " could not be started: " + error.what() +
+            ". Use fewer threads, or raise the limits of threads (ulimit -u) and of memory");
+      }
     }
   }
 
@@ -182,8 +195,11 @@ class ThreadPool::Workers {
 };
 
 ThreadPool::ThreadPool(std::size_t threads)
-    : threads_(threads < 1 ? 1 : threads),
-      workers_(threads_ > 1 ? std::make_unique<Workers>(threads_ - 1) : nullptr) {}
+    : threads_(threads < 1 ? 1 : threads), workers_(threads_ > 1 ? std::make_unique<Workers>() : nullptr) {
+  if (workers_ != nullptr) {
+    workers_->start(threads_ - 1);
+  }
+}
 
 ThreadPool::~ThreadPool() {
   if (workers_ != nullptr && !workers_->alive()) {
@@ -220,7 +236,10 @@ Thread::Thread(std::function<void()> body) {
     ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
   };
   const Restore restore{before};
-  running_ = std::make_unique<Running>(Running{process_stamp(), std::thread(std::move(body))});
+  // Last: a thread that runs while something here fails could be neither joined nor dropped.
+  running_ = std::make_unique<Running>();
+  running_->stamp = process_stamp();
+  running_->thread = std::thread(std::move(body));
 }
 
 Thread::~Thread() {

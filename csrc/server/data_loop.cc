@@ -117,7 +117,6 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, ReplicatedService& service, Lo
       durations_(std::make_unique<DurationHistograms>()) {
   SHOAL_CHECK(options_.heartbeat_ms <= 0 || options_.dead_after_ms > options_.heartbeat_ms,
               "dead_after_ms must exceed heartbeat_ms");
-  service_.set_waker([this] { wake(); });
   service_.set_clock(&steady_now_ns);
   std::mutex mutex;
   std::condition_variable opened_changed;
@@ -136,6 +135,9 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, ReplicatedService& service, Lo
     stop();
     throw TransportError(*failure);
   }
+  // Last: an object that could not be made must not be called. What was queued before is sent now.
+  service_.set_waker([this] { wake(); });
+  wake();
 }
 
 DataLoop::~DataLoop() {
