@@ -39,6 +39,7 @@ A, B, C = "tcp://a:1", "tcp://b:1", "tcp://c:1"
 SPEC = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
 START = StartJob(1, JobConsistency("bsp", 0, False), (1, 1), 0)
 TABLE = AddTable(0, TableRecord.of(SPEC))
+HASHES = np.array([0, 2**63], np.uint64)  # of an arc of A and one of B
 FIRST = map_of(1, (0, 4, A, 0), (4, 8, A, 0), (8, 12, B, 1), (12, 16, B, 1), backups=[(A, B), (B, A)])
 
 
@@ -71,10 +72,24 @@ class Fails:
         raise RuntimeError("out of order")
 
 
+class Full:
+    """An endpoint that has no memory for the first call of a method."""
+
+    def __init__(self, service: Any, method: str) -> None:
+        self.service = service
+        self.method = method
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self.method:
+            return getattr(self.service, name)
+        self.method = ""
+        raise MemoryError("no memory")
+
+
 class Servers:
     """Servers with an endpoint each; messages between them are delivered when a test says so."""
 
-    def __init__(self, map: ClusterMap = FIRST) -> None:
+    def __init__(self, map: ClusterMap = FIRST, shares: dict[str, int] | None = None) -> None:
         self.services = {endpoint.address: _core.Service(map.slots) for endpoint in map.endpoints}
         self.controls = {
             address: ServerControl({address: service}, address[6].encode() * 16)
@@ -84,6 +99,8 @@ class Servers:
         self.number = 0
         for control in self.controls.values():
             control.set_map(map)
+        for address, share in (shares or {}).items():
+            self.services[address].set_memory(share)
         for body in (TABLE, START):
             self.order(body)
             self.exchange()
@@ -216,6 +233,15 @@ def test_a_backup_serves_the_rows_of_a_dead_server_with_the_order_that_it_may_ha
     assert (reply.values == -1.0).all()  # the dead worker's last clock has ended everywhere
 
 
+def test_a_backup_with_another_memory_budget_serves_the_slots_with_the_share_that_they_had():
+    servers = Servers(shares={A: 3 << 20, B: 1 << 20})
+    servers.exchange()
+    del servers.services[A]
+    servers.controls[B].assign(Assign(promoted(), None, 0))
+    assert servers.poll(B) == [Assigned(b"b" * 16, 2, None)]
+    assert servers.services[B].metrics()["budget_bytes"] == 8 * (3 << 20) + 8 * (1 << 20)
+
+
 def test_an_order_without_copies_to_adopt_has_no_outcome():
     servers = Servers()
     servers.controls[A].assign(Assign(moved(FIRST), Order(9, Fence(0, 1)), 0))
@@ -247,9 +273,41 @@ def test_an_order_for_a_table_that_promoted_copies_have_adds_it_to_the_other_arc
     servers.controls[B].assign(Assign(promoted(), Order(servers.number, more), 0))
     servers.order(more, B)
     assert [(type(reply), reply.fault) for reply in servers.poll(B)] == [(OrderReply, ""), (Assigned, "")]
-    hashes = np.array([0, 2**63], np.uint64)  # of an arc of A and one of B
-    push = Worker(rank=0, epoch=2).push(hashes, np.ones((2, 1), np.float32), table=1, sequence=1, clock=0)
+    push = Worker(rank=0, epoch=2).push(HASHES, np.ones((2, 1), np.float32), table=1, sequence=1, clock=0)
     (reply,) = deliver(servers.services[B], push)
+    assert reply.status == Status.OK
+
+
+def test_a_table_that_the_copies_of_a_dead_server_refuse_costs_no_row():
+    servers = Servers()
+    halves = msgspec.structs.replace(TABLE.form, dtype="float16")  # a row of 2 bytes
+    del servers.services[A]
+    control, service = servers.controls[B], servers.services[B]
+    control.assign(Assign(promoted(), Order(servers.number + 1, AddTable(1, halves)), 0))
+    (confirmed,) = servers.poll(B)
+    assert confirmed.fault == ""
+    assert "16-bit weights need dim >= 2" in confirmed.outcome.refused.text
+    assert service.tables() == [0]
+    (reply,) = deliver(service, Worker(rank=0, epoch=2).push(HASHES, np.ones((2, 1), np.float32), sequence=1, clock=0))
+    assert reply.status == Status.OK
+
+
+@pytest.mark.parametrize("call", ["assign", "replica"])
+def test_an_assignment_for_which_there_is_no_memory_is_carried_out_when_it_comes_again(call):
+    servers = Servers()
+    order = Order(servers.number + 1, AddTable(1, TABLE.form))
+    del servers.services[A]
+    control, service = servers.controls[B], servers.services[B]
+    control._services[B] = Full(service, call)
+    assign = Assign(promoted(), order, 0)
+    control.assign(assign)
+    assert control.poll(0.0) == []  # nothing is confirmed
+    assert control.map.epoch == 1
+    control.assign(assign)
+    (confirmed,) = control.poll(0.0)
+    assert (confirmed.epoch, confirmed.fault, confirmed.outcome.refused) == (2, "", None)
+    assert service.tables() == [0, 1]
+    (reply,) = deliver(service, Worker(rank=0, epoch=2).pull(HASHES, clock=0))
     assert reply.status == Status.OK
 
 

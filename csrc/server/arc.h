@@ -23,7 +23,7 @@
 //   I1  There is a default job, and the numbers of the jobs differ.
 //   I2  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is repeated. A push, or the
 //       step of a clock, that ran out of memory continues where it stopped. An operation that was executed is not executed again.
-//   I3  Budget decisions depend on the slots alone: each has the same share in any arc.
+//   I3  Budget decisions depend on the slots alone: a slot's share is the arc's, wherever it goes.
 //
 // Threads: none of its own; one owner. Threads of saves and loads use the shards, which they share.
 

@@ -226,8 +226,8 @@ bool Replica::has(const SlotRange& range) const {
   return std::ranges::any_of(service_.arcs(), [&](const SlotRange& one) { return one.first == range.first; });
 }
 
-void Replica::adopt(std::vector<std::unique_ptr<Arc>> arcs) {
-  service_.adopt(std::move(arcs));
+void Replica::adopt(std::span<std::unique_ptr<Arc>> arcs) {
+  service_.adopt(arcs);
   service_.set_map(0, service_.arcs());
 }
 
@@ -246,41 +246,65 @@ bool Replica::are_here(std::span<const SlotRange> ranges, std::uint32_t epoch) c
   return true;
 }
 
-std::vector<std::unique_ptr<Arc>> Replica::take_arcs(const std::vector<SlotRange>& ranges) {
-  auto arcs = service_.take_arcs(ranges);
-  for (const auto& arc : arcs) {
+void Replica::take_arcs(std::span<const SlotRange> ranges, std::vector<std::unique_ptr<Arc>>& to) {
+  const std::size_t before = to.size();
+  service_.take_arcs(ranges, to);
+  for (const auto& arc : std::span(to).subspan(before)) {
     arc->set_stamp(executed_);
   }
-  return arcs;
 }
 
-std::vector<std::unique_ptr<Arc>> Replica::expect(std::vector<std::unique_ptr<Arc>> arcs,
-                                                  std::span<const SlotRange> in_sync, std::uint32_t epoch,
-                                                  std::span<const Handover> handovers) {
-  epoch_ = epoch;
-  in_sync_.assign(in_sync.begin(), in_sync.end());
-  auto spare = take_aside([&](const SlotRange& range) {
+void Replica::expect(std::vector<std::unique_ptr<Arc>>& arcs, std::span<const SlotRange> in_sync,
+                     std::uint32_t epoch, std::span<const Handover> handovers) {
+  std::vector<SlotRange> wanted(in_sync.begin(), in_sync.end());
+  const auto is_given = [&](const SlotRange& range) {
+    return std::ranges::any_of(arcs, [&](const auto& arc) { return arc->first_slot() == range.first; });
+  };
+  const auto is_spare = [&](const SlotRange& range) {
     const auto found = intervals_.find(range.first);
     return !is_among(in_sync_, range) && found != intervals_.end() &&
            found->second.back().last <= last_of(epoch);
-  });
-  std::ranges::move(arcs, std::back_inserter(aside_));
+  };
   std::vector<SlotRange> all = service_.arcs();
-  for (const SlotRange& range : in_sync) {
-    if (!has(range) && !has_aside(range) && fault_.empty()) {
-      all.push_back(range);
-      begin_interval(range.first, 0);
+  std::vector<SlotRange> made;
+  for (const SlotRange& range : wanted) {
+    if (!has(range) && !has_aside(range) && !is_given(range) && fault_.empty()) {
+      made.push_back(range);
     }
   }
+  std::ranges::copy(made, std::back_inserter(all));
   std::ranges::sort(all, {}, &SlotRange::first);
-  service_.set_map(0, all);
-  for (const Handover& handover : handovers) {
-    Handover part = handover.part(in_sync);
+  std::vector<Inherited> inherited;
+  // If an assignment that failed later is carried out again, they are here.
+  for (const Handover& handover : epoch != epoch_ ? handovers : std::span<const Handover>()) {
+    Handover part = handover.part(wanted);
     if (!part.records.empty()) {
-      inherited_.push_back({.arcs = std::move(part.arcs), .records = std::move(part.records)});
+      inherited.push_back({.arcs = std::move(part.arcs), .records = std::move(part.records)});
     }
   }
-  return spare;
+  inherited_.reserve(inherited_.size() + inherited.size());
+  aside_.reserve(aside_.size() + arcs.size());
+  for (const SlotRange& range : made) {
+    begin_interval(range.first, 0);
+  }
+  service_.set_map(0, all);
+  // Nothing below fails.
+  std::ranges::move(inherited, std::back_inserter(inherited_));
+  in_sync_ = std::move(wanted);
+  epoch_ = epoch;
+  const std::size_t before = aside_.size();
+  for (std::unique_ptr<Arc>& arc : arcs) {
+    if (is_among(in_sync_, {arc->first_slot(), arc->end_slot()})) {
+      aside_.push_back(std::move(arc));
+    }
+  }
+  std::erase(arcs, nullptr);
+  for (std::size_t i = 0; i < before; ++i) {
+    if (is_spare({aside_[i]->first_slot(), aside_[i]->end_slot()})) {
+      arcs.push_back(std::move(aside_[i]));
+    }
+  }
+  std::erase(aside_, nullptr);
 }
 
 void Replica::join(std::span<const SlotRange> ranges, std::uint64_t stamp) {
@@ -290,11 +314,12 @@ void Replica::join(std::span<const SlotRange> ranges, std::uint64_t stamp) {
       begin_interval(range.first, stamp);
     }
   }
-  auto joining = take_aside(aside);
+  std::vector<std::unique_ptr<Arc>> joining;
+  take_aside(aside, joining);
   for (const auto& arc : joining) {
     arc->end_saves();  // of the former primary, as in the arc that has become primary
   }
-  adopt(std::move(joining));
+  adopt(joining);
   for (Inherited& one : inherited_) {
     if (one.until == kNever &&
         std::ranges::all_of(one.arcs, [&](const SlotRange& range) { return has(range); })) {
@@ -304,7 +329,8 @@ void Replica::join(std::span<const SlotRange> ranges, std::uint64_t stamp) {
 }
 
 void Replica::release(const ReleaseArcs& order, std::uint64_t stamp) {
-  auto arcs = take_arcs(order.arcs);
+  std::vector<std::unique_ptr<Arc>> arcs;
+  take_arcs(order.arcs, arcs);
   for (std::unique_ptr<Arc>& arc : arcs) {
     arc->set_stamp(stamp);  // it has all that its primary has
     end_interval(arc->first_slot(), stamp);
@@ -319,6 +345,9 @@ void Replica::release(const ReleaseArcs& order, std::uint64_t stamp) {
 
 void Replica::begin_interval(std::size_t first_slot, std::uint64_t stamp) {
   std::vector<Interval>& all = intervals_[first_slot];
+  if (!all.empty() && all.back().first == stamp && all.back().last == kNever) {
+    return;
+  }
   std::erase_if(all, [&](const Interval& one) { return one.last <= floor_; });
   all.push_back({.first = stamp});
 }
@@ -332,22 +361,22 @@ void Replica::end_interval(std::size_t first_slot, std::uint64_t stamp) {
 
 // --- when the primary has ended ---------------------------------------------------------------------------------
 
-std::vector<std::pair<std::size_t, std::uint64_t>> Replica::stamps() const {
-  std::vector<std::pair<std::size_t, std::uint64_t>> all;
+std::vector<std::pair<SlotRange, std::uint64_t>> Replica::stamps() const {
+  std::vector<std::pair<SlotRange, std::uint64_t>> all;
   for (const SlotRange& range : service_.arcs()) {
-    all.emplace_back(range.first, executed_);
+    all.emplace_back(range, executed_);
   }
   for (const auto& arc : aside_) {
-    all.emplace_back(arc->first_slot(), arc->stamp());
+    all.emplace_back(SlotRange{arc->first_slot(), arc->end_slot()}, arc->stamp());
   }
   return all;
 }
 
-Handover Replica::hand_over(std::span<const std::unique_ptr<Arc>> arcs) const {
+Handover Replica::hand_over() const {
   Handover all;
-  for (const auto& arc : arcs) {
-    all.arcs.push_back({arc->first_slot(), arc->end_slot()});
-    all.stamps.push_back(arc->stamp());
+  for (const auto& [range, stamp] : stamps()) {
+    all.arcs.push_back(range);
+    all.stamps.push_back(stamp);
   }
   for (const Inherited& one : inherited_) {
     for (const KeptRecord& record : one.records) {
@@ -376,38 +405,51 @@ bool Replica::has_executed(std::size_t first_slot, std::uint64_t stamp) const {
          });
 }
 
-std::vector<SlotRange> Replica::detach(std::span<const SlotRange> ranges, Service& to, std::uint64_t& stamp) {
+Replica::Detached::Detached(Replica& replica, std::span<const SlotRange> ranges, const Order& order)
+    : replica_(replica), service_(replica.slots_, {}, replica.limits_) {
   std::vector<SlotRange> executing;
-  std::vector<SlotRange> found;
   for (const SlotRange& range : ranges) {
-    if (has(range)) {
+    if (replica.has(range)) {
       executing.push_back(range);
     }
-    if (has(range) || has_aside(range)) {
-      found.push_back(range);
+    if (replica.has(range) || replica.has_aside(range)) {
+      found_.push_back(range);
     }
   }
-  auto arcs = take_arcs(executing);
-  std::ranges::move(take_aside([&](const SlotRange& one) { return is_among(ranges, one); }),
-                    std::back_inserter(arcs));
-  for (const auto& arc : arcs) {
-    stamp = std::max(stamp, arc->stamp());
+  for (const auto& [range, stamp] : replica.stamps()) {
+    stamp_ = is_among(found_, range) ? std::max(stamp_, stamp) : stamp_;
   }
-  to.adopt(std::move(arcs));
-  return found;
+  arcs_.reserve(found_.size());
+  replica.aside_.reserve(replica.aside_.size() + found_.size());
+  replica.kept_.push_back(
+      {.stamp = stamp_ + 1, .arcs = found_, .is_request = false, .end_slot = 0, .frames = {encode(order)}});
+  // Nothing below fails.
+  replica.take_arcs(executing, arcs_);
+  replica.take_aside([&](const SlotRange& range) { return is_among(found_, range); }, arcs_);
 }
 
-void Replica::set_aside(Service& from, const std::vector<SlotRange>& ranges, std::uint64_t stamp,
-                        const Order& executed) {
-  if (ranges.empty()) {
-    return;
+Service& Replica::Detached::service() {
+  if (!arcs_.empty()) {
+    service_.adopt(arcs_);
+    arcs_.clear();
   }
-  for (std::unique_ptr<Arc>& arc : from.take_arcs(ranges)) {
-    arc->set_stamp(stamp + 1);
-    aside_.push_back(std::move(arc));
+  return service_;
+}
+
+Replica::Detached::~Detached() {
+  const std::size_t before = replica_.aside_.size();
+  if (arcs_.empty()) {
+    service_.take_arcs(found_, replica_.aside_);
+  } else {
+    std::ranges::move(arcs_, std::back_inserter(replica_.aside_));
   }
-  kept_.push_back(
-      {.stamp = stamp + 1, .arcs = ranges, .is_request = false, .end_slot = 0, .frames = {encode(executed)}});
+  if (is_executed_ && !found_.empty()) {
+    for (const auto& arc : std::span(replica_.aside_).subspan(before)) {
+      arc->set_stamp(stamp_ + 1);
+    }
+  } else {
+    replica_.kept_.pop_back();
+  }
 }
 
 bool Replica::catch_up(const CatchUpArcs& order, std::uint64_t stamp) {
@@ -424,14 +466,15 @@ bool Replica::catch_up(const CatchUpArcs& order, std::uint64_t stamp) {
                 "the slots from " + std::to_string(arc->first_slot()) +
                     " on have records that the new primary lacks");
   }
-  auto behind = take_aside([&](const SlotRange& one) { return is_among(order.arcs, one); });
+  std::vector<std::unique_ptr<Arc>> behind;
+  take_aside([&](const SlotRange& one) { return is_among(order.arcs, one); }, behind);
   for (std::unique_ptr<Arc>& arc : behind) {
     const SlotRange range{arc->first_slot(), arc->end_slot()};
     std::uint64_t executed = arc->stamp();
     Service one(slots_, {}, limits_);
     std::vector<std::unique_ptr<Arc>> alone;
     alone.push_back(std::move(arc));
-    one.adopt(std::move(alone));
+    one.adopt(alone);
     one.set_map(0, {range});
     for (const KeptRecord& record : order.records) {
       if (record.stamp > executed && is_among(record.arcs, range)) {
@@ -439,22 +482,13 @@ bool Replica::catch_up(const CatchUpArcs& order, std::uint64_t stamp) {
         executed = record.stamp;
       }
     }
-    arc = std::move(one.take_arcs({range}).front());
+    alone.clear();
+    one.take_arcs({&range, 1}, alone);
+    arc = std::move(alone.front());
     arc->set_stamp(executed);
   }
   std::ranges::move(behind, std::back_inserter(aside_));
   return true;
-}
-
-std::vector<std::unique_ptr<Arc>> Replica::take_aside(const std::function<bool(const SlotRange&)>& wanted) {
-  std::vector<std::unique_ptr<Arc>> arcs;
-  for (std::unique_ptr<Arc>& arc : aside_) {
-    if (wanted({arc->first_slot(), arc->end_slot()})) {
-      arcs.push_back(std::move(arc));
-    }
-  }
-  std::erase(aside_, nullptr);
-  return arcs;
 }
 
 // --- copies -----------------------------------------------------------------------------------------------------
@@ -484,7 +518,9 @@ void Replica::abort_copy(std::uint64_t stamp) {
   std::vector<SlotRange> ranges = service_.arcs();
   std::erase_if(ranges, [&](const SlotRange& range) { return range.first != first; });
   end_interval(first, stamp);
-  service_.discard(service_.take_arcs(ranges));
+  std::vector<std::unique_ptr<Arc>> dropped;
+  service_.take_arcs(ranges, dropped);
+  service_.discard(std::move(dropped));
 }
 
 // A chunk belongs to one piece.
@@ -516,7 +552,7 @@ void Replica::restore_copy() {
   SHOAL_CHECK(arcs.front()->first_slot() == copy.range.first && arcs.front()->end_slot() == copy.range.end,
               "the copy is of another arc");
   copy.service = std::make_unique<Service>(slots_, std::vector<SlotRange>(), limits_);
-  copy.service->adopt(std::move(arcs));
+  copy.service->adopt(arcs);
   copy.service->set_map(0, {copy.range});
 }
 
@@ -540,7 +576,9 @@ void Replica::execute_kept() {
     execute_in(record, *copy.service);
   }
   if (copy.kept.empty()) {
-    adopt(copy.service->take_arcs({copy.range}));
+    std::vector<std::unique_ptr<Arc>> arcs;
+    copy.service->take_arcs({&copy.range, 1}, arcs);
+    adopt(arcs);
     arrived_ = static_cast<std::uint32_t>(copy.range.first + 1);
     arrived_stamp_ = copy.stamp;
     begin_interval(copy.range.first, copy.stamp);

@@ -24,7 +24,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -83,45 +82,71 @@ class Replica {
   std::optional<Arriving> arriving() const;
   // Whether an arc executes records here.
   bool has(const SlotRange& range) const;
-  // Removes arcs that execute records, with their stamps.
-  std::vector<std::unique_ptr<Arc>> take_arcs(const std::vector<SlotRange>& ranges);
-  // Removes those arcs that are set aside for which wanted(range) is true.
-  std::vector<std::unique_ptr<Arc>> take_aside(const std::function<bool(const SlotRange&)>& wanted);
-  // Sets arcs aside that its primary will have, and makes the others of these slots, empty, before the first job. The primary says at
-  // which position they join: what it executed before was without them. `handovers` are of the replicas that gave the arcs. Returns the arcs
-  // that are not needed.
-  std::vector<std::unique_ptr<Arc>> expect(std::vector<std::unique_ptr<Arc>> arcs,
-                                           std::span<const SlotRange> in_sync, std::uint32_t epoch,
-                                           std::span<const Handover> handovers);
+  // Adds arcs that execute records, with their stamps, to others, and removes them here. As Service::take_arcs().
+  void take_arcs(std::span<const SlotRange> ranges, std::vector<std::unique_ptr<Arc>>& to);
+  // Likewise, those arcs that are set aside for which wanted(range) is true.
+  template <class Wanted>
+  void take_aside(const Wanted& wanted, std::vector<std::unique_ptr<Arc>>& to) {
+    to.reserve(to.size() + aside_.size());
+    for (std::unique_ptr<Arc>& arc : aside_) {
+      if (wanted(SlotRange{arc->first_slot(), arc->end_slot()})) {
+        to.push_back(std::move(arc));
+      }
+    }
+    std::erase(aside_, nullptr);
+  }
+  // Sets those of the arcs aside that its primary will have, and makes the others of these slots, empty, before the first job. The
+  // primary says at which position they join: what it executed before was without them. `handovers` are of the replicas that gave the
+  // arcs. What is not needed is added to the arcs, which have room for it. If it throws, no arc has moved.
+  void expect(std::vector<std::unique_ptr<Arc>>& arcs, std::span<const SlotRange> in_sync,
+              std::uint32_t epoch, std::span<const Handover> handovers);
 
   // --- when the primary has ended -----------------------------------------------------------------------------------------
 
-  // The first slots of all arcs, also those that are set aside, and the stamps of the last records that they have executed.
-  std::vector<std::pair<std::size_t, std::uint64_t>> stamps() const;
-  // Executes an order in these arcs alone, also where they are set aside, keeps it as their last record, and sets them aside. Empty: in
-  // all that execute records, and it is not kept.
+  // The slots of all arcs, also those that are set aside, and the stamps of the last records that they have executed.
+  std::vector<std::pair<SlotRange, std::uint64_t>> stamps() const;
+  // Executes an order in these arcs alone, also where they are set aside, keeps it as their last record, and sets them aside. If it
+  // throws they are set aside as well, and nothing is kept. Empty: in all that execute records, and it is not kept.
   template <class Act>
   auto act_on(std::span<const SlotRange> ranges, const Order& order, const Act& act) {
     if (ranges.empty()) {
       return act(service_);
     }
-    Service some(slots_, {}, limits_);
-    std::uint64_t stamp = 0;
-    const std::vector<SlotRange> found = detach(ranges, some, stamp);
-    const auto finish = [&] { set_aside(some, found, stamp, order); };
-    if constexpr (std::is_void_v<decltype(act(some))>) {
-      act(some);
-      finish();
+    Detached detached(*this, ranges, order);
+    Service& service = detached.service();
+    if constexpr (std::is_void_v<decltype(act(service))>) {
+      act(service);
+      detached.keep();
     } else {
-      auto result = act(some);
-      finish();
+      auto result = act(service);
+      detached.keep();
       return result;
     }
   }
-  // What is kept for other copies of these arcs, which were taken from here.
-  Handover hand_over(std::span<const std::unique_ptr<Arc>> arcs) const;
+  // What is kept for other copies of all arcs that are here.
+  Handover hand_over() const;
 
  private:
+  // Those of some arcs that are here, in a Service of their own. Ends with all of them set aside, whatever happens meanwhile.
+  class Detached {
+   public:
+    Detached(Replica& replica, std::span<const SlotRange> ranges, const Order& order);
+    ~Detached();
+    Detached(const Detached&) = delete;
+    Detached& operator=(const Detached&) = delete;
+    Service& service();
+    // The order is their last record from now on.
+    void keep() noexcept { is_executed_ = true; }
+
+   private:
+    Replica& replica_;
+    Service service_;
+    std::vector<SlotRange> found_;
+    std::vector<std::unique_ptr<Arc>> arcs_;
+    std::uint64_t stamp_ = 0;  // the greatest of them
+    bool is_executed_ = false;
+  };
+
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
   // Stamps of the records that an arc has executed here.
@@ -156,12 +181,8 @@ class Replica {
   void note_stamp(const wire::Decoded& message);
   bool catch_up(const CatchUpArcs& order, std::uint64_t stamp);
   bool are_here(std::span<const SlotRange> ranges, std::uint32_t epoch) const;
-  // Moves these arcs to a Service; returns those that are here, and the greatest stamp of them.
-  std::vector<SlotRange> detach(std::span<const SlotRange> ranges, Service& to, std::uint64_t& stamp);
-  void set_aside(Service& from, const std::vector<SlotRange>& ranges, std::uint64_t stamp,
-                 const Order& executed);
   void join(std::span<const SlotRange> ranges, std::uint64_t stamp);
-  void adopt(std::vector<std::unique_ptr<Arc>> arcs);
+  void adopt(std::span<std::unique_ptr<Arc>> arcs);
   bool has_executed(std::size_t first_slot, std::uint64_t stamp) const;
   void begin_interval(std::size_t first_slot, std::uint64_t stamp);
   void end_interval(std::size_t first_slot, std::uint64_t stamp);

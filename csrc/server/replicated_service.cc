@@ -257,6 +257,9 @@ void ReplicatedService::serve_logged(std::string_view peer, std::span<const wire
       return;  // nothing was executed: the peer asks again
     }
   }
+  if (log_.held_bytes() > limits_.held_bytes || log_.unacknowledged_bytes() > limits_.pending_bytes) {
+    return service_.turn_away(peer, frames, out);  // which has seen nothing that a failover could undo
+  }
   const std::size_t before = out.replies().size();
   service_.handle(peer, frames, out, received, received_ns);
   try {
@@ -320,8 +323,8 @@ std::map<std::size_t, std::uint64_t> ReplicatedService::stamps() const {
   std::map<std::size_t, std::uint64_t> all;
   for (const auto& replica : replicas_) {
     if (replica->fault().empty()) {
-      for (const auto& [first_slot, stamp] : replica->stamps()) {
-        all[first_slot] = std::max(all[first_slot], stamp);
+      for (const auto& [range, stamp] : replica->stamps()) {
+        all[range.first] = std::max(all[range.first], stamp);
       }
     }
   }

@@ -16,7 +16,8 @@
 // Invariants
 //   I1  A reply leaves only when all records that were appended before it are committed.
 //   I2  A stream's records have the positions 1, 2, 3, ... without a gap; a replica executes each once, in this order.
-//   I3  An arc is in at most one of: the Service, one replica.
+//   I3  An arc is in at most one of: the Service, one replica. None is lost by an exception: it stays where it was, or waits for the next
+//       assignment.
 //
 // Time is passed in, in milliseconds of any steady clock. Without streams a request costs one comparison more than in the Service.
 //
@@ -157,7 +158,8 @@ class ReplicatedService {
   // --- replication: any thread ---------------------------------------------------------------------------------------
 
   // Makes the endpoint what the assignment says. No effect if its epoch is not newer than the last one's. Throws
-  // std::invalid_argument, with nothing changed, if it names arcs of a replica that has diverged.
+  // std::invalid_argument, with nothing changed, if it names arcs of a replica that has diverged. After std::bad_alloc it can be called
+  // again: no arc is lost.
   void assign(const Assignment& assignment);
   // The last position that was appended.
   std::uint64_t position() const;
@@ -216,7 +218,11 @@ class ReplicatedService {
   Milliseconds next_time() const noexcept;
 
  private:
-  using Arcs = std::vector<std::unique_ptr<Arc>>;
+  // What an assignment has taken and not given to anybody yet. It outlives an exception, and the next assignment goes on with it.
+  struct Moving {
+    std::vector<std::unique_ptr<Arc>> arcs{};
+    std::vector<Handover> handovers{};
+  };
 
   // Executes an order and appends it.
   template <class Act>
@@ -232,11 +238,9 @@ class ReplicatedService {
   Replica& replica_of(StreamId stream);
   // replicated_service_assign.cc
   void check(const Assignment& assignment) const;
-  // Removes the arcs which are wanted elsewhere from the replicas, and drops the replicas that are not listed.
-  Arcs take_from_replicas(const Assignment& assignment, std::vector<Handover>& handovers,
-                          std::vector<std::unique_ptr<Replica>>& dropped);
-  // Discards copies of arcs that are older than another one.
-  void discard_old(const Assignment& assignment, Arcs& arcs, std::vector<Handover>& handovers);
+  // Moves the newest of the arcs which are wanted elsewhere from the replicas to moving_, and drops the replicas that are not listed.
+  // If it throws, nothing has changed.
+  void take_from_replicas(const Assignment& assignment, std::vector<std::unique_ptr<Replica>>& dropped);
   void update_streams(const Assignment& assignment, std::span<const Handover> handovers);
   void update_stream(ReplicationLog::Stream& stream, const Assignment::Outgoing& wanted,
                      const Assignment& assignment, std::span<const Handover> handovers);
@@ -260,6 +264,7 @@ class ReplicatedService {
   ReplicationLog log_;
   std::uint32_t assigned_ = 0;  // epoch of the last assignment
   std::vector<std::unique_ptr<Replica>> replicas_;
+  Moving moving_;
   std::set<StreamId> fenced_;                   // incoming streams that were closed
   std::map<StreamId, std::uint64_t> released_;  // sequence of the last RELEASE of arcs that left the Service
   std::uint64_t copy_rate_ = 0;                 // bytes per second; 0: no limit

@@ -62,19 +62,7 @@ void ReplicatedService::assign(const Assignment& assignment) {
     return;
   }
   check(assignment);
-  std::vector<Handover> handovers;
-  Arcs loose = take_from_replicas(assignment, handovers, dropped);  // on their way
-  discard_old(assignment, loose, handovers);
-  const auto take = [&](std::span<const SlotRange> wanted) {
-    Arcs arcs;
-    for (std::unique_ptr<Arc>& arc : loose) {
-      if (contains(wanted, range_of(*arc))) {
-        arcs.push_back(std::move(arc));
-      }
-    }
-    std::erase(loose, nullptr);
-    return arcs;
-  };
+  take_from_replicas(assignment, dropped);
   // Deferred reads of slots that leave are answered before their arcs leave.
   std::vector<SlotRange> leaves;
   for (const SlotRange& range : service_.arcs()) {
@@ -82,39 +70,42 @@ void ReplicatedService::assign(const Assignment& assignment) {
       leaves.push_back(range);
     }
   }
-  Arcs promoted = take(assignment.primary);
+  const auto promoted = std::ranges::partition(
+      moving_.arcs, [&](const auto& arc) { return !contains(assignment.primary, range_of(*arc)); });
   std::uint64_t stamp = std::uint64_t{assignment.epoch} << ReplicationLog::kEpochShift;
   for (const auto& arc : promoted) {
     arc->end_saves();  // a save fails with its server
     stamp = std::max(stamp, arc->stamp() + 1);
   }
-  service_.adopt(std::move(promoted));
-  service_.set_map(assignment.epoch, assignment.primary);
   log_.advance_stamp(stamp);
-  for (std::unique_ptr<Arc>& arc : service_.take_arcs(leaves)) {
+  service_.adopt(promoted);
+  std::erase(moving_.arcs, nullptr);
+  service_.set_map(assignment.epoch, assignment.primary);
+  const std::size_t before = moving_.arcs.size();
+  service_.take_arcs(leaves, moving_.arcs);
+  for (const auto& arc : std::span(moving_.arcs).subspan(before)) {
     arc->set_stamp(log_.stamp());
-    loose.push_back(std::move(arc));
   }
   for (const Assignment::Incoming& one : assignment.incoming) {
     Replica* replica = find_replica(one.stream);
     if (replica == nullptr) {
       replica = replicas_.emplace_back(std::make_unique<Replica>(one.stream, Slots(slots()), limits_)).get();
     }
-    std::ranges::move(replica->expect(take(one.in_sync), one.in_sync, assignment.epoch, handovers),
-                      std::back_inserter(loose));
+    replica->expect(moving_.arcs, one.in_sync, assignment.epoch, moving_.handovers);
   }
-  service_.discard(std::move(loose));
-  update_streams(assignment, handovers);
+  update_streams(assignment, moving_.handovers);
+  service_.discard(std::exchange(moving_.arcs, {}));
+  moving_.handovers.clear();
   copy_rate_ = assignment.copy_rate;
   assigned_ = assignment.epoch;
   targets_version_.fetch_add(1, std::memory_order_acq_rel);
   wake();
 }
 
-ReplicatedService::Arcs ReplicatedService::take_from_replicas(
-    const Assignment& assignment, std::vector<Handover>& handovers,
-    std::vector<std::unique_ptr<Replica>>& dropped) {
-  Arcs loose;
+// An arc may have several copies here: one that was given up may still be here when it has been copied to this endpoint once more. The
+// newest is needed; of the others, what their replicas have kept is not.
+void ReplicatedService::take_from_replicas(const Assignment& assignment,
+                                           std::vector<std::unique_ptr<Replica>>& dropped) {
   const auto listed = [&](StreamId stream) {
     return std::ranges::find(assignment.incoming, stream, &Assignment::Incoming::stream) !=
            assignment.incoming.end();
@@ -128,61 +119,90 @@ ReplicatedService::Arcs ReplicatedService::take_from_replicas(
   };
   // Replicas of streams that are not listed are fenced, and give all arcs. The others give what is wanted elsewhere; the rest stays,
   // also what the assignment does not list: it may have arrived since.
-  for (std::unique_ptr<Replica>& replica : replicas_) {
-    const bool stays = listed(replica->stream());
-    std::vector<SlotRange> gives;
-    for (const SlotRange& range : replica->service().arcs()) {
-      if (!stays || is_wanted(range, replica->stream())) {
-        gives.push_back(range);
+  const auto gives = [&](const Replica& replica, const SlotRange& range) {
+    return !listed(replica.stream()) || is_wanted(range, replica.stream());
+  };
+  const auto gives_aside = [&](const Replica& replica, const SlotRange& range) {
+    return !listed(replica.stream()) || is_wanted(range, 0);
+  };
+  // Stamps of the newest copies, by first slot.
+  std::map<std::size_t, std::uint64_t> newest;
+  const auto found = [&](const SlotRange& range, std::uint64_t stamp) {
+    auto& known = newest.try_emplace(range.first, stamp).first->second;
+    known = std::max(known, stamp);
+  };
+  for (const auto& arc : moving_.arcs) {
+    found(range_of(*arc), arc->stamp());
+  }
+  std::size_t arcs = moving_.arcs.size() + service_.arcs().size();
+  std::vector<std::vector<SlotRange>> given;  // by each replica, of those that execute records
+  for (const auto& replica : replicas_) {
+    given.emplace_back();
+    const std::size_t executing = replica->service().arcs().size();
+    const auto stamps = replica->stamps();
+    for (std::size_t i = 0; i < stamps.size(); ++i) {
+      const auto& [range, stamp] = stamps[i];
+      const bool is_given = i < executing ? gives(*replica, range) : gives_aside(*replica, range);
+      if (is_given) {
+        found(range, stamp);
+      }
+      if (is_given && i < executing) {
+        given.back().push_back(range);
       }
     }
-    Arcs given = replica->take_arcs(gives);
-    std::ranges::move(
-        replica->take_aside([&](const SlotRange& range) { return !stays || is_wanted(range, 0); }),
-        std::back_inserter(given));
-    if (!stays) {
-      handovers.push_back(replica->hand_over(given));
+    arcs += stamps.size();
+  }
+  // What executes records here stays, and is newer.
+  std::erase_if(newest, [&](const auto& one) {
+    const auto is_here = [&](const SlotRange& range) { return range.first == one.first; };
+    return std::ranges::any_of(service_.arcs(), is_here) ||
+           std::ranges::any_of(replicas_, [&](const auto& replica) {
+             return std::ranges::any_of(replica->service().arcs(), [&](const SlotRange& range) {
+               return is_here(range) && !gives(*replica, range);
+             });
+           });
+  });
+  std::vector<Handover> handovers;
+  for (const auto& replica : replicas_) {
+    if (!listed(replica->stream())) {
+      handovers.push_back(replica->hand_over());
+      std::vector<SlotRange> needed;
+      for (std::size_t i = 0; i < handovers.back().arcs.size(); ++i) {
+        const auto known = newest.find(handovers.back().arcs[i].first);
+        if (known != newest.end() && known->second == handovers.back().stamps[i]) {
+          needed.push_back(handovers.back().arcs[i]);
+        }
+      }
+      handovers.back() = handovers.back().part(needed);
       fenced_.insert(replica->stream());
-      dropped.push_back(std::move(replica));
     }
-    std::ranges::move(given, std::back_inserter(loose));
+  }
+  std::vector<std::unique_ptr<Arc>> old;
+  old.reserve(arcs);
+  dropped.reserve(replicas_.size());
+  moving_.arcs.reserve(arcs);
+  moving_.handovers.reserve(moving_.handovers.size() + handovers.size());
+  // Nothing below fails.
+  std::ranges::move(handovers, std::back_inserter(moving_.handovers));
+  for (std::size_t i = 0; i < replicas_.size(); ++i) {
+    Replica& replica = *replicas_[i];
+    replica.take_arcs(given[i], moving_.arcs);
+    replica.take_aside([&](const SlotRange& range) { return gives_aside(replica, range); }, moving_.arcs);
+    if (!listed(replica.stream())) {
+      dropped.push_back(std::move(replicas_[i]));
+    }
   }
   std::erase(replicas_, nullptr);
-  return loose;
-}
-
-// A copy that was given up may still be here when the arc has been copied to this endpoint once more.
-void ReplicatedService::discard_old(const Assignment& assignment, Arcs& arcs,
-                                    std::vector<Handover>& handovers) {
-  const auto is_newer = [&](const SlotRange& range) {
-    return contains(service_.arcs(), range) ||
-           std::ranges::any_of(assignment.incoming, [&](const Assignment::Incoming& one) {
-             const Replica* const replica = find_replica(one.stream);
-             return contains(one.in_sync, range) && replica != nullptr && replica->has(range);
-           });
-  };
-  std::ranges::sort(arcs, [](const auto& one, const auto& other) {
-    return std::pair(one->first_slot(), other->stamp()) < std::pair(other->first_slot(), one->stamp());
-  });
-  Arcs newest;
-  Arcs old;
-  for (std::unique_ptr<Arc>& arc : arcs) {
-    const bool is_first = newest.empty() || newest.back()->first_slot() != arc->first_slot();
-    (is_first && !is_newer(range_of(*arc)) ? newest : old).push_back(std::move(arc));
-  }
-  for (Handover& handover : handovers) {
-    std::vector<SlotRange> left;
-    for (std::size_t i = 0; i < handover.arcs.size(); ++i) {
-      if (std::ranges::any_of(newest, [&](const auto& arc) {
-            return arc->first_slot() == handover.arcs[i].first && arc->stamp() == handover.stamps[i];
-          })) {
-        left.push_back(handover.arcs[i]);
-      }
+  for (std::unique_ptr<Arc>& arc : moving_.arcs) {
+    const auto known = newest.find(arc->first_slot());
+    if (known == newest.end() || known->second != arc->stamp()) {
+      old.push_back(std::move(arc));
+    } else {
+      newest.erase(known);  // another copy of the same stamp is not needed
     }
-    handover = handover.part(left);
   }
+  std::erase(moving_.arcs, nullptr);
   service_.discard(std::move(old));
-  arcs = std::move(newest);
 }
 
 void ReplicatedService::update_streams(const Assignment& assignment, std::span<const Handover> handovers) {
@@ -202,7 +222,13 @@ void ReplicatedService::update_streams(const Assignment& assignment, std::span<c
       // No orders of the past: arcs bring their tables and their budget along.
       log_.open(wanted.stream, wanted.address, wanted.server_key);
     }
-    update_stream(*log_.find(wanted.stream), wanted, assignment, handovers);
+  }
+  try {
+    for (const Assignment::Outgoing& wanted : assignment.outgoing) {
+      update_stream(*log_.find(wanted.stream), wanted, assignment, handovers);
+    }
+  } catch (const std::bad_alloc&) {
+    log_.stop("there was no memory to log an assignment");  // its arcs get other copies
   }
   // Without streams nothing is appended: what is executed now concerns no stream that is opened later.
   service_.track_executed(log_.has_streams());

@@ -153,10 +153,19 @@ bool ReplicationLog::is_stopped() const noexcept {
       streams_, [&](const auto& one) { return one.second.stopped() || now_ - one.second.heard > kSilentMs; });
 }
 
+std::size_t ReplicationLog::unacknowledged_bytes() const noexcept {
+  std::size_t most = 0;
+  for (const auto& [id, stream] : streams_) {
+    most = std::max(most, stream.bytes);
+  }
+  return most;
+}
+
 void ReplicationLog::hold(ReplyQueue& out, std::size_t first) {
   auto& replies = out.replies();
   for (std::size_t i = first; i < replies.size(); ++i) {
     held_.push_back({.position = position_, .reply = std::move(replies[i])});
+    held_bytes_ += held_.back().bytes();
   }
   replies.erase(replies.begin() + static_cast<std::ptrdiff_t>(first), replies.end());
 }
@@ -168,8 +177,10 @@ void ReplicationLog::release(ReplyQueue& out) noexcept {
   const std::uint64_t position = committed();
   try {
     while (!held_.empty() && held_.front().position <= position) {
+      const std::size_t bytes = held_.front().bytes();
       out.add(std::move(held_.front().reply));
       held_.pop_front();
+      held_bytes_ -= bytes;
     }
   } catch (const std::bad_alloc&) {
     // The others leave next time: a reply is moved only once there is room for it.

@@ -230,6 +230,9 @@ class ReplicationLog {
   // Queues the held replies that may leave. False if there is no memory: call it again.
   void release(ReplyQueue& out) noexcept;
   std::size_t held() const noexcept { return held_.size(); }
+  std::size_t held_bytes() const noexcept { return held_bytes_; }
+  // Of the records of the stream that has most.
+  std::size_t unacknowledged_bytes() const noexcept;
   bool can_release() const noexcept {
     return !held_.empty() && held_.front().position <= committed() && !is_stopped();
   }
@@ -248,6 +251,8 @@ class ReplicationLog {
   struct Held {
     std::uint64_t position = 0;
     Reply reply;
+
+    std::size_t bytes() const noexcept { return sizeof(Held) + reply.payload_bytes(); }
   };
   static bool touches(const Stream& stream, std::span<const SlotRange> arcs) noexcept;
   // Whether several streams have one of these arcs; without arcs, whether there are several.
@@ -260,6 +265,7 @@ class ReplicationLog {
   std::uint64_t position_ = 0;
   std::uint64_t stamp_ = 0;
   std::deque<Held> held_;
+  std::size_t held_bytes_ = 0;
   Milliseconds now_ = 0;
 };
 

@@ -62,15 +62,15 @@ void Service::handle(std::string_view peer, std::span<const wire::Frame> frames,
   execute(peer, frames, out, received, received_ns);
 }
 
-void Service::execute(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
-                      MultipartMessage* received, std::uint64_t received_ns) noexcept {
+template <class Serve>
+void Service::receive(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
+                      MultipartMessage* received, std::uint64_t received_ns, const Serve& serve) noexcept {
   const wire::Fault fault =
       wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = false}, decoded_);
   const bool is_timed = (decoded_.header.flags & wire::kTimed) != 0;
   const Call call{
       peer, decoded_.header, decoded_.hashes,           decoded_.floats(), decoded_.counts, decoded_.values,
       out,  received,        is_timed ? received_ns : 0};
-  const std::size_t first_reply = out.replies().size();
   shard_ns_ = 0;
   ++metrics_.messages;
   for (const wire::Frame frame : frames) {
@@ -96,10 +96,23 @@ void Service::execute(std::string_view peer, std::span<const wire::Frame> frames
   }
   executed_.status = last_status_;
   executed_.has_keys = !decoded_.hashes.empty() || !executed_.key_list.empty();
-  advance(out, call.received_ns);
-  if (call.header.op == Op::kTick && out.replies().size() > first_reply) {
+}
+
+void Service::execute(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
+                      MultipartMessage* received, std::uint64_t received_ns) noexcept {
+  const std::size_t first_reply = out.replies().size();
+  receive(peer, frames, out, received, received_ns, [&](const Call& call) { serve(call); });
+  const Header& header = decoded_.header;
+  advance(out, (header.flags & wire::kTimed) != 0 ? received_ns : 0);
+  if (header.op == Op::kTick && out.replies().size() > first_reply) {
     out.replies()[first_reply].shard_ns = shard_ns_;
   }
+}
+
+void Service::turn_away(std::string_view peer, std::span<const wire::Frame> frames,
+                        ReplyQueue& out) noexcept {
+  const std::lock_guard lock(mutex_);
+  receive(peer, frames, out, nullptr, 0, [&](const Call& call) { send(call, Status::kOverloaded); });
 }
 
 void Service::released(ReplyQueue& out) noexcept {
@@ -119,10 +132,7 @@ void Service::released(ReplyQueue& out) noexcept {
 bool Service::check_worker(const Call& call) {
   const Header& header = call.header;
   if (arcs_.empty() && header.epoch < epoch_) {
-    if (has_keys(header.op)) {
-      return true;  // its slots are reported
-    }
-    send(call, {.status = Status::kWrongEpoch}, 1);
+    refuse_slots(call);
     return false;
   }
   if (!has_begun_ || arcs_.empty()) {
@@ -152,6 +162,18 @@ bool Service::check_worker(const Call& call) {
     return false;
   }
   return true;
+}
+
+void Service::refuse_slots(const Call& call) {
+  Call known = call;
+  if ((call.header.flags & (wire::kKeep | wire::kDigest)) != 0 && !recall(known)) {
+    return;
+  }
+  route(has_keys(call.header.op) ? known.hashes : std::span<const std::uint64_t>());
+  if (refused_.empty()) {
+    return send(call, {.status = Status::kWrongEpoch}, 1);
+  }
+  send_done(call, refusal(call.out));
 }
 
 bool Service::check_epoch(const Call& call) {
@@ -255,14 +277,6 @@ void Service::serve_write(const Call& call, Table& table) {
 bool Service::serves(std::size_t slot) const noexcept {
   return std::ranges::any_of(served_,
                              [&](const Served& served) { return slot >= served.first && slot < served.end; });
-}
-
-std::size_t Service::served_slots() const noexcept {
-  std::size_t slots = 0;
-  for (const Served& served : served_) {
-    slots += served.end - served.first;
-  }
-  return slots;
 }
 
 void Service::route(std::span<const std::uint64_t> hashes) {
@@ -508,7 +522,7 @@ ServiceMetrics Service::metrics() const {
   now.pending_bytes = pending_bytes();
   now.key_lists = key_lists_.size();
   now.key_list_bytes = key_lists_.bytes();
-  now.budget_bytes = slot_bytes_.value_or(0) * served_slots();
+  now.budget_bytes = budget_bytes().value_or(0);
   const auto clocks_of = [&](std::uint32_t number) {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks;
     const JobState* const its = arcs_.empty() ? nullptr : arcs_.front()->find_job(number);

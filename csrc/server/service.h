@@ -95,6 +95,8 @@ struct ServiceLimits {
   std::size_t deferred_bytes = std::size_t{1} << 30U;
   std::size_t pending_bytes = std::size_t{1} << 30U;
   std::size_t reply_bytes = std::size_t{1} << 30U;
+  std::size_t held_bytes = std::size_t{256}
+                           << 20U;  // of replies that wait for a commit (server/replication_log.h)
   std::uint64_t request_bytes = std::uint64_t{1} << 30U;  // the transport has its own limit
   std::size_t key_list_bytes = std::size_t{64} << 20U;    // cached key lists
   std::shared_ptr<TierSpace> tier = {};                   // of all arcs (Arc::set_tier)
@@ -154,12 +156,13 @@ class Service {
   // Serves the slots of these ranges, which ascend, from now on. A range that has no arc yet gets one, with the tables that there
   // are; this is possible until the first job. Each arc serves at most one range.
   void set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges);
-  // Removes the arcs of these slots, for another Service: each range is that of one arc. Deferred reads of their slots are refused,
-  // and saves and loads in progress that include them are cancelled. Anything else in the arcs goes on where they are adopted.
-  std::vector<std::unique_ptr<Arc>> take_arcs(const std::vector<SlotRange>& ranges);
-  // Takes over arcs of slots that have none here, and their tables. Their slots are served from the next set_map() on. If it throws,
-  // nothing has changed.
-  void adopt(std::vector<std::unique_ptr<Arc>>&& arcs);
+  // Adds the arcs of these slots to others, for another Service, and removes them here: each range is that of one arc. Deferred reads of
+  // their slots are refused, and saves and loads in progress that include them are cancelled. Anything else in the arcs goes on where
+  // they are adopted. If it throws, no arc has moved; it does not if the arcs are here and `to` has room for them.
+  void take_arcs(std::span<const SlotRange> ranges, std::vector<std::unique_ptr<Arc>>& to);
+  // Takes over arcs of slots that have none here, and their tables: the pointers to them are null afterwards. Their slots are served
+  // from the next set_map() on. If it throws, nothing has changed.
+  void adopt(std::span<std::unique_ptr<Arc>> arcs);
   // A copy of an arc as of now, whose pieces are taken between requests. A save that begins cancels it. std::invalid_argument: there is
   // no such arc, or a table is being saved, copied or loaded.
   std::shared_ptr<ArcCopy> begin_copy(const SlotRange& range);
@@ -219,6 +222,8 @@ class Service {
   // may take some of them. Null: others own the frames. `received_ns`: when, by the clock; 0: unknown, and the reply has no times.
   void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
               MultipartMessage* received = nullptr, std::uint64_t received_ns = 0) noexcept;
+  // Replies OVERLOADED to a message, which is not executed: the peer asks again after a pause.
+  void turn_away(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
   // Moves the replies that control calls have queued.
   void released(ReplyQueue& out) noexcept;
 
@@ -311,11 +316,17 @@ class Service {
 
   // service.cc: receiving a message, and replying
   static bool is_read(const wire::Header& header) noexcept;
+  // Does with a message, which it has decoded, what serve(call) does.
+  template <class Serve>
+  void receive(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
+               MultipartMessage* received, std::uint64_t received_ns, const Serve& serve) noexcept;
   void execute(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
                MultipartMessage* received, std::uint64_t received_ns) noexcept;
   void serve(const Call& call);
   void serve_write(const Call& call, Table& table);
   bool check_worker(const Call& call);
+  // Replies that the slots of a request are elsewhere: no arc is here.
+  void refuse_slots(const Call& call);
   // For requests that mean all slots of their map: false, after a reply, if the map is old.
   bool check_epoch(const Call& call);
   // Caches the key list of a message, or finds the one that its digest names: false, after a reply, if there is none.
@@ -348,7 +359,8 @@ class Service {
   std::size_t pending_bytes() const noexcept;
   // Of the clocks that are merged next.
   std::size_t next_bytes(std::uint32_t job) const noexcept;
-  std::size_t served_slots() const noexcept;
+  // The memory budget of the slots here; nullopt: some of them have none.
+  std::optional<std::uint64_t> budget_bytes() const noexcept;
   void send(const Call& call, wire::Header header, std::size_t frames = 0, PooledBuffer first = {},
             PooledBuffer second = {});
   void send(const Call& call, wire::Status status);
@@ -374,6 +386,8 @@ class Service {
   // The number of a job: that of the default job for kDefaultJob.
   std::uint32_t number_of(std::uint32_t job) const noexcept;
   void forget_worker(const WorkerId& worker);
+  static std::unique_ptr<JobRequests> make_requests(std::uint32_t job);
+  void replace_default_job(std::unique_ptr<JobRequests> requests);
   // Begins to take the requests of a job. Those of the last default job are dropped with what is kept for them.
   void begin_job(std::uint32_t job, bool is_named);
   void drop_requests(JobRequests& job);
@@ -506,7 +520,7 @@ class Service {
   std::vector<Arc*> arc_of_;                 // by slot; null: no arc has it
   std::vector<Served> served_;               // in the order of their slots
   bool has_begun_ = false;                   // some job has
-  std::optional<std::uint64_t> slot_bytes_;  // the memory budget
+  std::optional<std::uint64_t> slot_bytes_;  // the memory budget of arcs that are made here
   std::map<std::uint32_t, std::unique_ptr<Table>> tables_;
   Disposal disposal_;  // of replaced tables; declared after what they use
 

@@ -57,11 +57,16 @@ void Service::release(DeferredReads::Read&& read, ReplyQueue& out) noexcept {
                   out,       nullptr,     mine.received_ns};
   const std::uint64_t others_ns = std::exchange(shard_ns_, 0);  // of the request that releases it
   std::optional<ReleasedWrite> write;                           // if it is one
-  if (tracks_ && !is_read(call.header)) {
-    write = ReleasedWrite{.header = call.header, .parameters = {}, .executed = std::move(executed_)};
-    executed_ = {};
-  }
+  last_status_ = wire::Status::kInternal;
   try {
+    if (tracks_ && !is_read(call.header)) {
+      // What its record takes comes first: what was executed must not be missing in the log.
+      released_writes_.reserve(released_writes_.size() + 1);
+      std::vector<std::byte> parameters(call.bytes.begin(), call.bytes.end());
+      write = ReleasedWrite{.header = call.header,
+                            .parameters = std::move(parameters),
+                            .executed = std::exchange(executed_, {})};
+    }
     execute_released(call);
   } catch (const std::exception& error) {
     fail(call, error);
@@ -71,7 +76,6 @@ void Service::release(DeferredReads::Read&& read, ReplyQueue& out) noexcept {
     std::swap(write->executed, executed_);
     if (!write->executed.arcs.empty()) {
       write->executed.status = last_status_;
-      write->parameters.assign(call.bytes.begin(), call.bytes.end());
       released_writes_.push_back(std::move(*write));
     }
   }

@@ -97,11 +97,22 @@ void Service::index_arcs() noexcept {
   limit_waiting();
 }
 
+std::optional<std::uint64_t> Service::budget_bytes() const noexcept {
+  std::uint64_t bytes = 0;
+  for (const Served& served : served_) {
+    const auto share = served.arc->slot_bytes();
+    if (!share) {
+      return std::nullopt;
+    }
+    bytes += *share * (served.end - served.first);
+  }
+  return served_.empty() ? std::nullopt : std::optional(bytes);
+}
+
 void Service::limit_waiting() noexcept {
   limits_ = given_limits_;
-  if (slot_bytes_) {
-    const std::uint64_t quarter = *slot_bytes_ / 4 * served_slots();
-    const std::size_t most = std::max<std::uint64_t>(quarter, kMinWaitingBytes);
+  if (const auto budget = budget_bytes()) {
+    const std::size_t most = std::max<std::uint64_t>(*budget / 4, kMinWaitingBytes);
     limits_.pending_bytes = std::min(limits_.pending_bytes, most);
     limits_.deferred_bytes = std::min(limits_.deferred_bytes, most);
   }
@@ -149,9 +160,8 @@ void Service::set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges)
 
 // --- arcs that move ---------------------------------------------------------------------------------------------
 
-std::vector<std::unique_ptr<Arc>> Service::take_arcs(const std::vector<SlotRange>& ranges) {
+void Service::take_arcs(std::span<const SlotRange> ranges, std::vector<std::unique_ptr<Arc>>& to) {
   const std::lock_guard arcs(arcs_mutex_);
-  std::vector<std::unique_ptr<Arc>> taken;
   control([&] {
     const auto find_arc = [&](const SlotRange& range) {
       return std::ranges::find_if(arcs_, [&](const auto& arc) {
@@ -167,9 +177,9 @@ std::vector<std::unique_ptr<Arc>> Service::take_arcs(const std::vector<SlotRange
                   "the slots [" + std::to_string(range.first) + ", " + std::to_string(range.end) +
                       ") are named twice");
     }
-    taken.reserve(ranges.size());
+    to.reserve(to.size() + ranges.size());
     for (const SlotRange& range : ranges) {
-      Arc& arc = **find_arc(range);
+      const Arc& arc = **find_arc(range);
       for (const auto& [id, table] : arc.tables()) {
         for (const auto& session : sessions_) {
           if (session->holds(*table.shard) || (table.loading != nullptr && session->holds(*table.loading))) {
@@ -177,21 +187,25 @@ std::vector<std::unique_ptr<Arc>> Service::take_arcs(const std::vector<SlotRange
           }
         }
       }
+    }
+    // Nothing below fails: arcs that have left are in nobody's hands until this call returns.
+    for (const SlotRange& range : ranges) {
+      const Arc& arc = **find_arc(range);
       cancel_copies(&arc);
       std::erase_if(served_, [&](const Served& served) { return served.arc == &arc; });
-      taken.push_back(std::move(*find_arc(range)));
+      to.push_back(std::move(*find_arc(range)));
     }
     std::erase(arcs_, nullptr);
     index_arcs();
     refuse_deferred();
   });
-  return taken;
 }
 
-void Service::adopt(std::vector<std::unique_ptr<Arc>>&& arcs) {
+void Service::adopt(std::span<std::unique_ptr<Arc>> arcs) {
   const std::lock_guard arcs_lock(arcs_mutex_);
   control([&] {
-    std::map<std::uint32_t, std::unique_ptr<Table>> fresh;
+    std::map<std::uint32_t, std::unique_ptr<Table>> tables;
+    std::vector<std::unique_ptr<JobRequests>> named;
     std::vector<bool> present(slots_.count());
     for (const auto& arc : arcs) {
       SHOAL_CHECK(arc->slots().count() == slots_.count(),
@@ -201,41 +215,46 @@ void Service::adopt(std::vector<std::unique_ptr<Arc>>&& arcs) {
         SHOAL_CHECK(arc_of(s) == nullptr && !present[s], "slot " + std::to_string(s) + " has an arc already");
         present[s] = true;
       }
-      SHOAL_CHECK(
-          arc->slot_bytes() == (slot_bytes_ || !arcs_.empty() ? slot_bytes_ : arcs.front()->slot_bytes()),
-          "an arc has another memory budget than this service");
       for (const auto& [id, table] : arc->tables()) {
         const TableSpec& spec = table.shard->spec();
         const auto known = tables_.find(id);
-        const auto& there = known != tables_.end() ? known->second : fresh[id];
+        const auto& there = known != tables_.end() ? known->second : tables[id];
         if (there == nullptr) {
-          fresh[id] = std::make_unique<Table>(spec);
+          tables[id] = std::make_unique<Table>(spec);
         } else {
           SHOAL_CHECK(encode(there->spec) == encode(spec),
                       "table " + std::to_string(id) + " has another description in an arc");
         }
       }
+      for (const auto& job : std::span(arc->jobs()).subspan(1)) {
+        if (find_job(job->number) == nullptr && std::ranges::find(named, job->number, [](const auto& one) {
+                                                  return one->number;
+                                                }) == named.end()) {
+          named.push_back(make_requests(job->number));
+        }
+      }
     }
+    std::unique_ptr<JobRequests> started;  // the default job, if none is here yet
+    const auto is_started = [](const auto& arc) { return arc->jobs().front()->number != kDefaultJob; };
+    if (const auto arc = std::ranges::find_if(arcs, is_started);
+        arc != arcs.end() && jobs_.front()->number == kDefaultJob) {
+      started = make_requests((*arc)->jobs().front()->number);
+    }
+    jobs_.reserve(jobs_.size() + named.size());
     arcs_.reserve(arcs_.size() + arcs.size());
     slices_.reserve(arcs_.size() + arcs.size());
-    if (!arcs.empty() && arcs.front()->slot_bytes()) {
-      slot_bytes_ = arcs.front()->slot_bytes();
-    }
-    tables_.merge(fresh);
+    // Nothing below fails.
+    tables_.merge(tables);
     for (auto& arc : arcs) {
       arc->move_to(workspace_, disposal_);
       arcs_.push_back(std::move(arc));
     }
-    arcs.clear();
     index_arcs();
-    if (jobs_.front()->number == 0 && !arcs_.empty() && arcs_.front()->jobs().front()->number != 0) {
-      begin_job(arcs_.front()->jobs().front()->number, false);
+    if (started != nullptr) {
+      replace_default_job(std::move(started));
     }
-    for (const auto& arc : arcs_) {
-      for (const auto& job : std::span(arc->jobs()).subspan(1)) {
-        begin_job(job->number, true);
-      }
-    }
+    has_begun_ |= !named.empty();
+    std::ranges::move(named, std::back_inserter(jobs_));
   });
 }
 
@@ -282,20 +301,29 @@ void Service::discard(std::vector<std::unique_ptr<Arc>> arcs) {
 
 // --- jobs and workers -------------------------------------------------------------------------------------------
 
+std::unique_ptr<Service::JobRequests> Service::make_requests(std::uint32_t job) {
+  auto requests = std::make_unique<JobRequests>();
+  requests->number = job;
+  return requests;
+}
+
+void Service::replace_default_job(std::unique_ptr<JobRequests> requests) {
+  has_begun_ = true;
+  drop_requests(*jobs_.front());
+  key_lists_.clear();
+  jobs_.front() = std::move(requests);
+}
+
 void Service::begin_job(std::uint32_t job, bool is_named) {
   has_begun_ = true;
   if (find_job(job) != nullptr) {
     return;
   }
-  auto fresh = std::make_unique<JobRequests>();
-  fresh->number = job;
   if (is_named) {
-    jobs_.push_back(std::move(fresh));
-    return;
+    jobs_.push_back(make_requests(job));
+  } else {
+    replace_default_job(make_requests(job));
   }
-  drop_requests(*jobs_.front());
-  key_lists_.clear();
-  jobs_.front() = std::move(fresh);
 }
 
 void Service::drop_requests(JobRequests& job) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <mutex>
 #include <random>
@@ -35,6 +36,7 @@ Bytes bytes_of(const std::vector<T>& values) {
 }
 
 Frames message(wire::Header header, const Frames& payload) {
+  header.worker = 0;
   header.incarnation = 1;
   header.job = kJob;
   header.epoch = 1000;  // of a newer map than any service has
@@ -237,6 +239,43 @@ TEST(who_asks_for_figures_does_not_wait_for_a_long_request) {
   CHECK(busy);
 }
 
+TEST(an_endpoint_whose_replies_wait_for_a_silent_backup_turns_requests_away_at_a_limit) {
+  BufferPool pool;
+  ReplicatedService service(Slots(kSlots), kArcs, {.held_bytes = 4096});
+  service.assign({.epoch = 1,
+                  .primary = kArcs,
+                  .outgoing = {{.stream = kStream, .address = "inproc://b", .in_sync = kArcs}}});
+  prepare(service);
+  const auto replies = [&](const Frames& message) {
+    ReplyQueue out(pool);
+    const std::vector<wire::Frame> frames(message.begin(), message.end());
+    service.handle("worker", frames, out);
+    std::vector<wire::Status> statuses;
+    for (const Reply& reply : out.replies()) {
+      wire::Header header;
+      std::memcpy(&header, reply.header.data(), sizeof(header));
+      statuses.push_back(header.status);
+    }
+    return statuses;
+  };
+  CHECK(replies(push(1)).empty());  // held
+  std::uint64_t sequence = 0;
+  std::vector<wire::Status> last;
+  while (last.empty() && sequence < 100) {
+    last = replies(pull(++sequence));
+  }
+  CHECK(last == std::vector{wire::Status::kOverloaded});
+  const std::size_t held = service.replication().held;
+  CHECK(held > 2);
+  const auto before = service.metrics().requests;
+  CHECK(replies(push(2)) == std::vector{wire::Status::kOverloaded});  // and is not executed
+  CHECK_EQ(service.replication().held, held);
+  CHECK_EQ(service.position(), service.replication().position);
+  service.assign({.epoch = 2, .primary = kArcs});  // without its backup it answers
+  CHECK(replies(push(2)) == std::vector{wire::Status::kOk});
+  CHECK(before[static_cast<std::size_t>(wire::Op::kPush)] == 1);
+}
+
 TEST(a_primary_and_its_backup_in_threads_of_their_own_are_equal_after_cuts_and_a_copy) {
   constexpr std::size_t kCalls = 400;
   Endpoint primary(kArcs);
@@ -279,6 +318,7 @@ TEST(a_primary_and_its_backup_in_threads_of_their_own_are_equal_after_cuts_and_a
   primary.stop();  // it is killed: the backup serves
   backup.service.assign({.epoch = 10, .primary = kArcs});
   CHECK(backup.service.save_arc(kArcs[0]) == state);
+  CHECK(backup.service.snapshot(kTable)->size() > kSlots);
   backup.send("worker", push(sent + 1));
   eventually([&] { return backup.answered() == 1; });
 }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "arcs.h"
 #include "base/crc32c.h"
 #include "check.h"
 #include "server/service.h"
@@ -104,8 +105,7 @@ class Fleet {
     if (at_[arc] == to) {
       return;
     }
-    auto taken = services_[at_[arc]]->take_arcs({kArcs[arc]});
-    services_[to]->adopt(std::move(taken));
+    move_arcs(*services_[at_[arc]], *services_[to], {kArcs[arc]});
     at_[arc] = to;
     serve();
   }
@@ -116,10 +116,10 @@ class Fleet {
     const auto pieces = service.save_arc(kArcs[arc]);
     auto made = restored(pieces, tier_);
     CHECK(made->save() == pieces);
-    service.discard(service.take_arcs({kArcs[arc]}));
+    service.discard(take_arcs(service, {kArcs[arc]}));
     std::vector<std::unique_ptr<Arc>> arcs;
     arcs.push_back(std::move(made));
-    service.adopt(std::move(arcs));
+    service.adopt(arcs);
     serve();
   }
 
@@ -593,7 +593,7 @@ TEST(a_deferred_read_of_slots_that_leave_is_refused_at_once) {
   CHECK(two.pull(two.from, 0, 5, 0, 1) == Status::kDeferred);  // slot 0
   CHECK(two.pull(two.from, 0, std::uint64_t{15} << 60U, 0, 1) ==
         Status::kDeferred);  // replaces it: the same number
-  auto arcs = two.from.take_arcs({{9, 16}});
+  auto arcs = take_arcs(two.from, {{9, 16}});
   const auto replies = two.released(two.from);
   CHECK_EQ(replies.size(), 1);
   CHECK(replies[0].status == Status::kWrongEpoch);
@@ -609,11 +609,11 @@ TEST(a_repeated_order_completes_the_arcs_that_lack_it) {
   two.to.add_table(0, spec(0));
   two.to.start_job(kJob, Mode::kAsp, 0, false);
   two.to.admit(0, 1, 0);
-  two.to.adopt(two.from.take_arcs({{0, 2}}));
+  move_arcs(two.from, two.to, {{0, 2}});
   // The first service alone has executed these.
   two.from.admit(1, 1, 0);
   two.from.add_table(1, spec(1));
-  two.to.adopt(two.from.take_arcs({{2, 8}}));
+  move_arcs(two.from, two.to, {{2, 8}});
   two.to.set_map(9, {{0, 2}, {2, 8}});
   const std::uint64_t in_first = 5;
   const std::uint64_t in_second = std::uint64_t{3} << 60U;
@@ -630,11 +630,11 @@ TEST(a_repeated_order_completes_the_arcs_that_lack_it) {
   }
   CHECK_THROWS(two.to.add_table(1, spec(0)), "there is a table 1 already");
   two.from.fence(1, 1);
-  two.to.adopt(two.from.take_arcs({{8, 9}}));
+  move_arcs(two.from, two.to, {{8, 9}});
   CHECK(two.pull(two.to, 0, in_first, 1) == Status::kFenced);
   two.from.dismiss(1, 1);
   two.from.drop_table(1);
-  two.to.adopt(two.from.take_arcs({{9, 16}}));
+  move_arcs(two.from, two.to, {{9, 16}});
   CHECK(two.pull(two.to, 0, in_first, 1) == Status::kFenced);
   CHECK(two.pull(two.to, 1, in_first) == Status::kNoTable);
   two.to.dismiss(1, 1);
@@ -650,7 +650,7 @@ TEST(a_job_that_some_arcs_have_not_started_serves_nobody_until_the_order_is_repe
   two.from.add_table(0, spec(0));
   two.from.start_job(kJob, Mode::kAsp, 0, false);
   two.from.admit(0, 1, 0);
-  two.to.adopt(two.from.take_arcs({{0, 2}}));
+  move_arcs(two.from, two.to, {{0, 2}});
   two.to.set_map(9, {{0, 2}});
   CHECK(two.pull(two.to, 0, 5) == Status::kOk);
   const auto start = [](Service& service) {
@@ -670,7 +670,7 @@ TEST(a_job_that_some_arcs_have_not_started_serves_nobody_until_the_order_is_repe
   const std::vector<std::vector<std::byte>> rows{bytes_of(std::array{std::uint64_t{3} << 60U}),
                                                  bytes_of(std::array{1.0F, 2.0F})};
   CHECK(two.send(two.from, push, rows)[0].status == Status::kOk);
-  two.to.adopt(two.from.take_arcs({{2, 8}}));
+  move_arcs(two.from, two.to, {{2, 8}});
   two.to.set_map(9, {{0, 2}, {2, 8}});
   CHECK(two.pull(two.to, 0, 5) == Status::kNotAdmitted);
   start(two.to);
@@ -698,10 +698,10 @@ TEST(a_repeated_tick_reaches_the_arcs_that_lack_it_and_no_other) {
   two.from.start_job(kJob, Mode::kBsp, 0, false);
   two.from.admit(0, 1, 0);
   two.from.admit(1, 1, 0);
-  two.to.adopt(two.from.take_arcs({{0, 2}}));
+  move_arcs(two.from, two.to, {{0, 2}});
   two.to.set_map(9, {{0, 2}});
   CHECK(two.tick(two.from, 0, 0) == Status::kOk);
-  two.to.adopt(two.from.take_arcs({{2, 8}}));
+  move_arcs(two.from, two.to, {{2, 8}});
   two.to.set_map(9, {{0, 2}, {2, 8}});
   CHECK(two.tick(two.to, 0, 0) == Status::kOk);
   CHECK(two.tick(two.to, 0, 0) == Status::kOk);
@@ -713,25 +713,50 @@ TEST(a_repeated_tick_reaches_the_arcs_that_lack_it_and_no_other) {
 TEST(arcs_that_do_not_fit_are_refused_and_stay) {
   Two two;
   two.from.add_table(0, spec(0));
-  CHECK_THROWS(two.from.take_arcs({{0, 1}}), "no arc here has the slots [0, 1)");
-  CHECK_THROWS(two.from.take_arcs({{0, 2}, {0, 2}}), "named twice");
-  auto arcs = two.from.take_arcs({{0, 2}});
+  CHECK_THROWS(take_arcs(two.from, {{0, 1}}), "no arc here has the slots [0, 1)");
+  CHECK_THROWS(take_arcs(two.from, {{0, 2}, {0, 2}}), "named twice");
+  auto arcs = take_arcs(two.from, {{0, 2}});
   Service overlapping(Slots(kSlots), {{1, 3}});
-  CHECK_THROWS(overlapping.adopt(std::move(arcs)), "slot 1 has an arc already");
+  CHECK_THROWS(overlapping.adopt(arcs), "slot 1 has an arc already");
   Service other(Slots(32), {});
-  CHECK_THROWS(other.adopt(std::move(arcs)), "16 slots does not fit a service of 32");
+  CHECK_THROWS(other.adopt(arcs), "16 slots does not fit a service of 32");
   Service another(Slots(kSlots), {});
   another.add_table(0, spec(1));
-  CHECK_THROWS(another.adopt(std::move(arcs)), "table 0 has another description");
+  CHECK_THROWS(another.adopt(arcs), "table 0 has another description");
   Service budgeted(Slots(kSlots), {});
   CHECK_THROWS(budgeted.set_memory((std::uint64_t{1} << 48U) + 1), "beyond any machine");  // no copy has it
-  budgeted.set_memory(1 << 20);
-  CHECK_THROWS(budgeted.adopt(std::move(arcs)), "another memory budget");
   CHECK_EQ(arcs.size(), 1);
-  two.from.adopt(std::move(arcs));
-  CHECK(arcs.empty());
+  CHECK(arcs.front() != nullptr);
+  two.from.adopt(arcs);
+  CHECK(arcs.front() == nullptr);
   two.from.set_map(1, kArcs);
-  two.from.discard(two.from.take_arcs({{9, 16}}));
+  two.from.discard(take_arcs(two.from, {{9, 16}}));
+}
+
+TEST(arcs_keep_their_shares_of_memory_wherever_they_go) {
+  constexpr std::uint64_t kLess = 1U << 20U;
+  constexpr std::uint64_t kMore = 3 * kLess;
+  Two one;
+  one.from.set_memory(kLess);
+  one.from.add_table(0, spec(0));
+  Two other;
+  other.from.set_memory(kMore);
+  other.from.add_table(0, spec(0));
+  Service unlimited(Slots(kSlots), {{9, 16}});
+  unlimited.add_table(0, spec(0));
+  Service all(Slots(kSlots), {});
+  move_arcs(one.from, all, {{0, 2}});
+  move_arcs(other.from, all, {{2, 8}, {8, 9}});
+  all.set_map(9, {{0, 2}, {2, 8}, {8, 9}});
+  CHECK_EQ(all.metrics().budget_bytes, 2 * kLess + 7 * kMore);
+  move_arcs(unlimited, all, {{9, 16}});
+  all.set_map(10, kArcs);
+  CHECK_EQ(all.metrics().budget_bytes, 0);
+  const auto arcs = take_arcs(all, kArcs);
+  CHECK(arcs[0]->slot_bytes() == kLess);
+  CHECK(arcs[1]->slot_bytes() == kMore);
+  CHECK(arcs[2]->slot_bytes() == kMore);
+  CHECK(!arcs[3]->slot_bytes());
 }
 
 TEST(a_save_of_arcs_that_leave_is_cancelled_and_can_begin_where_they_went) {
@@ -749,7 +774,7 @@ TEST(a_save_of_arcs_that_leave_is_cancelled_and_can_begin_where_they_went) {
   CHECK(two.send(two.from, begin, {bytes_of(numbers)})[0].status == Status::kOk);
   const auto session = two.from.next_session();
   CHECK(!session->ended());
-  two.to.adopt(two.from.take_arcs(kArcs));
+  move_arcs(two.from, two.to, kArcs);
   CHECK(session->ended());
   CHECK(session->closed());
   two.to.set_map(9, kArcs);
@@ -780,7 +805,7 @@ TEST(arcs_go_on_when_the_service_that_they_came_from_is_gone) {
                   .count = 1},
                  {bytes_of(std::array{std::uint64_t{5}}), bytes_of(std::array{1.0F, 2.0F, 3.0F})});
     CHECK(push[0].status == Status::kOk);
-    to.adopt(two.from.take_arcs(kArcs));
+    move_arcs(two.from, to, kArcs);
   }
   to.set_map(9, kArcs);
   Two two;

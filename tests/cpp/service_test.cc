@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "arcs.h"
 #include "base/threads.h"
 #include "check.h"
 
@@ -911,8 +912,8 @@ void copy_arcs(Service& service, const std::vector<SlotRange>& arcs) {
     }
     copies.push_back(restorer.finish());
   }
-  service.discard(service.take_arcs(arcs));
-  service.adopt(std::move(copies));
+  service.discard(take_arcs(service, arcs));
+  service.adopt(copies);
   service.set_map(1, arcs);
 }
 
@@ -978,6 +979,33 @@ TEST(jobs_have_clocks_of_their_own_and_share_rows) {
 }
 
 // What a job does on tables of its own has the same bits as without the other one, whatever their order.
+TEST(an_endpoint_without_slots_refuses_whatever_an_older_map_sends_it) {
+  Service service(Slots(4), {});
+  service.add_table(0, sgd(1));
+  service.set_map(5, {});
+  for (const std::uint32_t job : {kDefaultJob, kJob}) {
+    for (const std::uint32_t rank : {0U, 60'000'000U, 0xfffffff0U}) {
+      Peer1 stranger{.service = service, .rank = rank, .epoch = 4, .job = job};
+      for (const Op op : {Op::kPull, Op::kContains, Op::kErase, Op::kPrefetch}) {
+        const auto ask = [&](const std::vector<std::uint64_t>& hashes) {
+          const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(hashes))};
+          return stranger.one({.op = op,
+                               .dtype = op == Op::kPull ? wire::Dtype::kFloat32 : wire::Dtype::kNone,
+                               .sequence = 1,
+                               .count = static_cast<std::uint32_t>(hashes.size())},
+                              payload);
+        };
+        CHECK(ask({}).header.status == Status::kWrongEpoch);
+        const auto back = ask({0, ~std::uint64_t{0}});
+        CHECK(back.header.status == Status::kWrongEpoch);
+        CHECK_EQ(back.slots, std::vector<std::uint16_t>({0, 3}));
+      }
+      CHECK(stranger.write(Op::kPush, 3, {}, {}).header.status == Status::kWrongEpoch);
+      CHECK(stranger.write(Op::kAssign, 3, {7}, {1.0F}).header.status == Status::kWrongEpoch);
+    }
+  }
+}
+
 TEST(jobs_on_tables_of_their_own_do_not_change_each_other) {
   const std::vector<SlotRange> arcs{{0, 4}, {4, 8}};
   for (std::uint64_t seed = 0; seed < 20; ++seed) {

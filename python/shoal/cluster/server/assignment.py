@@ -13,6 +13,8 @@ Invariants
     S1  An order of a number is executed once; its result is reported when its records are committed.
     S2  A map that is older than the present one changes nothing. A map is confirmed as often as it arrives.
     S3  A pending order of a number is executed at most once on each copy, before its slots are served from there.
+    S4  No copy is lost by an order or an assignment that fails: an order's error is its answer, and an assignment for
+        which there was no memory is carried out when the scheduler sends it again.
 
 Threads: one at a time, except for `unready` and `counters`. No socket; the time is an argument.
 """
@@ -188,8 +190,10 @@ class ServerControl:
         self._map: ClusterMap | None = None
         self._ordered: _Ordered | None = None
         self._pending: dict[int, Outcome] = {}  # of the latest pending order, by its number
+        self._caught_up = 0  # the epoch of the newest map whose pending order was executed
         self._unconfirmed = False  # the newest map
-        self._fault = ""
+        self._fault = ""  # of the assignment of this epoch
+        self._faulty_epoch = 0
         self._outcome: OrderReply | None = None
         self._reported: set[tuple[int, int, str]] = set()  # stream, arc and state
         self._silent_since: dict[int, float] = {}  # by stream
@@ -209,7 +213,10 @@ class ServerControl:
         """The endpoints of this server in the newest map."""
         if self._map is None:
             return ()
-        return tuple(endpoint for endpoint in self._map.endpoints if endpoint.address in self._services)
+        return self._own(self._map)
+
+    def _own(self, map: ClusterMap) -> tuple[Endpoint, ...]:
+        return tuple(endpoint for endpoint in map.endpoints if endpoint.address in self._services)
 
     @property
     def is_drained(self) -> bool:
@@ -224,13 +231,13 @@ class ServerControl:
     @property
     def has_streams(self) -> bool:
         """Whether this server sends streams, whose states :meth:`poll` reports."""
-        return self._map is not None and any(self._outgoing(endpoint) for endpoint in self.endpoints)
+        return self._map is not None and any(_outgoing(self._map, endpoint) for endpoint in self.endpoints)
 
     @property
     def is_copying(self) -> bool:
         """Whether a stream of this server copies an arc, whose arrival :meth:`poll` reports."""
         return self._map is not None and any(
-            stream.arriving for endpoint in self.endpoints for stream in self._outgoing(endpoint)
+            stream.arriving for endpoint in self.endpoints for stream in _outgoing(self._map, endpoint)
         )
 
     def unready(self, replicas: int) -> list[str]:
@@ -320,19 +327,19 @@ class ServerControl:
             try:
                 self._outcome = None if assign.pending is None else self._catch_up(assign.pending, assign.map)
                 self.set_map(assign.map, assign.copy_rate)
+            except MemoryError:
+                _log.warning("no memory for the assignment of epoch %d, until it comes again", assign.map.epoch)
+                return
             except Exception as error:  # any error: the scheduler must not wait for this server
                 _log.exception("the assignment of epoch %d failed", assign.map.epoch)
-                self._fault = f"{type(error).__name__}: {error}"
+                self._fault, self._faulty_epoch = f"{type(error).__name__}: {error}", assign.map.epoch
         self._unconfirmed = True
 
     def set_map(self, map: ClusterMap, copy_rate: int = 0) -> None:
         """Make the endpoints do what a map says, unless it is older than the present one."""
-        if self._map is not None and map.epoch < self._map.epoch:
+        if self._map is not None and map.epoch <= self._map.epoch:
             return
-        before, self._map = self._map, map
-        if before is not None and before.epoch == map.epoch:
-            return
-        mine = {endpoint.address: endpoint for endpoint in self.endpoints}
+        mine = {endpoint.address: endpoint for endpoint in self._own(map)}
         for address, service in self._services.items():
             endpoint = mine.get(address)
             if endpoint is None:
@@ -349,19 +356,16 @@ class ServerControl:
                         _ranges(map, stream.arcs),
                         _ranges(map, stream.arriving),
                     )
-                    for stream in self._outgoing(endpoint)
+                    for stream in _outgoing(map, endpoint)
                 ],
                 [(stream.id, _ranges(map, stream.arcs)) for stream in map.streams if stream.backup == endpoint.id],
                 copy_rate,
             )
+        self._map = map  # now that all endpoints have carried it out
         arriving = {stream.id: {-1, *stream.arriving} for stream in map.streams}
         self._reported = {report for report in self._reported if report[1] in arriving.get(report[0], ())}
         self._silent_since = {id: since for id, since in self._silent_since.items() if id in arriving}
-        self._counters.keep_streams({stream.id for one in mine.values() for stream in self._outgoing(one)})
-
-    def _outgoing(self, endpoint: Endpoint) -> list[Stream]:
-        assert self._map is not None
-        return [stream for stream in self._map.streams if stream.primary == endpoint.id]
+        self._counters.keep_streams({stream.id for one in mine.values() for stream in _outgoing(map, one)})
 
     def _catch_up(self, order: Order, map: ClusterMap) -> OrderReply | None:
         """Execute the pending order on the copies that become primary here; return its outcome there.
@@ -369,7 +373,7 @@ class ServerControl:
         Other copies of these arcs receive it from here.
         """
         outcomes = [self._pending[order.number]] if order.number in self._pending else []
-        if self._map is not None:
+        if self._map is not None and self._caught_up < map.epoch:
             living = {endpoint.id for endpoint in map.endpoints}
             mine = {endpoint.id: endpoint.address for endpoint in self.endpoints}
             for stream in self._map.streams:
@@ -377,6 +381,7 @@ class ServerControl:
                 if stream.backup in mine and stream.primary not in living and arcs:
                     replica = self._services[mine[stream.backup]].replica(stream.id, _ranges(map, arcs))
                     outcomes.append(_obey_again(replica, order.body, self._code))
+        self._caught_up = map.epoch
         if not outcomes:
             return None
         result, tables = max((outcome.result, outcome.tables) for outcome in outcomes)
@@ -400,8 +405,9 @@ class ServerControl:
             out.append(self._ordered.reply)
             self._ordered = None
         if self._unconfirmed and (self._fault or all(service.retired() for service in self._services.values())):
-            assert self._map is not None
-            out.append(Assigned(self._sender, self._map.epoch, self._outcome, self._fault))
+            assert self._map is not None or self._fault
+            epoch = self._faulty_epoch if self._map is None or self._fault else self._map.epoch
+            out.append(Assigned(self._sender, epoch, self._outcome, self._fault))
             self._unconfirmed = False
         if self.has_streams:
             for report in self._reports(now):
@@ -506,6 +512,10 @@ def _replication_metrics(service: _core.Service) -> dict[str, int]:
         "streams": len(now["streams"]),
         "replicas": len(now["replicas"]),
     }
+
+
+def _outgoing(map: ClusterMap, endpoint: Endpoint) -> list[Stream]:
+    return [stream for stream in map.streams if stream.primary == endpoint.id]
 
 
 def _ranges(map: ClusterMap, arcs: Iterable[int]) -> list[tuple[int, int]]:
