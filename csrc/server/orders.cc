@@ -236,6 +236,15 @@ Order decode_order(std::span<const std::byte> bytes) {
   return order;
 }
 
+void execute(const KeptRecord& record, Service& service) {
+  if (record.is_request) {
+    const std::vector<wire::Frame> frames(record.frames.begin(), record.frames.end());
+    service.replay(frames, record.end_slot);
+  } else {
+    execute(decode_order(record.frames.front()), service);
+  }
+}
+
 void execute(const Order& order, Service& service) {
   std::visit(
       [&](const auto& one) {

@@ -103,5 +103,7 @@ std::vector<std::byte> encode(const Order& order);
 Order decode_order(std::span<const std::byte> bytes);
 // Not for those of a stream.
 void execute(const Order& order, Service& service);
+// A request, or an order, as a backup has kept it.
+void execute(const KeptRecord& record, Service& service);
 
 }  // namespace shoal

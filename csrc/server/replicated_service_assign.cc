@@ -18,10 +18,6 @@ std::string name_of(const SlotRange& range) {
   return "[" + std::to_string(range.first) + ", " + std::to_string(range.end) + ")";
 }
 
-bool contains(std::span<const SlotRange> ranges, const SlotRange& one) noexcept {
-  return std::ranges::any_of(ranges, [&](const SlotRange& range) { return range.first == one.first; });
-}
-
 SlotRange range_of(const Arc& arc) noexcept { return {arc.first_slot(), arc.end_slot()}; }
 
 }  // namespace
