@@ -20,7 +20,7 @@ from msgspec import structs
 
 from shoal.cluster.scheduler import journal as journal_module
 from shoal.cluster.scheduler.inputs import Bound, Died, Input, MembersSilent
-from shoal.cluster.scheduler.journal import Journal, decode_frame, encode_frame, has_frame
+from shoal.cluster.scheduler.journal import Journal, count_frames, decode_frame, encode_frame
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.recovery import recover
 from shoal.errors import CorruptionError, StorageError
@@ -86,6 +86,7 @@ def test_a_log_that_is_cut_at_any_byte_gives_the_whole_commits_before_it_and_is_
         ends.append(at)
     cut = data.draw(st.integers(0, len(whole)))
     log.write_bytes(whole[:cut])
+    (directory / "committed").write_bytes(b"")  # as of a process that ended before it wrote the number
     kept = sum(size for size, end in zip(sizes, ends, strict=True) if end <= cut)
     assert read(directory) == made[:kept]
     assert read(directory) == made[:kept]  # the torn end is gone
@@ -97,13 +98,82 @@ def test_a_log_that_is_cut_at_any_byte_gives_the_whole_commits_before_it_and_is_
 
 
 def test_a_torn_end_is_reported(tmp_path, caplog):
-    write(tmp_path, [1, 1])
+    write(tmp_path, [1])
     log = the_log(tmp_path)
-    log.write_bytes(log.read_bytes()[:-1])
+    log.write_bytes(log.read_bytes() + encode_frame(2, b"\x90")[:-1])
     read(tmp_path)
     assert "bytes that were not committed: they are cut off" in caplog.text
     log.write_bytes(log.read_bytes() + bytes(4096))  # of a file system that had grown the file
     assert read(tmp_path) == [entry(0)]
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=90), st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_log_that_was_cut_after_its_commits_is_damage_that_names_how_many_are_missing(tmp_path_factory, sizes, data):
+    directory = tmp_path_factory.mktemp("journal")
+    write(directory, sizes)
+    log = the_log(directory)
+    whole = log.read_bytes()
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    zeros = data.draw(st.sampled_from([0, 100]))  # as a file system leaves them
+    log.write_bytes(whole[:cut] + bytes(zeros))
+    before = log.read_bytes()
+    missing = len(sizes) - count_frames(whole[:cut], 0)
+    begin = r"it does not begin with SHOALJNL|has version 0" if cut < journal_module._FILE.size else "no such"
+    with pytest.raises(CorruptionError, match=rf"stored: {missing} commits? missing: restore|{begin}"):
+        read(directory)
+    assert log.read_bytes() == before, "a damaged journal was changed"
+
+
+def test_whole_commits_after_a_damaged_one_are_counted(tmp_path):
+    write(tmp_path, [1] * 84)
+    log = the_log(tmp_path)
+    whole = bytearray(log.read_bytes())
+    at = journal_module._FILE.size + len(encode_frame(1, msgspec.msgpack.encode([entry(0)])))
+    whole[at + 5] ^= 1
+    log.write_bytes(whole)
+    with pytest.raises(CorruptionError, match=r"a commit cannot be read, and whole ones follow it \(82\)"):
+        read(tmp_path)
+
+
+def test_a_journal_whose_files_were_removed_is_damage_and_a_cleared_one_is_new(tmp_path):
+    write(tmp_path, [1, 1])
+    for path in tmp_path.glob("*-*"):
+        path.unlink()
+    with pytest.raises(CorruptionError, match="commits up to 2 were stored, and are missing"):
+        read(tmp_path)
+    with Journal(tmp_path) as journal:
+        journal.clear()
+        assert journal.load() is None
+
+
+@pytest.mark.parametrize("name", ["lock", "committed", "log-0000000000000001", "snapshot-0000000000000001"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.timeout(60)
+def test_files_of_a_journal_are_not_links_or_pipes(tmp_path, name, kind):
+    write(tmp_path / "journal", [1])
+    path, target = tmp_path / "journal" / name, tmp_path / "precious"
+    target.write_text("precious")
+    path.unlink()
+    if kind == "link":
+        path.symlink_to(target)
+    else:
+        os.mkfifo(path)
+    with pytest.raises(StorageError, match=f"{name} is (a symbolic link|not a file): remove it|No such device"):
+        read(tmp_path / "journal")
+    assert target.read_text() == "precious"
+
+
+def test_a_new_snapshot_follows_no_links(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    for name in ("snapshot.tmp", "log-0000000000000001"):
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / name).symlink_to(target)
+        with Journal(directory) as journal, pytest.raises(StorageError, match="is a symbolic link: remove it"):
+            journal.begin(STATE)
+    assert target.read_text() == "precious"
 
 
 @given(st.data())
@@ -144,7 +214,7 @@ def test_missing_files_and_commits_are_damage(tmp_path):
     (snapshot,) = tmp_path.glob("snapshot-*")
     kept = snapshot.read_bytes()
     snapshot.unlink()
-    with pytest.raises(CorruptionError, match="it has commits, but its snapshot is missing"):
+    with pytest.raises(CorruptionError, match="it has 3 commits, but its snapshot is missing"):
         read(tmp_path)
     snapshot.write_bytes(kept)
     log.unlink()
@@ -174,7 +244,7 @@ def test_any_bytes_are_a_torn_end_or_damage_and_never_another_error(tmp_path_fac
     try:
         assert read(directory) == made
     except CorruptionError:
-        assert in_frame or has_frame(garbage, 0)
+        assert in_frame or count_frames(garbage, 0)
 
 
 class StopError(Exception):
@@ -196,7 +266,7 @@ def stopped_after(monkeypatch, steps, what):
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("open", "write", "fsync", "listdir"):
+        for name in ("open", "write", "pwrite", "fsync", "listdir"):
             patch.setattr(os, name, stopping(getattr(os, name)))
         for name in ("rename", "unlink", "open"):
             patch.setattr(Path, name, stopping(getattr(Path, name)))
