@@ -355,6 +355,83 @@ def test_gradients_accumulate_to_one_step(store, name, rng):
     assert table.step == 2
 
 
+def adagrad_of_torch(counts):
+    """The weights that torch's Adagrad makes of zeros, with so many uses of each of eight rows before its step."""
+    weight = torch.zeros(8, 1, requires_grad=True)
+    optimizer = torch.optim.Adagrad([weight], lr=1.0)
+    (weight * torch.tensor(counts)[:, None]).sum().backward()
+    optimizer.step()
+    return weight.detach().ravel().tolist()
+
+
+@pytest.mark.parametrize("accumulates", [True, False], ids=["accumulated", "one backward"])
+@pytest.mark.parametrize("modules", [1, 2], ids=["called twice", "two modules"])
+def test_a_table_gets_one_step_however_many_modules_and_calls_use_it(store, name, modules, accumulates):
+    table = store.table(name, dim=1, optimizer=shoal.Adagrad(lr=1.0, eps=1e-10))
+    first = shoal.torch.Embedding(table)
+    second = first if modules == 1 else shoal.torch.EmbeddingBag(table)
+    calls = [(first, keys_of([[0, 1], [1, 2]])), (second, keys_of([[1, 3], [0, 1]]))]
+    if accumulates:
+        with shoal.torch.accumulate(first, second):
+            for module, keys in calls:
+                module(keys).sum().backward()
+    else:
+        sum(module(keys).sum() for module, keys in calls).backward()
+    store.flush()
+    assert table.step == 1
+    learned = first(keys_of([list(range(8))])).ravel().tolist()
+    np.testing.assert_allclose(learned, adagrad_of_torch([2, 4, 1, 1, 0, 0, 0, 0]), rtol=1e-6)
+
+
+def test_a_backward_that_fails_pushes_nothing_and_the_next_one_only_its_own(local, name):
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rows):
+            return rows.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ZeroDivisionError
+
+    table = local.table(name, dim=1, optimizer=shoal.SGD(lr=1.0))
+    embedding = shoal.torch.Embedding(table)
+    before = Failing.apply(embedding(keys_of([0])))  # its backward comes last
+    with pytest.raises(ZeroDivisionError):
+        (before.sum() + embedding(keys_of([1])).sum()).backward()
+    assert table.step == 0
+    embedding(keys_of([2])).sum().backward()
+    assert embedding(keys_of([0, 1, 2])).ravel().tolist() == [0, 0, -1]
+    assert table.step == 1
+
+
+@pytest.mark.parametrize("kind", ["embedding", "bag"])
+def test_frozen_rows_do_not_learn_and_the_rest_does(local, name, kind):
+    table = local.table(name, dim=1, optimizer=shoal.SGD(lr=1.0))
+    module = shoal.torch.Embedding(table) if kind == "embedding" else shoal.torch.EmbeddingBag(table)
+    tower = torch.nn.Linear(1, 1)
+    assert module.requires_grad_(False) is module
+    tower(module(keys_of([[0, 1]]))).sum().backward()
+    assert tower.bias.grad is not None
+    assert table.step == 0
+    module.requires_grad_()
+    tower(module(keys_of([[0, 1]]))).sum().backward()
+    assert table.step == 1
+
+
+def test_rows_that_do_not_learn_in_eval_mode_are_warned_of_once(local, name, caplog):
+    embedding = shoal.torch.Embedding(local.table(name, dim=1)).eval()
+    with torch.no_grad():
+        embedding(keys_of([0]))
+    embedding.requires_grad_(False)
+    embedding(keys_of([0]))
+    assert not caplog.records
+    embedding.requires_grad_()
+    for _ in range(2):
+        embedding(keys_of([0]))
+    (record,) = caplog.records
+    assert "do not learn: their module is in eval mode, and gradients are recorded" in record.getMessage()
+
+
 def test_what_was_accumulated_is_dropped_if_the_block_raises(local, name):
     table = local.table(name, dim=2)
     embedding = shoal.torch.Embedding(table)

@@ -30,8 +30,9 @@ class Embedding(SparseModule):
     -----
     All 64-bit keys are valid; an unseen key reads its initial row, and its row is created by the push. Backward sums
     the gradients of each key in order of occurrence, in float64 rounded once, and pushes the sums as one step of the
-    table's optimizer, in training mode only. The next forward or ``store.flush()`` raises the error of a failed push.
-    The output is float32, also under autocast, as that of ``nn.Embedding``. docs/torch.md has the details.
+    table's optimizer, in training mode only and not after ``requires_grad_(False)``. The next forward or
+    ``store.flush()`` raises the error of a failed push. The output is float32, also under autocast, as that of
+    ``nn.Embedding``. docs/torch.md has the details.
 
     Examples
     --------

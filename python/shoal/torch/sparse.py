@@ -1,7 +1,7 @@
 """The base of all modules over a table: lookups, pushes, accumulated gradients, and the state of a module.
 
     forward    keys --> PendingLookup: sorted once, pull begun --> rows of the unique keys --> the module's output
-    backward   gradient --> summed per unique key of the same lookup --> push, or, under `accumulate`, kept
+    backward   gradient --> summed per unique key of the same lookup --> pushed at the end of it, or of `accumulate`
 
 A `PendingLookup` is a batch's keys in hash order and the pull of their rows. `sort_ahead` makes one, `prefetch` begins
 its pull, and a forward with the same keys uses it; otherwise the forward makes its own. The keys of the last lookup of
@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -34,6 +34,7 @@ from shoal.table.key_batch import KeyBatch
 from shoal.table.shard import ShardReader
 from shoal.table.table import Table
 from shoal.torch import borrowed_pool, ops
+from shoal.torch.pending_step import PendingStep, step_of_backward
 
 __all__ = ["PendingLookup", "SparseModule", "accumulate", "floats_of", "keys_of", "pull_together"]
 
@@ -156,7 +157,8 @@ class SparseModule(nn.Module):
         self._lookups: list[PendingLookup] = []
         self._pushes: deque[Future[None]] = deque()
         self._free_rows: list[Rows] = []
-        self._kept: list[tuple[KeyBatch, Rows]] | None = None  # under accumulate()
+        self._accumulated: PendingStep | None = None  # under accumulate()
+        self._has_warned = False
 
     def extra_repr(self) -> str:
         """Return the table, for ``repr``."""
@@ -268,12 +270,38 @@ class SparseModule(nn.Module):
 
     @property
     def pushes(self) -> bool:
-        """Whether a backward of what forward returns now would push: in training mode, where gradients are recorded."""
-        return self.training and torch.is_grad_enabled()
+        """Whether a backward of what forward returns now would push.
+
+        In training mode, where gradients are recorded, unless the rows are frozen by ``requires_grad_(False)``.
+        """
+        return self.training and self.anchor.requires_grad and torch.is_grad_enabled()
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze the rows, with False, or have them learn again; gradients of weights are computed in both cases.
+
+        Parameters
+        ----------
+        requires_grad : bool
+
+        Returns
+        -------
+        SparseModule
+            Itself.
+        """
+        super().requires_grad_(requires_grad)
+        self.anchor.requires_grad_(requires_grad)
+        return self
 
     def begin_lookup(self, keys: Keys) -> PendingLookup:
         """Begin a forward: raise errors of earlier pushes, and begin a pull from servers."""
         self._raise_failed()
+        if not self.training and self.anchor.requires_grad and torch.is_grad_enabled() and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the rows of table %r do not learn: their module is in eval mode, and gradients are recorded. Call "
+                "train() for a step, torch.no_grad() for an evaluation, or requires_grad_(False) to freeze the rows",
+                self._table.name,
+            )
         borrowed_pool.borrow()
         lookup = self._find(keys)
         if lookup.locations is None:
@@ -281,25 +309,35 @@ class SparseModule(nn.Module):
         return lookup
 
     def push(self, lookup: PendingLookup, grads: Rows) -> None:
-        """End a backward: push the gradients of a batch's unique keys, or keep them for later."""
-        if self._kept is not None:
-            self._kept.append((lookup.batch, grads))
-        else:
-            self._pushes.append(self._table.push_unique(lookup.batch, grads, copy=False, locations=lookup.locations))
-            if not self._table.shard.retains_arrays:
-                self.return_buffer(grads)
+        """Keep the gradients of a batch's unique keys for the step of this backward, or that of `accumulate`."""
+        (self._accumulated or step_of_backward()).keep(self, lookup, grads, is_per_key=False)
 
     def push_per_key(self, lookup: PendingLookup, grad: Tensor) -> None:
-        """End a backward that has a gradient for each key as passed."""
-        grads = floats_of(grad)
-        if self._kept is None and lookup.locations is not None:
-            self._pushes.append(
-                self._table.push_per_key(lookup.batch, grads.reshape(-1, self.dim), locations=lookup.locations)
-            )
-            return
+        """As `push`, of a gradient for each key as passed."""
+        grads = floats_of(grad).reshape(-1, self.dim)
+        if self._accumulated is None and lookup.locations is not None:
+            step_of_backward().keep(self, lookup, grads, is_per_key=True)
+        else:
+            self.push(lookup, self.sum(lookup, grads))
+
+    def sum(self, lookup: PendingLookup, grads: Rows) -> Rows:
+        """Sum a gradient for each key as passed per unique key."""
         sums = self.take_buffer(len(lookup.batch))
         lookup.batch.native.sum(grads, self.dim, sums, self._table.workers)
-        self.push(lookup, sums)
+        return sums
+
+    def push_now(self, lookup: PendingLookup, grads: Rows, *, is_per_key: bool) -> None:
+        """Push the only gradients of a step, of a batch's unique keys or of each key as passed."""
+        if is_per_key:
+            self.has_pushed(self._table.push_per_key(lookup.batch, grads, locations=lookup.locations))
+            return
+        self.has_pushed(self._table.push_unique(lookup.batch, grads, copy=False, locations=lookup.locations))
+        if not self._table.shard.retains_arrays:
+            self.return_buffer(grads)
+
+    def has_pushed(self, push: Future[None]) -> None:
+        """Have a later forward raise the error of a push, once it is known."""
+        self._pushes.append(push)
 
     def take_buffer(self, rows: int) -> Rows:
         """Return a buffer of ``rows`` rows, not initialized; reuse saves page faults in every step."""
@@ -322,30 +360,17 @@ class SparseModule(nn.Module):
         while pushes and pushes[0].done:
             pushes.popleft().wait()
 
-    def start_accumulating(self) -> None:
-        """Keep the gradients of every backward from now on."""
-        if self._kept is not None:
+    def start_accumulating(self, step: PendingStep) -> None:
+        """Keep the gradients of every backward from now on for a step."""
+        if self._accumulated is not None:
             raise RuntimeError(
                 f"gradients of table {self._table.name!r} are accumulated already: leave that block first"
             )
-        self._kept = []
+        self._accumulated = step
 
-    def stop_accumulating(self, *, push: bool) -> None:
-        """Push the kept gradients as one step, or drop them."""
-        kept, self._kept = self._kept, None
-        if not kept or not push:
-            return
-        table = self._table
-        if len(kept) == 1:
-            self._pushes.append(table.push_unique(*kept[0], copy=False))
-            return
-        all_keys = table.key_batch(np.concatenate([batch.keys for batch, _ in kept]))
-        grads = all_keys.sum(np.concatenate([grads for _, grads in kept]))
-        counts = None
-        if table.spec.needs_counts:
-            seen = np.concatenate([batch.counts() for batch, _ in kept])
-            counts = np.bincount(all_keys.inverse, seen, len(all_keys)).astype(np.uint32)
-        self._pushes.append(table.push_unique(all_keys, grads, counts=counts, copy=False))
+    def stop_accumulating(self) -> None:
+        """Push the gradients of every later backward at its end."""
+        self._accumulated = None
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -413,8 +438,8 @@ def accumulate(*modules: nn.Module) -> Iterator[None]:
 
     Notes
     -----
-    The push is made at the end of the block. If the block raises, nothing is pushed. As in torch, gradients are added
-    and not averaged: for a mean, divide the losses by the number of calls.
+    A push to each table is made at the end of the block, whichever modules have it. If the block raises, nothing is
+    pushed. As in torch, gradients are added and not averaged: for a mean, divide the losses by the number of calls.
 
     Examples
     --------
@@ -428,16 +453,16 @@ def accumulate(*modules: nn.Module) -> Iterator[None]:
     """
     found = list(dict.fromkeys(m for module in modules for m in module.modules() if isinstance(m, SparseModule)))
     started: list[SparseModule] = []
-    done = False
+    step = PendingStep()
     try:
         for module in found:
-            module.start_accumulating()
+            module.start_accumulating(step)
             started.append(module)
         yield
-        done = True
     finally:
         for module in started:
-            module.stop_accumulating(push=done)
+            module.stop_accumulating()
+    step.push()
 
 
 def pull_together(requests: Iterable[tuple[Any, ...]]) -> list[Tensor]:
