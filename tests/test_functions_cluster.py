@@ -58,6 +58,29 @@ def test_servers_run_what_they_were_told_to_and_nothing_else(module, tmp_path):
         assert (table.pull(KEYS) == 6).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("local_steps", [False, True])
+def test_a_cache_keeps_no_row_of_before_a_function_that_nobody_has_waited_for(module, tmp_path, local_steps):
+    """`flush` waits for all calls: what is read after it is what the function has made."""
+    cache = shoal.Cache(rows=400, staleness=3, local_steps=local_steps)
+    with shoal.launch(1, slots=16, consistency=shoal.ASP(), allow_code=[tmp_path], cache=cache) as store:
+        table = store.table("t", optimizer=shoal.SGD(1.0))
+        table.push(KEYS, np.full(200, -3, np.float32)).wait()
+        assert (table.pull(KEYS) == 3).all()
+        table.apply(module.double)
+        store.flush()
+        assert (table.pull(KEYS) == 6).all()
+        table.push(KEYS, np.full(200, -1, np.float32)).wait()
+        store.flush()
+        assert table.reduce(module.total, np.add).tolist() == [7 * 200]
+        if local_steps:  # made of rows that the servers have
+            assert (table.pull(KEYS) == 7).all()
+            table.apply(module.double)
+            store.flush()
+            table.push(KEYS, np.full(200, -1, np.float32)).wait()
+            assert (table.pull(KEYS) == 15).all()
+
+
 def _renamed(function):
     function.__module__ = "rows_of_others"
     return function

@@ -117,31 +117,6 @@ class PushFuture(_Requests):
         )
 
 
-class _Forgetting:
-    """A call that changes rows on the servers, after which no copy is kept."""
-
-    def __init__(self, future: CallFuture, forget: Callable[[], None]) -> None:
-        self._future = future
-        self._forget = forget
-
-    @property
-    def done(self) -> bool:
-        """Whether the call is settled."""
-        return self._future.done
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait for the call; raise its error."""
-        try:
-            self._future.wait(timeout)
-        finally:
-            self._forget()
-
-    def result(self) -> Any:
-        """Wait, and return the result."""
-        self.wait()
-        return self._future.result()
-
-
 class CachedShard(RemoteShard):
     """The rows of one table that the servers hold, with those that this worker keeps.
 
@@ -162,6 +137,7 @@ class CachedShard(RemoteShard):
     ) -> None:
         super().__init__(channel, table, spec, filter, workers=workers)
         self.workers = workers
+        self._changes: list[CallFuture] = []  # begun calls that change rows other than by a push
         has_steps = cache.makes_steps(spec.optimizer, spec.floats)
         steps = (spec.optimizer.rule, spec.optimizer.engine_params()) if has_steps else ()
         self.rows = CachedRows(
@@ -196,9 +172,19 @@ class CachedShard(RemoteShard):
 
     # --- pulls and pushes -------------------------------------------------------------------------------------------
 
+    def _forget_changed(self) -> None:
+        """Keep no copy of how rows were before calls that have ended, whether or not anyone has waited for them."""
+        ended = [call for call in self._changes if call.done]
+        if ended:
+            self.rows.forget()
+            for call in ended:
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    self._changes.remove(call)
+
     def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> Waitable:  # type: ignore[override]
         """Read the row of each unique key."""
         self._channel.check()
+        self._forget_changed()
         if len(batch) < MIN_KEYS or self._after or not rows.flags.c_contiguous:
             return self.pull_from_servers(batch, rows)
         self._channel.call_metrics.count_keys(batch.input_size, len(batch))
@@ -221,6 +207,7 @@ class CachedShard(RemoteShard):
     ) -> PushFuture:
         """Apply one step with a gradient for each unique key, some of them later."""
         self._channel.check()
+        self._forget_changed()
         if len(batch) < MIN_KEYS or self._after:
             pushes = self.rows.push_to_servers(batch.hashes, grads, counts, self._after)
         else:
@@ -258,12 +245,14 @@ class CachedShard(RemoteShard):
         with self._changing() if function in CHANGES_ROWS else contextlib.nullcontext():
             return super().reduce(function, parameters)
 
-    def run_function(  # type: ignore[override]
+    def run_function(
         self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
-    ) -> CallFuture | _Forgetting:
+    ) -> CallFuture:
         """Call a function of a user on all servers; one that changes rows does so exactly once."""
         future = super().run_function(function, description, hashes)
-        return _Forgetting(future, self.rows.forget) if function in CHANGES_ROWS else future
+        if function in CHANGES_ROWS:
+            self._changes.append(future)
+        return future
 
     def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
         """Drop the rows that expiry rules select, or only count them; return the sums over the endpoints."""
