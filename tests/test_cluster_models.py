@@ -18,7 +18,8 @@ import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from shoal import _core, cli
-from shoal.models import BIAS_KEY
+from shoal.cluster.protocol.messages import MAX_WORKERS
+from shoal.models import BIAS_KEY, pass_coordinator
 from shoal.tools import demo
 from stores import one_by_one, together
 
@@ -109,6 +110,23 @@ def test_several_workers_learn_what_one_process_merges_in_rank_order(kind, worke
         found = together(made.address, workers, learn)
     assert all(one == found[0] for one in found)
     assert found[0][0] == merged_in_rank_order(kind, shares, 2)
+
+
+@pytest.mark.parametrize("workers", [1, 3, MAX_WORKERS])
+@pytest.mark.parametrize("clock", [0, 1023, 1024, (1 << 24) + 1, (1 << 33) + 3 * 1024 + 7])
+def test_a_clock_of_any_length_is_told_to_the_other_workers_exactly(clock, workers):
+    """Rows are floats: the clocks of two passes' ends, assigned, or pushed for a mean over the workers."""
+    key, table_of = np.array([7], np.uint64), pass_coordinator._row
+    with shoal.local() as store:
+        table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
+        table.assign(key, table_of(1, clock))
+        later = clock + (1 << 22) + 1001
+        change = table_of(1, clock) - table_of(2, later)
+        summed = change * np.float32(workers)
+        assert (summed.astype(np.int64) == change.astype(np.int64) * workers).all()
+        table.push(key, summed / np.float32(workers))
+        assert table.pull(key)[0, 0] == 2
+        assert pass_coordinator._latest_clock(table.pull(key)) == later
 
 
 @pytest.mark.parametrize("consistency", [shoal.SSP(2), shoal.ASP(), shoal.BSP(reduce="mean")], ids=str)

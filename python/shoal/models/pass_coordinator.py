@@ -10,7 +10,8 @@ Under BSP all workers see the same rows at the same clock, and so leave the pass
 them at different clocks, and continue to a common clock, which each computes from the rows.
 
 Rows, in a table of the model's name and "-team"
-    2^32 + rank       passes that this worker has ended in this fit, and the clock of the last one's end
+    2^32 + rank       passes that this worker has ended in this fit, and the clock of the last one's end: three numbers
+                      of 10 bits, since floats are exact up to 2^24, and BSP's mean multiplies by the number of workers
     2^33 + rank       number of the last fit that this worker has begun: one that left before takes no part in this one
 
 If the number of workers changes, a worker that is within its pass hands over its state (takeover.py) and writes that it
@@ -59,11 +60,24 @@ _ENDED = np.uint64(1 << 32)
 _BEGUN = np.uint64(1 << 33)
 _NEVER = 1e9  # number of passes that a worker writes when it makes no more
 _MOVED = 2e9  # that it writes when it has handed over its state
+_LIMBS, _LIMB_BITS = 3, 10  # of a clock in a row; MAX_WORKERS is 2^14
 _LONGEST_SECONDS = 86400.0  # to wait while others measure; a worker that dies meanwhile is not waited for
 
 
 _fits: WeakKeyDictionary[Store, Counter[str]] = WeakKeyDictionary()  # begun in each store, by name of the model
 _learning: WeakSet[Store] = WeakSet()  # in which all workers have published a state, if their number may change
+
+
+def _row(passes: float, clock: int = 0) -> npt.NDArray[np.float32]:
+    """Return a row of the table: each of its numbers is exact."""
+    limbs = [clock >> bits for bits in range(0, _LIMBS * _LIMB_BITS, _LIMB_BITS)]
+    limbs[:-1] = [limb % (1 << _LIMB_BITS) for limb in limbs[:-1]]
+    return np.array([[passes, *limbs]], np.float32)
+
+
+def _latest_clock(rows: npt.NDArray[np.float32]) -> int:
+    """Return the greatest clock of some rows."""
+    return int((rows[:, 1:].astype(np.int64) << np.arange(0, _LIMBS * _LIMB_BITS, _LIMB_BITS)).sum(axis=1).max())
 
 
 class WorkersMoveError(Exception):
@@ -180,7 +194,7 @@ class PassCoordinator:
         # Several jobs may fit models of one name, on the same table, and have the same ranks.
         shared = f"{name}@{store.job_name}" if store.job_name else name
         if not self._is_alone:
-            self._table: Table = store.table(f"{shared}-team", dim=2, optimizer=SGD(lr=1.0))
+            self._table: Table = store.table(f"{shared}-team", dim=1 + _LIMBS, optimizer=SGD(lr=1.0))
         if not self._is_alone or self.can_replace or self.may_change:
             self._messages = WorkerMessages(store, shared, self.wait_for_all)
 
@@ -223,8 +237,8 @@ class PassCoordinator:
             was_past = self.is_past
             if not was_past:
                 self._messages.publish_settings(self.fit, encoded)
-                self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
-                self._table.assign(self._mine + _BEGUN, np.array([[self.fit, 0]], np.float32))
+                self._table.assign(self._mine + _ENDED, _row(0))
+                self._table.assign(self._mine + _BEGUN, _row(self.fit))
             self._store.barrier()
             self._check_lost()
             self._check_settings(encoded, was_past=was_past)
@@ -361,7 +375,7 @@ class PassCoordinator:
         """Hand over the state of this worker; nothing of the fit may follow. The others need not wait for it."""
         self._messages.publish(state)
         if not self._is_alone:
-            self._table.assign(self._mine + _ENDED, np.array([[_MOVED, 0]], np.float32))
+            self._table.assign(self._mine + _ENDED, _row(_MOVED))
         self._store.hand_over(returns=returns)
 
     def handed_over(self) -> list[list[bytes]]:
@@ -419,7 +433,7 @@ class PassCoordinator:
             # The predecessor had left the pass, or seen that others had not ended.
             rows = self._table.pull(self._ranks + _ENDED)
             all_ended = not np.any(rows[:, 0] < self._passes)
-            last = int(rows[:, 1].max()) + staleness + 1 if all_ended else self._store.clock
+            last = _latest_clock(rows) + staleness + 1 if all_ended else self._store.clock
             while self._behind and self.clock < last:
                 self.tick()
                 empty_clock()
@@ -437,23 +451,22 @@ class PassCoordinator:
         if isinstance(self._store.consistency, SSP):
             # A worker that was ahead may wait in its pull for this one's clock. All continue to a clock that none has
             # passed: while a worker had not ended, no pull was answered more than `staleness` clocks ahead of it.
-            last = int(rows[:, 1].max()) + staleness + 1
+            last = _latest_clock(rows) + staleness + 1
             while self.clock < last:
                 self.tick()
                 empty_clock()
 
     def _mark_end(self) -> None:
         """Count the end of a pass of this worker, within the clock that ends."""
-        later, self._last_clock = self.clock - self._last_clock, self.clock
+        before, self._last_clock = self._last_clock, self.clock
         if self._behind:
             return
         if isinstance(self._store.consistency, SSP):  # a push might take effect a second time, for a replacement
-            ended = np.array([[self._passes, self._last_clock]], np.float32)
-            self._table.assign(self._mine + _ENDED, ended)
+            self._table.assign(self._mine + _ENDED, _row(self._passes, self._last_clock))
             return
         mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
-        ended = np.array([[-1, -later]], np.float32) * np.float32(len(self._ranks) if mean else 1)
-        self._table.push(self._mine + _ENDED, ended)
+        ended = _row(self._passes - 1, before) - _row(self._passes, self._last_clock)
+        self._table.push(self._mine + _ENDED, ended * np.float32(len(self._ranks) if mean else 1))
 
     def wait_for_all(self) -> None:
         """Wait for workers that do more between two passes, such as measuring: longer than for any other call."""
@@ -537,7 +550,7 @@ class PassCoordinator:
         self._store.leaves_early = True
         if not self._is_alone:
             with contextlib.suppress(ShoalError):
-                self._table.assign(self._mine + _ENDED, np.array([[_NEVER, 0]], np.float32))
+                self._table.assign(self._mine + _ENDED, _row(_NEVER))
 
     @property
     def _mine(self) -> npt.NDArray[np.uint64]:
