@@ -15,12 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shoal
 from cluster_fakes import Wire
 from places import full_disk, options, somebody_else, uploads
+from shoal.cluster.protocol.curve import Keys
+from shoal.cluster.scheduler.journal import Journal
 from shoal.errors import CorruptionError, SaveConflictError, StorageError
 from shoal.storage.base import StorageDir
 from shoal.storage.checksummed_json import encode_checksummed
 from shoal.storage.open import open_dir
+from shoal.table.tiered import parse_tier
+from shoal.tracking.tensorboard import TensorBoard
 
 PART = 6 << 20  # S3 takes no smaller parts than 5 MiB, but the last
 
@@ -407,3 +412,29 @@ def test_a_file_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="/x cannot be written: File exists"):
         place.create("x")
     assert place.read("x") == b"1"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda url: shoal.Tiered(url, memory="1MiB"),
+        lambda url: shoal.open_export("no", cache=url),
+        lambda url: Journal(url),
+        lambda url: Keys.load(url, "worker"),
+        lambda url: parse_tier(f"{url}:1MiB"),
+        lambda url: TensorBoard(url),
+    ],
+    ids=["tier", "cache", "journal", "keys", "tier of a cluster", "event files"],
+)
+def test_what_is_local_only_refuses_a_url_and_makes_no_folder_of_that_name(
+    use: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="s3://bucket/x is a URL, and this is read and written on this machine only"):
+        use("s3://bucket/x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tier_expands_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert shoal.Tiered("~/tier", memory=4096).path == str(tmp_path / "tier")

@@ -70,7 +70,7 @@ PYTHON = {
     "cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch",
     "tools": "",
     "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
-    "tracking": "errors storage store metrics models tools.reports tools.load",
+    "tracking": "errors base storage store metrics models tools.reports tools.load",
     "tools.sizing": "_core errors optim base table store",
     "tools.doctor": "_core base optim tools.sizing",
     "tools.convert": "_core errors base table storage store data",

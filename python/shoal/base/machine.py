@@ -15,8 +15,17 @@ def cores() -> int:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a local path, with ``~`` expanded to the home directory."""
-    return Path(os.path.expanduser(os.fspath(path)))
+    """Return a local path, with ``~`` expanded to the home directory.
+
+    Raises
+    ------
+    ValueError
+        It is a URL.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        raise ValueError(f"{text} is a URL, and this is read and written on this machine only: pass a local path")
+    return Path(os.path.expanduser(text))
 
 
 def available_bytes(root: Path = ROOT) -> int:

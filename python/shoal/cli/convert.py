@@ -54,16 +54,16 @@ def add(commands: Any) -> None:
 def convert(arguments: argparse.Namespace) -> Answer:
     """Convert in the direction of ``--from``."""
     if arguments.kind == "rows":
-        return _checkpoint(_here(arguments.path), arguments.output, arguments)
+        return _checkpoint(local_path(arguments.path), arguments.output, arguments)
     if arguments.kind is not None:
-        return _model(_here(arguments.path), arguments.output, arguments)
+        return _model(local_path(arguments.path), arguments.output, arguments)
     from shoal import checkpoint
     from shoal.models import files
     from shoal.storage.open import open_dir
     from shoal.storage.output import check_output
     from shoal.tools import convert
 
-    source, target = open_dir(arguments.path), _here(arguments.output)
+    source, target = open_dir(arguments.path), local_path(arguments.output)
     if source.kind() != "directory":
         raise ValueError(f"{source}: there is no such directory; for a file pass --from")
     folder, _ = files.checkpoint_in(source)
@@ -85,13 +85,6 @@ def convert(arguments: argparse.Namespace) -> Answer:
             facts[name] = {"rows": rows, "file": str(path)}
     lines = [f"{fact['file']}: {fact['rows']:,} rows" for fact in facts.values()]
     return Answer("\n".join(lines), {"tables": facts})
-
-
-def _here(name: str) -> Path:
-    """Return the path of a file or a directory of this machine."""
-    if "://" in name:
-        raise ValueError(f"{name}: Parquet files and files of other programs are read and written on this machine only")
-    return local_path(name)
 
 
 def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Answer:

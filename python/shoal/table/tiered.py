@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from shoal import _core
+from shoal.base.machine import local_path
 from shoal.base.sizes import parse_size
 from shoal.errors import StorageError
 from shoal.table.shard import LocalCalls, LocalShard
@@ -43,7 +44,7 @@ class Tiered:
     Raises
     ------
     ValueError, TypeError
-        ``memory`` is not a size, or ``path`` no path.
+        ``memory`` is not a size, or ``path`` no path, or a URL.
 
     Examples
     --------
@@ -65,7 +66,7 @@ class Tiered:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
             raise TypeError(f"path must be that of a directory, got {self.path!r}")
-        object.__setattr__(self, "path", os.fspath(self.path))
+        object.__setattr__(self, "path", str(local_path(self.path)))
         if isinstance(self.memory, bool) or not isinstance(self.memory, int | str):
             raise TypeError(f"memory must be a number of bytes or a size such as '8GiB', got {self.memory!r}")
         if not 0 < self.memory_bytes < 2**63:

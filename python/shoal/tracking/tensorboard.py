@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shoal.base.machine import local_path
 from shoal.storage.base import StoragePath
 from shoal.tracking.base import Tracker
 
@@ -73,7 +74,7 @@ class TensorBoard(Tracker):
         self.directory: Path | None = None
         self._open = EventFileWriter
         self._hparams_pb, self._scalar_pb, self._text_pb = hparams_pb, scalar_pb, text_pb
-        self._root, self._name, self._resume = Path(directory), name, resume
+        self._root, self._name, self._resume = local_path(directory), name, resume
         self._writer: Any = None
 
     def begin_run(self, settings: Mapping[str, Any]) -> None:

@@ -48,6 +48,7 @@ from typing import NoReturn, Self
 
 import msgspec
 
+from shoal.base.machine import local_path
 from shoal.cluster.scheduler.inputs import Input, MembershipState
 from shoal.errors import CorruptionError, StorageError
 
@@ -146,10 +147,12 @@ class Journal:
     ------
     StorageError
         Another scheduler uses the journal, or the directory cannot be used.
+    ValueError
+        It is a URL.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = Path(directory)
+        self._directory = local_path(directory)
         self._file = -1
         self._number = 0  # of the next commit
         self._log_bytes = 0
