@@ -14,6 +14,8 @@ slowest worker may lag behind a pull) and ``mean``.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoal.base.scalars import make_plain
+
 __all__ = ["ASP", "BSP", "SSP", "Consistency"]
 
 _MOST_CLOCKS = 2**31
@@ -92,6 +94,7 @@ class SSP(Consistency):
     staleness: int
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if not isinstance(self.staleness, int) or not 0 <= self.staleness < _MOST_CLOCKS:
             raise ValueError(f"SSP needs a staleness from 0 to {_MOST_CLOCKS - 1} clocks, got {self.staleness!r}")
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.scalars import make_plain
 
 __all__ = [
     "Admission",
@@ -58,6 +59,7 @@ class _Rule:
     _native: ClassVar[Any]
 
     def __post_init__(self) -> None:
+        make_plain(self)
         self._native(type(self).__name__, self.params())
 
     def params(self) -> dict[str, float]:
@@ -243,6 +245,7 @@ class MaxRows(Expiry):
     keep: str = "recent"
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if self.keep not in {"recent", "frequent"}:
             raise ValueError(f'MaxRows keeps "recent" or "frequent" rows, got {self.keep!r}')
         _core.check_expiry("MaxRows", self.params())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 from shoal import _core
+from shoal.base.scalars import make_plain
 from shoal.schedules import Schedule, make_schedule
 
 __all__ = [
@@ -58,6 +59,7 @@ class Optimizer:
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if not isinstance(self.schedule, Schedule | None):
             raise TypeError(
                 f"{type(self).__name__} needs a schedule such as shoal.schedules.Cosine(10_000), got {self.schedule!r}"
@@ -305,6 +307,7 @@ class Init:
     parameter_name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        make_plain(self)
         _core.check_init(type(self).__name__, self.parameter)
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from shoal import _core
+from shoal.base.scalars import make_plain
 
 __all__ = ["Cosine", "InverseRoot", "Linear", "Schedule", "Steps", "Warmup", "make_schedule"]
 
@@ -25,6 +26,7 @@ class Schedule:
     kind: ClassVar[int]  # as csrc/optim/schedule.h numbers them
 
     def __post_init__(self) -> None:
+        make_plain(self)
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.scalars import plain
 from shoal.table.arrays import Keys, as_keys, as_rows
 from shoal.table.future import Future, no_op
 from shoal.table.table import Table
@@ -281,6 +282,7 @@ class CountMin:
 
 
 def _checked(name: str, what: str, number: int, least: int, end: int) -> int:
+    number = plain(number)
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number < end:
         raise ValueError(f"sketch {name!r} needs a {what} from {least} to {end - 1}, got {number!r}")
     return number

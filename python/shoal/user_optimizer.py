@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.scalars import make_plain, plain
 from shoal.errors import UserCodeError
 from shoal.optim import Optimizer
 
@@ -124,6 +125,7 @@ class UserOptimizer(Optimizer, ABC):
         _classes[_path(cls)] = cls
 
     def __post_init__(self) -> None:
+        make_plain(self)
         version, row_steps = self.version, self.row_steps
         name = type(self).__name__
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
@@ -185,7 +187,7 @@ class UserOptimizer(Optimizer, ABC):
             raise TypeError(f'{name}.initial_state returns names and numbers such as {{"n": 0.0}}, got {states!r:.100}')
         if len(states) > _MOST_STATES:
             raise ValueError(f"{name} has {len(states)} state columns: {_MOST_STATES} is the maximum")
-        for column, value in states.items():
+        for column, value in ((column, plain(value)) for column, value in states.items()):
             if not isinstance(column, str) or not column.isidentifier() or keyword.iskeyword(column):
                 raise ValueError(f"{name} has a state column {column!r}: its name must be an identifier")
             if not column.isascii() or len(column) > _LONGEST_NAME or column in _OWN_NAMES:

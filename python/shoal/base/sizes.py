@@ -5,9 +5,25 @@ Threads: no state.
 
 import re
 
-__all__ = ["parse_size"]
+from shoal.base.scalars import plain
+
+__all__ = ["memory_bytes", "parse_size"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
+
+
+def memory_bytes(memory: object) -> int:
+    """Return a number of bytes that is given as a number, or as text such as "8GiB".
+
+    Raises
+    ------
+    ValueError
+        It is neither, or 0.
+    """
+    found = parse_size(memory) if isinstance(memory, str) else plain(memory)
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < 2**63:
+        raise ValueError(f"memory must be a number of bytes above 0, or a size such as '8GiB', got {memory!r}")
+    return found
 
 
 def parse_size(text: str) -> int:

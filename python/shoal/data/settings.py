@@ -6,6 +6,7 @@ import operator
 from dataclasses import dataclass
 from typing import Literal
 
+from shoal.base.scalars import make_plain
 from shoal.data.files import File
 from shoal.data.names import FeatureNames
 from shoal.data.rebatch import Cursor
@@ -36,6 +37,7 @@ class Settings:
     order: tuple[int, ...] | None = None  # of the files, by their numbers; None: the original order
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if operator.index(self.batch_size) < 1:
             raise ValueError(f"batch_size is {self.batch_size}: pass 1 or more")
         if self.on_error not in ("raise", "skip"):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.machine import cores
+from shoal.base.scalars import plain
 from shoal.errors import ClosedError, CorruptionError, ShoalError
 from shoal.export import manifest as manifests
 from shoal.export.cache import Cache
@@ -346,6 +347,7 @@ class Export:
         check: Callable[[ExportVersion], object] | None = None,
     ) -> None:
         """Open it; ``check`` raises for a version that is not to become the current one."""
+        threads = plain(threads)
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads must be at least 1, got {threads!r}")
         self._storage_dir = storage_dir

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.progress import rows_bar
+from shoal.base.scalars import plain
 from shoal.errors import CorruptionError
 from shoal.export import manifest as manifests
 from shoal.export.cache import Cache
@@ -160,6 +161,7 @@ def write_export(
     cache : Cache, optional
         Cache for a copy of ``since`` if it is remote.
     """
+    version = plain(version)
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
         raise ValueError(f"version must be a number from 0 on, got {version!r}")
     check_target(storage_dir, overwrite=overwrite)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.base.scalars import plain
 from shoal.metrics.exact import ratio
 from shoal.metrics.stream import StreamMetrics
 
@@ -85,6 +86,7 @@ class Progressive:
     )
 
     def __init__(self, every: float = 2.0) -> None:
+        every = plain(every)
         if isinstance(every, bool) or not (every >= 1 if isinstance(every, int) else 1.0 < every < float("inf")):
             raise ValueError(f"every is {every!r}: pass a number of examples (int) or a factor above 1 (float)")
         self._every = every

@@ -94,8 +94,8 @@ class FitProgress:
         fit = self.model.history.fits[-1]
         found |= {one.name: getattr(fit.plan, one.name) for one in fields(fit.plan)}
         found |= {name: getattr(fit, name) for name in ("data", "valid", "batch_size", "threads")}
-        plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
-        return {name: value for name, value in plain.items() if found[name] is not None}
+        listed = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
+        return {name: value for name, value in listed.items() if found[name] is not None}
 
 
 class Callback:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.base.defaults import BATCH_SIZE
+from shoal.base.scalars import plain
 from shoal.data import read_arrow
 from shoal.data.arrays import (
     Classes,
@@ -191,7 +192,7 @@ def class_weights(
         return tuple(len(labels) / (classes * count) for count in counts.tolist())
     if not isinstance(asked, Mapping):
         raise TypeError(f"class_weight is {asked!r}: pass 'balanced' or a dict, such as {example}")
-    for label, weight in asked.items():
+    for label, weight in ((label, plain(weight)) for label, weight in asked.items()):
         if label not in known:
             which = " and ".join(map(repr, known)) if classes == 2 else f"{known[0]!r}, ..., {known[-1]!r}"
             raise ValueError(f"class_weight names the class {label!r}: the classes are {which}")

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from shoal.base.scalars import make_plain
 from shoal.data import Batch, Reader
 from shoal.metrics import Metrics
 from shoal.models import preprocessing
@@ -39,6 +40,7 @@ class Plan:
     class_weight: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if self.epochs < 1:
             raise ValueError(f"epochs is {self.epochs}: pass 1 or more")
         preprocessing.shuffle_buffer(self.shuffle)

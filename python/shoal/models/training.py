@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 from shoal.base.interrupts import Terminated, at_boundaries
+from shoal.base.scalars import plain
 from shoal.data import Batch, Reader
 from shoal.errors import ShoalError
 from shoal.models.history import Fit
@@ -384,7 +385,7 @@ def begin_fit(
             plan=plan,
             data=path_of(reader),
             valid=path_of(valid),
-            batch_size=getattr(reader, "batch_size", None),
+            batch_size=plain(getattr(reader, "batch_size", None)),
             threads=model.store.threads,
             source=sources[0],
             valid_source=sources[1],

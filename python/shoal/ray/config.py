@@ -37,7 +37,7 @@ class ShoalConfig:
     resources_per_server : mapping
         Resources that Ray reserves for each server, such as ``{"CPU": 2, "memory": 8e9}``. Ray places servers by them
         but does not enforce them.
-    memory : int, optional
+    memory : int or str, optional
         Limit for the rows of all servers together, in bytes.
     slots : int
         Slots of the hash space.
@@ -78,7 +78,7 @@ class ShoalConfig:
     spares: int = 0
     threads: int = 1
     resources_per_server: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
-    memory: int | None = None
+    memory: int | str | None = None
     slots: int = 1024
     consistency: Consistency = field(default_factory=BSP)
     placement: str | None = None

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from shoal import _core
 from shoal.base.machine import cores
+from shoal.base.scalars import plain
 from shoal.consistency import Consistency
 from shoal.errors import ClosedError
 from shoal.lifecycle import Admission, Expiry, SweepReport
@@ -68,7 +69,7 @@ class Store(StoreFiles):
     # exclusively. A forked child touches neither.
 
     def __init__(self, *, threads: int | None, slots: int) -> None:
-        count = cores() if threads is None else threads
+        count, slots = cores() if threads is None else plain(threads), plain(slots)
         if not isinstance(count, int) or not 1 <= count <= 1024:
             raise ValueError(f"threads must be from 1 to 1024, got {threads!r}")
         if not isinstance(slots, int) or slots not in {1 << bits for bits in range(1, 15)}:
@@ -309,6 +310,7 @@ class Store(StoreFiles):
         """
         if not hasattr(reader, "splits"):
             raise TypeError(f"the data of store.splits is a shoal.Reader, got {reader!r}")
+        reissue = plain(reissue)
         if isinstance(reissue, bool) or not isinstance(reissue, (int, float)) or not 0 <= reissue < 1e9:
             raise ValueError(f"reissue must be a number from 0, got {reissue!a:.100}")
         splits = reader.splits(split_bytes)

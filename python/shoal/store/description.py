@@ -13,8 +13,6 @@ __all__ = ["check_same", "make_budget"]
 
 def make_budget(memory: int, slots: int) -> _core.Budget:
     """Make a memory budget of ``memory`` bytes, divided equally among ``slots`` slots."""
-    if isinstance(memory, bool) or not isinstance(memory, int) or not 0 < memory < 2**63:
-        raise ValueError(f"memory must be a number of bytes above 0, got {memory!r}")
     return _core.Budget(slots, memory)
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, cast
 
 from shoal import checkpoint
+from shoal.base.sizes import memory_bytes
 from shoal.consistency import ASP, Consistency
 from shoal.export.layers import Layers
 from shoal.export.write import ExportTables, TableSource
@@ -21,7 +22,7 @@ from shoal.table.tiered import AnyLocalShard, Tiered, TieredLocalShard
 __all__ = ["LocalStore", "SingleProcessStore", "local"]
 
 
-def local(*, threads: int | None = None, slots: int = 1024, memory: int | None = None) -> "LocalStore":
+def local(*, threads: int | None = None, slots: int = 1024, memory: int | str | None = None) -> "LocalStore":
     """Make a store in this process.
 
     Parameters
@@ -31,7 +32,7 @@ def local(*, threads: int | None = None, slots: int = 1024, memory: int | None =
     slots : int
         Number of parts of the hash space: a power of two from 2 to 16384. The default suits a few rows to
         billions; results do not depend on it, except that limits are divided equally among slots.
-    memory : int, optional
+    memory : int or str, optional
         Bytes that the tables may use: index, rows and keys that wait for admission. Never exceeded: each slot has its
         share, and a push or assignment that needs more evicts the rows that the first of the table's expiry rules would
         drop first. If the table has no rule, or the push has more new keys than rows can be evicted,
@@ -86,10 +87,10 @@ class LocalStore(SingleProcessStore):
     Its only worker is this process: ``tick`` counts, ``barrier`` returns at once, a push is visible when it returns.
     """
 
-    def __init__(self, *, threads: int | None = None, slots: int = 1024, memory: int | None = None) -> None:
+    def __init__(self, *, threads: int | None = None, slots: int = 1024, memory: int | str | None = None) -> None:
         super().__init__(threads=threads, slots=slots)
-        self._budget = None if memory is None else make_budget(memory, slots)
-        self._memory = memory
+        self._memory = None if memory is None else memory_bytes(memory)
+        self._budget = None if self._memory is None else make_budget(self._memory, self._slots)
         self._storages: dict[str, Tiered] = {}
         self._clock = 0
 

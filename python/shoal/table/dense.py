@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shoal.base.scalars import plain
 from shoal.optim import Optimizer
 from shoal.table.future import After, Future
 from shoal.table.table import Table
@@ -31,7 +32,8 @@ BLOCK = 1024
 
 def shape_of(name: str, shape: int | Sequence[int]) -> tuple[int, ...]:
     """Check a shape; a number is a shape of one dimension."""
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = plain(shape)
+    sizes = (shape,) if isinstance(shape, int) else tuple(map(plain, shape))
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ValueError(f"dense table {name!r} needs a shape of positive whole numbers, got {shape!r}")
     return sizes

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import msgspec
 
+from shoal.base.scalars import make_plain
 from shoal.lifecycle import (
     Admission,
     Expiry,
@@ -75,6 +76,7 @@ class TableSpec:
     expire: tuple[Expiry, ...] = ()
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"a table needs a name, got {self.name!r:.80}")
         if len(self.name) > MAX_NAME_LENGTH:

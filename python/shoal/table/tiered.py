@@ -11,7 +11,7 @@ from typing import Self
 
 from shoal import _core
 from shoal.base.machine import local_path
-from shoal.base.sizes import parse_size
+from shoal.base.sizes import memory_bytes
 from shoal.errors import StorageError
 from shoal.table.shard import LocalCalls, LocalShard
 from shoal.table.spec import TableRecord, TableSpec
@@ -67,15 +67,12 @@ class Tiered:
         if not isinstance(self.path, str | os.PathLike):
             raise TypeError(f"path must be that of a directory, got {self.path!r}")
         object.__setattr__(self, "path", str(local_path(self.path)))
-        if isinstance(self.memory, bool) or not isinstance(self.memory, int | str):
-            raise TypeError(f"memory must be a number of bytes or a size such as '8GiB', got {self.memory!r}")
-        if not 0 < self.memory_bytes < 2**63:
-            raise ValueError(f"memory must be a number of bytes above 0, got {self.memory!r}")
+        _ = self.memory_bytes  # raises if it is invalid
 
     @property
     def memory_bytes(self) -> int:
         """The memory as a number."""
-        return parse_size(self.memory) if isinstance(self.memory, str) else self.memory
+        return memory_bytes(self.memory)
 
 
 class TieredLocalShard(LocalCalls, _core.TieredShard):

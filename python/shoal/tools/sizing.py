@@ -24,6 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from shoal import _core
+from shoal.base.scalars import plain
+from shoal.base.sizes import memory_bytes
 from shoal.optim import FTRL, Init, Optimizer, Zeros
 from shoal.store.local import LocalStore, local
 from shoal.table.shard import LocalShard
@@ -79,7 +81,7 @@ class Rates:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and 0 < value < math.inf):
+            if not (isinstance(plain(value), int | float) and 0 < value < math.inf):
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
 
 
@@ -170,7 +172,7 @@ def estimate(
     init: Init = _ZEROS,
     dtype: str = "float32",
     slots: int = 1024,
-    memory: int | None = None,
+    memory: int | str | None = None,
     servers: int | None = None,
     replicas: int = 0,
     examples: int = 0,
@@ -188,7 +190,7 @@ def estimate(
         As for :meth:`shoal.Store.table`.
     slots : int
         Number of slots of the store or cluster.
-    memory : int, optional
+    memory : int or str, optional
         Memory of each server's machine in bytes, to compute the number of servers; 1/16 is reserved for the system.
     servers : int, optional
         Number of servers, in place of ``memory``. Default: as few as ``replicas`` permits.
@@ -228,6 +230,8 @@ def estimate(
     >>> round(plan.bytes_per_key, 1), round(plan.checkpoint_bytes / 1e9, 1)
     (19.5, 16.0)
     """
+    keys, dim, servers, replicas = map(plain, (keys, dim, servers, replicas))
+    slots, examples, features = map(plain, (slots, examples, features))
     if not isinstance(keys, int) or keys < 1:
         raise ValueError(f"keys must be a whole number of at least 1, got {keys!r}")
     if memory is not None and servers is not None:
@@ -247,13 +251,14 @@ def estimate(
     if replicas >= count:
         raise ValueError(f"replicas={replicas} takes more than {replicas} servers, got servers={count}")
     if memory is not None:
-        count = _servers_for(table_bytes, slots, dim, memory, replicas)
+        count = _servers_for(table_bytes, slots, dim, memory_bytes(memory), replicas)
     elif count > slots:
         raise ValueError(f"{count} servers are more than {slots} slots: make the cluster with more slots")
     tiers = None
     if tier is not None:
         if memory is not None:
             raise ValueError("tier is the memory of a server's rows: leave out memory, or tier")
+        tier = memory_bytes(tier)
         tiers = _tier(keys * (1 + replicas), shard.row_bytes, slots, tier, count)
     times: dict[str, float] = {}
     if rates is not None and tier is None:

@@ -35,6 +35,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from shoal.base.scalars import plain
 from shoal.data import Batch, Reader
 from shoal.metrics import StreamMetrics
 from shoal.models import files, preprocessing
@@ -122,7 +123,7 @@ class ClickModel(SavedPredictor):
             if store.tables.get(name) is not table:
                 raise ValueError(f"table {name!r} is not of this store: pass the store that the module was made with")
         self.module = module
-        self.fields = fields
+        self.fields = plain(fields)
         self._tables = tuple(found.values())
         self._dense = dense_part(module, store, optimizer, dense)
         self.made_by = dict(made_by or {})

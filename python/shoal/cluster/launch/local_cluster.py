@@ -35,6 +35,7 @@ import msgspec
 
 from shoal.base.interrupts import held_back
 from shoal.base.logs import forward
+from shoal.base.sizes import memory_bytes
 from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.child import ChildProcess, ProcessFailedError, end_all
 from shoal.cluster.protocol.environment import find_keys
@@ -107,7 +108,7 @@ class LocalCluster:
         *,
         workers: int = 1,
         threads: int = 1,
-        memory: int | None = None,
+        memory: int | str | None = None,
         tier: Tiered | None = None,
         slots: int = 1024,
         heartbeat: float = 2.0,
@@ -370,7 +371,7 @@ def running(
     *,
     workers: int = 1,
     threads: int = 1,
-    memory: int | None = None,
+    memory: int | str | None = None,
     tier: Tiered | None = None,
     slots: int = 1024,
     heartbeat: float = 2.0,
@@ -394,7 +395,7 @@ def running(
         Number of workers of a job, unless they pass it.
     threads : int
         Endpoints of each server.
-    memory : int, optional
+    memory : int or str, optional
         Limit for the rows of all servers, in bytes.
     tier : Tiered, optional
     slots : int
@@ -455,7 +456,7 @@ def launch(
     consistency: Consistency = _BSP,
     threads: int | None = None,
     server_threads: int = 1,
-    memory: int | None = None,
+    memory: int | str | None = None,
     tier: Tiered | None = None,
     slots: int = 1024,
     timeout: float = 60.0,
@@ -480,7 +481,7 @@ def launch(
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
     server_threads : int
         Threads of each server.
-    memory : int, optional
+    memory : int or str, optional
         Bytes that the rows of all servers together may use, an equal share for each slot; default: no limit. If they
         would use more, the expiry rules drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
     tier : Tiered, optional
@@ -585,9 +586,10 @@ def _storage_arguments(roots: Sequence[str | os.PathLike[str]] | None, options: 
     ]
 
 
-def slot_memory(memory: int | None, slots: int) -> int | None:
+def slot_memory(memory: int | str | None, slots: int) -> int | None:
     """Return the share of a slot in a limit for all rows."""
     if memory is None:
         return None
-    make_budget(memory, slots)  # raises if it is invalid
-    return memory // slots
+    found = memory_bytes(memory)
+    make_budget(found, slots)  # raises if it is too small
+    return found // slots

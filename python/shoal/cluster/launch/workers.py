@@ -268,7 +268,7 @@ def run_member(
     *,
     address: str | None = None,
     threads: int = 1,
-    memory: int | None = None,
+    memory: int | str | None = None,
     tier: Tiered | None = None,
     heartbeat: float = 2.0,
     timeout: float = 60.0,
@@ -297,7 +297,7 @@ def run_member(
         Of the scheduler; default: port 5570 of the machine of process 0, if the launcher provides its name.
     threads : int
         Endpoints of each server.
-    memory : int, optional
+    memory : int or str, optional
         Limit for the rows of all servers, in bytes.
     tier : Tiered, optional
         As :class:`shoal.cluster.server.server.Server`.

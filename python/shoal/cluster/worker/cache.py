@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal import _core
+from shoal.base.scalars import make_plain
 from shoal.consistency import Consistency
 from shoal.optim import Optimizer
 
@@ -57,6 +58,7 @@ class Cache:
     local_steps: bool = True
 
     def __post_init__(self) -> None:
+        make_plain(self)
         for name, least, most in (("rows", 1, _MAX_ROWS), ("staleness", 0, _MAX_STALENESS)):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:

@@ -43,6 +43,7 @@ from typing import Any
 import zmq
 
 from shoal import _core
+from shoal.base.scalars import plain
 from shoal.cluster.protocol.connection import Connection, Context, Socket
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.libzmq import backend
@@ -578,6 +579,7 @@ def _run_background(ref: weakref.ref[Channel], wakeup: threading.Event) -> None:
 def _deadline(timeout: float | None) -> float | None:
     if timeout is None:
         return None
+    timeout = plain(timeout)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:
         raise ValueError(f"timeout must be a number of seconds, got {timeout!r}")
     return time.monotonic() + min(timeout, _MAX_SLEEP_SECONDS)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import zmq
 
 from shoal.base.logs import identify_store
+from shoal.base.scalars import plain
 from shoal.cluster.protocol.address import own_host
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.messages import Event, Figures, GetMap, GetMapReply, HelloReply, MapChanged, ServerGone
@@ -77,6 +78,7 @@ class ConnectedStore(Store):
             if on_close is not None:
                 undo.callback(on_close)
             self._check_arguments()
+            timeout = plain(timeout)
             if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
                 raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
             self._timeout = float(timeout)

@@ -1,0 +1,138 @@
+"""NumPy's scalars are numbers wherever Python's are: settings, sizes, counts and times."""
+
+import fractions
+import json
+import pickle
+
+import msgspec
+import numpy as np
+import pytest
+
+import shoal
+from shoal import schedules
+from shoal.base.scalars import plain
+from shoal.base.sizes import memory_bytes
+from shoal.metrics import Progressive
+from shoal.models.plan import Plan
+
+WHOLE = (np.int64, np.int32, np.uint8, np.uint64)
+REAL = (np.float64, np.float32, np.float16)
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_whole_number_of_numpy_becomes_one_of_python(kind):
+    assert type(plain(kind(4))) is int
+    assert plain(kind(4)) == 4
+
+
+@pytest.mark.parametrize("kind", REAL)
+def test_a_real_number_of_numpy_becomes_one_of_python(kind):
+    assert type(plain(kind(0.5))) is float
+    assert plain(kind(0.5)) == 0.5
+
+
+def test_what_is_no_number_stays_as_it_is():
+    array = np.ones(3)
+    for value in (array, None, "4", [4], True, 4, 0.5, array[:1]):
+        assert plain(value) is value
+    assert plain(np.bool_(True)) is True
+    assert plain(fractions.Fraction(1, 2)) == 0.5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda one: shoal.FTRL(alpha=one, beta=one, l1=one, l2=one),
+        lambda one: shoal.Adam(one, clip_value=one, clip_norm=one),
+        lambda one: shoal.SGD(one, schedule=schedules.Cosine(one)),
+        lambda one: shoal.Constant(one),
+        lambda one: shoal.Normal(one, seed=one),
+        lambda one: shoal.SSP(staleness=one),
+        lambda one: shoal.AfterCount(one),
+        lambda one: shoal.TimeToLive(one),
+        lambda one: shoal.MinNorm(one),
+        lambda one: shoal.MaxRows(one),
+        lambda one: Plan(epochs=one, patience=one, min_delta=one, seed=one),
+    ],
+)
+def test_descriptions_are_equal_and_plain_whatever_their_numbers_are(make):
+    usual = make(1)
+    for kind in WHOLE:
+        made = make(kind(1))
+        assert (made, hash(made), repr(made)) == (usual, hash(usual), repr(usual))
+        assert pickle.loads(pickle.dumps(made)) == usual
+        if hasattr(made, "params"):
+            assert json.loads(msgspec.json.encode(made.params())) == usual.params()
+
+
+def test_settings_of_real_numbers_are_those_of_python():
+    made = shoal.FTRL(alpha=np.float64(0.1), l1=np.float32(0.5))
+    assert made == shoal.FTRL(alpha=0.1, l1=0.5)
+    assert "np." not in repr(made)
+
+
+def test_stores_tables_and_models_take_them(tmp_path):
+    four = np.int64(4)
+    with shoal.local(threads=np.int64(1), slots=np.int64(16), memory=np.int64(1 << 30)) as store:
+        table = store.table("t", dim=four, seed=np.uint64(7), optimizer=shoal.SGD(np.float32(1)))
+        table.push(np.arange(3, dtype=np.uint64), np.ones((3, 4), np.float32)).wait()
+        dense = store.dense("d", (np.int64(2), four), shoal.SGD(lr=1.0))
+        assert dense.pull().shape == (2, 4)
+        store.save(tmp_path / "c")
+        assert store.export(tmp_path / "e", version=np.int64(9)).version == 9
+    with shoal.open_export(tmp_path / "e", threads=np.int64(1)) as export:
+        assert export.version == 9
+    X = np.eye(4, dtype=np.float32)
+    with shoal.FactorizationMachine(four, seed=np.int64(1)) as model:
+        model.fit(
+            X,
+            [0, 1, 0, 1],
+            epochs=np.int64(2),
+            batch_size=np.int64(2),
+            seed=np.int64(3),
+            patience=None,
+            class_weight={0: np.float32(1), 1: np.int64(2)},
+            progress=np.float64(2.0),
+            shuffle=np.int64(2),
+        )
+        model.save(tmp_path / "m")
+    with shoal.load(tmp_path / "m") as loaded:
+        assert loaded.tables[1].dim == 4
+
+
+def test_progress_estimates_and_sketches_take_them():
+    assert Progressive(np.int64(10))._next == 10
+    plan = shoal.estimate(np.int64(10**9), dim=np.int32(4), servers=np.int64(2))
+    assert plan == shoal.estimate(10**9, dim=4, servers=2)
+    json.dumps(msgspec.to_builtins(plan))
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), True, np.array([1, 2]), "4"])
+def test_what_is_no_number_is_refused_as_before(value):
+    with pytest.raises((TypeError, ValueError)):
+        shoal.TimeToLive(value)
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "expected"), [("8GiB", 8 << 30), ("1.5m", 3 << 19), (np.int64(77), 77), (77, 77)])
+def test_a_size_is_a_number_or_a_text(given, expected):
+    assert memory_bytes(given) == expected
+
+
+@pytest.mark.parametrize("given", [0, -1, True, 1.5, "0", "many", None, 1 << 63])
+def test_what_is_no_size_is_refused_with_the_remedy(given):
+    with pytest.raises(ValueError, match="8GiB"):
+        memory_bytes(given)
+
+
+def test_memory_is_a_size_everywhere(tmp_path):
+    with shoal.local(memory="64 MiB") as store:
+        assert store.memory == 64 << 20
+    assert shoal.Tiered(tmp_path, memory="64 MiB").memory_bytes == 64 << 20
+    assert shoal.estimate(10**9, memory="64GiB") == shoal.estimate(10**9, memory=64 << 30)
+    assert shoal.estimate(10**9, tier="4GiB") == shoal.estimate(10**9, tier=4 << 30)
+    from shoal.cluster.launch.local_cluster import slot_memory
+
+    assert slot_memory("64MiB", 1024) == 1 << 16  # of launch(), launch_workers() and the clusters of Ray
