@@ -386,7 +386,12 @@ def test_a_model_remembers_the_columns_and_the_interactions_that_it_was_trained_
     assert crossed["auc"] > plain["auc"] + 0.1  # the clicks are a matter of site and user together
     assert run("report", "pairs", "--data", *files, "--quiet") == 0
     model = shoal.models.load("pairs")
-    assert model.schema == {"label": "click", "numeric": ["price"], "interactions": [["site", "user"]]}
+    assert model.schema == {
+        "label": "click",
+        "categorical": ["site", "user"],
+        "numeric": ["price"],
+        "interactions": [["site", "user"]],
+    }
     assert model.evaluate(shoal.read_csv(files[1], **model.schema)).auc == crossed["auc"]
     with pytest.raises(ValueError, match=r"interactions=\[\['site', 'user'\]\], and this reader has None"):
         model.evaluate(shoal.read_csv(files[1], label="click", numeric=["price"]))

@@ -140,8 +140,9 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
             model = models.load(where, store=store)
         form = format_for_model(arguments, arguments.model, model.format)
         reader = open_reader(arguments.data, form, arguments, model.schema)
+        reader = model.reading(reader)
         model.check_format(reader)
-        yield model, model.reading(reader)
+        yield model, reader
 
 
 @contextmanager

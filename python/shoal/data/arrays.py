@@ -21,7 +21,7 @@ from shoal import _core
 from shoal.base.defaults import BATCH_SIZE
 from shoal.data.arrow import ArrowSource, TableReader, pyarrow, table_of
 from shoal.data.batch import Batch
-from shoal.data.columns import Columns
+from shoal.data.columns import PLACE, Columns
 from shoal.data.settings import Settings
 
 __all__ = [
@@ -38,8 +38,8 @@ __all__ = [
 
 Classes = tuple[Any, ...]
 
-_LABEL = "\ue000label"  # names that no column has: private use, by Unicode
-_WEIGHT = "\ue000weight"
+_LABEL = f"{PLACE}label"  # names that no column has: private use, by Unicode
+_WEIGHT = f"{PLACE}weight"
 
 
 def is_array(data: object) -> bool:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,26 @@ class TableReader(Reader):
         self._columns = columns
         pyarrow()
 
+    def with_columns(self, categorical: Sequence[str] | None = None) -> Reader:
+        """Return this reader for the same columns in every file; see `Reader.with_columns`."""
+        if self._columns.categorical is not None:
+            return self
+        if categorical is None:
+            names = _column_names(self._files[0])
+            if names is None:
+                return self
+            categorical = self._columns.resolved(names)
+        reader = copy.copy(self)
+        reader._columns, reader._original = replace(self._columns, categorical=list(categorical)), self
+        reader._schema = {**self._schema, "categorical": list(categorical)}
+        return reader
+
+    def _kinds_of(self, names: Sequence[str]) -> list[int]:
+        kinds = self._columns.kinds_of(names, labelled=self._labelled)
+        if self._columns.categorical is None:
+            self._note_columns(self._columns.resolved(names))
+        return kinds
+
     def with_fields(self) -> Reader:
         """Return this reader with batches with the field of each feature; see `Reader.with_fields`."""
         if self._columns.pairs:
@@ -157,11 +179,11 @@ class TableReader(Reader):
     def _labelled(self) -> bool:
         return self._settings.labelled and self._columns.label is not None
 
-    def _tables(self, split: FileSplit) -> Iterator[tuple[int, float, Any]]:
+    def _tables(self, split: FileSplit) -> Generator[tuple[int, float, Any]]:
         """Yield record batches: the number of the first row, which part of all rows was seen, and the batch."""
         file = split.file
         read = _in_memory if isinstance(file, ArrowSource) else _parquet
-        tables = read(file, functools.partial(self._columns.kinds_of, labelled=self._labelled))
+        tables = read(file, self._kinds_of)
         total = next(tables)
         if total is None:
             total = sys.maxsize
@@ -194,7 +216,7 @@ class TableReader(Reader):
 KindsOf = Callable[[Sequence[str]], list[int]]
 
 
-def _in_memory(file: Any, kinds_of: KindsOf) -> Iterator[Any]:
+def _in_memory(file: Any, kinds_of: KindsOf) -> Generator[Any]:
     """Yield the number of rows, then the record batches with the columns that are asked for."""
     with file.stream() as stream:
         names = _asked(file, kinds_of, stream.schema.names)
@@ -205,7 +227,7 @@ def _in_memory(file: Any, kinds_of: KindsOf) -> Iterator[Any]:
                 yield small.slice(first, _ROWS)
 
 
-def _parquet(file: File, kinds_of: KindsOf) -> Iterator[Any]:
+def _parquet(file: File, kinds_of: KindsOf) -> Generator[Any]:
     """Yield the number of rows, then the record batches with the columns that are asked for."""
     arrow = pyarrow()
     with file.open() as opened:
@@ -218,6 +240,21 @@ def _parquet(file: File, kinds_of: KindsOf) -> Iterator[Any]:
             raise CorruptionError(
                 f"{file.name} is not a Parquet file, or is damaged ({error}): fetch or write it again"
             ) from error
+
+
+def _column_names(file: File) -> list[str] | None:
+    """Return the names of the columns of a file or a table; None of a stream, which is read once."""
+    if not file.seekable:
+        return None
+    found: list[str] = []
+
+    def note(names: Sequence[str]) -> list[int]:
+        found.extend(names)
+        return [PASSED_OVER] * len(names)
+
+    with closing((_in_memory if isinstance(file, ArrowSource) else _parquet)(file, note)) as tables:
+        next(tables)
+    return found
 
 
 def _asked(file: File, kinds_of: KindsOf, names: Sequence[str]) -> list[str]:

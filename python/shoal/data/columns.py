@@ -22,6 +22,8 @@ from shoal.data.interactions import Field, Interactions, Pairs, field_of, named_
 
 PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST = range(6)  # as formats/csv.pxi has them
 
+PLACE = "\ue000"  # begins the names of columns that a reader adds to a table
+
 # Missing cells, as in pandas.
 MISSING = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
@@ -97,10 +99,10 @@ class Columns:
             if roles.count(column) > 1:
                 raise ValueError(f"column {column!r} has two roles: it can be label, weight, category, number or list")
         for column in self._interacting():
-            known = self.categorical is None or column in self.categorical or column in self.numeric
+            known = self.categorical is None or column in (*self.categorical, *self.numeric, *self.lists)
             if not known or column in (self.label, self.weight):
                 raise ValueError(
-                    f"column {column!r} of an interaction is not a feature: name it as categorical or numeric"
+                    f"column {column!r} of an interaction is not a feature: name it as categorical, numeric or a list"
                 )
 
     def _interacting(self) -> list[str]:
@@ -131,6 +133,11 @@ class Columns:
         if pairs := named_pairs(self.interactions):
             schema["interactions"] = [list(pair) for pair in pairs]
         return schema
+
+    def resolved(self, names: Sequence[str]) -> list[str]:
+        """Return the categorical columns of a file with these columns."""
+        kinds = self.kinds_of(names, labelled=False)
+        return list(dict.fromkeys(name for name, kind in zip(names, kinds, strict=True) if kind == CATEGORICAL))
 
     def kinds_of(self, names: Sequence[str], *, labelled: bool = True) -> list[int]:
         """Return the role of each column of a file.
@@ -195,5 +202,6 @@ def _number(name: Field) -> int:
 
 
 def _listed(names: Sequence[str], most: int = 40) -> str:
+    names = [name for name in names if not name.startswith(PLACE)]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name) for name in names[:most]) + more

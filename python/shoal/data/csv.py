@@ -6,6 +6,7 @@ import csv
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from shoal import _reader
 from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, BoundColumns, Columns
@@ -29,6 +30,10 @@ class _Header:
 
     def __call__(self, line: bytes, labelled: bool) -> Parse:
         """Return what parses the other lines, which need a label if ``labelled``."""
+        return self._parser(self._bind(self.names(line), labelled=labelled))
+
+    def names(self, line: bytes) -> list[str]:
+        """Return the names of the columns."""
         try:
             text = line.decode().removeprefix(_BOM).rstrip("\r")
         except UnicodeDecodeError as error:
@@ -37,7 +42,7 @@ class _Header:
             (names,) = csv.reader([text], delimiter=self.separator, strict=True) if text else ([],)
         except csv.Error as error:
             raise ValueError(f"the header is not a row of column names ({error}): is this CSV?") from None
-        return self._parser(self._bind(names, labelled=labelled))
+        return names
 
     def of(self, names: Sequence[str]) -> Parse:
         """Return what parses lines with these columns, in files without a header; some may lack the label."""
@@ -118,4 +123,27 @@ def csv_format(
             na_values=na_values,
             keep_default_na=keep_default_na,
         ),
+        others=None if columns.categorical is not None else functools.partial(_others, columns, header, names),
+        with_columns=None
+        if columns.categorical is not None
+        else functools.partial(
+            _with_columns,
+            columns,
+            sep=sep,
+            list_separator=list_separator,
+            names=names,
+            na_values=na_values,
+            keep_default_na=keep_default_na,
+        ),
     )
+
+
+def _others(columns: Columns, header: _Header, names: Sequence[str] | None, line: bytes | None) -> list[str]:
+    """Return the columns of which nothing is said."""
+    found = names if names is not None else [] if line is None else header.names(line)
+    return columns.resolved(found)
+
+
+def _with_columns(columns: Columns, categorical: Sequence[str], **how: Any) -> Format:
+    """Make the format of files with these categorical columns."""
+    return csv_format(replace(columns, categorical=list(categorical)), **how)

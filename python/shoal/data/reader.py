@@ -85,6 +85,7 @@ class Reader(ABC):
         self._settings = settings
         self._seen = _PassProgress(settings.begin, settings.begin.skipped)
         self._original: Reader | None = None  # another one, whose passes these are too
+        self._others: dict[str, None] = {}  # columns of which nothing is said, as passes have found them
 
     @abstractmethod
     def _batch_groups(self) -> BatchGroups:
@@ -99,8 +100,10 @@ class Reader(ABC):
         """Begin a pass, when the first batch is asked for."""
         settings = self._settings
         seen = self._seen = _PassProgress(settings.begin, settings.begin.skipped)
-        if self._original is not None:
-            self._original._seen = seen
+        original = self._original
+        while original is not None:
+            original._seen = seen
+            original = original._original
         ahead = prefetch(self._batch_groups(), _GROUPS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
         try:
             for batches, skipped, fraction in ahead:
@@ -273,6 +276,28 @@ class Reader(ABC):
             The format has no fields (libsvm), or features are made of two (interactions).
         """
         return self._with(replace(self._settings, fielded=True))
+
+    def with_columns(self, categorical: Sequence[str] | None = None) -> Reader:
+        """Return this reader for the same columns in every file, if it reads all that nothing is said of.
+
+        Parameters
+        ----------
+        categorical : list of str, optional
+            The columns; default: those of the first file.
+
+        Returns
+        -------
+        Reader
+            Its `schema` names the columns, each of which all files must have. Itself if columns are named already, if
+            the format has none, or if they are not known before a pass, as of a stream. `skipped` and `progress` of
+            this reader report its passes too.
+
+        Raises
+        ------
+        ValueError
+            The first line of the first file is not a header.
+        """
+        return self
 
     def unlabelled(self) -> Reader:
         """Return this reader for data without labels, to be predicted: labels and weights are ignored.
@@ -488,8 +513,14 @@ class Reader(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The options of the function that made the reader that define the features, as JSON."""
-        return dict(self._schema)
+        """The options of the function that made the reader that define the features, as JSON.
+
+        Where it reads all columns of which nothing is said, ``categorical`` has them after a pass.
+        """
+        return {**self._schema, **({"categorical": list(self._others)} if self._others else {})}
+
+    def _note_columns(self, names: Sequence[str]) -> None:
+        self._others.update(dict.fromkeys(names))
 
     @property
     def resumed(self) -> bool:

@@ -6,7 +6,7 @@ themselves. So a batch ends at its number of rows and not at the end of a block,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -189,6 +189,11 @@ class Format:
         The number of classes, if labels are their numbers.
     of_labels : callable, optional
         Returns the format in which the texts of the labels are the only features, where labels are texts.
+    others : callable, optional
+        Takes the first line of a file, None where files have no header, and returns the columns of which nothing is
+        said, and which are therefore read.
+    with_columns : callable, optional
+        Takes such columns, and returns the format that reads them in every file.
     """
 
     name: str
@@ -204,6 +209,8 @@ class Format:
     labelled: bool = True
     classes: int = 0
     of_labels: Callable[[], Format] | None = None
+    others: Callable[[bytes | None], list[str]] | None = None
+    with_columns: Callable[[Sequence[str]], Format] | None = None
 
     def rows(self, most: int) -> RowBuffer:
         """Make the arrays of a pass in batches of ``most`` rows."""

@@ -22,7 +22,7 @@ Threads. An iteration belongs to one thread; any number of them may run at a tim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple, Protocol
 
 from shoal.data.files import File, Opened
@@ -115,7 +115,7 @@ class Lines:
         self._line_limit_bytes = line_limit_bytes
         self._first = 0
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Generator[Block]:
         """Yield a block for each read, empty ones too, so that the consumer can stop between two of them."""
         size = self.file.size()
         with self.file.open() as file:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from shoal.data.fill import TextSource, fill
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
 from shoal.data.rebatch import BatchGroups
-from shoal.data.rows import LIBSVM, Format
+from shoal.data.rows import LIBSVM, Format, Parse
 from shoal.data.settings import OnError, Settings
 from shoal.data.source import Lines
 from shoal.data.unpack import HEAD_BYTES, kind_of
@@ -65,8 +66,47 @@ class TextReader(Reader):
             fielded=settings.fielded,
             labelled=labelled,
             classes=settings.classes,
+            header=None if self._form.header is None else self._noting(self._form.header),
         )
         return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.reader_threads)
+
+    def with_columns(self, categorical: Sequence[str] | None = None) -> Reader:
+        """Return this reader for the same columns in every file; see `Reader.with_columns`."""
+        others, made = self._form.others, self._form.with_columns
+        if others is None or made is None:
+            return self
+        if categorical is None:
+            line = None if self._form.header is None else self._first_line()
+            if line is None and self._form.header is not None:
+                return self
+            categorical = others(line)
+        reader = copy.copy(self)
+        reader._form, reader._original = made(categorical), self
+        reader._schema = reader._form.schema
+        return reader
+
+    def _first_line(self) -> bytes | None:
+        """Return the first line of the first file that has one; None of a stream, which is read once."""
+        for file in self._files:
+            if not file.seekable:
+                return None
+            lines = Lines(file, headed=True)
+            with closing(iter(lines)) as blocks:
+                for _ in blocks:
+                    if lines.header is not None:
+                        return lines.header
+        return None
+
+    def _noting(self, header: Callable[[bytes, bool], Parse]) -> Callable[[bytes, bool], Parse]:
+        """Return a header that also notes the columns of which nothing is said."""
+
+        def parse(line: bytes, labelled: bool) -> Parse:
+            found = header(line, labelled)
+            if self._form.others is not None:
+                self._note_columns(self._form.others(line))
+            return found
+
+        return parse
 
     def with_fields(self) -> Reader:
         """Return this reader with batches with the field of each feature; see `Reader.with_fields`."""

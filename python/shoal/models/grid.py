@@ -174,6 +174,8 @@ class LogisticRegressionGrid(StoreOwner):
             metric=metric,
         )
         first = self._models[0]
+        reader = first.reading(reader)
+        valid = None if valid is None else first.reading(valid)
         made = PassCoordinator(first.store, first.name, can_replace=True, can_change=True)
         with made.fitting(plan.common) as coordinator:
             has_begun, fit_states = taken_over(self._models, coordinator, reader, plan)

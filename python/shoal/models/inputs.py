@@ -108,7 +108,7 @@ def training_data(
     elif numeric := float_columns(data, [] if label is None else [label]):
         schema["numeric"] = numeric
     labels, known = class_labels(y if label is None else column_of_frame(data, label), record.classes, classes)
-    return TrainingData(FrameReader(data, labels, weights, schema, size), known, None, labels)
+    return TrainingData(FrameReader(data, labels, weights, schema, size).with_columns(), known, None, labels)
 
 
 def prediction_data(

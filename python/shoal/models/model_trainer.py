@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shoal.data import Batch
+from shoal.data import Batch, Reader
 from shoal.errors import ShoalError
 from shoal.metrics import Accumulator, StreamMetrics, accumulator_from_dict
 from shoal.models.history import Pass
@@ -191,6 +191,8 @@ class ModelTrainer:
         """Record the pass over a reader."""
         self._warn_of_scale(reader)
         record = self.model.record
+        if isinstance(reader, Reader):
+            self.model.record_format(reader)  # with the columns of a stream, which were not known before
         record.curve.close_window(total=self.model.examples, pass_number=self._number, progress=self.seen)
         record.passes.append(
             Pass(

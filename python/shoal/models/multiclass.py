@@ -172,6 +172,7 @@ class MulticlassRegression(Model):
 
     def reading(self, data: Any) -> Any:
         """Return a reader for labels that are numbers of classes; other data as they are."""
+        data = super().reading(data)
         return data.with_classes(self.classes) if isinstance(data, Reader) else data
 
     def check_plan(self, plan: Plan) -> None:

@@ -142,8 +142,12 @@ class Predictor(ABC):
             raise ValueError("no example has the field by which examples are grouped")
 
     def reading(self, data: Any) -> Any:
-        """Return the data in the form that the model reads; a reader may get fields, or numbers of classes."""
-        return data
+        """Return the data in the form that the model reads.
+
+        A reader of all columns of which nothing is said reads those that the model has learned from, or else those of
+        its first file. It may also get fields, or numbers of classes.
+        """
+        return data.with_columns(self._record.schema.get("categorical")) if isinstance(data, Reader) else data
 
     def nonfinite_rows(self) -> int:
         """Count the gradients that were dropped because they, or the new row, were not finite."""
@@ -246,8 +250,9 @@ class Predictor(ABC):
         if isinstance(batches, Batch):
             return self.margins(batches, self.prepare(batches))
         sources.check_iterable(batches, "data", passes=1)
+        batches = self.reading(batches)
         self.check_format(batches)
-        return evaluation.predictions([self], self.reading(batches)).margins[0]
+        return evaluation.predictions([self], batches).margins[0]
 
     def predict_proba(self, data: Any) -> Floats:
         """Compute the probabilities of examples.
@@ -396,11 +401,17 @@ def check_same_features(learned: str | None, its: Mapping[str, Any], data: objec
         )
     schema = getattr(data, "schema", {})
     for name in _FEATURES:
-        if learned is not None and form is not None and schema.get(name) != its.get(name):
+        if learned is not None and form is not None and _unordered(schema.get(name)) != _unordered(its.get(name)):
             raise ValueError(
                 f"this model learned from data with {name}={its.get(name)!r}, and this reader has "
                 f"{schema.get(name)!r}: pass the same, as in read_{form}(path, **model.schema)"
             )
+
+
+def _unordered(columns: Any) -> Any:
+    """Return names of columns in an order of their own: that of a file does not matter."""
+    is_names = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
+    return sorted(columns) if is_names else columns
 
 
 def _kind(form: str) -> str:

@@ -19,7 +19,7 @@ Threads: `Hash` and `HashColumns` are immutable. A pass over a shard runs in a t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -275,11 +275,15 @@ class _ShardReader(TableReader):
             "Ray divides a dataset among the workers: pass it as datasets={...} to the trainer, or call streaming_split"
         )
 
+    def with_columns(self, categorical: Sequence[str] | None = None) -> Reader:
+        """Return this reader for given columns; those of a dataset are known after a pass."""
+        return self if categorical is None else super().with_columns(categorical)
+
     def splits(self, split_bytes: int) -> list[Reader]:
         """Refuse: Ray has divided the data."""
         raise ValueError("Ray divides a dataset among the workers: train from ray.train.get_dataset_shard()")
 
-    def _tables(self, split: FileSplit) -> Iterator[tuple[int, float, Any]]:
+    def _tables(self, split: FileSplit) -> Generator[tuple[int, float, Any]]:
         first = 0
         for block in self._source.blocks():
             for piece in block.to_batches(None if _is_hashed(block.schema) else _ROWS):
@@ -290,7 +294,7 @@ class _ShardReader(TableReader):
         names = piece.schema.names
         if _is_hashed(piece.schema):
             return piece.select([name for name in names if name in _COLUMNS])
-        kinds = self._columns.kinds_of(names, labelled=self._labelled)
+        kinds = self._kinds_of(names)
         return piece.select([name for name, kind in zip(names, kinds, strict=True) if kind != PASSED_OVER])
 
     def _batch(self, file: Any, table: Any, first: int) -> Batch:

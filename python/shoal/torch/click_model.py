@@ -360,6 +360,7 @@ class ClickModel(SavedPredictor):
         ValueError
             The reader has no such column, or no fields.
         """
+        data = super().reading(data)
         if not (isinstance(data, Reader) and isinstance(self.fields, Fields)):
             return data
         self.fields.check_columns(data.schema)
