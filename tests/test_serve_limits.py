@@ -210,14 +210,38 @@ def test_connections_without_a_request_make_room_for_new_ones(folder):
         assert 'reason="full"' in ask(port, "GET", "/metrics")[1].decode()
         for one in held:
             one.close()
+        slow = []
+        for _ in range(40):
+            slow.append(connect(port))
+            slow[-1].sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+            assert ask(port, "GET", "/healthz")[0] == 200
+        for one in slow:
+            one.close()
+
+
+def test_a_connection_too_many_is_refused_while_all_requests_are_being_answered(folder, monkeypatch):
+    go_on = threading.Event()
+    with running(folder, limits=Limits(connections=4)) as (port, served):
+        predict = type(served.now.predictor).predict_proba
+
+        def held_up(*arguments):
+            assert go_on.wait(120)
+            return predict(*arguments)
+
+        monkeypatch.setattr(type(served.now.predictor), "predict_proba", held_up)
+        large = json.dumps({"instances": [{"keys": list(range(9000))}]}).encode()  # predicted in threads
         busy, end = [], time.monotonic() + 120
         while (answer := ask(port, "GET", "/healthz"))[0] != 503:
             assert time.monotonic() < end, answer
             busy.append(connect(port))
-            busy[-1].sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
-        assert "all 8 connections are in use" in json.loads(answer[1])["error"]
+            busy[-1].sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(large) + large)
+        assert json.loads(answer[1])["error"] == "4 requests are being answered: try again"
+        go_on.set()
+        answered = 0
         for one in busy:
-            one.close()
+            with one, contextlib.suppress(ConnectionResetError):  # replaced before its request had arrived
+                answered += b" 200 OK" in one.recv(1 << 16)
+        assert answered == 4
 
 
 def test_headers_are_bounded(folder):

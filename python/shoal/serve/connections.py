@@ -5,6 +5,9 @@
     answered   the request is whole                                as long as the prediction takes
     stalled    the client does not take what is sent               closed after request_seconds
 
+Above the limit of connections the oldest silent one makes room, then the oldest one that is arriving or stalled: slow
+clients keep no others out.
+
 uvicorn closes a connection that is silent after a request; the other states are handled here, in a protocol that wraps
 either of uvicorn's. At the limit of descriptors, asyncio calls accept() once for each place in the backlog and logs
 each time: `Listener` fails once, and then reports no waiting connection until asyncio polls again.
@@ -139,6 +142,11 @@ def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Pro
             """Whether there is no current request: none has begun, or its headers are not complete."""
             return self.cycle is None or self.cycle.response_complete
 
+        @property
+        def _awaits_client(self) -> bool:
+            """Whether the current request or its answer waits for the client."""
+            return bool(self.cycle.more_body or self.transport.get_write_buffer_size())
+
         def _expect(self) -> None:
             """Start the timeout of the next request."""
             self._expect_nothing()
@@ -188,12 +196,13 @@ def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Pro
 
         def connection_made(self, transport: Any) -> None:
             if len(self.connections) >= most:
-                idle = [one for one in self.connections if one._idle]
-                if not idle:
+                replaceable = [one for one in self.connections if one._idle]
+                replaceable = replaceable or [one for one in self.connections if one._awaits_client]
+                if not replaceable:
                     self.transport = transport
-                    self._refuse("503 Service Unavailable", f"all {most} connections are in use: try again", "full")
+                    self._refuse("503 Service Unavailable", f"{most} requests are being answered: try again", "full")
                     return
-                oldest = min(idle, key=lambda one: one._waits_since)
+                oldest = min(replaceable, key=lambda one: one._waits_since)
                 self.connections.discard(oldest)
                 oldest._close("full")
             super().connection_made(transport)

@@ -53,7 +53,8 @@ class Limits:
         Maximum memory of all pending requests: their bodies, and their decoded content.
     connections : int
         Maximum number of open connections. A further one replaces the connection that has been idle longest; if none
-        is idle, it is answered with 503.
+        is idle, the oldest whose client has not sent its request, or does not read the answer; if there is no such
+        connection, it is answered with 503.
     request_seconds : float
         Time in which a request must arrive completely, from the connection or its first byte on, and in which the
         client must read the answer.
