@@ -244,14 +244,32 @@ def test_a_connection_too_many_is_refused_while_all_requests_are_being_answered(
         assert answered == 4
 
 
-def test_headers_are_bounded(folder):
+@pytest.mark.parametrize(
+    ("lines", "size", "status"),
+    [(1, 60_000, 200), (60, 1000, 200), (1, 66_000, 431), (100, 1000, 431), (1, 300_000, 431), (1000, 1000, 431)],
+)
+def test_headers_are_bounded_together(folder, lines, size, status):
     with running(folder) as (port, _):
-        one = connect(port)
-        head = b"GET /healthz HTTP/1.1\r\n" + b"".join(b"x-%d: %s\r\n" % (i, b"x" * 1000) for i in range(1000))
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            one.sendall(head)
-        assert b" 200 " not in closed(one)
+        head = b"".join(b"x-%d: %s\r\n" % (i, b"x" * size) for i in range(lines))
+        with connect(port) as one:
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                one.sendall(b"GET /healthz HTTP/1.1\r\nconnection: close\r\nhost: x\r\n" + head + b"\r\n")
+            assert closed(one).startswith(b"HTTP/1.1 %d " % status)
         assert ask(port, "GET", "/healthz")[0] == 200
+
+
+def test_headers_and_bodies_are_told_apart_however_they_are_cut(folder):
+    with running(folder) as (port, _), connect(port) as one:
+        body = BODY.encode() + b" " * 200_000
+        for at in (*range(-5, 6), 100):
+            head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+            request = head + body
+            one.sendall(request[: len(head) + at])
+            one.sendall(request[len(head) + at :])
+            said = b""
+            while not said.endswith(b"]}"):
+                said += one.recv(1 << 16)
+            assert said.startswith(b"HTTP/1.1 200 "), at
 
 
 def test_requests_that_do_not_fit_beside_others_are_answered_503(folder):

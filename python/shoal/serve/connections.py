@@ -38,6 +38,7 @@ _Protocol: Any = AutoHTTPProtocol  # either of uvicorn's
 _log = logging.getLogger("shoal.serve")
 
 _HEAD_BYTES = 64 << 10
+_END_OF_HEAD = b"\r\n\r\n"
 _RESERVED_DESCRIPTORS = 48  # for files, sockets and pipes other than connections
 _MOST_REFUSED = 16
 _REFUSED_SECONDS = 1.0
@@ -135,7 +136,8 @@ def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Pro
         _stall: asyncio.TimerHandle | None = None
         _refused = False
         _waits_since = 0.0
-        _head = 0
+        _head = 0  # bytes of the current request's headers
+        _head_end = b""  # the last of them
 
         @property
         def _idle(self) -> bool:
@@ -220,21 +222,25 @@ def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Pro
         def data_received(self, data: bytes) -> None:
             if self._refused or self.transport.is_closing():
                 return
-            if self._idle and self._arrival is None:
-                self._expect()
+            if self._idle:
+                if self._arrival is None:
+                    self._expect()
+                end = (self._head_end + data).find(_END_OF_HEAD)
+                self._head += len(data) if end < 0 else end - len(self._head_end)
+                self._head_end = data[1 - len(_END_OF_HEAD) :]
+                if self._head > _HEAD_BYTES:
+                    what = f"more than {_HEAD_BYTES} bytes of headers"
+                    self._refuse("431 Request Header Fields Too Large", what, "head")
+                    return
             super().data_received(data)
             if not self._idle:
-                self._head = 0
+                self._head, self._head_end = 0, b""
                 if not self.cycle.more_body:
                     self._expect_nothing()
-                return
-            self._head += len(data)
-            if self._head > _HEAD_BYTES and not self.transport.is_closing():
-                self._refuse("431 Request Header Fields Too Large", f"more than {_HEAD_BYTES} bytes of headers", "head")
 
         def on_response_complete(self) -> None:
             self._expect_nothing()
-            self._head = 0
+            self._head, self._head_end = 0, b""
             self._waits_since = time.monotonic()
             self._watch_writes()
             super().on_response_complete()
