@@ -143,7 +143,8 @@ def test_interactions_follow_the_rule():
         ([1, float("nan"), 1], {"weight": "x"}, "row 1, column 'x': the weight is nan"),
         ([1, 1e39, 1], {"numeric": ["x"]}, r"row 1, column 'x': 1e\+39 is not a finite float32 number"),
         ([float("-inf"), 1, 1], {"numeric": ["x"]}, "row 0, column 'x': -inf is not a finite"),
-        (["a", "b", "c"], {"numeric": ["x"]}, "column 'x' holds string, not numbers .*: name it as categorical"),
+        (["1", "b", "c"], {"numeric": ["x"]}, "row 1, column 'x': 'b' is not a number: name the column as categorical"),
+        (["1", "1e39", ""], {"numeric": ["x"]}, "row 1, column 'x': '1e39' is not finite as float32: name"),
         ([[1], [2], [3]], {"categorical": ["x"]}, "column 'x' holds list<.*>, which has no text: leave it out"),
         ([1, 2, 3], {"numeric": ["z"]}, "column 'z' is not there: the columns are 'y', 'x'"),
     ],
@@ -151,9 +152,9 @@ def test_interactions_follow_the_rule():
 def test_cells_that_do_not_fit_are_an_error_that_names_them(file, column, asked, complaint):
     table = pa.table({"y": [1, 0, 1], "x": column})
     asked = {"label": "y", **asked}
-    with pytest.raises(ValueError, match=f"pyarrow Table.*{complaint}|^{complaint}"):
+    with pytest.raises(ValueError, match=f"pyarrow Table.*{complaint}"):
         list(read_arrow(table, **asked))
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=f"x.parquet.*{complaint}"):
         list(read_parquet(file(table), **asked))
 
 
@@ -249,10 +250,10 @@ def test_texts_of_offsets_that_do_not_fit_are_refused():
 
     data, keys = np.zeros(4, np.uint8), np.zeros(1, np.uint64)
     for offsets, complaint in (
-        ([0, 1, 2], "1 keys need 2 offsets, got 3"),
+        ([0, 1, 2], "1 cells need 2 offsets, got 3"),
         ([2, 1], "offsets fall from 2 to 1"),
         ([0, 5], "offsets run from 0 to 5, of 4 bytes"),
         ([-1, 1], "offsets run from -1 to 1"),
     ):
         with pytest.raises(ValueError, match=complaint):
-            _reader.hash_texts(data, np.array(offsets), 0, keys)
+            _reader.hash_cells(data, np.array(offsets), 0, keys)

@@ -168,7 +168,8 @@ def test_columns_that_are_not_in_a_file_are_an_error_of_the_pass(file, change, c
         ({"sep": "x"}, ValueError, "pass one character that is not"),
         ({"categorical": "a"}, TypeError, "categorical is 'a': pass a list"),
         ({"numeric": [1]}, TypeError, r"numeric is \[1\]: pass a list"),
-        ({"na_values": "x"}, TypeError, "lists of text"),
+        ({"na_values": "x"}, TypeError, "na_values is 'x': pass a list"),
+        ({"na_values": [None]}, TypeError, "na_values: None is neither a text nor a number"),
         ({"numeric": ["y"]}, ValueError, "column 'y' has two roles"),
         ({"weight": "y"}, ValueError, "column 'y' has two roles"),
         (

@@ -6,6 +6,7 @@
 #   data/formats/libsvm.pxi   libsvm and libffm
 #   data/formats/criteo.pxi   Criteo's tab-separated logs
 #   data/formats/vw.pxi       Vowpal Wabbit's text
+#   data/formats/cells.pxi    the text of a cell with a value, and its key
 #   data/formats/csv.pxi      CSV and TSV with named columns
 #   data/formats/names.pxi    names of features
 #
@@ -59,5 +60,6 @@ include "data/formats/lines.pxi"
 include "data/formats/libsvm.pxi"
 include "data/formats/criteo.pxi"
 include "data/formats/vw.pxi"
+include "data/formats/cells.pxi"
 include "data/formats/csv.pxi"
 include "data/formats/names.pxi"

@@ -21,6 +21,7 @@ from fuzz.arrays import Arrays
 from oracle.text import (
     Malformed,
     bits,
+    cell_text,
     criteo_row,
     csv_row,
     integer_token,
@@ -110,7 +111,7 @@ def csv_twin(kinds: str, *columns) -> Twin:
     def key(field, text):
         if kinds[field // 7] == "n":
             return token_key(field, b"")
-        return token_key(field, text[1:-1].replace(b'""', b'"') if text.startswith(b'"') else text)
+        return token_key(field, cell_text(text[1:-1].replace(b'""', b'"') if text.startswith(b'"') else text))
 
     return Twin(parse, row, key, weighted="w" in kinds, step=len(kinds))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import re
 from decimal import Decimal
@@ -212,6 +213,47 @@ def criteo_row(line: bytes):
     return label, features
 
 
+EXPONENTIAL = re.compile(r"-?[0-9]+(\.[0-9]*)?e[+-][0-9]{2}")
+WITH_ZEROS = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0+")
+TIME = re.compile(r"([0-9]{2}:[0-9]{2}:[0-9]{2})\.([0-9]*0)")
+MOMENT = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[T ]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
+)
+
+
+def cell_text(text: bytes) -> bytes:
+    """The text of a cell that has this text in a file."""
+    try:
+        cell = text.decode("ascii")
+    except UnicodeDecodeError:
+        return text
+    if cell in ("True", "TRUE", "False", "FALSE"):
+        cell = cell.lower()
+    elif found := WITH_ZEROS.fullmatch(cell):
+        cell = found[1]
+    elif EXPONENTIAL.fullmatch(cell) and math.isfinite(number := float(cell)):
+        whole = number.is_integer() and abs(number) < 2**64
+        if number == 0 and Decimal(cell) != 0:
+            return text  # too small for a double
+        plain = str(int(number)) if whole else format(Decimal(repr(number)), "f").removesuffix(".0")
+        cell = plain if len(plain) <= 128 else cell
+    elif (found := TIME.fullmatch(cell)) and len(cell) > 9:
+        cell = f"{found[1]}.{found[2]}".rstrip("0").rstrip(".")
+    elif found := MOMENT.fullmatch(cell):
+        day, clock, fraction, zone = found.groups()
+        hours, minutes = (int(zone[1:3]), int(zone[3:].replace(":", "") or 0)) if zone not in (None, "Z") else (0, 0)
+        try:
+            moment = dt.datetime.fromisoformat(f"{day} {clock}")
+            if hours > 23 or minutes > 59:
+                raise ValueError
+            ahead = dt.timedelta(hours=hours, minutes=minutes)
+            moment += ahead if zone is not None and zone[0] == "-" else -ahead
+        except (ValueError, OverflowError):
+            return text
+        cell = f"{moment}.{fraction or ''}".rstrip("0" if fraction else "").rstrip(".").removesuffix(" 00:00:00")
+    return b"0" if cell == "-0" else cell.encode()
+
+
 def csv_cells(line: bytes, separator: bytes):
     """Yield the cells of a line, out of their quotes, each behind the bytes that it stands between."""
     line = line.removesuffix(b"\r")
@@ -253,7 +295,11 @@ def csv_row(line: bytes, kinds: str, fields: list[int], separator=b",", missing=
             if kind in "lw":
                 raise Malformed("missing", begin, end)
         elif kind == "l":
-            label = float(cell == positive) if positive is not None else take(label_of, number, "label", begin, size)
+            label = (
+                float(cell_text(cell) == positive)
+                if positive is not None
+                else take(label_of, number, "label", begin, size)
+            )
         elif kind == "w":
             weight = take(nearest_float32, number, "importance", begin, size)
             if weight < 0:
@@ -262,7 +308,7 @@ def csv_row(line: bytes, kinds: str, fields: list[int], separator=b",", missing=
             value = take(nearest_float32, number, "value", begin, size)
             features.append((token_key(field, b""), value, field))
         else:
-            features.append((token_key(field, cell), np.float32(1), field))
+            features.append((token_key(field, cell_text(cell)), np.float32(1), field))
     if count < len(kinds) or end < len(line.removesuffix(b"\r")):
         raise Malformed("cells", end, len(line) if count < len(kinds) else end)
     return (label, float(weight)) if "w" in kinds else label, features

@@ -3,8 +3,9 @@
     record batch    one array a column, some rows each
     features        a matrix of keys, rows x columns, and a mask of those present; read row by row it is a batch
 
-A column becomes text as Arrow casts it, so the number 17 has the key of the text "17": the keys are those of a CSV of
-the same table. Needs pyarrow (extra: arrow), for whose objects there are no types: they are `Any` here.
+A cell has the key of its text, which docs/readers.md defines for every type, so the number 17 has the key of the text
+"17": the keys are those of a CSV of the same table. Needs pyarrow (extra: arrow), for whose objects there are no types:
+they are `Any` here.
 
 Threads: as `shoal.data.reader`.
 """
@@ -24,9 +25,17 @@ from numpy.typing import NDArray
 
 from shoal import _reader
 from shoal.data.batch import Batch
-from shoal.data.columns import CATEGORICAL, NUMERIC, PASSED_OVER, Columns
+from shoal.data.columns import (
+    CATEGORICAL,
+    NUMERIC,
+    PASSED_OVER,
+    Columns,
+    Texts,
+    missing_numbers,
+    texts_of,
+)
 from shoal.data.files import File, Opened
-from shoal.data.hashing import hash_strings
+from shoal.data.hashing import hash_cells, hash_strings, number_fault
 from shoal.data.interactions import field_of, interact
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
@@ -36,6 +45,8 @@ from shoal.data.spelling import of_column
 from shoal.errors import CorruptionError
 
 _ROWS = 1 << 14  # of a record batch that is asked for
+_EXCERPT = 80
+_CELLS = 1 << 16  # of which texts are made at a time
 
 
 def pyarrow() -> Any:
@@ -113,10 +124,18 @@ class TableReader(Reader):
         Of the format.
     columns : Columns
     settings : Settings
+    na_values : sequence of str or numbers
+        Texts of missing cells.
     """
 
-    def __init__(self, files: tuple[File, ...], name: str, columns: Columns, settings: Settings) -> None:
-        super().__init__(files, name, columns.schema(), settings)
+    def __init__(
+        self, files: tuple[File, ...], name: str, columns: Columns, settings: Settings, na_values: Texts = ()
+    ) -> None:
+        self._missing = texts_of(na_values)
+        schema = columns.schema()
+        super().__init__(
+            files, name, {**schema, "na_values": list(self._missing)} if self._missing else schema, settings
+        )
         self._columns = columns
         pyarrow()
 
@@ -208,9 +227,15 @@ class TableReader(Reader):
                 fielded=settings.fielded,
                 labelled=self._labelled,
                 classes=settings.classes,
+                missing=self._missing,
             )
         except RowError as error:
-            raise ValueError(f"{file.name}, row {first + error.row}, column {error.column!r}: {error}") from None
+            remedy = f": {error.remedy}" if error.remedy else ""
+            raise ValueError(
+                f"{file.name}, row {first + error.row}, column {error.column!r}: {error}{remedy}"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{file.name}: {error}") from None
 
 
 KindsOf = Callable[[Sequence[str]], list[int]]
@@ -266,18 +291,26 @@ def _asked(file: File, kinds_of: KindsOf, names: Sequence[str]) -> list[str]:
 
 
 class RowError(ValueError):
-    """Something is wrong in a cell."""
+    """Something is wrong in a cell; ``remedy`` is for those who read it from a file."""
 
-    def __init__(self, what: str, row: int, column: str) -> None:
+    def __init__(self, what: str, row: int, column: str, remedy: str = "") -> None:
         super().__init__(what)
         self.row = row
         self.column = column
+        self.remedy = remedy
 
 
 def featured(
-    table: Any, columns: Columns, named: FeatureNames | None, *, fielded: bool, labelled: bool, classes: int = 0
+    table: Any,
+    columns: Columns,
+    named: FeatureNames | None,
+    *,
+    fielded: bool,
+    labelled: bool,
+    classes: int = 0,
+    missing: Sequence[str] = (),
 ) -> Batch:
-    """Turn the rows of a record batch into examples.
+    """Turn the rows of a record batch into examples; cells with the texts ``missing`` hold nothing.
 
     Raises
     ------
@@ -294,7 +327,7 @@ def featured(
     fields = np.array([field_of(name) for name in features], np.uint64)
     for i, name in enumerate(features):
         if kinds[name] == NUMERIC:
-            numbers = _numbers(table.column(name), name)
+            numbers = _numbers(table.column(name), name, missing=missing)
             keys[:, i] = hash_strings([""], int(fields[i]))[0]
             there[:, i] = ~np.isnan(numbers)
             assert values is not None
@@ -302,7 +335,7 @@ def featured(
             if named is not None and np.any(there[:, i]):
                 named.add(keys[:1, i], [name])
         else:
-            keys[:, i], there[:, i] = keys_of(table.column(name), int(fields[i]), name, named)
+            keys[:, i], there[:, i] = keys_of(table.column(name), int(fields[i]), name, named, missing)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1, dtype=np.int64))])
     labels, weights = np.full(rows, np.nan, np.float32), None
     if labelled:
@@ -313,7 +346,9 @@ def featured(
     if columns.lists:
         assert of is not None
         places = np.broadcast_to(np.array([list(kinds).index(name) for name in features], np.int64), keys.shape)[there]
-        lists = [(name, *_listed(table.column(name), columns.lists[name], name, named)) for name in columns.lists]
+        lists = [
+            (name, *_listed(table.column(name), columns.lists[name], name, named, missing)) for name in columns.lists
+        ]
         indptr, flat, products, of = _with_lists(indptr, flat, products, of, places, lists, list(kinds))
     if columns.pairs:
         assert of is not None
@@ -322,13 +357,22 @@ def featured(
     return Batch(labels, indptr, flat, products, weights, of if fielded else None)
 
 
-def _numbers(column: Any, name: str, remedy: str = "name it as categorical") -> NDArray[np.float32]:
-    """Return the numbers of a column, NaN where there is none; ``remedy`` is for one that holds none at all."""
+def _numbers(
+    column: Any, name: str, remedy: str = "name the column as categorical", missing: Sequence[str] = ()
+) -> NDArray[np.float32]:
+    """Return the numbers of a column, NaN where there is none; texts are read as csv reads them."""
     arrow = pyarrow()
+    types = arrow.types
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type):
+        return _numbers_of_texts(column, name, remedy, missing)
     try:
-        wide: NDArray[np.float64] = column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
-    except arrow.ArrowException as error:
-        raise ValueError(f"column {name!r} holds {column.type}, not numbers ({error}): {remedy}") from None
+        wide = _doubles(column)
+    except arrow.ArrowException:
+        raise ValueError(f"column {name!r} holds {column.type}, not numbers: {remedy}") from None
+    if missing:
+        wide = np.where(np.isin(wide, missing_numbers(missing)), np.nan, wide)
     with np.errstate(over="ignore"):
         numbers = wide.astype(np.float32)
     if len(bad := np.flatnonzero(np.isinf(numbers))):
@@ -336,52 +380,106 @@ def _numbers(column: Any, name: str, remedy: str = "name it as categorical") -> 
     return numbers
 
 
-def keys_of(
-    column: Any, field: int, name: str, named: FeatureNames | None = None
-) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the keys of a column's texts, and which of them are there; name them, those of a dictionary all.
+def _numbers_of_texts(column: Any, name: str, remedy: str, missing: Sequence[str]) -> NDArray[np.float32]:
+    arrow = pyarrow()
+    texts, ends = _texts(column, name)
+    there: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    if missing:
+        empty = arrow.compute.is_in(column, value_set=arrow.array(missing, column.type))
+        there &= ~empty.to_numpy(zero_copy_only=False)
+    numbers = np.empty(len(column), np.float32)
+    bad, fault = _reader.read_numbers(texts, ends, there, numbers)
+    if bad >= 0:
+        raise RowError(f"{column[bad].as_py()[:_EXCERPT]!r} {number_fault(fault)}", bad, name, remedy)
+    return numbers
 
-    The bytes of an Arrow column are read where they are, without a copy.
+
+def keys_of(
+    column: Any, field: int, name: str, named: FeatureNames | None = None, missing: Sequence[str] = ()
+) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Return the keys of a column's cells, and which of them are there; name them, those of a dictionary all.
+
+    Cells whose text is one of ``missing`` are not. The bytes of a column of texts are read where they are, without a
+    copy.
     """
     arrow = pyarrow()
     if len(column) == 0:
         return np.empty(0, np.uint64), np.empty(0, np.bool_)
+    if len(column) > _CELLS:
+        parts = [keys_of(column.slice(i, _CELLS), field, name, named, missing) for i in range(0, len(column), _CELLS)]
+        return np.concatenate([keys for keys, _ in parts]), np.concatenate([there for _, there in parts])
     there: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
     if arrow.types.is_dictionary(column.type):
-        keys, known = keys_of(column.dictionary, field, name, named)
+        keys, known = keys_of(column.dictionary, field, name, named, missing)
         if len(keys) == 0:
             return np.zeros(len(column), np.uint64), there
         places = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
         return keys[places], there & known[places]
     if arrow.types.is_floating(column.type):
-        there = there & ~np.isnan(column.to_numpy(zero_copy_only=False).astype(np.float64))
-    try:
-        text = column.cast(arrow.large_binary() if arrow.types.is_binary(column.type) else arrow.large_string())
-    except arrow.ArrowException:
-        raise ValueError(
-            f"column {name!r} holds {column.type}, which has no text: leave it out, or convert it to text"
-        ) from None
-    _, offsets, data = text.buffers()
-    ends = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
-    bytes_of = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    keys = np.empty(len(text), np.uint64)
-    _reader.hash_texts(bytes_of, ends, field, keys)
+        numbers = _doubles(column)
+        there = there & ~np.isnan(numbers)
+        ends = np.empty(len(column) + 1, np.int64)
+        texts = np.frombuffer(_reader.number_texts(numbers, ends), np.uint8)
+    else:
+        texts, ends = _texts(column, name)
+    keys = np.empty(len(column), np.uint64)
+    _reader.hash_cells(texts, ends, field, keys)
+    if missing:
+        there = there & ~np.isin(keys, hash_cells(missing, field))
     if named is not None:
         fields = np.broadcast_to(np.uint64(field), int(there.sum()))
         spans = np.column_stack([ends[:-1], ends[1:]])[there]
-        named.note(bytes_of.data, keys[there], fields, spans, functools.partial(of_column, name))
+        named.note(texts.data, keys[there], fields, spans, functools.partial(of_column, name))
     return keys, there
 
 
+def _doubles(column: Any) -> NDArray[np.float64]:
+    """Return the numbers of a column, NaN for those that are not there."""
+    numbers = column.cast(pyarrow().float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(numbers, np.float64)
+
+
+def _texts(column: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the texts of a column that holds no floats, one after the other, and where each begins and ends."""
+    arrow = pyarrow()
+    types = arrow.types
+    kind = column.type
+    if types.is_timestamp(kind):
+        column = column.view(arrow.timestamp(kind.unit))  # in UTC
+    elif types.is_duration(kind):
+        column = column.view(arrow.int64()).cast(arrow.string())
+        power = {"s": "", "ms": "E-3", "us": "E-6", "ns": "E-9"}[kind.unit]
+        column = arrow.compute.binary_join_element_wise(column, power, "")
+    try:
+        text = column.cast(arrow.large_binary() if _is_binary(column.type) else arrow.large_string())
+    except arrow.ArrowException:
+        raise ValueError(
+            f"column {name!r} holds {kind}, which has no text: leave it out, or convert it to text"
+        ) from None
+    _, offsets, data = text.buffers()
+    ends = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
+    texts = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    if types.is_decimal(kind) or types.is_duration(kind):
+        plain_ends = np.empty(len(ends), np.int64)
+        return np.frombuffer(_reader.plain_texts(texts, ends, plain_ends), np.uint8), plain_ends
+    return texts, ends
+
+
+def _is_binary(kind: Any) -> bool:
+    types = pyarrow().types
+    tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    return any(test(kind) for test in tests)
+
+
 def _listed(
-    column: Any, shared: str, name: str, named: FeatureNames | None
+    column: Any, shared: str, name: str, named: FeatureNames | None, missing: Sequence[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Return the row and the key of each text in a column of lists; keys are those of the column it shares."""
     arrow = pyarrow()
     if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
         raise ValueError(f"column {name!r} holds {column.type}, not lists: name it as categorical")
     rows = np.asarray(arrow.compute.list_parent_indices(column)).astype(np.int64)
-    keys, there = keys_of(arrow.compute.list_flatten(column), field_of(shared), shared, named)
+    keys, there = keys_of(arrow.compute.list_flatten(column), field_of(shared), shared, named, missing)
     return rows[there], keys[there]
 
 
@@ -416,7 +514,7 @@ def _labels(table: Any, columns: Columns, classes: int) -> NDArray[np.float32]:
     _complete(column, name)
     if columns.positive is not None:
         keys, _ = keys_of(column, 0, name)
-        equal: NDArray[np.bool_] = keys == hash_strings([columns.positive])[0]
+        equal: NDArray[np.bool_] = keys == hash_cells([str(columns.positive)], 0)[0]
         return equal.astype(np.float32)
     numbers = _numbers(column, name, "this is the label, pass positive= with the text that is 1")
     if classes:

@@ -3,7 +3,7 @@
 A column is a field: its number is `shoal.hash_strings` of its name, so that the order of columns does not matter, nor
 columns that were not asked for.
 
-    categorical   key(field, text of the cell), value 1
+    categorical   key(field, text of the cell), value 1; docs/readers.md has the text of a cell with any value
     numeric       key(field, no text), value the cell's number
     list          for each text of the cell: key(field it shares, text), value 1
     missing       not a feature
@@ -11,6 +11,8 @@ columns that were not asked for.
 
 from __future__ import annotations
 
+import contextlib
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal import _reader
+from shoal.data.hashing import texts_of_numbers
 from shoal.data.interactions import Field, Interactions, Pairs, field_of, named_pairs, pairs_of
 
 PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST = range(6)  # as formats/csv.pxi has them
@@ -29,6 +33,59 @@ MISSING = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
     *("NULL", "NaN", "None", "n/a", "nan", "null"),
 )
+
+# Texts, or values that stand for theirs.
+Texts = Sequence[str | float]
+
+
+def text_of(value: object) -> str:
+    """Return the text of a cell with a value.
+
+    Raises
+    ------
+    TypeError
+        It is neither a text nor a number.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    if isinstance(value, numbers.Real):
+        return texts_of_numbers([float(value)])[0]
+    raise TypeError(f"{value!r} is neither a text nor a number")
+
+
+def texts_of(values: Texts) -> tuple[str, ...]:
+    """Return the texts of ``na_values``.
+
+    Raises
+    ------
+    TypeError
+        It is a single text, or holds something else than texts and numbers.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"na_values is {values!r}: pass a list of texts or numbers, ['...']")
+    try:
+        return tuple(dict.fromkeys(map(text_of, values)))
+    except TypeError as error:
+        raise TypeError(f"na_values: {error}: pass texts or numbers") from None
+
+
+def missing_texts(form: str | None, schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the texts that hold nothing in data of this format and schema."""
+    usual = MISSING if form == "csv" and schema.get("keep_default_na", True) else ()
+    return tuple(dict.fromkeys([*usual, *schema.get("na_values", ())]))
+
+
+def missing_numbers(texts: Iterable[str]) -> list[float]:
+    """Return the numbers whose texts hold nothing."""
+    found = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            found.append(float(text))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +138,13 @@ class Columns:
     categorical: Sequence[str] | None = None
     numeric: Sequence[str] = ()
     weight: str | None = None
-    positive: str | None = None
+    positive: str | float | None = None
     lists: Mapping[str, str] = field(default_factory=dict)
     interactions: Interactions = ()
 
     def __post_init__(self) -> None:
+        if self.positive is not None:
+            object.__setattr__(self, "positive", text_of(self.positive))
         for name, given in (("categorical", self.categorical), ("numeric", self.numeric)):
             if isinstance(given, str) or not all(isinstance(column, str) for column in given or ()):
                 raise TypeError(f"{name} is {given!r}: pass a list of names of columns")
@@ -183,7 +242,7 @@ class Columns:
             ord(separator),
             ord(list_separator),
             tuple(cell.encode() for cell in missing),
-            None if self.positive is None else self.positive.encode(),
+            None if self.positive is None else _reader.cell_text(str(self.positive).encode()),
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal import _reader
-from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, BoundColumns, Columns
+from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, BoundColumns, Columns, Texts, texts_of
 from shoal.data.rows import Format, Parse, RowBuffer
 from shoal.data.spelling import of_cells
 
@@ -30,19 +30,7 @@ class _Header:
 
     def __call__(self, line: bytes, labelled: bool) -> Parse:
         """Return what parses the other lines, which need a label if ``labelled``."""
-        return self._parser(self._bind(self.names(line), labelled=labelled))
-
-    def names(self, line: bytes) -> list[str]:
-        """Return the names of the columns."""
-        try:
-            text = line.decode().removeprefix(_BOM).rstrip("\r")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the header is not UTF-8 ({error}): is this CSV?") from None
-        try:
-            (names,) = csv.reader([text], delimiter=self.separator, strict=True) if text else ([],)
-        except csv.Error as error:
-            raise ValueError(f"the header is not a row of column names ({error}): is this CSV?") from None
-        return names
+        return self._parser(self._bind(header_names(line, self.separator), labelled=labelled))
 
     def of(self, names: Sequence[str]) -> Parse:
         """Return what parses lines with these columns, in files without a header; some may lack the label."""
@@ -65,6 +53,25 @@ class _Header:
         return functools.partial(_parse, bound)
 
 
+def header_names(line: bytes, separator: str) -> list[str]:
+    """Return the names of the columns in the first line of a file.
+
+    Raises
+    ------
+    ValueError
+        It is not a row of names.
+    """
+    try:
+        text = line.decode().removeprefix(_BOM).rstrip("\r")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the header is not UTF-8 ({error}): is this CSV?") from None
+    try:
+        (names,) = csv.reader([text], delimiter=separator, strict=True) if text else ([],)
+    except (csv.Error, ValueError) as error:
+        raise ValueError(f"the header is not a row of column names ({error}): is this CSV?") from None
+    return names
+
+
 def _parse(
     columns: BoundColumns, text: memoryview, start: int, rows: RowBuffer, skip: bool
 ) -> tuple[int, int, int, int, int, int]:
@@ -77,7 +84,7 @@ def csv_format(
     sep: str = ",",
     list_separator: str = "|",
     names: Sequence[str] | None = None,
-    na_values: Sequence[str] = (),
+    na_values: Texts = (),
     keep_default_na: bool = True,
 ) -> Format:
     """Make the format of CSV files; the parameters are those of `shoal.read_csv`, ``names`` being its ``columns``."""
@@ -87,9 +94,10 @@ def csv_format(
         raise ValueError(
             f"list_separator is {list_separator!r}: pass a character that is not sep, a quote or a newline"
         )
-    if isinstance(na_values, str) or isinstance(names, str):
-        raise TypeError("columns and na_values are lists of text: pass ['...']")
-    missing = tuple(dict.fromkeys([*(MISSING if keep_default_na else ()), *na_values]))
+    if isinstance(names, str):
+        raise TypeError("columns is a list of names: pass ['...']")
+    na_texts = texts_of(na_values)
+    missing = tuple(dict.fromkeys([*(MISSING if keep_default_na else ()), *na_texts]))
     header = _Header(columns, sep, list_separator, missing)
     schema = columns.schema()
     if sep != ",":
@@ -98,8 +106,8 @@ def csv_format(
         schema["list_separator"] = list_separator
     if names is not None:
         schema["columns"] = list(names)
-    if na_values:
-        schema["na_values"] = list(na_values)
+    if na_texts:
+        schema["na_values"] = list(na_texts)
     if not keep_default_na:
         schema["keep_default_na"] = False
 
@@ -120,7 +128,7 @@ def csv_format(
             Columns(label=None, categorical=[str(columns.label)]),
             sep=sep,
             names=names,
-            na_values=na_values,
+            na_values=na_texts,
             keep_default_na=keep_default_na,
         ),
         others=None if columns.categorical is not None else functools.partial(_others, columns, header, names),
@@ -132,7 +140,7 @@ def csv_format(
             sep=sep,
             list_separator=list_separator,
             names=names,
-            na_values=na_values,
+            na_values=na_texts,
             keep_default_na=keep_default_na,
         ),
     )
@@ -140,7 +148,7 @@ def csv_format(
 
 def _others(columns: Columns, header: _Header, names: Sequence[str] | None, line: bytes | None) -> list[str]:
     """Return the columns of which nothing is said."""
-    found = names if names is not None else [] if line is None else header.names(line)
+    found = names if names is not None else [] if line is None else header_names(line, header.separator)
     return columns.resolved(found)
 
 

@@ -243,7 +243,7 @@ def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _Parse
 
 
 class MalformedLineError(ValueError):
-    """A line of a text that cannot be read: its number from 0, the byte of it that is wrong, and the line."""
+    """A line of a text that cannot be read: the examples before it, the byte of it that is wrong, and the line."""
 
     def __init__(self, what: str, number: int, at: int, line: bytes) -> None:
         super().__init__(what)
@@ -253,16 +253,24 @@ class MalformedLineError(ValueError):
 
 
 def parse_text(form: Format, text: bytes) -> Batch | None:
-    """Read whole lines that are in memory; None: they hold no example.
+    """Read a text in memory as a file of the format is read; None: it holds no example.
 
     Raises
     ------
     MalformedLineError
+    ValueError
+        The header is not that of the format.
     """
-    parsed = _parse(form.parse, form, text, skip=False)
+    if not text.endswith(b"\n"):
+        text += b"\n"
+    parse = form.parse
+    if form.header is not None:
+        header, _, text = text.partition(b"\n")
+        parse = form.header(header, form.labelled)
+    parsed = _parse(parse, form, text, skip=False)
     if parsed.bad is not None:
         rest, at, fault = parsed.bad
-        number = text.count(b"\n", 0, len(text) - len(rest))
+        number = 0 if parsed.batch is None else len(parsed.batch)
         raise MalformedLineError(_reader.FAULTS[fault], number, at, rest.partition(b"\n")[0])
     return parsed.batch
 

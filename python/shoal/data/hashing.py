@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import _reader
+
+_TOO_LARGE = "a value is too large for float32"  # one of FAULTS
 
 # The text whose key, in each field, stands for an empty cell. No cell of a text file can have this text.
 MISSING_TEXT = "\0missing"
@@ -52,3 +55,39 @@ def hash_strings(tokens: Sequence[str] | Sequence[bytes] | NDArray[Any], field: 
     keys = np.empty(len(flat), np.uint64)
     _reader.hash_tokens(flat, field, keys)
     return keys
+
+
+def hash_cells(texts: Sequence[str], field: int) -> NDArray[np.uint64]:
+    """Turn cells with these texts into keys: `hash_strings` of what ``docs/readers.md`` calls the text of a cell."""
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    keys = np.empty(len(encoded), np.uint64)
+    _reader.hash_cells(np.frombuffer(b"".join(encoded), np.uint8), ends, field, keys)
+    return keys
+
+
+def texts_of_numbers(numbers: Sequence[float]) -> list[str]:
+    """Return the texts of cells that hold these numbers."""
+    ends = np.empty(len(numbers) + 1, np.int64)
+    texts = _reader.number_texts(np.array(numbers, np.float64), ends)
+    return [texts[begin:end].decode() for begin, end in itertools.pairwise(ends.tolist())]
+
+
+def number_of_text(text: str) -> float:
+    """Return the number in a text, as csv has numbers in a numeric column.
+
+    Raises
+    ------
+    ValueError
+        It holds none, or none that float32 holds; the message says which, without the text.
+    """
+    data, number = np.frombuffer(text.encode(), np.uint8), np.empty(1, np.float32)
+    bad, fault = _reader.read_numbers(data, np.array([0, len(data)]), np.ones(1, np.bool_), number)
+    if bad >= 0:
+        raise ValueError(number_fault(fault))
+    return float(number[0])
+
+
+def number_fault(fault: int) -> str:
+    """Say what is wrong with the text of a number, by the fault of `shoal._reader.read_numbers`."""
+    return "is not finite as float32" if _reader.FAULTS[fault] == _TOO_LARGE else "is not a number"

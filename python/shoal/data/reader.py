@@ -21,7 +21,7 @@ from shoal.base.prefetch import prefetch
 from shoal.data.batch import Batch
 from shoal.data.files import File
 from shoal.data.fingerprint import difference, file_fingerprint, first_of
-from shoal.data.hashing import hash_strings
+from shoal.data.hashing import hash_cells
 from shoal.data.interactions import field_of
 from shoal.data.names import FeatureNames
 from shoal.data.rebatch import BatchGroups, Cursor
@@ -369,7 +369,7 @@ class Reader(ABC):
             return
         names = FeatureNames(_MOST_LABELS)
         settings = Settings(self.batch_size, "skip", names=names)
-        sought = hash_strings([positive], field_of(column))[0]
+        sought = hash_cells([positive], field_of(column))[0]
         counts: Counter[int] = Counter()
         for batch in labels._with(settings):
             if np.any(batch.keys == sought):

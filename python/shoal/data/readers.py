@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.base.defaults import BATCH_SIZE
 from shoal.data.arrow import ArrowSource, TableReader
-from shoal.data.columns import Columns
+from shoal.data.columns import Columns, Texts
 from shoal.data.criteo import column_of
 from shoal.data.csv import csv_format
 from shoal.data.files import Wheres, files_of
@@ -289,12 +289,12 @@ def read_csv(
     categorical: Sequence[str] | None = None,
     numeric: Sequence[str] = (),
     weight: str | None = None,
-    positive: str | None = None,
+    positive: str | float | None = None,
     lists: Mapping[str, str] | None = None,
     list_separator: str = "|",
     sep: str = ",",
     columns: Sequence[str] | None = None,
-    na_values: Sequence[str] = (),
+    na_values: Texts = (),
     keep_default_na: bool = True,
     interactions: Interactions = (),
     batch_size: int = BATCH_SIZE,
@@ -317,8 +317,8 @@ def read_csv(
         Columns that are one feature each, with the number as its value.
     weight : str, optional
         The column of the examples' weights, 0 or more.
-    positive : str, optional
-        The text of the label that is 1; any other is 0. Default: labels are numbers.
+    positive : str or number, optional
+        The label that is 1; any other is 0. Default: labels are the numbers 0 and 1, or -1 and 1.
     lists : mapping of str to str, optional
         Columns whose cells are lists of texts; each text is a feature with the value 1. ``{"clicked": "ad"}`` gives
         those of "clicked" the keys that the same texts have in "ad"; name the column itself for keys of its own.
@@ -328,7 +328,7 @@ def read_csv(
         Separator of cells; ``"\t"`` for TSV.
     columns : list of str, optional
         The columns of files without a header.
-    na_values : list of str, default none
+    na_values : list of str or numbers, default none
         Additional texts of missing cells, which produce no feature.
     keep_default_na : bool, default True
         Whether an empty cell and the texts that pandas treats as missing ("NA", "null", ...) are missing.
@@ -407,8 +407,9 @@ def read_parquet(
     categorical: Sequence[str] | None = None,
     numeric: Sequence[str] = (),
     weight: str | None = None,
-    positive: str | None = None,
+    positive: str | float | None = None,
     lists: Mapping[str, str] | None = None,
+    na_values: Texts = (),
     interactions: Interactions = (),
     batch_size: int = BATCH_SIZE,
     names: FeatureNames | None = None,
@@ -430,12 +431,14 @@ def read_parquet(
         Columns that are one feature each, with the number as its value.
     weight : str, optional
         The column of the examples' weights, 0 or more.
-    positive : str, optional
-        The text of the label that is 1; any other is 0. Default: labels are numbers.
+    positive : str or number, optional
+        The label that is 1; any other is 0. Default: labels are the numbers 0 and 1, or -1 and 1.
     lists : mapping of str to str, optional
         Columns of Arrow's list type, whose elements are taken as text: a feature each, with the value 1.
         ``{"clicked": "ad"}`` gives those of "clicked" the keys that the same texts have in "ad"; name the column itself
         for keys of its own.
+    na_values : list of str or numbers, default none
+        Texts of missing cells, which produce no feature.
     interactions : list of pairs of columns, or list of columns, default none
         Pairs of columns whose features are combined, or columns, of which all pairs are.
     batch_size : int, default 8192
@@ -479,7 +482,7 @@ def read_parquet(
     for file in files:
         if not file.seekable:
             raise ValueError(f"{file.name} is a stream, and Parquet is read from its end: write the data to a file")
-    return TableReader(files, "parquet", columns, Settings(batch_size, names=names))
+    return TableReader(files, "parquet", columns, Settings(batch_size, names=names), na_values)
 
 
 def read_arrow(
@@ -489,8 +492,9 @@ def read_arrow(
     categorical: Sequence[str] | None = None,
     numeric: Sequence[str] = (),
     weight: str | None = None,
-    positive: str | None = None,
+    positive: str | float | None = None,
     lists: Mapping[str, str] | None = None,
+    na_values: Texts = (),
     interactions: Interactions = (),
     batch_size: int = BATCH_SIZE,
     names: FeatureNames | None = None,
@@ -502,7 +506,7 @@ def read_arrow(
     data : object with ``__arrow_c_stream__``
         A frame of pandas or polars, a table, a dataset's scanner or a RecordBatchReader of pyarrow, a relation of
         DuckDB. Data without a length is a stream, which allows one pass.
-    label, categorical, numeric, weight, positive, lists, interactions, batch_size, names
+    label, categorical, numeric, weight, positive, lists, na_values, interactions, batch_size, names
         As `read_parquet`.
 
     Returns
@@ -541,7 +545,7 @@ def read_arrow(
         lists=lists or {},
         interactions=interactions,
     )
-    return TableReader((ArrowSource(data),), "arrow", columns, Settings(batch_size, names=names))
+    return TableReader((ArrowSource(data),), "arrow", columns, Settings(batch_size, names=names), na_values)
 
 
 def _whole(name: Field) -> int:

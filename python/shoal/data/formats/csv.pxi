@@ -8,6 +8,10 @@ cdef enum:
     CATEGORICAL = 4
     LIST = 5
 
+cdef enum:
+    MISSING_FIRST = 1  # one of the texts of cells without a value begins with this byte
+    ODD_FIRST = 2  # a text that is not the cell's own may, without a point or a plus sign: True, False, -0
+
 cdef struct Text:
     const uint8_t* begin
     size_t size
@@ -22,7 +26,7 @@ cdef struct CsvColumns:
     uint8_t list_separator  # between the texts of a list
     const Text* missing  # texts of cells without a value
     size_t missing_count
-    const uint8_t* missing_first  # whether one of them begins with this byte
+    const uint8_t* firsts  # what a cell that begins with this byte may be: MISSING_FIRST, ODD_FIRST
     bint empty_is_missing
     const Text* positive  # the label that counts as 1, or null: labels are numbers
     uint8_t* unquoted  # scratch memory for a cell
@@ -80,7 +84,7 @@ cdef inline bint is_missing(const CsvColumns* columns, const Text* cell) noexcep
     cdef size_t i
     if cell.size == 0:
         return columns.empty_is_missing
-    if columns.missing_first[cell.begin[0]]:
+    if columns.firsts[cell.begin[0]] & MISSING_FIRST:
         for i in range(columns.missing_count):
             if columns.missing[i].size == cell.size and memcmp(columns.missing[i].begin, cell.begin, cell.size) == 0:
                 return True
@@ -110,9 +114,12 @@ cdef inline int read_truth(
 ) noexcept nogil:
     cdef float y = 0.0
     cdef int fault
+    cdef uint8_t[CELL_BYTES] room
+    cdef CellText text
     if columns.positive != NULL:
+        text = respelled(cell.begin, cell.size, readable, room)
         out.labels[out.row] = (
-            1.0 if cell.size == columns.positive.size and memcmp(cell.begin, columns.positive.begin, cell.size) == 0
+            1.0 if text.size == columns.positive.size and memcmp(text.begin, columns.positive.begin, text.size) == 0
             else 0.0
         )
         return GOOD
@@ -150,7 +157,7 @@ cdef inline int put_cell(
             return fault
         out.keys[out.nnz] = token_key(columns.seeds[column], cell.begin, 0, readable)
     else:
-        out.keys[out.nnz] = token_key(columns.seeds[column], cell.begin, cell.size, readable)
+        out.keys[out.nnz] = cell_key(columns.seeds[column], cell.begin, cell.size, readable)
     if out.values != NULL:
         out.values[out.nnz] = value
     if out.origins:
@@ -181,7 +188,7 @@ cdef inline int put_list(
             # Leaves room for the other columns of the line.
             if out.nnz + <int64_t>columns.count > out.room:
                 return NO_ROOM
-            out.keys[out.nnz] = token_key(columns.seeds[column], text.begin, text.size, readable)
+            out.keys[out.nnz] = cell_key(columns.seeds[column], text.begin, text.size, readable)
             if out.values != NULL:
                 out.values[out.nnz] = 1.0
             if out.origins:
@@ -261,6 +268,9 @@ cdef bint read_scanned_row(
     cdef bint kept
     cdef bint number
     cdef uint8_t kind
+    cdef uint8_t first
+    cdef uint8_t pointed = columns.lines.pointed
+    cdef const uint8_t* firsts = columns.firsts
     text += 1
     for column in range(columns.count):
         cell.begin = text + before
@@ -278,7 +288,8 @@ cdef bint read_scanned_row(
                 return False
             continue
         kept = (cell.size > 0) | keeps_empty
-        if unlikely(columns.missing_first[cell.begin[0]]):
+        first = firsts[cell.begin[0]]
+        if unlikely(first & MISSING_FIRST):
             kept = not is_missing(columns, &cell)
         value = 1.0
         if kind == NUMERIC:
@@ -286,6 +297,8 @@ cdef bint read_scanned_row(
             if unlikely(kept & ((number == 0) | (cell.size == 0))):
                 return False
             keys[count] = columns.seeds[column]
+        elif unlikely(pointed | (first & ODD_FIRST) | (cell.size >= 19)) and may_be_respelled(cell.begin, cell.size):
+            keys[count] = respelled_key(columns.seeds[column], cell.begin, cell.size, end)
         else:
             keys[count] = unscrambled_cell(columns.seeds[column], cell.begin, cell.size + 1, end)
         if values != NULL:
@@ -309,6 +322,10 @@ cdef bint read_scanned_csv(
     if p[0] == 10 or (p[0] == 13 and p[1] == 10):
         return False
     cells = scanned_line(columns.lines, p, end, columns.separator, &stops)
+    if columns.lines.line == 1:
+        columns.lines.pointed = (
+            memchr(p, 46, columns.lines.size) != NULL or memchr(p, 43, columns.lines.size) != NULL
+        )
     if cells == columns.count:
         return read_scanned_row(p, stops, end, out, columns)
     if columns.unlabelled != NULL and cells == columns.unlabelled.count:
@@ -348,7 +365,7 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     cdef bytes positive = columns.positive
     cdef vector[uint64_t] seeds
     cdef vector[Text] empties
-    cdef uint8_t[256] first
+    cdef uint8_t[256] firsts
     cdef bytes unquoted
     cdef Text truth
     cdef CsvColumns known
@@ -371,14 +388,15 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
         raise ValueError("values is None, and a column is numeric")
     for i in range(<size_t>fields.shape[0]):
         seeds.push_back(field_seed(hashed[i]))
-    memset(first, 0, 256)
+    memset(firsts, 0, 256)
+    firsts[84] = firsts[70] = firsts[45] = ODD_FIRST
     known.empty_is_missing = False
     for text in missing:
         if len(text) == 0:
             known.empty_is_missing = True
             continue
         truth.begin, truth.size = <const uint8_t*>PyBytes_AS_STRING(text), <size_t>PyBytes_GET_SIZE(text)
-        first[truth.begin[0]] = 1
+        firsts[truth.begin[0]] |= MISSING_FIRST
         empties.push_back(truth)
     known.positive = NULL
     if positive is not None:
@@ -389,7 +407,7 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     known.count = <size_t>kinds.shape[0]
     known.kinds, known.fields, known.seeds = &kinds[0], &fields[0], seeds.data()
     known.separator, known.list_separator = columns.separator, columns.list_separator
-    known.missing, known.missing_count, known.missing_first = empties.data(), empties.size(), first
+    known.missing, known.missing_count, known.firsts = empties.data(), empties.size(), firsts
     known.unquoted = <uint8_t*>PyBytes_AS_STRING(unquoted)
     known.unlabelled = NULL
     begin_lines(&lines)
@@ -416,3 +434,40 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
         without.kinds, without.fields, without.seeds = &fewer_kinds[0], &fewer_fields[0], fewer_seeds.data()
         known.unlabelled = &without
     return parse(block, start, arrays, skip, csv_line, &known)
+
+
+def read_numbers(
+    const unsigned char[::1] data, const int64_t[::1] offsets, const uint8_t[::1] there, float[::1] numbers
+):
+    """Write the number in each text that is there, NaN for the others; return the first that holds none, and its fault.
+
+    A number is what csv has in a numeric column. (-1, 0): all are good.
+    """
+    cdef const uint8_t* text = &data[0] if data.shape[0] > 0 else NULL
+    cdef uint8_t[NUMBER_BYTES] copy
+    cdef Text cell
+    cdef vector[uint8_t] longer
+    cdef uint8_t* to
+    cdef Py_ssize_t i
+    cdef int fault = GOOD
+    check_offsets(offsets, data.shape[0], numbers.shape[0])
+    if there.shape[0] != numbers.shape[0]:
+        raise ValueError(f"{numbers.shape[0]} numbers need as many in there, got {there.shape[0]}")
+    with nogil:
+        for i in range(numbers.shape[0]):
+            numbers[i] = NAN
+            if not there[i]:
+                continue
+            cell.size = <size_t>(offsets[i + 1] - offsets[i])
+            to = copy
+            if cell.size >= NUMBER_BYTES:
+                longer.resize(cell.size + 1)
+                to = longer.data()
+            if cell.size > 0:
+                memcpy(to, text + offsets[i], cell.size)
+            to[cell.size] = 10  # it ends the number
+            cell.begin = to
+            fault = read_whole_number(&cell, to + cell.size + 1, &numbers[i])
+            if fault != GOOD:
+                break
+    return (i if fault != GOOD else -1), fault

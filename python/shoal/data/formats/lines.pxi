@@ -33,7 +33,9 @@ cdef struct ScannedLines:
     LineScan scan
     const uint8_t* text  # where the scan begins
     const uint8_t* next
+    size_t size  # bytes of the lines of the scan
     size_t line  # the number of the next one in the scan
+    bint pointed  # whether they hold a point or a plus sign
 
 
 cdef inline size_t scanned_line(
@@ -53,6 +55,7 @@ cdef inline size_t scanned_line(
         lines.text, lines.line = p, 0
         if lines.scan.lines == 0:
             return 0
+        lines.size = <size_t>lines.scan.stops[lines.scan.first_stop[lines.scan.lines] - 1] + 1
     first = lines.scan.first_stop[lines.line]
     count = lines.scan.first_stop[lines.line + 1] - first
     stops[0] = &lines.scan.stops[0] + first

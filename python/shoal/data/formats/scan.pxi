@@ -16,6 +16,7 @@ cdef extern from "<charconv>" namespace "std" nogil:
         errc ec
 
     from_chars_result from_chars(const char*, const char*, float&)
+    from_chars_result from_chars(const char*, const char*, double&)
 
 
 cdef extern from *:

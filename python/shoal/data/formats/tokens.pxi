@@ -40,25 +40,6 @@ cdef inline uint64_t token_key(uint64_t seed, const uint8_t* p, size_t n, const 
     return scramble(unscrambled_key(seed, p, n, end))
 
 
-def hash_texts(const unsigned char[::1] data, const int64_t[::1] offsets, uint64_t field, uint64_t[::1] keys):
-    """Write the key of (field, token) for each token data[offsets[i]:offsets[i + 1]] into ``keys``."""
-    cdef uint64_t seed = field_seed(field)
-    cdef const uint8_t* text = &data[0] if data.shape[0] > 0 else NULL
-    cdef Py_ssize_t i
-    if offsets.shape[0] != keys.shape[0] + 1:
-        raise ValueError(f"{keys.shape[0]} keys need {keys.shape[0] + 1} offsets, got {offsets.shape[0]}")
-    for i in range(offsets.shape[0] - 1):
-        if offsets[i] > offsets[i + 1]:
-            raise ValueError(f"offsets fall from {offsets[i]} to {offsets[i + 1]} at {i}")
-    if offsets[0] < 0 or offsets[offsets.shape[0] - 1] > data.shape[0]:
-        raise ValueError(f"offsets run from {offsets[0]} to {offsets[offsets.shape[0] - 1]}, of {data.shape[0]} bytes")
-    with nogil:
-        for i in range(keys.shape[0]):
-            keys[i] = token_key(
-                seed, text + offsets[i], <size_t>(offsets[i + 1] - offsets[i]), text + data.shape[0]
-            )
-
-
 def hash_tokens(tokens, uint64_t field, uint64_t[::1] keys):
     """Write the key of (field, token) for each of a list or tuple of str (taken as UTF-8) and bytes into ``keys``."""
     cdef uint64_t seed = field_seed(field)
