@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 import shoal
-from shoal.serve.bodies import ARROW, JSON, TEXT, encode, examples
+from shoal.serve.bodies import ARROW, CSV, JSON, TEXT, encode, examples
 from shoal.serve.inputs import InputSpec
 from shoal.serve.limits import Account, Budget, Limits, RequestError
 
@@ -46,15 +46,16 @@ def seeds(named):
     coded = table.set_column(0, "site", table["site"].dictionary_encode())
     views = table.set_column(0, "site", table["site"].cast(pa.string_view()))
     fixed = pa.table({"keys": pa.array([[1, 2]] * 4, pa.list_(pa.uint16(), 2)), "more": pa.array([None] * 4)})
-    coded_lists = pa.table({"seen": pa.array([["a"], ["b", "a"]], pa.list_(pa.string())).cast(
-        pa.list_(pa.dictionary(pa.int8(), pa.string())))})  # fmt: skip
-    odd = pa.table({"site": pa.array([1, None], pa.timestamp("us")), "user": pa.array([True, None]), "price": [1, 2]})
+    coded_lists = table.set_column(3, "seen", table["seen"].cast(pa.list_(pa.dictionary(pa.int8(), pa.string()))))
+    odd = pa.table({"site": pa.array([1, None], pa.timestamp("us")), "user": pa.array([True, None]), "price": [1, 2],
+                    "seen": pa.array([[2.5], None], pa.list_(pa.float64()))})  # fmt: skip
     for one in (table, coded, views, odd, coded_lists):
         yield stream(one), ARROW, named
         yield stream(one, compression="lz4"), ARROW, named
     for one in (keys, fixed):
         yield stream(one), ARROW, named
         yield stream(one, compression="zstd"), ARROW, named
+    yield b'site,user,price,seen\na,3,0.5,a|b\r\n"b, ""c""",,NA,\n\n"True",1.0,2,7|\n', CSV, named
     yield json.dumps({"instances": [*rows, {"keys": [1, 2**64 - 1], "values": [0.5, 1]}]}).encode(), JSON, named
 
 

@@ -162,23 +162,24 @@ def test_a_cell_that_cannot_be_taken_is_named(columns_model, instance, message):
         columns_model[0].instances([{}, instance])
 
 
-def test_arrow_bodies_have_columns_left_out_missing_texts_and_views(columns_model):
+def test_arrow_bodies_have_missing_texts_and_views(columns_model):
     asked, *_ = columns_model
-    rows = [{"site": "b", "user": "3", "price": 2.0, "seen": ["a"]}, {"site": "NA", "user": None}, {}]
+    rows = [{"site": "b", "user": "3", "price": 2.0, "seen": ["a", "NA"]}, {"site": "NA", "user": None}, {"age": 3}]
     want = asked.instances(rows)
     table = pa.Table.from_pylist(rows, pa.schema({"site": pa.string(), "user": pa.string(), "price": pa.float32(),
-                                                  "seen": pa.list_(pa.string())}))  # fmt: skip
+                                                  "seen": pa.list_(pa.string()), "age": pa.int8()}))  # fmt: skip
     np.testing.assert_array_equal(asked.table(table), want)
     views = table.set_column(0, "site", table["site"].cast(pa.string_view()))
     np.testing.assert_array_equal(asked.table(views), want)
     coded = table.set_column(0, "site", table["site"].dictionary_encode())
     np.testing.assert_array_equal(asked.table(pa.concat_tables([coded.slice(2), coded.slice(0, 1)])), want[[2, 0]])
-    np.testing.assert_array_equal(asked.table(table.select(["user"])), asked.instances([{"user": "3"}, {}, {}]))
+    with pytest.raises(RequestError, match=r"column '(site|price)' is not there: the columns are 'user'"):
+        asked.table(table.select(["user"]))
     bad = table.set_column(2, "price", pa.array(["2", None, "many"]))
     with pytest.raises(RequestError, match="instance 2, column 'price': 'many' is not a number"):
         asked.table(bad)
     with pytest.raises(RequestError, match="column 'seen' holds string: this model takes lists"):
-        asked.table(pa.table({"seen": ["a"]}))
+        asked.table(table.set_column(3, "seen", pa.array(["a"] * 3)))
 
 
 def text_models():
@@ -360,12 +361,14 @@ def test_rows_of_csv_predict_as_the_files_that_were_trained_on(of_csv, name):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("site;price\n", "no instances: send at least one row below the header"),
-        ("", "no instances"),
-        ("site;price\na;1\nb\n", "instance 1: 1 cells, and there are 2 columns"),
-        ("site;price\na;many\n", "instance 0, column 'price': 'many' is not a number"),
-        ('site;price\n"a;1\n', "the body is not csv"),
-        ('site;price\n"a\nb";1\n', "the body is not csv: a row is one line"),
+        ("site;price;seen\n", "no instances: send at least one row below the header"),
+        ("", "column 'site' is not there"),
+        ("site;price\na;1\n", "column 'seen' is not there: the columns are 'site', 'price'"),
+        ("site;price;seen\na;1;\nb\n", "instance 1: there are more or fewer cells than columns"),
+        ("site;price;seen\n\na;;\nb;many;\n", "instance 1, column 'price': a value is not a finite decimal number at"),
+        ('site;price;seen\n"a;1;\n', "instance 0: a cell in quotes has no closing quote on its line"),
+        ("site;price;seen\ra;1;\rb;2;\r", "the header is not a row of column names"),
+        (";".join(f"c{i}" for i in range(10_001)), "10001 columns: at most 10000 are accepted"),
     ],
 )
 def test_rows_of_csv_that_cannot_be_used_are_refused_with_words(of_csv, body, message):
@@ -374,6 +377,6 @@ def test_rows_of_csv_that_cannot_be_used_are_refused_with_words(of_csv, body, me
 
 
 def test_a_body_of_csv_has_a_bounded_memory(of_csv):
-    body = b"site;price\n" + b"a;1\n" * 1000
+    body = b"site;price;seen\n" + b"a;1;\n" * 1000
     with Account(Budget(Limits(decoded_bytes=100_000))) as account, pytest.raises(TooLargeError):
         examples(body, "text/csv", of_csv[1]["named"][0], account)

@@ -10,9 +10,10 @@ import numpy as np
 
 from shoal.data import Batch
 from shoal.serve.inputs import InputSpec
-from shoal.serve.instances import decode_csv, decode_json, decode_lines
+from shoal.serve.instances import decode_json
 from shoal.serve.ipc import decode_arrow
 from shoal.serve.limits import Account, RequestError
+from shoal.serve.lines import decode_csv, decode_lines
 
 if TYPE_CHECKING:
     from shoal.models.learner import Floats
@@ -33,9 +34,9 @@ def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, accoun
     ----------
     body : bytes
     content_type : str
-        `JSON`: ``{"instances": [...]}``, see instances.py. `TEXT`: lines as in the training data. `CSV`: rows
-        with the header of the training data. `ARROW`: a stream of
-        record batches with columns ``keys``, ``values`` and ``fields`` (lists), or with the model's own.
+        `JSON`: ``{"instances": [...]}``, see instances.py. `TEXT`: lines as in the training data. `CSV`: rows with the
+        header of the training data. `ARROW`: a stream of record batches with columns ``keys``, ``values`` and
+        ``fields`` (lists), or with the model's own.
     spec : InputSpec
         Of the model.
     account : Account

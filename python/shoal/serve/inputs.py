@@ -2,10 +2,12 @@
 
     form of an instance   taken by models of                    decoded by
     keys                  every format                          instances.py
-    columns by name       csv, Parquet, Arrow; Criteo           instances.py; Arrow bodies: ipc.py
-    lines of text         libsvm, libffm, vw, Criteo            instances.py, by the parser that read the training data
+    columns by name       csv, Parquet, Arrow; Criteo           instances.py
+    tables                csv, Parquet, Arrow                   by the readers of csv (lines.py) and Arrow (ipc.py)
+    lines of text         libsvm, libffm, vw, Criteo            by the reader of the training data (lines.py)
 
-Every form ends as `Examples`: rows of features with their fields, to which `InputSpec.batch` adds the interactions.
+A table or lines in a body are read as in a file. Every form ends as `Examples`: rows of features with their fields, to
+which `InputSpec.batch` adds the interactions.
 
 Threads: an InputSpec is immutable.
 """
@@ -21,8 +23,9 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.data import Batch
-from shoal.data.columns import CATEGORICAL, LABEL, LIST, MISSING, NUMERIC, PASSED_OVER, Columns
+from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, Columns, missing_texts
 from shoal.data.criteo import column_of
+from shoal.data.csv import csv_format
 from shoal.data.interactions import named_pairs
 from shoal.data.readers import field_number
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW, Format
@@ -33,8 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CRITEO_COLUMNS", "Examples", "InputSpec"]
 
+MOST_COLUMNS = 10_000  # of a table in a body
 _NAMED = ("csv", "parquet", "arrow")
 _LINES = {form.name: form for form in (LIBSVM, LIBFFM, VW, CRITEO)}
+_OF_CSV = ("sep", "list_separator", "na_values", "keep_default_na")
 _FEATURE_BYTES = 32  # of a feature in a batch and in the key batch made of it
 CRITEO_COLUMNS = (*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 
@@ -79,11 +84,11 @@ class InputSpec:
         self._roles = {} if self.columns is None else _roles(self.columns)
         every = self.columns is not None and self.columns.categorical is None
         self.others = CATEGORICAL if every else PASSED_OVER
-        self.missing = _missing(model.format, schema)
+        self.missing = frozenset(missing_texts(model.format, schema))
         self.header: list[str] | None = schema.get("columns")  # of files without one
-        self.label: str | None = schema.get("label")
         self.separator: str = schema.get("sep", ",")
         self.list_separator: str = schema.get("list_separator", "|")
+        self._of_csv = {name: schema[name] for name in _OF_CSV if name in schema}
         pairs = schema.get("interactions", ())
         form = self.fields_of or model.format
         numbers = [[field_number(str(form), name) for name in pair] for pair in named_pairs(pairs)]
@@ -104,6 +109,16 @@ class InputSpec:
     def role(self, name: str) -> int:
         """Return the role of a column: CATEGORICAL, NUMERIC, LIST, LABEL or PASSED_OVER."""
         return self._roles.get(name, self.others)
+
+    def csv(self) -> Format | None:
+        """Return the format of rows of csv, without interactions; None: the model has no columns.
+
+        Each call makes one: it collects the names of the columns that it finds.
+        """
+        if self.columns is None:
+            return None
+        made = csv_format(self.columns, names=self.header, **self._of_csv)
+        return replace(made, labelled=False, fielded=True, pairs=())
 
     def named(self) -> list[str]:
         """Return the names of the columns that are known to be features."""
@@ -223,14 +238,6 @@ def _roles(columns: Columns) -> dict[str, int]:
         **({} if columns.weight is None else {columns.weight: PASSED_OVER}),
         **({} if columns.label is None else {columns.label: LABEL}),
     }
-
-
-def _missing(form: str | None, schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the texts of empty cells, as the reader of the training data had them."""
-    if form != "csv":
-        return frozenset()
-    usual = MISSING if schema.get("keep_default_na", True) else ()
-    return frozenset([*usual, *schema.get("na_values", ())])
 
 
 def _line_format(form: str | None, *, fielded: bool) -> Format | None:

@@ -12,29 +12,28 @@ Threads: pure functions.
 
 from __future__ import annotations
 
-import csv
 import re
 from array import array
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from shoal.data import Batch, hash_strings
-from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER
+from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, missing_numbers
 from shoal.data.criteo import INTEGER_COLUMNS
-from shoal.data.fill import MalformedLineError, parse_text
+from shoal.data.hashing import hash_cells, number_of_text, texts_of_numbers
 from shoal.data.readers import field_number
 from shoal.serve.inputs import CRITEO_COLUMNS, Examples, InputSpec, criteo_column, to_batch
 from shoal.serve.limits import Account, RequestError
+from shoal.serve.lines import of_lines
 
-__all__ = ["decode_csv", "decode_json", "decode_lines"]
+__all__ = ["decode_json"]
 
 _VALUE_BYTES = 96  # of a JSON value as a Python object, with its entry in a dictionary
 _EXCERPT = 80
-_NUMBER = re.compile(r"[ \t]*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[ \t]*", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{1,24}", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
 _LINE_ENDS = re.compile(r"[\t\r\n]")
@@ -87,67 +86,6 @@ def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account) -> B
             raise RequestError(f"instance {number}: {error}") from None
     parts = [*sparse.examples(account), *named.examples(account), *lines.examples(account)]
     return to_batch(parts, len(raws))
-
-
-def decode_lines(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
-    """Make a batch of a body of lines of text.
-
-    Raises
-    ------
-    RequestError
-    """
-    account.decoded(_VALUE_BYTES * (1 + body.count(b"\n")) + len(body))
-    rows = _LineRows(spec)
-    lines = body.removesuffix(b"\n").split(b"\n") if body else []
-    for number, line in enumerate(lines):
-        try:
-            rows.add(number, bytes(line))
-        except RequestError as error:
-            raise RequestError(f"instance {number}: {error}") from None
-    if not lines:
-        raise RequestError("no instances: send at least one line")
-    return to_batch(list(rows.examples(account)), len(lines))
-
-
-def decode_csv(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
-    """Make a batch of rows of csv, with the header, the separators and the missing cells of the training data.
-
-    Raises
-    ------
-    RequestError
-        It names the instance, and the column where there is one.
-    """
-    if spec.columns is None:
-        raise RequestError(f"this model has no columns: {spec}")
-    cells = body.count(spec.separator.encode()) + body.count(b"\n") + body.count(spec.list_separator.encode())
-    account.decoded(_VALUE_BYTES * (1 + cells) + 4 * len(body))
-    text = body.decode().removesuffix("\n").splitlines()
-    names, rows = spec.header, _NamedRows(spec)
-    lists = {name for name in spec.named() if spec.role(name) == LIST}
-    begin = 0 if names is not None else 1
-    try:
-        found = list(csv.reader(text, delimiter=spec.separator, strict=True))
-    except csv.Error as error:
-        raise RequestError(f"the body is not csv: {error}") from None
-    if len(found) <= begin:
-        raise RequestError("no instances: send at least one row" + (" below the header" if begin else ""))
-    if len(found) != len(text):
-        raise RequestError("the body is not csv: a row is one line, and a quote is not closed on its own")
-    names = found[0] if names is None else names
-    unlabelled = [name for name in names if name != spec.label]
-    for number, row in enumerate(found[begin:]):
-        given = unlabelled if len(row) == len(unlabelled) else names
-        if len(row) != len(given):
-            raise RequestError(f"instance {number}: {len(row)} cells, and there are {len(names)} columns")
-        instance: dict[str, Any] = dict(zip(given, row, strict=True))
-        for name in lists & instance.keys():
-            instance[name] = instance[name].split(spec.list_separator) if instance[name] else []
-        try:
-            rows.add(number, instance)
-        except RequestError as error:
-            place = "," if isinstance(error, _ColumnError) else ":"
-            raise RequestError(f"instance {number}{place} {error}") from None
-    return to_batch(list(rows.examples(account)), len(found) - begin)
 
 
 def _add(number: int, raw: msgspec.Raw, sparse: _SparseRows, named: _NamedRows, lines: _LineRows) -> None:
@@ -264,6 +202,7 @@ class _NamedRows:
         self._lengths: list[int] = []
         self._columns: dict[str, _Column] = {}
         self._count = 0
+        self._missing_numbers = frozenset(missing_numbers(spec.missing))
         self._numeric: list[tuple[int, float]] = []  # features, and their values
         self._floats: list[tuple[list[str], int, float]] = []  # texts that become numbers, all at once
 
@@ -280,7 +219,7 @@ class _NamedRows:
                 continue
             if cell is None or role in (PASSED_OVER, LABEL):
                 continue
-            if isinstance(cell, str) and cell in missing:
+            if self._is_missing(cell):
                 continue
             if role == NUMERIC:
                 value = _number(name, cell)
@@ -293,13 +232,17 @@ class _NamedRows:
         self._numbers.append(number)
         self._lengths.append(self._count - before)
 
+    def _is_missing(self, cell: Any) -> bool:
+        if isinstance(cell, str):
+            return cell in self.spec.missing
+        return isinstance(cell, int | float) and not isinstance(cell, bool) and cell in self._missing_numbers
+
     def _add_list(self, name: str, cells: Any) -> None:
         if not isinstance(cells, list):
             raise _ColumnError(name, f"{_excerpt(cells)} is not a list, and this column holds lists")
         for cell in cells:
             # csv has no elements of no bytes; elsewhere they are texts.
-            empty = isinstance(cell, str) and (cell in self.spec.missing or (not cell and self.spec.format == "csv"))
-            if cell is not None and not empty:
+            if cell is not None and not self._is_missing(cell) and not (cell == "" and self.spec.format == "csv"):
                 self._put(name, cell)
 
     def _put(self, name: str, cell: Any) -> None:
@@ -326,7 +269,7 @@ class _NamedRows:
         if not self._numbers:
             return
         if self._floats:
-            texts = _texts_of([number for _, _, number in self._floats])
+            texts = texts_of_numbers([number for _, _, number in self._floats])
             for (column, i, _), text in zip(self._floats, texts, strict=True):
                 column[i] = text
         assert self.spec.columns is not None
@@ -334,7 +277,7 @@ class _NamedRows:
         columns = self._columns.values()
         fields = hash_strings(list(self._columns))
         hashed = hash_strings([shared.get(name, name) for name in self._columns]) if shared else fields
-        hashes = [hash_strings(one.texts, field) for one, field in zip(columns, hashed.tolist(), strict=True)]
+        hashes = [hash_cells(one.texts, field) for one, field in zip(columns, hashed.tolist(), strict=True)]
         places = [place for one in columns for place in one.places]
         keys, of = np.empty(self._count, np.uint64), np.empty(self._count, np.uint64)
         if places:
@@ -358,8 +301,7 @@ class _LineRows:
         self._lines: list[bytes] = []
 
     def add(self, number: int, line: bytes) -> None:
-        form = self.spec.lines
-        if form is None:
+        if self.spec.lines is None:
             raise RequestError(f"a line of text, {_excerpt(line.decode('utf-8', 'backslashreplace'))}: {self.spec}")
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if b"\n" in line:
@@ -370,32 +312,9 @@ class _LineRows:
         self._numbers.append(number)
 
     def examples(self, account: Account) -> Iterator[Examples]:
-        if not self._lines:
-            return
-        assert self.spec.lines is not None
-        text = b"\n".join([*self._lines, b""])
-        # A feature has three bytes of text or more, and uses 20 bytes of arrays that double as they grow.
-        account.decoded(2 * 20 * (len(text) // 3))
-        try:
-            batch = parse_text(self.spec.lines, text)
-        except MalformedLineError as error:
-            self._raise(error)
-        if batch is None or len(batch) != len(self._lines):
-            raise RequestError("a line without an example: leave out blank lines")
-        numbers = np.array(self._numbers, np.int64)
-        made = Examples(numbers, batch.indptr, batch.keys, batch.values, batch.fields)
-        yield self.spec.batch(made, account, crossed=False)
-
-    def _raise(self, error: MalformedLineError) -> NoReturn:
-        line, at = error.line, error.at
-        begin = max(0, at - _EXCERPT // 2)
-        shown = line[begin : begin + _EXCERPT].decode("utf-8", "backslashreplace")
-        name, column = self.spec.format, ""
-        if self.spec.is_criteo and 0 < (tabs := line[:at].count(b"\t")) <= len(CRITEO_COLUMNS):
-            column = f", column {CRITEO_COLUMNS[tabs - 1]!r}"
-        raise RequestError(
-            f"instance {self._numbers[error.number]}{column}: {error} at byte {at} of the {name} line: {shown!r}"
-        )
+        if self._lines:
+            numbers = np.array(self._numbers, np.int64)
+            yield of_lines(b"\n".join(self._lines), self.spec, account, numbers)
 
 
 def _criteo_line(instance: dict[str, Any]) -> bytes:
@@ -433,22 +352,18 @@ def _criteo_line(instance: dict[str, Any]) -> bytes:
 
 def _number(name: str, cell: Any) -> float:
     """Return the number of a cell."""
-    if not isinstance(cell, int | float) and not (isinstance(cell, str) and _NUMBER.fullmatch(cell)):
+    if isinstance(cell, str):
+        try:
+            return number_of_text(cell)
+        except ValueError as error:
+            raise _ColumnError(name, f"{_excerpt(cell)} {error}") from None
+    if not isinstance(cell, int | float):
         raise _ColumnError(name, f"{_excerpt(cell)} is not a number")
     number = float(cell)
     with np.errstate(over="ignore"):
         if not np.isfinite(np.float32(number)):
             raise _ColumnError(name, f"{_excerpt(cell)} is not finite as float32")
     return number
-
-
-def _texts_of(numbers: list[float]) -> list[str]:
-    """Return the texts of numbers as Arrow casts them, which is how training data has them."""
-    from shoal.data.arrow import pyarrow
-
-    arrow = pyarrow()
-    texts: list[str] = arrow.array(numbers, arrow.float64()).cast(arrow.string()).to_pylist()
-    return texts
 
 
 def _indptr(lengths: list[int]) -> npt.NDArray[np.int64]:

@@ -15,25 +15,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from shoal.data import Batch, read_arrow
-from shoal.data.arrow import pyarrow
-from shoal.data.columns import LIST, NUMERIC
-from shoal.serve.inputs import Examples, InputSpec, to_batch
+from shoal.data import Batch
+from shoal.data.arrow import RowError, featured, pyarrow
+from shoal.data.columns import LIST, PASSED_OVER
+from shoal.data.rebatch import joined
+from shoal.serve.inputs import MOST_COLUMNS, Examples, InputSpec, to_batch
 from shoal.serve.limits import Account, RequestError
 
 __all__ = ["decode_arrow"]
 
-_MOST_COLUMNS = 10_000
 _MOST_BATCHES = 10_000
 _COLUMN_BYTES = 4096  # for a column of a batch, even a short one: it takes as much time as this many bytes of text
 _CELL_BYTES = 32  # of a cell while its column is hashed
 _PREFIX_BYTES = 8  # of a compressed buffer: its length, or -1 if it is stored uncompressed
 _VIEW_BYTES = 16  # of a text in a view
-_NUMBER = r"^[ \t]*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[ \t]*$"
+_ROWS = 1 << 14  # that are read at a time
 
 
 def decode_arrow(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
@@ -55,8 +56,8 @@ def _decode(body: Any, spec: InputSpec, account: Account) -> Batch:
     _check_messages(body, account)
     with arrow.ipc.open_stream(body) as stream:
         names = stream.schema.names
-        if len(names) > _MOST_COLUMNS:
-            raise RequestError(f"{len(names)} columns: at most {_MOST_COLUMNS} are accepted")
+        if len(names) > MOST_COLUMNS:
+            raise RequestError(f"{len(names)} columns: at most {MOST_COLUMNS} are accepted")
         by_keys = "keys" in names and spec.role("keys") == spec.others and _is_list(stream.schema.field("keys").type)
         taken = [name for name in names if name in ("keys", "values", "fields")] if by_keys else _features(names, spec)
         for name in taken:
@@ -77,8 +78,6 @@ def _decode(body: Any, spec: InputSpec, account: Account) -> Batch:
         raise RequestError("no rows: send at least one")
     if by_keys:
         return to_batch([spec.batch(_of_keys(batches, spec), account)], rows)
-    if spec.columns is None:
-        raise RequestError(f"columns {', '.join(map(repr, names[:9]))}: {spec}")
     return to_batch([spec.batch(_of_columns(batches, rows, spec), account, crossed=False)], rows)
 
 
@@ -254,66 +253,40 @@ def _flat(batches: list[Any], name: str, dtype: Any) -> tuple[Any, Any]:
 
 
 def _features(names: list[str], spec: InputSpec) -> list[str]:
-    """Return the columns that are features, without label and weight."""
+    """Return the columns that are features; as in a file, none may be missing."""
     if spec.columns is None:
-        return []
-    columns = spec.columns
-    others = columns.categorical is None
-    left_out = (columns.label, columns.weight)
-    known = set(spec.named())
-    return [name for name in names if name not in left_out and (others or name in known)]
+        raise RequestError(f"columns {', '.join(map(repr, names[:9]))}: {spec}")
+    kinds = spec.columns.kinds_of(names, labelled=False)
+    return [name for name, kind in zip(names, kinds, strict=True) if kind != PASSED_OVER]
 
 
 def _of_columns(batches: list[Any], rows: int, spec: InputSpec) -> Examples:
-    """Read named columns as the model's training data was read."""
+    """Read named columns as the reader of Arrow does."""
+    assert spec.columns is not None
+    columns = replace(spec.columns, interactions=())
+    missing = sorted(spec.missing)
+    made, first = [], 0
+    for batch in batches:
+        for begin in range(0, batch.num_rows, _ROWS):
+            piece = _without_views(batch.slice(begin, _ROWS))
+            try:
+                made.append(featured(piece, columns, None, fielded=True, labelled=False, missing=missing))
+            except RowError as error:
+                raise RequestError(f"instance {first + error.row}, column {error.column!r}: {error}") from None
+            first += piece.num_rows
+    one = joined(made)
+    return Examples(np.arange(rows), one.indptr, one.keys, one.values, one.fields)
+
+
+def _without_views(batch: Any) -> Any:
+    """Turn views into texts: not by a cast, which also follows the views of nulls, which are not validated."""
     arrow = pyarrow()
-    columns = spec.columns
-    assert columns is not None
-    firsts = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
-    table = arrow.Table.from_batches(
-        [_with_missing(batch, spec, first) for batch, first in zip(batches, firsts, strict=False)]
-    )
-    for name in spec.named():
-        if name not in table.column_names:  # missing in all examples
-            kind = arrow.list_(arrow.string()) if name in columns.lists else arrow.string()
-            table = table.append_column(name, arrow.nulls(rows, kind))
-    reader = read_arrow(
-        table,
-        label=None,
-        categorical=columns.categorical,
-        numeric=columns.numeric,
-        lists=columns.lists,
-        batch_size=rows,
-    )
-    try:
-        (batch,) = list(reader.with_fields())
-    except ValueError as error:
-        raise RequestError(str(error).replace("pyarrow Table, row ", "instance ")) from None
-    return Examples(np.arange(rows), batch.indptr, batch.keys, batch.values, batch.fields)
-
-
-def _check_numbers(name: str, column: Any, first: int) -> None:
-    numbers = pyarrow().compute.match_substring_regex(column, _NUMBER).fill_null(True)
-    bad = np.flatnonzero(~numbers.to_numpy(zero_copy_only=False))
-    if len(bad):
-        text = column[int(bad[0])].as_py()
-        raise RequestError(f"instance {first + bad[0]}, column {name!r}: {text[:80]!r} is not a number")
-
-
-def _with_missing(batch: Any, spec: InputSpec, first: int) -> Any:
-    """Turn views into texts, and texts that stand for empty cells in the training data into nulls."""
-    arrow = pyarrow()
-    types = arrow.types
+    if not any(_is_view(column.type) for column in batch.columns):
+        return batch
     arrays = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+    for column in batch.columns:
         if _is_view(column.type):
-            # Not by a cast, which also follows the views of nulls, which are not validated.
-            kind = arrow.large_string() if types.is_string_view(column.type) else arrow.large_binary()
+            kind = arrow.large_string() if arrow.types.is_string_view(column.type) else arrow.large_binary()
             column = arrow.array(column.to_pylist(), kind)
-        if spec.missing and (types.is_string(column.type) or types.is_large_string(column.type)):
-            empty = arrow.compute.is_in(column, value_set=arrow.array(sorted(spec.missing), column.type))
-            column = arrow.compute.if_else(empty, arrow.scalar(None, column.type), column)
-        if spec.role(name) == NUMERIC and (types.is_string(column.type) or types.is_large_string(column.type)):
-            _check_numbers(name, column, first)
         arrays.append(column)
     return arrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
