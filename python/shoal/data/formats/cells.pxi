@@ -242,11 +242,18 @@ cdef uint64_t respelled_key(uint64_t seed, const uint8_t* p, size_t n, const uin
     return unscrambled_key(seed, text.begin, text.size, text.end)
 
 
-cdef inline uint64_t cell_key(uint64_t seed, const uint8_t* p, size_t n, const uint8_t* end) noexcept nogil:
-    """The key of a cell with this text; the bytes up to `end` may be read."""
+cdef inline uint64_t unscrambled_cell_key(
+    uint64_t seed, const uint8_t* p, size_t n, const uint8_t* end
+) noexcept nogil:
+    """What becomes the key of a cell with this text by a last `scramble`; the bytes up to `end` may be read."""
     if unlikely(may_be_respelled(p, n)):
-        return scramble(respelled_key(seed, p, n, end))
-    return token_key(seed, p, n, end)
+        return respelled_key(seed, p, n, end)
+    return unscrambled_key(seed, p, n, end)
+
+
+cdef inline uint64_t cell_key(uint64_t seed, const uint8_t* p, size_t n, const uint8_t* end) noexcept nogil:
+    """The key of a cell with this text."""
+    return scramble(unscrambled_cell_key(seed, p, n, end))
 
 
 cdef size_t put_plain(const uint8_t* p, size_t n, uint8_t* out) noexcept nogil:

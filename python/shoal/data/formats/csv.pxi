@@ -297,8 +297,10 @@ cdef bint read_scanned_row(
             if unlikely(kept & ((number == 0) | (cell.size == 0))):
                 return False
             keys[count] = columns.seeds[column]
-        elif unlikely(pointed | (first & ODD_FIRST) | (cell.size >= 19)) and may_be_respelled(cell.begin, cell.size):
-            keys[count] = respelled_key(columns.seeds[column], cell.begin, cell.size, end)
+        elif unlikely((cell.size >= 19) | (first & ODD_FIRST)) or (
+            pointed and unlikely(ends_oddly(load4(cell.begin + cell.size - 4)))
+        ):
+            keys[count] = unscrambled_cell_key(columns.seeds[column], cell.begin, cell.size, end)
         else:
             keys[count] = unscrambled_cell(columns.seeds[column], cell.begin, cell.size + 1, end)
         if values != NULL:
@@ -320,6 +322,8 @@ cdef bint read_scanned_csv(
     if columns.lines == NULL or out.nnz + <int64_t>columns.count > out.room:
         return False
     if p[0] == 10 or (p[0] == 13 and p[1] == 10):
+        return False
+    if p - out.block < 4:  # the four bytes before the end of a cell are read
         return False
     cells = scanned_line(columns.lines, p, end, columns.separator, &stops)
     if columns.lines.line == 1:
