@@ -37,11 +37,19 @@ def scheduler(
             assert not thread.is_alive()
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+class HeldPort(socket.socket):
+    """A port of 127.0.0.1 that the system gives to nobody else while this object is open.
+
+    It is bound, and nobody listens: connections are refused. A process that sets SO_REUSEADDR, as all servers here do,
+    can listen at it meanwhile. (A port that was bound and released may be taken by any other process.)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.bind(("127.0.0.1", 0))
+        self.port: int = self.getsockname()[1]
+        self.address = f"tcp://127.0.0.1:{self.port}"
 
 
 def declare_dead(scheduler: Scheduler, role: str, rank: int) -> None:

@@ -69,13 +69,17 @@ class Relays:
         """Relay to a target; returns the port, a free one of both addresses if none is given."""
         ports = [port] if port else range(_FIRST_PORT + len(self._listeners) * 97, _LAST_PORT)
         for one in ports:
+            # Held for the role that will listen there; bound without a listener, which SO_REUSEADDR permits.
+            held = socket.socket()
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 if not port:
-                    socket.create_server((FAR, one)).close()
+                    held.bind((FAR, one))
                 listener = socket.create_server((NEAR, one))
             except OSError:
+                held.close()
                 continue
-            self._listeners.append(listener)
+            self._listeners += [listener, held]
             threading.Thread(target=self._accept, args=(listener, target, one), daemon=True).start()
             return one
         raise AssertionError("no port is free")

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -20,7 +19,7 @@ import psutil
 import pytest
 
 import shoal
-from cluster_fakes import Wire, declare_dead
+from cluster_fakes import HeldPort, Wire, declare_dead
 from server_processes import server_processes
 from shoal import _core
 from shoal.cluster.launch import local_cluster
@@ -126,10 +125,11 @@ def test_roles_end_when_the_process_that_launched_them_is_killed():
         until(lambda: not any(alive(pid) for pid in pids))
 
 
-def free_address():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+@pytest.fixture
+def address():
+    """An address where nobody listens until the test does."""
+    with HeldPort() as held:
+        yield held.address
 
 
 def alive(pid):
@@ -178,7 +178,7 @@ def test_roles_that_are_not_ready_in_time_are_all_named():
         pass
 
 
-def test_a_server_that_still_waits_for_the_others_ends_with_its_parent():
+def test_a_server_that_still_waits_for_the_others_ends_with_its_parent(address):
     with script(
         """
         import os, subprocess, sys, time
@@ -187,7 +187,7 @@ def test_a_server_that_still_waits_for_the_others_ends_with_its_parent():
         print(child.pid, flush=True)
         time.sleep(1000)
         """,
-        free_address(),  # where no scheduler listens: it waits for 300 s
+        address,  # where no scheduler listens: it waits for 300 s
     ) as process:
         pid = int(process.stdout.readline())
         until(lambda: any("zmq" in map.path for map in psutil.Process(pid).memory_maps()))
@@ -410,9 +410,9 @@ def test_workers_that_do_not_end_are_killed_by_a_second_signal_or_after_the_grac
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
-def test_mpirun_starts_a_whole_cluster_by_one_command(program):
+def test_mpirun_starts_a_whole_cluster_by_one_command(program, address):
     done = subprocess.run(
-        ["mpirun", "--oversubscribe", "-np", "4", *shoal_launch("--connect", free_address(), program, "end")],
+        ["mpirun", "--oversubscribe", "-np", "4", *shoal_launch("--connect", address, program, "end")],
         capture_output=True,
         text=True,
         timeout=LONG,
@@ -422,8 +422,7 @@ def test_mpirun_starts_a_whole_cluster_by_one_command(program):
     assert sum("of 2 sum -4500.0" in line for line in done.stdout.splitlines()) == 2
 
 
-def test_a_group_of_processes_as_srun_starts_them_ends_as_a_whole_when_one_program_fails(program):
-    address = free_address()
+def test_a_group_of_processes_as_srun_starts_them_ends_as_a_whole_when_one_program_fails(program, address):
     group = [
         subprocess.Popen(
             shoal_launch("--connect", address, program, "fail"),
@@ -448,9 +447,8 @@ def test_a_group_of_processes_as_srun_starts_them_ends_as_a_whole_when_one_progr
     until(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_a_group_that_is_told_to_end_as_a_whole_serves_until_its_workers_have_saved(tmp_path):
+def test_a_group_that_is_told_to_end_as_a_whole_serves_until_its_workers_have_saved(tmp_path, address):
     (tmp_path / "learn.py").write_text(textwrap.dedent(LEARNING))
-    address = free_address()
     group = [
         subprocess.Popen(
             shoal_launch("--connect", address, "learn.py"),
@@ -676,9 +674,9 @@ def test_a_wrong_advertised_address_is_reported_at_join_with_the_remedy():
         assert scheduler.returncode == 0
 
 
-def test_an_address_where_nobody_listens_is_said_to_be_so():
+def test_an_address_where_nobody_listens_is_said_to_be_so(address):
     with (
-        SchedulerClient(free_address(), "worker") as link,
+        SchedulerClient(address, "worker") as link,
         pytest.raises(NotConnectedError, match="no scheduler answers"),
     ):
         link.hello(timeout=0.3)

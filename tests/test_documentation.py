@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -22,6 +20,7 @@ import pytest
 import check_layers
 import documents
 import shoal
+from cluster_fakes import HeldPort
 from documents import PAGES, ROOT, blocks, commands
 from shoal import cli
 from shoal.tools import demo
@@ -122,26 +121,25 @@ def test_every_block_of_a_page_runs_in_its_order(name, data, programs, tmp_path)
     (tmp_path / "blocked").write_text(
         " ".join(sorted({module for modules in EXTRAS.values() for module in modules})) * (name in SELF_CONTAINED)
     )
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    held = HeldPort()
     env = os.environ | {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "SHOAL_DOCUMENTS_BLOCKED": str(tmp_path / "blocked"),
-        "SHOAL_DOCUMENTS_PORT": str(port),
+        "SHOAL_DOCUMENTS_PORT": str(held.port),
         "OMP_NUM_THREADS": "1",
     }
     if name in SELF_CONTAINED:
         env["PYTHONPATH"] = str(programs)  # of its sitecustomize; started, not forked
-    done = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "tests" / "documents.py", page],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    with held:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", ROOT / "tests" / "documents.py", page],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr}"
 
 

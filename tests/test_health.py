@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 
 import shoal
-from cluster_fakes import TIMEOUT, FakeServer, free_port, scheduler
+from cluster_fakes import TIMEOUT, FakeServer, HeldPort, scheduler
 from shoal.base.exposition import accepts_openmetrics
 from shoal.cli import main
 from shoal.cluster.launch.local_cluster import running
@@ -288,8 +288,8 @@ def test_a_server_lacks_what_its_map_does_not_have():
 def test_the_roles_answer_probes_while_a_cluster_forms_and_runs():
     from test_cluster_signals import processes
 
-    port = free_port()
-    with processes("--metrics-port", "*", "--replicas", "1", servers=2) as cluster:
+    with HeldPort() as held, processes("--metrics-port", "*", "--replicas", "1", servers=2) as cluster:
+        port = held.port
         cluster.wait_for(cluster.scheduler, "(probes are answered at)")
         urls = {"scheduler": cluster.scheduler.find(r"probes are answered at (\S+)")}
         until(lambda: get(f"{urls['scheduler']}/readyz") == (503, "0 of 2 servers have joined\n"))
@@ -338,8 +338,9 @@ def test_a_worker_answers_while_its_store_is_open(monkeypatch):
             shoal.connect("tcp://127.0.0.1:1", timeout=TIMEOUT)
         with pytest.raises(ValueError, match="'x' is neither PORT nor HOST:PORT"):
             shoal.connect("tcp://127.0.0.1:1", timeout=TIMEOUT, metrics_port="x")
-    url = f"http://127.0.0.1:{port}"
-    with running(1, timeout=TIMEOUT) as cluster:
+    with HeldPort() as held, running(1, timeout=TIMEOUT) as cluster:
+        url = f"http://127.0.0.1:{held.port}"
+        monkeypatch.setenv("SHOAL_METRICS_PORT", str(held.port))
         with shoal.connect(cluster.address, timeout=TIMEOUT) as store:
             assert get(f"{url}/healthz") == (200, "ok\n")
             assert get(f"{url}/readyz") == (200, "ready\n")

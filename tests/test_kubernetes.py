@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from cluster_fakes import TIMEOUT, free_port
+from cluster_fakes import TIMEOUT, HeldPort
 from manifests import KUBERNETES, ROOT, Pods, check, documents, give_keys, pods
 from shoal.cli import main, parser
 from shoal.cluster.launch.child import ChildProcess, end_all
@@ -171,7 +171,7 @@ class Nodes(LocalCluster):
         self.pods = pods(directory)
         self.folder = folder
         self.children: list[ChildProcess] = []
-        self.worker_ports = [free_port() for _ in range(self.pods["worker"].count)]
+        self.worker_ports = [HeldPort() for _ in range(self.pods["worker"].count)]
         make_keys(folder / "keys")
         for role, pod in self.pods.items():
             give_keys(folder / "keys", pod, folder / role)
@@ -184,7 +184,7 @@ class Nodes(LocalCluster):
         variables["SHOAL_CURVE"] = str(self.folder / role)
         if role == "worker":
             assert variables["SHOAL_METRICS_PORT"].startswith("0.0.0.0:")
-            variables["SHOAL_METRICS_PORT"] = str(self.worker_ports[index])
+            variables["SHOAL_METRICS_PORT"] = str(self.worker_ports[index].port)
         if self.address:
             variables["SHOAL_SCHEDULER"] = self.address
         child = ChildProcess(
@@ -230,6 +230,8 @@ def nodes(directory: str, folder: Path) -> Iterator[Nodes]:
         yield made
     finally:
         end_all(made.children, 0.0)
+        for held in made.worker_ports:
+            held.close()
 
 
 @pytest.mark.slow
@@ -244,8 +246,8 @@ def test_the_commands_of_the_pods_train_a_model_while_pods_are_evicted_and_kille
         workers = [cluster.start("worker", index, *many) for index in range(cluster.pods["worker"].count)]
         for worker in workers:
             cluster.wait_for(worker, r"(pass 1 of 6)")
-        for port in cluster.worker_ports:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=TIMEOUT) as reply:
+        for held in cluster.worker_ports:
+            with urllib.request.urlopen(f"http://127.0.0.1:{held.port}/readyz", timeout=TIMEOUT) as reply:
                 assert reply.read() == b"ready\n"
         servers[1].signal(signal.SIGKILL)  # its container is started again
         servers[1].process.wait(TIMEOUT)

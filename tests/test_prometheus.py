@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import pytest
 import yaml
 
 import shoal
+from cluster_fakes import HeldPort
 from shoal.cluster.protocol import metrics
 
 FOLDER = Path(__file__).parents[1] / "deploy" / "prometheus"
@@ -100,11 +100,6 @@ def test_promtool_accepts_the_files():
         assert done.returncode == 0, done.stderr
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
-
-
 def asked(port, expression):
     """Return the result of an expression; None while Prometheus does not answer."""
     query = urllib.parse.urlencode({"query": expression})
@@ -130,10 +125,9 @@ class Live:
     """A cluster that trains, and a Prometheus that scrapes its roles."""
 
     def __init__(self, folder, processes):
-        ports = [free_port() for _ in range(5)]
+        *ports, self.port = (processes.enter_context(HeldPort()).port for _ in range(6))
         self.address = f"tcp://127.0.0.1:{ports[0]}"
         self.targets = [f"127.0.0.1:{port}" for port in ports[1:]]
-        self.port = free_port()
         self._processes = processes
         scrapes = [{"job_name": "shoal", "static_configs": [{"targets": self.targets}]}]
         config = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import warnings
 
 import numpy as np
@@ -19,6 +18,7 @@ with warnings.catch_warnings():  # of pydantic, about Ray
     from ray import serve
 
 import shoal  # noqa: E402
+from cluster_fakes import HeldPort  # noqa: E402
 from ray_nodes import run_page_block, wait_until  # noqa: E402
 from serving import ask, exported, instances, predict, sparse_data, trained  # noqa: E402
 from shoal.serve.bodies import ARROW  # noqa: E402
@@ -32,12 +32,10 @@ pytestmark = [
 
 @pytest.fixture
 def port(ray_cluster):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        number = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": number}, proxy_location="HeadOnly")
-    yield number
-    serve.shutdown()
+    with HeldPort() as held:
+        serve.start(http_options={"host": "127.0.0.1", "port": held.port}, proxy_location="HeadOnly")
+        yield held.port
+        serve.shutdown()
 
 
 def test_a_deployment_answers_as_shoal_serve_does_and_follows_deltas(port, tmp_path):
