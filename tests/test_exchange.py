@@ -309,12 +309,35 @@ def test_a_vw_model_without_names_has_indices_for_keys(tmp_path):
         (HEAD[:-3], "no line ':0'"),
         (HEAD + "1:0.5\na^b:2:0.5\n", "line 13: unlike the lines before"),
         (HEAD + "1:0.5 0.1 0.2\n", "save_resume"),
+        (HEAD, "no weights after the line ':0'"),
+        (
+            HEAD.replace("options:", "options: --hash_seed 0 --quadratic ab") + "1:0.5\n",
+            r"line 9: .*\(--quadratic ab\)",
+        ),
+        (HEAD.replace("options:", "options: -q ::") + "1:0.5\n", "combined features .* as interactions"),
+        (HEAD.replace("0 ngram", "2 pairs: ab ac \n0 ngram") + "1:0.5\n", r"line 7: .*\(2 pairs: ab ac\)"),
+        (HEAD + "a^x:2:0.5\na^x*b^y:2:0.5\n", r"line 13: .*\(a\^x\*b\^y\)"),
     ],
 )
 def test_other_texts_are_no_vw_models(tmp_path, text, message):
     (tmp_path / "m.txt").write_text(text)
     with pytest.raises(ValueError, match=message):
         convert.read_vw_model(tmp_path / "m.txt", bias_key=5)
+
+
+def test_a_product_in_a_name_of_one_feature_is_no_combination(tmp_path):
+    (tmp_path / "m.txt").write_text(HEAD + "size^5*7:2:0.5\nx*y:3:1\n")
+    assert len(convert.read_vw_model(tmp_path / "m.txt", bias_key=5)[0]) == 2
+
+
+def test_files_without_weights_make_no_model(tmp_path, capsys):
+    np.savez(tmp_path / "empty.npz", keys=np.zeros(0, np.uint64), weights=np.zeros((0, 3), np.float32))
+    assert convert.read_npz_rows(tmp_path / "empty.npz")[1].shape == (0, 3)
+    (tmp_path / "empty.txt").write_text(HEAD)
+    for name, kind in (("empty.npz", "npz"), ("empty.txt", "vw")):
+        assert cli.main(["convert", str(tmp_path / name), "--output", str(tmp_path / "m"), "--from", kind]) == 2
+        assert "no weights" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
 
 
 def test_the_command_writes_every_table_of_a_checkpoint(tmp_path, capsys):

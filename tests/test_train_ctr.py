@@ -861,3 +861,25 @@ def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_pa
             )
             got.append((rows_of(click), dense_of(click), untimed(click.history)))
     assert got[0] == got[1]
+
+
+def test_a_model_in_the_directory_is_replaced_only_on_request(clicks, tmp_path):
+    for overwrite in (False, True, False):
+        with shoal.local(threads=1) as store:
+            module = DeepFM(shoal.torch.tables(store), 2, dim=2, hidden=[2])
+            fields = Fields(names=["user", "ad"])
+            how = {"fields": fields, "store": store, "progress": False, "directory": tmp_path / "m"}
+            if files.is_model(tmp_path / "m") and not overwrite:
+                with pytest.raises(ValueError, match="holds a model already: pass overwrite=True"):
+                    train(module, reader(clicks), overwrite=overwrite, **how)
+            else:
+                assert train(module, reader(clicks), overwrite=overwrite, **how).examples == 1000
+
+
+def test_an_export_that_cannot_be_served_is_said(clicks, tmp_path, capsys):
+    with shoal.local(threads=1) as store:
+        module = DeepFM(shoal.torch.tables(store), 2, dim=2, hidden=[2])
+        fields = Fields(names=["user", "ad"])
+        train(module, reader(clicks), fields=fields, store=store, progress=False, directory=tmp_path / "m")
+    assert main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "e")]) == 0
+    assert "was not made by a configuration (shoal train ctr): shoal serve cannot rebuild it" in capsys.readouterr().err

@@ -124,6 +124,8 @@ def _model(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
     else:
         read = convert.read_npz_rows if arguments.kind == "npz" else convert.read_parquet_rows
         keys, rows = read(source)
+    if not len(keys):
+        raise ValueError(f"{source} has no weights")
     if rows.shape[1] != 1:
         raise ValueError(f"{source} has rows of {rows.shape[1]} weights: a logistic regression has one per key")
     with LogisticRegression() as model:

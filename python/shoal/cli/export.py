@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.answers import Answer
+from shoal.cli.answers import Answer, warn
 from shoal.cli.arguments import cached, command, machine, overwriting
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def export(arguments: argparse.Namespace) -> Answer:
     extras: dict[str, bytes] = {}
     folder, described = files.checkpoint_in(arguments.path)
     if described is not None:
+        if described.model == files.CLICK and not described.click:
+            warn(
+                f"the module of {arguments.path} was not made by a configuration (shoal train ctr): shoal serve cannot "
+                "rebuild it; shoal.open_export reads its tables"
+            )
         model, extras = files.for_export(arguments.path, described)
     target = open_dir(arguments.output)
     check_target(target, overwrite=arguments.overwrite)  # before rows are read

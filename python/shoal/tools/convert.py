@@ -18,6 +18,7 @@ Threads: any number of callers.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,9 @@ __all__ = ["VW_CONSTANT", "load_parquet", "read_npz_rows", "read_parquet_rows", 
 
 Keys = npt.NDArray[np.uint64]
 
+# In the head of a readable model: counts of old versions, options of new ones.
+_COMBINED = re.compile(r"^[1-9]\d* (pairs|triples|interactions):.*|(?<!\S)(-q|--(quadratic|cubic|interactions))\b.*")
+_PRODUCT = re.compile(r"\*[^*]*\^")  # in a name: a^x*b^y
 VW_CONSTANT = 11650396  # Vowpal Wabbit's index of the bias, before it is masked to the model's bits
 _ROW_GROUP = 1 << 20
 _ABOUT = b"shoal"  # in a schema's metadata
@@ -390,7 +394,7 @@ def read_npz_rows(path: str | os.PathLike[str], *, key: str = "keys", weights: s
     if len(keys) != len(rows):
         raise ValueError(f"{os.fspath(path)}: {len(keys)} keys and {len(rows)} rows of weights")
     with np.errstate(over="ignore"):  # infinite results are refused
-        numbers = rows.reshape(len(rows), -1).astype(np.float32)
+        numbers = rows.reshape(len(rows), 1 if rows.ndim == 1 else rows.shape[1]).astype(np.float32)
     return _checked(path, _bits(keys), numbers)
 
 
@@ -425,7 +429,8 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
     Raises
     ------
     ValueError
-        The file is not such a model, or has more than linear weights; the message names the line.
+        The file is not such a model, has no weights, or has more than linear weights of single features; the message
+        names the line.
 
     Notes
     -----
@@ -450,6 +455,8 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
                     )
                 if text.startswith("bits:"):
                     bits = int(text[5:])
+                if (combined := _COMBINED.search(text)) is not None:
+                    raise ValueError(f"{where}: {_combined(combined[0].strip())}")
                 in_weights = text == ":0"
                 continue
             *name, index, weight = text.rsplit(":", 2)
@@ -468,6 +475,8 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
                 continue
             weights.append(value)
             if named:
+                if _PRODUCT.search(name[0]) is not None:
+                    raise ValueError(f"{where}: {_combined(name[0])}")
                 field, mark, feature = name[0].partition("^")
                 fields.append(field if mark else "")
                 names.append(feature if mark else name[0])
@@ -475,10 +484,19 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
                 indices.append(at)
     if not in_weights:
         raise ValueError(f"{os.fspath(path)}: no line ':0' before weights: it is not a readable model, or is truncated")
+    if not weights and constant is None:
+        raise ValueError(f"{os.fspath(path)}: no weights after the line ':0': the model is empty, or is truncated")
     keys = _keys_of(fields, names) if named else np.array(indices, np.uint64)
     if constant is not None:
         keys, weights = np.append(keys, np.uint64(bias_key)), [*weights, constant]
     return _checked(path, keys, np.array(weights, np.float32).reshape(-1, 1))
+
+
+def _combined(what: str) -> str:
+    return (
+        f"the model has combined features ({what[:60]}), whose weights would match nothing: train it without them, or "
+        "train here, with the pairs of namespaces as interactions"
+    )
 
 
 def _keys_of(fields: list[str], names: list[str]) -> Keys:

@@ -53,6 +53,7 @@ def train(
     directory: StoragePath | None = None,
     checkpoint_every: int | None = None,
     resume: Resume = False,
+    overwrite: bool = False,
     callbacks: Callback | Callable[[FitProgress], None] | Iterable[Any] = (),
     staleness: int = 0,
     precision: Precision = "float32",
@@ -78,6 +79,8 @@ def train(
     resume : bool or "appended"
         Resume the fit whose checkpoint is in ``directory``; without one a fit begins. "appended" allows that files
         have grown and that files were added at the end of the list.
+    overwrite : bool
+        Whether to replace a model that is in ``directory``.
     callbacks : function, Callback, or list of them, optional
         As `shoal.models.Model.fit`.
     staleness, precision
@@ -114,7 +117,7 @@ def train(
         progress=progress,
         checkpointer=None
         if directory is None
-        else FitCheckpointer(model, open_dir(directory, storage_options), checkpoint_every),
+        else FitCheckpointer(model, open_dir(directory, storage_options), checkpoint_every, overwrite=overwrite),
         resume=resume,
         callbacks=callbacks,
     )
