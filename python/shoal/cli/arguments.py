@@ -104,6 +104,7 @@ def columns(parser: argparse.ArgumentParser) -> None:
         "--categorical", type=_names, metavar="A,B,...", help="columns of text (default: all other columns)"
     )
     named.add_argument("--numeric", type=_names, metavar="A,B,...", help="columns of numbers (default: none)")
+    named.add_argument("--ignore", type=_names, metavar="A,B,...", help="columns that are not features (default: none)")
     named.add_argument("--weight", metavar="NAME", help="column of the example weights")
     named.add_argument("--positive", metavar="TEXT", help="text of the positive label (default: labels are numbers)")
     named.add_argument("--sep", type=_separator, metavar="C", help=r"separator of csv: ';', tab (default: ,)")
@@ -285,7 +286,7 @@ def schema_of(arguments: argparse.Namespace) -> dict[str, Any]:
     named = ("label", "categorical", "numeric", "weight", "positive", "sep", "columns", "na_values")
     schema = {name: value for name in named if (value := getattr(arguments, name)) is not None}
     if arguments.format not in COLUMN_FORMATS:
-        for name in schema:
+        for name in (*schema, *(["ignore"] if arguments.ignore else [])):
             option, formats = f"--{name.replace('_', '-')}", ", ".join(COLUMN_FORMATS)
             raise ValueError(f"{option} applies to {formats}, not to {arguments.format}: leave it out")
     elif "sep" in schema and arguments.format != "csv":
@@ -326,6 +327,29 @@ def open_reader(
             raise ValueError(f"--reader-threads is {arguments.reader_threads}: pass 1 or more")
         how |= {"on_error": arguments.on_error, "reader_threads": arguments.reader_threads}
     return READERS[form](path, **schema, **how)
+
+
+def with_known_columns(data: Reader, ignored: Sequence[str]) -> Reader:
+    """Return a reader of the same columns in every file, without the ignored ones.
+
+    Raises
+    ------
+    ValueError
+        One of these is not a column that is taken because nothing is said of it.
+    """
+    known = data.with_columns()
+    if not ignored:
+        return known
+    taken = known.schema.get("categorical")
+    if taken is None or "categorical" in data.schema:
+        why = "the columns of a stream are not known before it is read" if taken is None else "--categorical names them"
+        raise ValueError(f"--ignore leaves out columns of which nothing is said, and {why}: leave it out")
+    for name in ignored:
+        if name not in taken:
+            raise ValueError(
+                f"--ignore {name}: there is no such column, or it has a role; the others are {', '.join(taken)}"
+            )
+    return data.with_columns([name for name in taken if name not in ignored])
 
 
 _OF_TEXT = ("sep", "list_separator", "columns", "na_values", "keep_default_na")

@@ -8,7 +8,17 @@ from typing import Any
 
 from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import FORMATS, columns, command, format_of, machine, open_reader, reading, schema_of
+from shoal.cli.arguments import (
+    FORMATS,
+    columns,
+    command,
+    format_of,
+    machine,
+    open_reader,
+    reading,
+    schema_of,
+    with_known_columns,
+)
 
 _SHOWN = 10  # shared keys in the text; --json has all
 
@@ -53,6 +63,7 @@ def audit(arguments: argparse.Namespace) -> Answer:
 
     form = format_of(arguments, arguments.data)
     reader = open_reader(arguments.data, form, arguments, schema_of(arguments))
+    reader = with_known_columns(reader, arguments.ignore or ())
     found = data.audit(reader, examples=arguments.examples, bits=arguments.bits)
     lines = [
         f"{'examples':<12} {found.examples:,}",

@@ -38,6 +38,7 @@ from shoal.cli.train_options import (
 from shoal.cli.train_run import (
     calibrate,
     check_learned,
+    choose_normalized,
     exit_status,
     keeping_what_was_learned,
     make_room,
@@ -93,8 +94,10 @@ examples:
       --output ads
   $ cat ads_0.csv | shoal train lr --data - --format csv --label click --output stream
 
-  numeric columns of any scale:
-  $ shoal train lr --data ads_0.csv --format csv --label click --numeric price --normalized --output sizes
+  numeric columns as they are: by default each value is divided by the root mean square of its column, so that columns
+  of any scale are learned; --ignore leaves columns out:
+  $ shoal train lr --data ads_0.csv --format csv --label click --numeric price --no-normalized --ignore user \\
+      --output sizes
 
   a tenth of the negative examples, with ten times the weight:
   $ shoal train lr --data day_0.tsv --format criteo --negative-rate 0.1 --output sampled
@@ -238,6 +241,7 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     from shoal.models import LogisticRegression, LogisticRegressionGrid
     from shoal.optim import FTRL
 
+    choose_normalized(arguments)
     if arguments.classes is not None:
         return _train_classes(arguments)
     if arguments.multi_class is not None:
@@ -311,6 +315,7 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
     from shoal.models import FactorizationMachine
     from shoal.optim import FTRL, Adagrad, Normal
 
+    choose_normalized(arguments)
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     factors = Adagrad(lr=arguments.factors_lr, n0=arguments.factors_n0, weight_decay=arguments.factors_l2)
     init = Normal(arguments.init_std, seed=arguments.seed)

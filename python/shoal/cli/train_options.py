@@ -165,9 +165,9 @@ def add_normalized_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that normalizes feature values."""
     parser.add_argument(
         "--normalized",
-        action="store_true",
-        help="divide each value by the root mean square of its feature, which is learned and saved with the model; "
-        "for numeric columns whose values are far from 1",
+        action=argparse.BooleanOptionalAction,
+        help="divide each value by the root mean square of its feature, which is learned and saved with the model "
+        "(default: if there are --numeric columns)",
     )
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shoal.base.interrupts import at_boundaries, status_of
 from shoal.base.logs import is_json
 from shoal.base.plural import counted
 from shoal.base.progress import rows_bar
 from shoal.cli.answers import DONE, warn
-from shoal.cli.arguments import format_of, open_reader, schema_of
+from shoal.cli.arguments import COLUMN_FORMATS, format_of, open_reader, schema_of, with_known_columns
 
 if TYPE_CHECKING:
-    from shoal.data import FeatureNames, Reader
+    from collections.abc import Generator
+
+    from shoal.data import Batch, FeatureNames, Reader
     from shoal.models import Model
     from shoal.storage.base import StoragePath
     from shoal.store.base import Store
@@ -50,6 +52,10 @@ def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath])
     schema = schema_of(arguments)
     names = FeatureNames() if arguments.names else None
     train = open_reader(arguments.data, form, arguments, schema, names)
+    train = with_known_columns(train, arguments.ignore or ())
+    schema |= {name: columns for name, columns in train.schema.items() if name == "categorical"}
+    if not arguments.quiet:
+        describe_columns(train)
     valid = None if arguments.valid is None else open_reader(arguments.valid, form, arguments, schema)
     if arguments.patience is not None and valid is None:
         raise ValueError("--patience requires --valid")
@@ -74,6 +80,57 @@ def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath])
         "metric": arguments.metric,
         "progress": arguments.progress if arguments.progress is not None else not (arguments.quiet or is_json()),
     }
+
+
+def choose_normalized(arguments: argparse.Namespace) -> None:
+    """Normalize values unless the options say otherwise: if columns are numeric, and messages are exact."""
+    if arguments.normalized is None:
+        is_online = getattr(arguments, "solver", "online") == "online"
+        arguments.normalized = bool(arguments.numeric) and is_online and not arguments.filter
+
+
+def describe_columns(data: Reader) -> None:
+    """Say what becomes of the columns of the data, and warn of those that tell nothing: of a file, as it is read."""
+    from shoal.data.columns import schema_items
+
+    if data.format not in COLUMN_FORMATS or "categorical" not in data.schema:
+        return
+    items = [(name, value) for name, value in schema_items(data.schema) if name in _ROLES]
+    warn(f"columns: {'; '.join(f'{name} {value}' for name, value in items)}")
+    for column, texts, examples in nearly_unique(data):
+        warn(
+            f"column {column!r} has {texts:,} different texts in the first {examples:,} examples: if nearly every "
+            f"example has its own, nothing is learned from it; leave it out with --ignore {column}"
+        )
+
+
+_ROLES = ("label", "weight", "categorical", "numeric", "lists")
+
+
+def nearly_unique(data: Reader) -> list[tuple[str, int, int]]:
+    """Find the categorical columns in whose first batch nearly every example has a text of its own."""
+    import numpy as np
+
+    from shoal.data.interactions import field_of
+
+    if not data.repeatable or data.schema.get("interactions"):
+        return []
+    first = data.with_names(None).unlabelled().with_fields()
+    with contextlib.closing(cast("Generator[Batch]", iter(first))) as batches:
+        batch = next(batches, None)
+    if batch is None or len(batch) < _ENOUGH_EXAMPLES:
+        return []
+    assert batch.fields is not None
+    found = []
+    for name in data.schema["categorical"]:
+        texts = len(np.unique(batch.keys[batch.fields == np.uint64(field_of(name))]))
+        if texts > _UNIQUE_SHARE * len(batch):
+            found.append((name, texts, len(batch)))
+    return found
+
+
+_ENOUGH_EXAMPLES = 1000
+_UNIQUE_SHARE = 0.9
 
 
 def names_later(arguments: argparse.Namespace) -> bool:

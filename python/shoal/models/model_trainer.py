@@ -29,8 +29,10 @@ log = logging.getLogger(__name__)
 
 BEGINNING = FitState()
 
-# Constant predictions have a relative loss of 1; early in a pass a model may be above it, but not by this much.
+# Constant predictions have a relative loss of 1; early in a pass a model may be above it, but not by this much, and not
+# over so many examples.
 _EXPLODED = 3.0
+_ENOUGH_EXAMPLES = 10_000
 
 
 _LARGE_VALUE = 10.0
@@ -151,9 +153,9 @@ class ModelTrainer:
             self._largest = size, int(batch.keys[np.abs(values).argmax()])
 
     def _warn_of_scale(self, reader: object) -> None:
-        """Warn if the pass's predictions were far worse than constant ones."""
+        """Warn if the pass's predictions were worse than constant ones."""
         loss = self.seen.relative_loss
-        if self._warned or not loss > _EXPLODED:
+        if self._warned or not loss > (1.0 if self.seen.examples >= _ENOUGH_EXAMPLES else _EXPLODED):
             return
         self._warned = True
         size, key = self._largest
@@ -163,10 +165,11 @@ class ModelTrainer:
             feature = feature_name(reader, key)
             which = f"values reach {size:.3g} (feature {feature}): scale numeric features to about 1,{remedy} or"
         log.warning(
-            "%s %.4g: the predictions of pass %d are far worse than %s; %s use a smaller learning rate",
+            "%s %.4g: the predictions of pass %d are %sworse than %s; %s use a smaller learning rate",
             self.seen.relative_name,
             loss,
             self._number,
+            "far " if loss > _EXPLODED else "",
             self.seen.constant,
             which,
         )

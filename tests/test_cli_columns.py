@@ -1,0 +1,117 @@
+"""What becomes of the columns of a file: the commands say it, warn of useless ones, and scale the numeric ones."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import cli
+
+ROWS = 12_000
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_ads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(5)
+    lines = ["click,site,price,age,time"]
+    for i in range(ROWS):
+        click = int(random.random() < 0.2 + 0.06 * (i % 7))
+        lines.append(f"{click},s{i % 7},{100 * random.random():.2f},{int(80 * random.random())},{1_700_000_000 + i}")
+    Path("ads.csv").write_text("\n".join(lines) + "\n")
+
+
+def train(*more, data="ads.csv", kind="lr"):
+    words = ["train", kind, "--data", data, "--format", "csv", "--label", "click", "--output", "m", "--overwrite"]
+    try:
+        return cli.main([*words, *more])
+    except SystemExit as end:
+        return end.code
+
+
+def test_the_columns_are_said_and_one_that_is_nearly_unique_is_warned_of(capsys):
+    assert train("--numeric", "price,age") == 0
+    err = capsys.readouterr().err
+    assert "shoal: columns: label click; categorical site, time; numeric price, age\n" in err
+    assert "column 'time' has 8,192 different texts in the first 8,192 examples" in err
+    assert "leave it out with --ignore time" in err
+    assert "'site'" not in err
+    assert train("--numeric", "price,age", "--quiet") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_ignored_columns_are_no_features(capsys):
+    assert train("--numeric", "price,age", "--ignore", "time") == 0
+    assert "time" not in capsys.readouterr().err
+    with shoal.load("m") as model:
+        assert model.schema["categorical"] == ["site"]
+        assert len(model.table) == 10
+        with_all = model.evaluate(shoal.read_csv("ads.csv", label="click", numeric=["price", "age"]))
+    assert cli.main(["evaluate", "m", "--data", "ads.csv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["logloss"] == with_all.logloss
+    words = [
+        "audit",
+        "--data",
+        "ads.csv",
+        "--format",
+        "csv",
+        "--label",
+        "click",
+        "--ignore",
+        "time,price,age",
+        "--json",
+    ]
+    assert cli.main(words) == 0
+    assert json.loads(capsys.readouterr().out)["texts"] == 7
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--ignore", "tme"], "--ignore tme: there is no such column, or it has a role; the others are site, price"),
+        (["--ignore", "click"], "--ignore click: there is no such column, or it has a role"),
+        (["--ignore", "time", "--categorical", "site"], "--categorical names them: leave it out"),
+    ],
+)
+def test_what_cannot_be_ignored_is_refused(more, says, capsys):
+    assert train(*more) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_columns_of_a_stream_are_not_known_beforehand(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path("ads.csv").read_bytes())))
+    assert train("--ignore", "time", data="-") == 2
+    assert "the columns of a stream are not known before it is read" in capsys.readouterr().err
+    assert train(data="-") == 0
+    Path("l.libsvm").write_text("1 3:1\n")
+    assert cli.main(["train", "lr", "--data", "l.libsvm", "--format", "libsvm", "--output", "l", "--ignore", "a"]) == 2
+    assert "--ignore applies to csv, tsv, parquet, not to libsvm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["lr", "fm"])
+def test_numeric_columns_are_normalized_unless_that_is_turned_off(kind, capsys):
+    measured = {}
+    for more in ([], ["--no-normalized"], ["--normalized"]):
+        assert train("--numeric", "price,age", "--ignore", "time", "--json", *more, kind=kind) == 0
+        out, err = capsys.readouterr()
+        entropy = json.loads(out)["passes"][0]["metrics"]
+        with shoal.load("m") as model:
+            assert model.is_normalized is (more != ["--no-normalized"])
+        measured[" ".join(more)] = entropy["logloss"]
+        assert ("worse than the base rate alone; values reach 100" in err) is (more == ["--no-normalized"])
+    assert measured[""] == measured["--normalized"] < 0.7 < measured["--no-normalized"]
+
+
+@pytest.mark.parametrize("more", [[], ["--numeric", "price", "--solver", "dbpg", "--ignore", "time"]])
+def test_models_without_numeric_columns_and_of_the_batch_solver_are_not_normalized(more):
+    assert train("--quiet", *more) == 0
+    with shoal.load("m") as model:
+        assert not model.is_normalized
+
+
+def test_interactions_do_not_keep_columns_from_being_said(capsys):
+    assert train("--interactions", "site,age") == 0
+    assert "columns: label click; categorical site, price, age, time" in capsys.readouterr().err
