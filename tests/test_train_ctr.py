@@ -883,3 +883,18 @@ def test_an_export_that_cannot_be_served_is_said(clicks, tmp_path, capsys):
         train(module, reader(clicks), fields=fields, store=store, progress=False, directory=tmp_path / "m")
     assert main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "e")]) == 0
     assert "was not made by a configuration (shoal train ctr): shoal serve cannot rebuild it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dense", ["allreduce", "servers"])
+@pytest.mark.parametrize(
+    ("rule", "rate", "warns"),
+    [(shoal.Adam(lr=0.01), 0.01, True), (shoal.Adam(lr=0.03), 0.01, False), (shoal.Adagrad(lr=0.01), 0.01, False)],
+)
+def test_tables_with_the_rate_of_a_dense_adam_are_said(clicks, caplog, dense, rule, rate, warns):
+    with shoal.local(threads=1) as store:
+        module = DeepFM(shoal.torch.tables(store, rule, linear_optimizer=shoal.FTRL()), 2, dim=2, hidden=[2])
+        optimizer = shoal.Adam(lr=rate) if dense == "servers" else lambda given: torch.optim.Adam(given, lr=rate)
+        fields = Fields(names=["user", "ad"])
+        how = {"fields": fields, "store": store, "progress": False, "dense": dense}
+        train(module, reader(clicks), optimizer=optimizer, **how)
+    assert ("the rows of embedding have the learning rate of the dense part" in caplog.text) is warns

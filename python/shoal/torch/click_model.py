@@ -44,7 +44,7 @@ from shoal.models.learner import FitState, Floats
 from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.predictor import read_calibration
 from shoal.models.saved_predictor import SavedPredictor
-from shoal.optim import Optimizer
+from shoal.optim import Adam, AdamW, Optimizer
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
@@ -173,6 +173,20 @@ class ClickModel(SavedPredictor):
     def precision(self) -> Precision:
         """Of the matrix products in training."""
         return self._precision
+
+    @property
+    def lazy_tables(self) -> list[str]:
+        """The tables whose Adam has the learning rate of the dense part's, with which their rows learn too slowly.
+
+        Rows move only in steps that have their keys, while all parameters of a dense Adam move in every step.
+        """
+        rate = self._dense.adam_rate
+        rules = {table.name: table.optimizer for table in self._tables}
+        return [
+            name
+            for name, rule in rules.items()
+            if rate is not None and isinstance(rule, Adam | AdamW) and rule.lr == rate
+        ]
 
     @property
     def dense_parameters(self) -> int:

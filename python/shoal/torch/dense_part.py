@@ -31,7 +31,7 @@ from torch import nn
 
 from shoal.errors import ShoalError, WorkerLostError
 from shoal.models.pass_coordinator import PassCoordinator
-from shoal.optim import Adam, Optimizer
+from shoal.optim import Adam, AdamW, Optimizer
 from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense import DenseParameters
@@ -67,6 +67,10 @@ class DensePart(Protocol):
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of this worker, if it has one."""
+
+    @property
+    def adam_rate(self) -> float | None:
+        """The learning rate, if the optimizer is an Adam."""
 
     @property
     def is_on_servers(self) -> bool:
@@ -136,6 +140,12 @@ class Alone:
         if not self._is_made:
             self._made, self._is_made = self._make(), True
         return self._made
+
+    @property
+    def adam_rate(self) -> float | None:
+        """The learning rate, if the optimizer is an Adam."""
+        is_adam = isinstance(self.optimizer, torch.optim.Adam | torch.optim.AdamW)
+        return float(self.optimizer.param_groups[0]["lr"]) if is_adam and self.optimizer is not None else None
 
     @property
     def is_on_servers(self) -> bool:
@@ -386,6 +396,11 @@ class OnServers:
         self._rule = optimizer
         self._parameters: DenseParameters | None = None
         self._is_newer = False
+
+    @property
+    def adam_rate(self) -> float | None:
+        """The learning rate, if the optimizer is an Adam."""
+        return self._rule.lr if isinstance(self._rule, Adam | AdamW) else None
 
     @property
     def tables(self) -> Sequence[Table]:
