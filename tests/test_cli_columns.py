@@ -115,3 +115,54 @@ def test_models_without_numeric_columns_and_of_the_batch_solver_are_not_normaliz
 def test_interactions_do_not_keep_columns_from_being_said(capsys):
     assert train("--interactions", "site,age") == 0
     assert "columns: label click; categorical site, price, age, time" in capsys.readouterr().err
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [[], ["--interactions", "site,age"]])
+def test_gauc_is_measured_by_any_column(more, capsys):
+    assert train("--numeric", "price", "--ignore", "time", "--quiet", *more) == 0
+    frame = [line.split(",") for line in Path("ads.csv").read_text().splitlines()[1:]]
+    with shoal.load("m") as model:
+        margins = model.decision_function(shoal.read_csv("ads.csv", **model.schema))
+    labels = np.array([int(row[0]) for row in frame])
+    for column, name in ((1, "site"), (3, "age")):
+        expected = shoal.metrics.gauc(labels, margins, [row[column] for row in frame])
+        assert cli.main(["evaluate", "m", "--data", "ads.csv", "--group", name]) == 0
+        text = capsys.readouterr().out
+        assert f"GAUC {expected.gauc:.6f}  ({expected.groups:,} groups, {expected.left_out:,} with one" in text
+        assert cli.main(["evaluate", "m", "--data", "ads.csv", "--group", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["gauc"] == pytest.approx(expected.gauc, abs=1e-12)
+
+
+def test_gauc_of_other_formats_is_by_their_fields(capsys):
+    Path("d.vw").write_text("1 |user ann |ad a\n-1 |user ann |ad b\n1 |user bob |ad b\n-1 |user bob |ad a\n1 |ad a\n")
+    assert cli.main(["train", "lr", "--data", "d.vw", "--format", "vw", "--output", "v", "--quiet"]) == 0
+    assert cli.main(["evaluate", "v", "--data", "d.vw", "--group", "user"]) == 0
+    assert "(2 groups, 1 with one class skipped)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--group", "nope"], "column 'nope' is not there"),
+        (["--group", "site", "--on-error", "skip"], "--group reads the data twice"),
+    ],
+)
+def test_groups_that_cannot_be_read_are_refused(more, says, capsys):
+    assert train("--quiet") == 0
+    assert cli.main(["evaluate", "m", "--data", "ads.csv", *more]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_passes_over_examples_that_were_seen_before_are_labelled(capsys):
+    assert train("--ignore", "time,price,age", "--epochs", "2") == 0
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "logloss" in line)
+    assert first.startswith("progressive ")
+    assert "seen before" not in first
+    assert second.startswith("pass 2 ")
+    assert ", of examples seen before, " in second
+    assert cli.main(["inspect", "m"]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    pass ")]
+    assert [", of examples seen before" in line for line in shown] == [False, True]

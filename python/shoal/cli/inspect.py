@@ -97,9 +97,11 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         passes = described.history.passes
         if len(passes) > PASSES:
             lines.append(f"    passes      {len(passes):,}, the latest:")
+        progressive = {fit.first_pass for fit in described.history.fits}
         for done in passes[-PASSES:]:
+            note = "" if done.number in progressive else ", of examples seen before"
             cut = "" if done.complete else " (interrupted)"
-            lines.append(f"    pass {done.number:<6} {done.metrics}{cut}")
+            lines.append(f"    pass {done.number:<6} {done.metrics}{note}{cut}")
             if done.valid is not None:
                 lines.append(f"    {'valid':<11} {done.valid}")
         named = files.load_names(directory)

@@ -13,10 +13,23 @@ from typing import IO, TYPE_CHECKING, Any
 from shoal.base.machine import local_path
 from shoal.base.plural import counted
 from shoal.cli.answers import Answer, naming, warn
-from shoal.cli.arguments import FORMATS, command, format_for_model, machine, open_reader, overwriting, reading
+from shoal.cli.arguments import (
+    COLUMN_FORMATS,
+    FORMATS,
+    command,
+    format_for_model,
+    machine,
+    open_reader,
+    overwriting,
+    reading,
+)
 
 if TYPE_CHECKING:
-    from shoal.data import Reader
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shoal.data import Batch, Reader
+    from shoal.metrics import GroupedAUC, Metrics
     from shoal.models.predictor import Predictor
 
 PREDICT_EXAMPLES = """\
@@ -35,11 +48,13 @@ EVALUATE_EXAMPLES = """\
 examples:
   $ shoal evaluate ctr --data day_1.tsv
   $ shoal evaluate small --data test.libsvm --json
+  $ shoal evaluate ads --data ads_1.csv --group user
 
   logloss      mean negative log-likelihood, in nats per example
   AUC          share of (positive, negative) pairs in the right order; ties count half
   calibration  positives divided by predicted positives: 1 is perfect
   NE           normalized entropy: logloss divided by that of always predicting the share of positives
+  GAUC         with --group: mean of the AUC within groups, by their numbers of examples
   accuracy     of several classes: share of the examples whose likeliest class is their own
 """
 
@@ -50,6 +65,11 @@ def add(commands: Any) -> None:
     one.add_argument("--output", required=True, metavar="FILE", help="file of the probabilities; - is standard output")
     overwriting(one, "file")
     two = command(commands, "evaluate", "Measure a model on labelled examples.", EVALUATE_EXAMPLES, evaluate)
+    two.add_argument(
+        "--group",
+        metavar="NAME",
+        help="column, namespace or field whose text is the group of an example: print GAUC, the mean AUC within groups",
+    )
     for parser in (one, two):
         parser.add_argument("model", metavar="MODEL", help="directory of the model, or s3://...")
         parser.add_argument(
@@ -93,7 +113,10 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
 
     note = ""
     with _loaded(arguments) as (model, reader):
-        metrics, _, grouped = measure([model], reader)[0]
+        if arguments.group is None:
+            metrics, _, grouped = measure([model], reader)[0]
+        else:
+            metrics, grouped = _grouped(arguments, model, reader)
         if grouped is not None:
             note = (
                 f"\nGAUC {grouped.gauc:.6f}  ({grouped.groups:,} groups, {grouped.left_out:,} with one class skipped)"
@@ -118,6 +141,63 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
                 "gauc": None if grouped is None else grouped.gauc,
             }
         return Answer(f"{metrics}{note}", facts)
+
+
+def _grouped(arguments: argparse.Namespace, model: Predictor, reader: Reader) -> tuple[Metrics, GroupedAUC]:
+    """Measure a model, also within groups, which are read in a pass of their own."""
+    import numpy as np
+
+    from shoal.metrics import gauc
+    from shoal.models.evaluation import check_data, evaluate, predicted
+    from shoal.models.measured import Margins
+
+    if model.is_multiclass:
+        raise ValueError("--group measures the AUC within groups, which is of two classes: leave it out")
+    if reader.format == "libsvm":
+        raise ValueError("--group names a field, and libsvm has none: leave it out")
+    if not reader.repeatable or arguments.on_error == "skip":
+        raise ValueError("--group reads the data twice: write a stream to a file, and leave out --on-error skip")
+    check_data([model], reader)
+    found = predicted([model], reader, Margins(1, model.check_groups))
+    metrics = evaluate(found, reader)[0].metrics
+    groups = np.concatenate([_groups(batch, number) for number, batch in _batches_with_groups(arguments, reader)])
+    examples = found.joined()
+    return metrics, gauc(examples.labels, examples.margins[0], groups, examples.weights)
+
+
+def _batches_with_groups(arguments: argparse.Namespace, reader: Reader) -> Iterator[tuple[int, Batch]]:
+    """Read the examples with the field of each feature, of columns only that of the groups; yield its number too."""
+    from shoal.data.readers import field_number
+
+    schema = {name: value for name, value in reader.schema.items() if name != "interactions"}
+    if reader.format in COLUMN_FORMATS:
+        schema = {name: value for name, value in schema.items() if name not in ("numeric", "lists", "weight")}
+        schema["categorical"] = [arguments.group]
+    number = field_number(reader.format, arguments.group)
+    for batch in open_reader(arguments.data, reader.format, arguments, schema).unlabelled().with_fields():
+        yield number, batch
+
+
+def _groups(batch: Batch, number: int) -> NDArray[np.uint64]:
+    """Return the key of each example in a field; examples without one share a group.
+
+    Raises
+    ------
+    ValueError
+        An example has several features of the field.
+    """
+    import numpy as np
+
+    from shoal.data import hash_strings
+
+    assert batch.fields is not None
+    mine = np.flatnonzero(batch.fields == np.uint64(number))
+    example = np.repeat(np.arange(len(batch)), np.diff(batch.indptr))[mine]
+    if len(np.unique(example)) < len(example):
+        raise ValueError("--group: an example has several features of that field, and is in one group")
+    found = np.full(len(batch), hash_strings([""], number)[0])
+    found[example] = batch.keys[mine]
+    return found
 
 
 @contextmanager

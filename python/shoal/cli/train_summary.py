@@ -28,11 +28,15 @@ def pass_lines(model: Predictor) -> list[str]:
     """Return a line for each pass of a model, and one for the pass whose weights were kept."""
     lines = []
     history = model.history
+    # A pass over examples that were not learned from before is measured as it goes, each before it is learned from.
+    progressive = {fit.first_pass for fit in history.fits}
     # A batch solver makes hundreds of passes over the same examples: only the last one matters.
     for done in history.passes if getattr(model, "solved", None) is None else history.passes[-1:]:
         rate = done.metrics.examples / max(done.seconds, 1e-9)
-        kind = "progressive" if done.number == 1 else f"pass {done.number}"
-        lines.append(f"{kind:<12} {done.metrics}, {rate:,.0f} examples/s")
+        kind, note = (f"pass {done.number}", ", of examples seen before")
+        if done.number in progressive:
+            kind, note = "progressive", ""
+        lines.append(f"{kind:<12} {done.metrics}{note}, {rate:,.0f} examples/s")
         if done.skipped:
             lines.append(f"{'skipped':<12} {counted(done.skipped, 'malformed line')}")
         if done.valid is not None:
