@@ -227,8 +227,8 @@ def add(commands: Any) -> None:
     launch.add_argument(
         "--journal",
         metavar="DIR",
-        help="directory of the journal from which a scheduler that dies continues, emptied at the start (default: a "
-        "temporary one)",
+        help="directory of the journal from which a scheduler that dies continues; an earlier journal there is removed "
+        "at the start (default: a temporary one)",
     )
     _replica_arguments(launch)
     _server_files_arguments(launch)

@@ -131,7 +131,7 @@ def parse_tier(text: str) -> Tiered:
 
 
 def open_space(space: _core.TierSpace, tier: Tiered, name: str) -> None:
-    """Open the directory of a server's tiers, empty, below the path of the tier.
+    """Open the directory of a server's tiers below the path of the tier, without what an earlier tier has left there.
 
     Raises
     ------

@@ -415,7 +415,7 @@ def running(
     storage_roots, storage_options, allow_code
         As :class:`shoal.cluster.server.server.Server`.
     journal : path, optional
-        Directory of the scheduler's journal, whose former content is removed; default: a temporary one.
+        Directory of the scheduler's journal; an earlier journal there is removed. Default: a temporary one.
     restart : bool
         Whether a scheduler that dies is started again with its journal; False: it has none.
 
@@ -507,8 +507,8 @@ def launch(
         (`shoal.UserOptimizer`) and functions of rows; ``"source"`` allows functions that are sent as their source
         (`shoal.by_source`). Default: none.
     journal : path, optional
-        Directory of the scheduler's journal, from which it continues if it dies and is started again; its former
-        content is removed. Default: a temporary directory.
+        Directory of the scheduler's journal, from which it continues if it dies and is started again; an earlier
+        journal there is removed. Default: a temporary directory.
     replicas : int
         Copies of each slot on other servers, fewer than ``servers``. If a server dies, another one that has a copy
         serves its slots, without losing a push, and a new server is started. Default: the loss of a server ends the

@@ -87,8 +87,8 @@ class Server:
     slot_memory : int, optional
         The share of a slot, in place of `memory`.
     tier : Tiered, optional
-        Keep rows that do not fit in its memory in a directory of this server below its path, which is emptied first.
-        Not with a memory budget. Default: all rows are in memory.
+        Keep rows that do not fit in its memory in a directory of this server below its path; what an earlier tier has
+        left there is removed first. Not with a memory budget. Default: all rows are in memory.
     rank : int, optional
         The rank to take; default: the first free one.
     node : str, optional
