@@ -673,14 +673,17 @@ class ClusterStore(ConnectedStore):
 
     def _drain(self) -> None:
         self._send_held()
+        # Unless others repeat what this worker has pushed since its last tick: see `_check_left`.
+        if self._consistency.is_bulk and self.channel.has_pushed and not (self.leaves_early and self._most_workers):
+            self.channel.tick()
         super()._drain()
 
     def _check_left(self) -> None:
         super()._check_left()
         if self._consistency.is_bulk and self.channel.has_pushed:
             _log.warning(
-                "pushes of worker %d in clock %d are dropped, because it did not end that clock: call tick() "
-                "before the store is closed",
+                "pushes of worker %d in clock %d are dropped: it has left its fit early, and the others continue it at "
+                "the end of its last clock",
                 self.rank,
                 self.clock,
             )
