@@ -25,6 +25,7 @@ from shoal.cluster.protocol.messages import (
     CreateTable,
     Dismiss,
     Fence,
+    Figures,
     GetMap,
     GetMapReply,
     GetMetrics,
@@ -50,6 +51,27 @@ from wires import Faults
 from wires import Wire as Changing
 
 FORM = TableRecord.of(shoal.local().table("x", dim=3).spec)
+
+
+@pytest.mark.parametrize("kind", ["raises", "cannot be sent"])
+def test_an_error_in_figures_for_displays_ends_no_connection(kind, caplog):
+    calls = []
+
+    def figures():
+        calls.append(1)
+        if kind == "raises":
+            raise ZeroDivisionError("in a metric")
+        return Figures({"x" * 100_000: 1.0})
+
+    with scheduler(1) as cluster, SchedulerClient(cluster.address, "reader", figures=figures) as link:
+        link.hello(timeout=TIMEOUT)
+        deadline = time.monotonic() + TIMEOUT
+        while len(calls) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert link.status(timeout=TIMEOUT).cluster == link.welcome.cluster
+        assert link.fault is None
+    assert len(calls) >= 3
+    assert "this reader reports no figures for displays: " in caplog.text
 
 
 def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave():

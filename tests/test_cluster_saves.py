@@ -30,6 +30,7 @@ from shoal.cluster.server import tasks as runner
 from shoal.storage.local import LocalDir
 from shoal.storage.open import open_dir
 from stores import joined
+from threads import refuse_threads
 
 KEYS = np.append(np.arange(3000, dtype=np.uint64), np.array([2**63, 2**64 - 1], np.uint64))
 RULES = {"admit": shoal.AfterBloom(2, capacity=2000), "expire": shoal.TimeToLive(5)}
@@ -537,3 +538,19 @@ def test_a_check_of_the_storage_that_is_killed_does_not_keep_a_model_from_its_di
     assert not [path for path in place.iterdir() if "look" in path.name]
     with shoal.LogisticRegression.load(place) as model:
         assert model.examples == 2
+
+
+def test_a_server_that_can_start_no_thread_refuses_a_save_and_carries_out_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster(1, 2, slots=SLOTS) as made, joined(made.address, 1) as (store,):
+        store.table("t").push(KEYS, np.ones(len(KEYS), np.float32))
+        store.tick()
+        with monkeypatch.context() as patched:
+            refuse_threads(patched, lambda thread: thread.name == "shoal-task")
+            with pytest.raises(shoal.ShoalError, match="cannot begin a save or load: can't start new thread"):
+                store.save(tmp_path / "model")
+        store.save(tmp_path / "model")
+    with shoal.local() as alone:
+        alone.load(tmp_path / "model")
+        assert len(alone.tables["t"]) == len(KEYS)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -18,6 +19,7 @@ from cluster_standin import cluster
 from forks import in_child
 from shoal import _core
 from shoal.cluster.protocol.messages import MapChanged
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from stores import joined
 
 KEYS = np.array([7, 3, 0, 2**64 - 1, 5], np.uint64)
@@ -228,6 +230,43 @@ def test_a_barrier_waits_for_all_workers_and_who_gave_up_goes_on_where_it_was(ma
 
         everywhere(stores, work)
         assert order == (["before"] * 2 + ["behind"] * 2) * 3
+
+
+@pytest.mark.parametrize("how", ["filters", "sent again"])
+def test_a_push_pull_that_has_to_ask_again_is_done_without_a_wait(made, how, monkeypatch):
+    """Through a filter its pull begins after the push; one that was sent again, as after a failover, is repeated."""
+    filters = shoal.Filters(key_caching=True) if how == "filters" else None
+    with joined(made.address, 1, consistency=shoal.ASP(), filters=filters) as (store,):
+        table = store.table("t", **SGD)
+        if how == "sent again":
+            sent = iter(range(1000))
+            monkeypatch.setattr(type(store.channel), "repetitions", property(lambda channel: next(sent)))
+        future = table.push_pull(KEYS, ONES)
+        deadline = time.monotonic() + TIMEOUT
+        while not future.done and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert future.done
+        assert future.wait(0.0).ravel().tolist() == [-1] * 5
+        monkeypatch.undo()
+
+
+def test_a_barrier_counts_the_time_of_its_flush(made, monkeypatch):
+    waited = []
+
+    def answer(self, asked, kind, *, timeout, doing, begun):
+        waited.append((timeout, begun + timeout - time.monotonic()))
+        return original(self, asked, kind, timeout=timeout, doing=doing, begun=begun)
+
+    original = SchedulerClient.answer
+    with joined(made.address, 2) as (one, two):
+        with monkeypatch.context() as patched:
+            patched.setattr(SchedulerClient, "answer", answer)
+            patched.setattr(one, "flush", lambda seconds: time.sleep(seconds))
+            with pytest.raises(shoal.DeadlineExceededError, match=r"at the barrier was not done in 0\.2 s"):
+                one.barrier(timeout=0.2)
+        assert waited[0][0] == 0.2
+        assert waited[0][1] <= 0
+        everywhere([one, two], lambda store: store.barrier())
 
 
 def test_a_push_that_failed_unheard_is_told_by_the_next_tick_and_by_the_end(made):

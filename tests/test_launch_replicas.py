@@ -17,6 +17,7 @@ import shoal
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.launch.local_cluster import LocalCluster, running
+from threads import refuse_threads
 
 PATIENCE = 60.0
 
@@ -287,3 +288,15 @@ def test_training_continues_without_a_server_that_is_killed_and_every_push_count
             table.push(keys, ones)
             store.tick()
         assert table.pull(keys).tolist() == [[-20.0]] * 50
+
+
+def test_a_process_whose_threads_cannot_start_is_ended(monkeypatch):
+    started = []
+    with monkeypatch.context() as patched:
+        refuse_threads(patched)
+        signalled = ChildProcess.signal
+        patched.setattr(ChildProcess, "signal", lambda child, number: (started.append(child), signalled(child, number)))
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            ChildProcess("sleeper", ["sleep", "600"], {}, queue.Queue())
+    (child,) = started
+    assert child.process.poll() == -signal.SIGKILL

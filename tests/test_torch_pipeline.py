@@ -460,6 +460,28 @@ def test_a_worker_that_leaves_early_is_not_waited_for_at_the_end_of_a_pass():
     assert clocks[0] >= 6
 
 
+def test_a_pass_that_could_not_begin_because_others_were_late_is_begun_again():
+    failed = threading.Event()
+
+    def work(rank, timeout):
+        with shoal.connect(servers.address, workers=2, rank=rank, threads=1, timeout=timeout) as store:
+            module = Embedding(store.table("t", optimizer=shoal.SGD(lr=1.0)))
+            pipeline = Pipeline([shared_and(i) for i in range(2 + 3 * rank)], {module: lambda k: k}, store=store)
+            if rank == 0:
+                with pytest.raises(shoal.DeadlineExceededError, match="waiting for all workers"):
+                    next(iter(pipeline))
+                failed.set()
+            assert failed.wait(TIMEOUT)
+            given = 0
+            for keys in pipeline:
+                module(keys).sum().backward()
+                given += 1
+            return given
+
+    with cluster(1, 1) as servers, ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, range(2), [3.0, TIMEOUT])) == [2, 5]
+
+
 def test_a_batch_that_the_model_was_not_called_with_leaves_no_lookup_and_is_told_once(caplog):
     with shoal.local(threads=1) as store:
         module = Embedding(store.table("t", optimizer=shoal.SGD(lr=1.0)))

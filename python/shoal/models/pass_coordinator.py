@@ -208,7 +208,7 @@ class PassCoordinator:
         """Begin a fit, all workers together and with the same settings; announce an error that ends it."""
         with self.handing_over():
             try:
-                self.begin(settings)
+                self._begin(settings)
             except BaseException:
                 self._fits[self._name] -= 1  # none has begun: the next one has its number
                 raise
@@ -221,7 +221,7 @@ class PassCoordinator:
                 self.abandon()
                 raise
 
-    def begin(self, settings: Mapping[str, object]) -> None:
+    def _begin(self, settings: Mapping[str, object]) -> None:
         """Begin a fit, all workers together.
 
         Raises

@@ -215,8 +215,9 @@ class RayCluster:
         for server in self._servers:
             self._wait_for(server, deadline)
         self._servers += [self._start_server(-1, None) for _ in range(config.spares)]
-        self._supervisor = threading.Thread(target=self._supervise, name="shoal-actors", daemon=True)
-        self._supervisor.start()
+        supervisor = threading.Thread(target=self._supervise, name="shoal-actors", daemon=True)
+        supervisor.start()
+        self._supervisor = supervisor
 
     def _make_keys(self, nodes: list[dict[str, Any]]) -> str | None:
         if self.config.insecure:
@@ -271,8 +272,9 @@ class RayCluster:
             remove_placement_group(self._group)
 
     def _start_scheduler(self) -> Role:
+        again = len(self._restarts[False])  # the name of one that has ended may be taken for a while
         options = {
-            "name": f"{self.name}-scheduler",
+            "name": f"{self.name}-scheduler" + (f"-{secrets.token_hex(4)}" if again else ""),
             "num_cpus": 0,
             "max_concurrency": METHODS,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(self._node, soft=False),
@@ -321,20 +323,22 @@ class RayCluster:
             by_reference = {role.ended: role for role in roles} | {
                 role.joining: role for role in roles if role.joining is not None
             }
+            role = None
             try:
                 done, _ = ray.wait(list(by_reference), num_returns=1, timeout=_POLL_SECONDS)
-            except Exception as error:
+                for reference in done:
+                    role = by_reference[reference]
+                    if self._stopped.is_set():
+                        return
+                    if reference == role.ended:
+                        self._replace(role)
+                    else:
+                        self._note_joined(role)
+            except Exception as error:  # of any kind: nobody else would notice that actors are supervised no more
                 if not self._stopped.is_set():
-                    self._fail(NotConnectedError(f"Ray cannot be reached: {error}"))
+                    what = "Ray cannot be reached" if role is None else f"{role.name} has ended and cannot be replaced"
+                    self._fail(NotConnectedError(f"{what}: {error}"))
                 return
-            for reference in done:
-                role = by_reference[reference]
-                if self._stopped.is_set():
-                    return
-                if reference == role.ended:
-                    self._replace(role)
-                else:
-                    self._note_joined(role)
             if self.fault is not None:
                 return
 

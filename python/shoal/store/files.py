@@ -230,7 +230,12 @@ class StoreFiles(ABC):
                 else:
                     return None
             moment = held.enter_context(self._snapshots(kinds, base))
-            task = BackgroundTask(partial(write, held.pop_all(), moment, self.activity.now()), "save")
+            then = held.pop_all()
+            try:
+                task = BackgroundTask(partial(write, then, moment, self.activity.now()), "save")
+            except RuntimeError:  # no thread can be started
+                then.close()
+                raise
         with self._lock:
             self._saves = [save for save in self._saves if not save.done or save.has_unobserved_error] + [task]
         return Future(task, no_op)

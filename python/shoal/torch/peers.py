@@ -84,7 +84,10 @@ class PeerServer:
             if not self._is_open:
                 connection.close()
                 return
-            threading.Thread(target=self._handle, args=(connection,), name="shoal peer", daemon=True).start()
+            try:
+                threading.Thread(target=self._handle, args=(connection,), name="shoal peer", daemon=True).start()
+            except RuntimeError:  # no thread can be started now: the asker asks again
+                connection.close()
 
     def _handle(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):  # the asker asks again

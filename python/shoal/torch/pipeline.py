@@ -211,17 +211,12 @@ class Pipeline:
         store = self._store
         coordinator = None if store is None or self._group is not None else PassCoordinator(store, self._name)
         try:
-            if coordinator is not None:
-                coordinator.begin({})
-            with contextlib.closing(prefetch(self._ready(issued), self._ahead, _THREADS)) as reading:
-                yield from self._bodies(reading, issued)
-            if store is not None and coordinator is not None and not coordinator.is_alone:
-                coordinator.end_pass()
-                store.barrier()  # before any of them begins another pass
-        except BaseException:
-            if coordinator is not None:
-                coordinator.abandon()
-            raise
+            with contextlib.nullcontext() if coordinator is None else coordinator.fitting({}):
+                with contextlib.closing(prefetch(self._ready(issued), self._ahead, _THREADS)) as reading:
+                    yield from self._bodies(reading, issued)
+                if store is not None and coordinator is not None and not coordinator.is_alone:
+                    coordinator.end_pass()
+                    store.barrier()  # before any of them begins another pass
         finally:
             for lookup, module in list(issued.items()):
                 module.drop_prefetched(lookup)

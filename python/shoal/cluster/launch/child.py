@@ -69,9 +69,16 @@ class ChildProcess:
             process_group=0,
         )
         self._thread = threading.Thread(target=self._read_output, name=f"shoal-{name}", daemon=True)
-        self._thread.start()
         self._waiter = threading.Thread(target=self._wait, name=f"shoal-{name}-end", daemon=True)
-        self._waiter.start()
+        try:
+            self._thread.start()
+            self._waiter.start()
+        except RuntimeError:  # no thread can be started: nobody would read its output, or notice its end
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+            if self.process.stdout is not None and self._thread.ident is None:
+                self.process.stdout.close()
+            raise
 
     def _read_output(self) -> None:
         assert self.process.stdout is not None

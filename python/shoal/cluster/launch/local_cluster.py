@@ -175,13 +175,14 @@ class LocalCluster:
             with held_back():
                 self.servers.append(self._role(f"server {rank}", [*server, "--rank", str(rank)]))
         self._wait_for_lines(self.servers, r"(server \d+ serves slots)", deadline, timeout)
-        self._watcher = threading.Thread(
+        watcher = threading.Thread(
             target=self._watch,
             args=(options if restart else None, server if replicas else None),
             name="shoal-roles-end",
             daemon=True,
         )
-        self._watcher.start()
+        watcher.start()
+        self._watcher = watcher
 
     def _start_scheduler(self, bind: str, options: Sequence[str]) -> ChildProcess:
         return self._role("scheduler", ["scheduler", "--bind", bind, *options], self._read_log)

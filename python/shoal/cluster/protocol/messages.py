@@ -121,6 +121,7 @@ __all__ = [
     "WorkersChange",
     "check_table_count",
     "checked",
+    "checked_figures",
     "decode",
     "encode",
     "form_bytes",
@@ -789,6 +790,20 @@ def checked(body: RequestBody) -> RequestBody:
 
 
 _body_decoder: msgspec.msgpack.Decoder[RequestBody] = msgspec.msgpack.Decoder(RequestBody)
+
+
+def checked_figures(figures: Figures | None) -> Figures | None:
+    """Return figures as they arrive.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A number or a name violates its bounds, or cannot be encoded.
+    """
+    return _figures_decoder.decode(_encoder.encode(figures))
+
+
+_figures_decoder: msgspec.msgpack.Decoder[Figures | None] = msgspec.msgpack.Decoder(Figures | None)
 
 
 def decode(frames: list[bytes]) -> Message:

@@ -87,6 +87,7 @@ from shoal.cluster.protocol.messages import (
     StreamsClosed,
     ViewReply,
     checked,
+    checked_figures,
     decode,
     encode,
 )
@@ -445,9 +446,15 @@ class SchedulerClient:
         with self._lock:
             self._calls.pop(asked.number, None)
 
-    def answer(self, asked: PendingRequest, kind: type[Body], *, timeout: float, doing: str) -> Body:
-        """Wait for the reply to a request; parameters and errors are those of :meth:`call`."""
-        if not asked.answered.wait(min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+    def answer(
+        self, asked: PendingRequest, kind: type[Body], *, timeout: float, doing: str, begun: float | None = None
+    ) -> Body:
+        """Wait for the reply to a request; parameters and errors are those of :meth:`call`.
+
+        The timeout counts from ``begun`` on, by ``time.monotonic()``; default: from now on.
+        """
+        left = timeout if begun is None else begun + timeout - time.monotonic()
+        if not asked.answered.wait(min(max(0.0, left), threading.TIMEOUT_MAX)):
             raise self._too_late(asked, timeout, doing)
         reply = asked.reply
         if reply is None:
@@ -745,7 +752,7 @@ class SchedulerClient:
                     outgoing.append(Request(self._sender, number, call.body, self._number, open))
         if self._welcome is not None and self._heartbeat_at <= now:
             self._heartbeat_at = now + interval
-            beat = (self._clock(), self._progress(), self._loads(), self._figures())
+            beat = (self._clock(), self._progress(), self._loads(), self._figures_to_show())
             outgoing.append(Heartbeat(self._sender, self._seen, *beat))
         for message in outgoing:
             if connection.socket is not None:
@@ -763,6 +770,14 @@ class SchedulerClient:
                     "its process, its machine or the network has failed. Start the cluster again"
                 )
             )
+
+    def _figures_to_show(self) -> Figures | None:
+        """Return the figures for displays; None if there is an error in them: nothing else depends on them."""
+        try:
+            return checked_figures(self._figures())
+        except Exception as error:
+            self._refusals.add("figures", f"this {self._role} reports no figures for displays: {error!r}")
+            return None
 
     def _receive(self, frames: list[bytes]) -> None:
         try:

@@ -308,7 +308,11 @@ class Server:
                     self._guard.check()
             if time.monotonic() - self._figures_at > _FIGURES_SECONDS:
                 self._figures_at = time.monotonic()
-                self._figures = control.figures(self._loops)
+                try:
+                    self._figures = control.figures(self._loops)
+                except Exception as error:  # nothing but displays depends on them
+                    self._figures = None
+                    refusals.add("figures", f"this server reports no figures for displays: {error!r}")
             if not self._step(control):
                 return
             if control.is_drained:

@@ -64,8 +64,12 @@ class TaskRunner:
             thread = threading.Thread(
                 target=_work, args=(session, mailbox, self._roots), name="shoal-task", daemon=True
             )
-            self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread can be started: a later task may find one
+                mailbox.report(Report("failed", text=f"the server cannot begin a save or load: {error}"))
+            else:
+                self._threads.append(thread)
 
     def stop(self) -> None:
         """Cancel the running tasks; a thread that is blocked by a disk is not waited for long."""

@@ -396,7 +396,7 @@ class Channel:
             self._wake_read.close()
             self._wake_write.close()
         self._poll_now.set()
-        if threading.current_thread() is not self._background:
+        if threading.current_thread() is not self._background and self._background.is_alive():
             self._background.join()
         if self._own_context:
             self._context.term()

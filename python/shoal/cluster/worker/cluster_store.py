@@ -460,13 +460,14 @@ class ClusterStore(ConnectedStore):
         """Wait for all workers of the job: see :meth:`shoal.Store.barrier`."""
         self._check_usable()
         seconds = self._timeout if timeout is None else timeout
+        begun = time.monotonic()
         self.flush(seconds)
         try:
-            self._wait_at_barrier(_BARRIER, seconds)
+            self._wait_at_barrier(_BARRIER, seconds, begun)
         finally:
             self._forget_rows()  # all workers agree on what came before
 
-    def _wait_at_barrier(self, name: str, timeout: float) -> None:
+    def _wait_at_barrier(self, name: str, timeout: float, begun: float | None = None) -> None:
         """Wait for all workers. After a timeout this worker stays at the barrier: the next call continues to wait."""
         if self._is_past(name):
             self._barriers[name] = self._barriers.get(name, 0) + 1
@@ -474,7 +475,7 @@ class ClusterStore(ConnectedStore):
         asked = self._open_barriers.pop(name, None) or self._scheduler.ask(Barrier(name))
         try:
             doing = f"waiting for all workers at the {name}"
-            passed = self._scheduler.answer(asked, BarrierReply, timeout=timeout, doing=doing)
+            passed = self._scheduler.answer(asked, BarrierReply, timeout=timeout, doing=doing, begun=begun)
         except DeadlineExceededError:
             self._open_barriers[name] = asked
             raise

@@ -6,6 +6,8 @@ Threads: any number of callers.
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self, cast
 
@@ -93,7 +95,7 @@ class PullAfterPush:
     """A pull that sees the effect of a push.
 
     It is sent directly after the push. If nothing was sent again since, each endpoint took the two in this order;
-    otherwise the pull is repeated.
+    otherwise the pull is repeated, by whoever asks whether it is done or waits for it.
     """
 
     def __init__(self, push: PushCallFuture, mark: int | None, pull: Callable[[], CallFuture]) -> None:
@@ -101,6 +103,7 @@ class PullAfterPush:
         self._mark = mark
         self._pull = pull
         self._pulled = None if mark is None else pull()
+        self._lock = threading.Lock()  # guards _mark and _pulled
 
     @property
     def calls(self) -> list[Call]:
@@ -112,23 +115,33 @@ class PullAfterPush:
         """Where they were submitted."""
         return self._push.channel
 
-    @property
-    def _is_last(self) -> bool:
-        """Whether this pull need not be repeated."""
-        return self._mark is None or self._mark == self._push.channel.repetitions
+    def _next(self) -> CallFuture | None:
+        """Return a call that this one waits for, after repeating the pull where it has to be; None: it is done."""
+        if not self._push.done:
+            return self._push
+        with self._lock:
+            is_last = self._mark is None or self._mark == self._push.channel.repetitions
+            if self._pulled is None or (self._pulled.done and not is_last and self._push.call.error is None):
+                self._mark = None
+                self._pulled = self._pull()
+            return None if self._pulled.done else self._pulled
 
     @property
     def done(self) -> bool:
-        return self._push.done and self._pulled is not None and self._pulled.done and self._is_last
+        return self._next() is None
 
     def wait(self, timeout: float | None = None) -> None:
-        self._push.wait(timeout)
-        if self._pulled is not None:
-            self._pulled.wait(timeout)
-        if self._pulled is None or not self._is_last:
-            self._mark = None
-            self._pulled = self._pull()
-            self._pulled.wait(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (call := self._next()) is not None:
+            self.channel.wait_until_settled(call.call, _left(deadline))
+        self._push.wait()
+        assert self._pulled is not None
+        self._pulled.wait()
+
+
+def _left(deadline: float | None) -> float | None:
+    """Return the seconds until a deadline."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _pull(
