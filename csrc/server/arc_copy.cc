@@ -83,7 +83,10 @@ ArcCopy::ArcCopy(const Arc& arc)
   bytes_ = head_.size() + tail_.size();
   for (const auto& [id, table] : arc.tables_) {
     Table& copied = tables_.emplace_back();
-    copied.shard.emplace(table.shard);
+    {
+      const Shard::PausedWriters paused(*table.shard);  // a tier's own thread moves rows meanwhile
+      copied.shard.emplace(table.shard);
+    }
     ByteWriter out = begun();
     out.put(id);
     const auto spec = encode(table.shard->spec());

@@ -24,6 +24,7 @@ CheckpointSession::CheckpointSession(const Name& name, std::span<const TableRequ
       if (!table.kind) {
         continue;
       }
+      const Shard::PausedWriters paused(*part.shard);  // a tier's own thread moves rows meanwhile
       const Snapshot& snapshot = source.snapshot.emplace(*part.shard, part.clock, *table.kind, 0,
                                                          Purpose::kSave, table.parts.size());
       summary[0] = std::max(summary[0], snapshot.step());

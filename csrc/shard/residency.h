@@ -27,7 +27,11 @@ class ShardResidency {
   // As the shard does at the start of a call.
   void check(const SlotSlices& batch) const { shard_.check_batch(batch); }
   void check_process() const { shard_.check_process(); }
-  void wait_for_save(std::size_t rows) const { shard_.wait_for_save(rows); }
+  void wait_for_save(std::size_t rows) const {
+    if (shard_.is_saving()) {
+      shard_.wait_for_slots(rows, true);
+    }
+  }
   std::vector<std::uint64_t> hashes_of(std::size_t rows, std::span<const std::byte> section) const {
     return shard_.hashes_of(rows, section);
   }

@@ -256,6 +256,16 @@ class Shard {
   // Blocks writers until they are resumed; called in pairs by one thread.
   virtual void pause_writers();
   virtual void resume_writers();
+  class PausedWriters {
+   public:
+    explicit PausedWriters(Shard& shard) : shard_(shard) { shard_.pause_writers(); }
+    ~PausedWriters() { shard_.resume_writers(); }
+    PausedWriters(const PausedWriters&) = delete;
+    PausedWriters& operator=(const PausedWriters&) = delete;
+
+   private:
+    Shard& shard_;
+  };
 
   // Name of the save or export that the next delta can be based on; "" if there is none.
   std::string base(Purpose purpose = Purpose::kSave) const;
@@ -456,10 +466,11 @@ class Shard {
   // Waits until `rows` rows may be changed during a save. The caller holds no slot lock.
   void wait_for_save(std::size_t rows) {
     if (saving_.active.load(std::memory_order_relaxed)) [[unlikely]] {
-      wait_for_slots(rows);
+      wait_for_slots(rows,
+                     is_resident());  // else the tier has waited, before it took the lock that saves need
     }
   }
-  void wait_for_slots(std::size_t rows);
+  void wait_for_slots(std::size_t rows, bool waits);
   std::vector<std::uint64_t> hashes_of(std::size_t rows, std::span<const std::byte> section) const;
   std::size_t write_section(std::span<const SlotTable::Entry> entries, std::vector<std::byte>& bytes) const;
   void read_entries(std::span<const SlotTable::Entry> entries, std::vector<std::uint64_t>& hashes,

@@ -79,6 +79,15 @@ std::unique_lock<std::mutex> Tier::enter() {
   return std::unique_lock(mutex_);
 }
 
+std::unique_lock<std::mutex> Tier::enter_to_change(std::size_t place) {
+  auto lock = enter();
+  const std::size_t rows = rows_of(place);
+  lock.unlock();
+  residency_.wait_for_save(rows);
+  lock = enter();
+  return lock;
+}
+
 std::size_t Tier::rows_of(std::size_t place) const noexcept {
   const SlotTier& slot = slots_[place];
   return residency_.rows(place) + (slot.run == nullptr ? 0 : slot.run->rows()) - slot.covered;

@@ -74,6 +74,8 @@ class Tier {
   // The calling thread's turn, and the lock of everything here.
   std::unique_lock<std::mutex> enter();
   void leave() noexcept { mutex_.unlock(); }  // for a lock that was released
+  // The same to change all rows of a slot, which may have to wait for a save: before the turn, in which slots cannot be saved.
+  std::unique_lock<std::mutex> enter_to_change(std::size_t place);
 
   // Calls op(locations) with all rows of the batch in memory, in a turn.
   template <class Op>

@@ -132,10 +132,10 @@ bool TieredShard::prefetch(const SlotSlices& batch, RowLocations* locations) con
 
 void TieredShard::with_slots(std::size_t first, std::size_t end, bool changes,
                              const std::function<bool(std::size_t, std::size_t)>& use) {
-  const auto lock = tier_->enter();
   bool goes_on = true;
   for (std::size_t s = first; s < end && goes_on; ++s) {
     const std::size_t place = place_of(Slot{static_cast<std::uint32_t>(s)});
+    const auto lock = changes ? tier_->enter_to_change(place) : tier_->enter();
     goes_on = tier_->with_slot(place, changes && tier_->rows_of(place) != 0, [&] { return use(s, s + 1); });
   }
 }
@@ -169,12 +169,16 @@ std::vector<std::uint64_t> TieredShard::sweep(std::size_t first, std::size_t end
                                               std::span<const Expiry> rules, bool dry_run) {
   constexpr std::ptrdiff_t kReturns =
       5;  // the words of occurrences, which are those of the table at each call
-  const auto lock = tier_->enter();
-  std::vector<std::uint64_t> total = Shard::sweep(first, first, store_clock, rules, dry_run);
+  std::vector<std::uint64_t> total = [&] {
+    const auto lock = tier_->enter();
+    return Shard::sweep(first, first, store_clock, rules, dry_run);
+  }();
   const std::vector<std::uint64_t> returns(total.begin() + kReturns,
                                            total.begin() + static_cast<std::ptrdiff_t>(kSweepHead));
   for (std::size_t s = first; s < end; ++s) {
-    const auto words = tier_->with_slot(place_of(Slot{static_cast<std::uint32_t>(s)}), !dry_run,
+    const std::size_t place = place_of(Slot{static_cast<std::uint32_t>(s)});
+    const auto lock = dry_run ? tier_->enter() : tier_->enter_to_change(place);
+    const auto words = tier_->with_slot(place, !dry_run,
                                         [&] { return Shard::sweep(s, s + 1, store_clock, rules, dry_run); });
     std::transform(words.begin(), words.end(), total.begin(), total.begin(), std::plus<>());
   }

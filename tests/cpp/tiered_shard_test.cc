@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,9 +24,11 @@
 #include "base/crc32c.h"
 #include "batch/key_batch.h"
 #include "check.h"
+#include "server/checkpoint_session.h"
 #include "shard/reductions.h"
 #include "shard/snapshot.h"
 #include "tier/storage_error.h"
+#include "tier/tier_memory.h"
 
 namespace shoal {
 namespace {
@@ -589,6 +593,65 @@ TEST(what_a_tiered_table_cannot_have_is_refused) {
   TableSpec most = adagrad(2);
   most.lifecycle = Lifecycle(std::nullopt, {{"MaxRows", {{"rows", 100}, {"frequent", 0}}}});
   CHECK_THROWS(make(most, 1 << 20U, kDirectory), "no MaxRows rule");
+}
+
+// Beside the tier's own thread, which evicts rows; the thread sanitizer sees whether it has its turn.
+TEST(a_save_that_a_server_begins_between_pushes_counts_the_rows) {
+  ThreadPool pool(1);
+  TierMemory memory(std::size_t{16} << 15U);
+  const auto shard = std::make_shared<TieredShard>(adagrad(4), Slots(16), pool, 0, 16, kDirectory, memory);
+  std::mt19937_64 random(3);
+  std::set<std::uint64_t> known;
+  for (std::uint64_t n = 1; n <= 150; ++n) {
+    std::set<std::uint64_t> keys;
+    while (keys.size() < 400) {
+      keys.insert(random() % 40000);
+    }
+    known.insert(keys.begin(), keys.end());
+    const KeyBatch batch(std::vector<std::uint64_t>(keys.begin(), keys.end()), shard->slots(), pool);
+    shard->push_per_key(batch, std::vector<float>(keys.size() * 4, 1.0F), {}, nullptr);
+    const std::vector<CheckpointSession::TableRequest> wanted{
+        {.parts = {{.shard = shard, .first = 0, .end = 16, .clock = 0}}, .kind = Snapshot::Kind::kPlain}};
+    CheckpointSession session({.job = 1, .rank = 0, .incarnation = 1, .sequence = n}, wanted);
+    CHECK_EQ(session.summaries()[2], known.size());
+    session.cancel();
+  }
+  CHECK(shard->tier_stats()->background_merges > 0);
+}
+
+TEST(a_change_of_all_rows_waits_for_a_save_between_slots) {
+  Pair pair(adagrad(8), 16, 128 << 10U);
+  for (std::uint64_t first = 0; first < 6000; first += 250) {
+    pair.push(range(first, 250), 0.5F);
+  }
+  pair.tiered.pause_writers();
+  Snapshot snapshot(pair.tiered, 0, Snapshot::Kind::kPlain, 1 << 15U, Purpose::kSave);  // of a slot, about
+  pair.tiered.resume_writers();
+  std::atomic<bool> changes = false;
+  std::thread saver([&] {
+    while (!changes) {
+      std::this_thread::yield();
+    }
+    std::size_t saved = 0;
+    for (std::uint32_t s = 0; s < 16; ++s) {
+      saved += snapshot.take(Slot{s}).rows;  // SnapshotLostError: changes did not wait
+    }
+    CHECK_EQ(saved, snapshot.rows());
+  });
+  const auto halve = [](std::span<float> weights) {
+    for (float& weight : weights) {
+      weight *= 0.5F;
+    }
+  };
+  pair.tiered.with_slots(0, 16, true, [&](std::size_t first, std::size_t end) {
+    pair.tiered.transform_weights(first, end, halve);
+    changes = true;
+    return true;
+  });
+  saver.join();
+  pair.plain.transform_weights(0, 16, halve);
+  snapshot.close();
+  pair.expect_equal();
 }
 
 TEST(threads_share_a_tiered_table) {
