@@ -1,4 +1,4 @@
-// Service: holds the arcs of one data loop and turns requests into replies. It has no socket and no thread. It reads
+// Service: holds the arcs of one data loop and turns requests into replies. It has no socket. It reads
 // the time only for requests with the flag kTimed; no decision depends on it.
 //
 // Algorithm. Scatter and gather. An endpoint owns some arcs (server/arc.h), ranges of slots of every table. A message is decoded
@@ -42,8 +42,9 @@
 //   I3  A worker's request is executed only if all arcs have its job and have admitted it. A request that throws is executed when it
 //       is sent again, in those arcs and slots that have not executed it (I2 of server/arc.h).
 //
-// Functions of all rows that change none (REDUCE, the dry run of SWEEP) may take longer than a worker waits before it asks again: the
-// answer to the last one of each worker is kept, and answers its repetitions.
+// Functions of all rows that change none (REDUCE, the dry run of SWEEP) are computed beside the requests if the rows are many
+// (server/scans.h), but for workers under BSP, which read the rows of a clock. These may take longer than a worker waits before it asks
+// again: the answer to the last one of each worker is kept, and answers its repetitions.
 //
 // Bounds: of each job the deferred reads (number; bytes with their replies) and the pending pushes (bytes; those of later clocks may
 // take half), and the bytes of a reply. A request that would exceed one gets OVERLOADED and may be repeated. The rows have a memory budget
@@ -83,6 +84,7 @@
 #include "server/key_list_cache.h"
 #include "server/postponed_calls.h"
 #include "server/reply_queue.h"
+#include "server/scans.h"
 #include "shard/shard.h"
 #include "transport/multipart_message.h"
 #include "wire/values.h"
@@ -492,6 +494,9 @@ class Service {
   std::vector<double> reduced(const Call& call);
   std::vector<std::uint64_t> swept(const Call& call);
   void answer_function(const Call& call);
+  // Has a function of many rows computed beside the requests; false: it is computed now.
+  bool begin_scan(const Call& call);
+  void finish_scan(const Scan& scan) noexcept;
   // Calls use(shard, slices, begin) for each slice.
   template <class Use>
   void each_slice(const Call& call, const Use& use);
@@ -552,6 +557,7 @@ class Service {
   std::vector<std::uint16_t> refused_;
 
   mutable ServiceMetrics metrics_;
+  Scans scans_;  // last: its thread uses all others
 };
 
 }  // namespace shoal

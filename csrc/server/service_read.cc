@@ -331,7 +331,79 @@ void Service::answer_stats(const Call& call) {
   send_words(call, numbers);
 }
 
+bool Service::begin_scan(const Call& call) {
+  constexpr std::size_t kFewRows = std::size_t{1} << 16U;  // less than a millisecond
+  const Header& header = call.header;
+  const bool is_of_a_clock = header.worker != wire::kAnonymous && mode(header.job) == Mode::kBsp;
+  const Function function{header.aux};
+  if (replays() || is_of_a_clock || (header.op == Op::kReduce && function == Function::kMap)) {
+    return false;
+  }
+  if (scans_.has(header, call.peer)) {
+    send(call, Status::kDeferred);
+    return true;
+  }
+  struct Part {
+    std::shared_ptr<Shard> shard;  // it may outlive the table
+    std::size_t first;
+    std::size_t end;
+    std::uint32_t clock;
+  };
+  std::vector<Part> parts;
+  std::size_t rows = 0;
+  for (const Served& served : served_) {
+    const auto& shard = served.arc->find(header.table)->shard;
+    parts.push_back(
+        {shard, served.first, served.end, served.arc->store_clock(header.job, header.table, header.clock)});
+    rows += shard->size();
+  }
+  if (rows <= kFewRows) {
+    return false;
+  }
+  const auto given = doubles_of(call);
+  const auto work = [parts = std::move(parts), parameters = std::vector<double>(given.begin(), given.end()),
+                     function](Scan& scan) {
+    if (scan.header.op == Op::kReduce) {
+      std::vector<std::vector<double>> found;
+      for (const Part& part : parts) {
+        found.push_back(reduce(*part.shard, function, parameters, part.first, part.end));
+      }
+      scan.numbers = join(function, parameters, found);
+      return;
+    }
+    const auto rules = Lifecycle::expiries(parameters);
+    for (const Part& part : parts) {
+      add_words(scan.words, part.shard->sweep(part.first, part.end, part.clock, rules, true));
+    }
+  };
+  const bool is_begun =
+      scans_.add({.peer = Peer(call.peer), .header = header, .received_ns = call.received_ns, .work = work});
+  send(call, is_begun ? Status::kDeferred : Status::kOverloaded);
+  return true;
+}
+
+void Service::finish_scan(const Scan& scan) noexcept {
+  const std::lock_guard lock(mutex_);
+  const Call call{scan.peer, scan.header, {}, {}, {}, {}, released_, nullptr, scan.received_ns};
+  try {
+    if (scan.failure != nullptr) {
+      std::rethrow_exception(scan.failure);
+    }
+    if (check_epoch(call)) {
+      scan.header.op == Op::kReduce ? send_numbers(call, scan.numbers) : send_words(call, scan.words);
+    }
+  } catch (const std::exception& error) {
+    fail(call, error);
+  }
+  if (waker_ && !released_.replies().empty()) {
+    waker_();
+  }
+}
+
 void Service::answer_function(const Call& call) {
+  if (begin_scan(call)) {
+    return;
+  }
   const Header& header = call.header;
   FunctionAnswer computed;
   FunctionAnswer* last = &computed;

@@ -8,10 +8,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -1004,6 +1007,72 @@ TEST(an_endpoint_without_slots_refuses_whatever_an_older_map_sends_it) {
       CHECK(stranger.write(Op::kAssign, 3, {7}, {1.0F}).header.status == Status::kWrongEpoch);
     }
   }
+}
+
+// In a thread of its own.
+TEST(a_reader_who_asks_for_the_best_of_many_rows_is_answered_once_and_nobody_waits_for_it) {
+  constexpr std::size_t kRows = 200'000;
+  Service service(Slots(16), {{0, 8}, {8, 16}});
+  service.set_map(1, {{0, 8}, {8, 16}});
+  service.add_table(0, sgd(1));
+  service.start_job(kJob, Mode::kAsp, 0, false);
+  service.admit(0, 1, 0);
+  std::mutex mutex;
+  std::condition_variable queued;
+  std::size_t woken = 0;
+  service.set_waker([&] {
+    const std::lock_guard lock(mutex);
+    ++woken;
+    queued.notify_one();
+  });
+  std::vector<std::uint64_t> hashes(kRows);
+  std::vector<float> grads(kRows);
+  for (std::size_t i = 0; i < kRows; ++i) {
+    hashes[i] = i * (~std::uint64_t{0} / kRows);
+    grads[i] = -static_cast<float>(i % 1000);
+  }
+  Peer1 worker{.service = service, .epoch = 1};
+  CHECK(worker.write(Op::kPush, 1, hashes, grads).header.status == Status::kOk);
+  Peer1 reader{.service = service, .rank = wire::kAnonymous, .incarnation = 7, .epoch = 1};
+  const std::array<double, 1> most{3.0};
+  const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(most))};
+  const auto ask = [&](std::uint64_t sequence) {
+    return reader.one({.op = Op::kReduce,
+                       .dtype = wire::Dtype::kFloat64,
+                       .sequence = sequence,
+                       .count = 1,
+                       .aux = static_cast<std::uint32_t>(Function::kTopK)},
+                      payload);
+  };
+  const auto answers = [&](std::size_t count) {
+    std::unique_lock lock(mutex);
+    queued.wait(lock, [&] { return woken >= count; });
+    ReplyQueue out(reader.pool);
+    service.released(out);
+    std::vector<Header> headers;
+    for (const Reply& reply : out.replies()) {
+      std::memcpy(&headers.emplace_back(), reply.header.data(), sizeof(Header));
+    }
+    return headers;
+  };
+  CHECK(ask(1).header.status == Status::kDeferred);
+  CHECK(worker.write(Op::kPush, 2, {5}, {1.0F}).header.status == Status::kOk);
+  const auto first = answers(1);
+  CHECK_EQ(first.size(), 1);
+  CHECK(first[0].status == Status::kOk);
+  CHECK_EQ(first[0].count, 6);  // three rows, with their hashes
+  CHECK(ask(2).header.status == Status::kDeferred);
+  service.set_map(2, {{0, 8}});  // meanwhile a half of the slots has left
+  const auto late = answers(2);
+  CHECK_EQ(late.size(), 1);
+  const bool is_late = late[0].status == Status::kWrongEpoch;
+  CHECK(is_late || late[0].status == Status::kOk);  // it had ended before
+  reader.epoch = 2;
+  for (std::uint64_t n = 0; n < Scans::kMost + 2; ++n) {
+    const Status status = ask(10 + n).header.status;
+    CHECK(status == Status::kDeferred || (n >= Scans::kMost && status == Status::kOverloaded));
+  }
+  service.set_waker({});
 }
 
 TEST(jobs_on_tables_of_their_own_do_not_change_each_other) {
