@@ -271,7 +271,7 @@ def test_a_dense_part_that_is_damaged_or_claims_more_than_it_has_is_refused(clic
 )
 def test_a_configuration_of_another_size_is_refused_before_memory_is_taken(click_model, tmp_path, settings):
     folder = with_tower(click_model, tmp_path / "m", lambda data: data, lambda model: model.update(settings))
-    with pytest.raises(shoal.CorruptionError, match=r"tower-\w+\.pt (is .* part of another|belongs to no config)"):
+    with pytest.raises(shoal.CorruptionError, match=r"tower-\w+\.pt (is .* part of another|describes no model)"):
         shoal.torch.load(folder)
 
 
@@ -283,6 +283,14 @@ def test_a_description_that_is_none_of_a_model_is_a_damaged_export(folder, tmp_p
         (shoal.CorruptionError, ValueError), match=r"description of its model|has no table|is not made of"
     ):
         ServedModel(tmp_path / "e")
+
+
+@pytest.mark.parametrize("change", [{"optimizer": None}, {"staleness": ""}, {"fields": 5}, {"tables": {"init": 1}}])
+def test_a_configuration_that_makes_no_model_is_damage(click_model, tmp_path, change):
+    shutil.copytree(click_model, tmp_path / "m")
+    rewritten(tmp_path / "m", lambda body: body["click"].update(change), "model.json")
+    with pytest.raises(shoal.CorruptionError, match="describes no model"):
+        shoal.torch.load(tmp_path / "m")
 
 
 def test_a_damaged_click_model_keeps_no_good_version_from_being_served(click_model, tmp_path):

@@ -186,7 +186,7 @@ def check_extents(slots: int, table: SavedTable) -> None:
     for section in table.sections:
         if section.rows < 0 or section.rows * (8 + _WEIGHT_BYTES[table.dtype] * table.dim) > section.bytes:
             raise ValueError(f"table {table.name!r}, slot {section.slot}: {section.rows} rows do not fit in its bytes")
-    if table.step < 0:
+    if not 0 <= table.step < 2**63:
         raise ValueError(f"table {table.name!r} has a step of {table.step}")
     if table.total < 0 or (table.total and not table.delta):
         raise ValueError(f"table {table.name!r} has {table.total} rows in all and {table.rows} here")

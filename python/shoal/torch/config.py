@@ -45,7 +45,7 @@ from shoal.torch.dense_part import DenseSharing
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
 from shoal.torch.tables import TableRule, tables
-from shoal.torch.tower import check_module
+from shoal.torch.tower import check_module, described_by
 
 __all__ = ["Config", "Data", "Logging", "Output", "TableSettings", "Tables", "Train", "build", "load", "parse", "read"]
 
@@ -493,7 +493,7 @@ def load(
     try:
         tower = files.read_tower(where, described)
         check_module(functools.partial(_make_module, described.click), tower, where.address(described.tower or ""))
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), described_by(where.address(files.MODEL_FILE)):
             model = build(described.click, target)
         model.restore(where)
     except BaseException:

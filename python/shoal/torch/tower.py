@@ -8,12 +8,13 @@ Threads: no state.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickletools
 import re
 import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from shoal.errors import CorruptionError
 from shoal.store.base import Store
 from shoal.store.local import local
 
-__all__ = ["check_module", "read_tower"]
+__all__ = ["check_module", "described_by", "read_tower"]
 
 # `torch.save` stores what it saves; a tensor is rebuilt from a storage, which is read from the file.
 _GLOBAL = re.compile(
@@ -119,10 +120,13 @@ def check_module(make: Callable[[Store], tuple[nn.Module, object]], data: bytes,
 
     counting = nn.modules.module.register_module_parameter_registration_hook(count)
     try:
-        with local(threads=1, slots=2) as store, torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with (
+            described_by(f"the configuration beside {what}", ValueError, RuntimeError),
+            local(threads=1, slots=2) as store,
+            torch.device("meta"),
+            torch.random.fork_rng(devices=[]),
+        ):
             wanted = _shapes(make(store)[0].state_dict())
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CorruptionError(f"{what} belongs to no configuration of a model: {error!r:.200}") from error
     finally:
         counting.remove()
     for name in found | wanted:
@@ -131,6 +135,15 @@ def check_module(make: Callable[[Store], tuple[nn.Module, object]], data: bytes,
                 f"{what} is the dense part of another model: its {name} has the shape {found.get(name)} instead of "
                 f"{wanted.get(name)}"
             )
+
+
+@contextlib.contextmanager
+def described_by(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Convert errors of a configuration that was read from a file to CorruptionError, those of ``kinds`` too."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, *kinds) as error:
+        raise CorruptionError(f"{what} describes no model: {error!r:.200}") from error
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
