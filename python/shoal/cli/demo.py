@@ -12,7 +12,7 @@ from shoal.cli.arguments import PLAIN_FORMATS, command, machine, overwriting
 EXAMPLES = """\
 examples:
   $ shoal demo --output demo
-  $ shoal demo --output demo --examples 20000 --seed 7
+  $ shoal demo --output small --examples 20000 --seed 7
   $ shoal demo --output mine --data day_0.tsv --format criteo
 
 Without --data the command generates a log in Criteo's format from a known model, so that the best possible log loss is
