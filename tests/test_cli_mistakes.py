@@ -62,7 +62,9 @@ MISTAKES = [
     ([*LR, "good", "--format", "libsvn", "--output", "x"], "did you mean libsvm?"),
     ([*LR, "good", "--format", "libsvm", "--output", "x", "--epoch", "2"], "did you mean --epochs?"),
     (["serve", "e", "--prot", "80"], "did you mean --port?"),
-    ([], "COMMAND"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--lr", "2"], "did you mean --alpha?"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--learning-rate", "2"], "did you mean --alpha?"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--model", "2"], "unrecognized arguments: --model 2; see"),
     (["train"], "KIND"),
     (["launch"], "PROGRAM"),
     # missing, or of another kind
@@ -110,6 +112,8 @@ MISTAKES = [
     (["scheduler"], "--servers N"),
     (["server"], "--connect tcp://HOST:PORT"),
     (["cluster", "nonsense", "status"], "'nonsense' is not an address: write tcp://HOST:PORT"),
+    (["cluster", "status", "nonsense"], "'nonsense' is not an address: write tcp://HOST:PORT"),
+    (["cluster", "tcp://127.0.0.1:1", "statsu"], "'statsu' is none of status, drain, rebalance, stop: did you mean st"),
     # absurd
     ([*LR, "good", "--format", "libsvm", "--output", "x", "--checkpoint-every", "-3"], "--checkpoint-every is -3"),
     ([*LR, "good", "--format", "libsvm", "--output", "x", "--reader-threads", "0"], "--reader-threads is 0"),
@@ -312,3 +316,11 @@ def test_keys_that_are_no_tensor_have_a_remedy_that_works():
         with pytest.raises(TypeError, match=r"got torch\.float32: pass keys\.long\(\)"):
             layer(torch.ones(2))
         assert layer(torch.from_numpy(np.array([1, 2]))).shape == (2, 2)
+
+
+def test_the_command_alone_prints_its_help(capsys):
+    assert run([]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: shoal")
+    assert "train" in out
+    assert err == ""

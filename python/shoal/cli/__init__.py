@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    if not words:
+        parser().print_help()
+        return WRONG_INPUT
     only = words[0] if words and words[0] in {*_MODULES, "--version"} else None
     arguments = parser(only).parse_args(words)
     with ExitStack() as ended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import itertools
 import logging
 import math
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shoal.base import logs
 from shoal.base.defaults import BATCH_SIZE
 from shoal.base.sizes import parse_size
+from shoal.base.suggest import nearest
 from shoal.cli.answers import Answer, warn
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 
 
 def _meant(word: str, words: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, words, n=1)
-    return f": did you mean {near[0]}?" if near else ""
+    near = nearest(word, words)
+    return "" if near is None else f": did you mean {near}?"
 
 
 def command(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.streams import escape_text
+from shoal.base.suggest import nearest
 from shoal.cli.answers import FAILED, Answer
 from shoal.cli.arguments import command, machine, scheduler_options
 
@@ -39,8 +40,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "action",
         metavar="status|drain|rebalance|stop",
-        choices=["status", "drain", "rebalance", "stop"],
-        help="print the status; move the slots of a server away and end it; distribute slots evenly; end the cluster",
+        help="print the status; move the slots of a server away and end it; distribute slots evenly; end the cluster; "
+        "it may also come before ADDRESS",
     )
     parser.add_argument("server", metavar="SERVER", nargs="?", type=int, help="rank of the server to drain")
     parser.add_argument(
@@ -54,6 +55,9 @@ def add(commands: Any) -> None:
     machine(parser, threads=False)
 
 
+_ACTIONS = ("status", "drain", "rebalance", "stop")
+
+
 def run(arguments: argparse.Namespace) -> Answer:
     """Ask the scheduler for the status, and describe it; or ask it to move slots, or to end the cluster."""
     from shoal.cluster.protocol.curve import Keys
@@ -61,6 +65,12 @@ def run(arguments: argparse.Namespace) -> Answer:
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
     from shoal.cluster.protocol.status import as_dict
 
+    if arguments.address in _ACTIONS:
+        arguments.address, arguments.action = arguments.action, arguments.address
+    if arguments.action not in _ACTIONS:
+        near = nearest(arguments.action, _ACTIONS)
+        hint = "" if near is None else f": did you mean {near}?"
+        raise ValueError(f"{arguments.action!r} is none of {', '.join(_ACTIONS)}{hint}")
     if (arguments.action == "drain") != (arguments.server is not None):
         raise ValueError("drain takes the rank of a server, and the other actions take none: write drain 2, or status")
     if arguments.by is not None and arguments.action != "rebalance":

@@ -531,11 +531,10 @@ def read_arrow(
     [1. 0.] [0 2 3] [1.  0.5 1. ]
     """
     if not hasattr(data, "__arrow_c_stream__"):
-        raise TypeError(
-            f"{type(data).__name__} is not an Arrow stream (it lacks __arrow_c_stream__): pass a frame of "
-            f"pandas 2.2 or "
-            f"later or of polars, or a table of pyarrow"
-        )
+        name = type(data).__name__
+        remedy = f"pass {name}.collect()" if hasattr(data, "collect") else "pass a frame of pandas 2.2 or later or of "
+        remedy += "" if hasattr(data, "collect") else "polars, or a table of pyarrow"
+        raise TypeError(f"{name} is not an Arrow stream (it lacks __arrow_c_stream__): {remedy}")
     columns = Columns(
         label=label,
         categorical=categorical,

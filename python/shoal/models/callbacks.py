@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from shoal.base.suggest import nearest
 from shoal.metrics import GroupedAUC, Metrics, StreamMetrics
 from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir
@@ -117,6 +118,17 @@ class Callback:
         """Run at the end of the fit, with the final weights; ``error`` is the exception that ended it, or None."""
 
 
+_METHODS = ("fit_begins", "batch_done", "pass_done", "fit_ends")
+
+
+def _check_methods(callback: Callback) -> None:
+    """Raise TypeError for a method that looks like one of a callback, and that nobody calls."""
+    for name in dir(callback):
+        is_alien = name.startswith("on_") and callable(getattr(callback, name))
+        if is_alien or (name not in _METHODS and not name.startswith("_") and nearest(name, _METHODS) is not None):
+            raise TypeError(f"{type(callback).__name__}.{name} is never called: a callback has {', '.join(_METHODS)}")
+
+
 class Callbacks:
     """The callbacks of one fit: a `FitObserver`.
 
@@ -131,6 +143,8 @@ class Callbacks:
         for one in listed:
             if not (isinstance(one, Callback) or (callable(one) and not isinstance(one, type))):
                 raise TypeError(f"a callback is {one!r}: pass a function of one argument, or a shoal.models.Callback()")
+            if isinstance(one, Callback):
+                _check_methods(one)
         self._model = model
         self._listed = [one for one in listed if isinstance(one, Callback)]
         self._begun: list[Callback] = []

@@ -54,6 +54,15 @@ class TrainingData(NamedTuple):
         return self.labels is not None
 
 
+def check_data(data: object) -> None:
+    """Raise TypeError, with the remedy, for data of other libraries that has to be converted first."""
+    name = type(data).__name__
+    if hasattr(data, "detach") and hasattr(data, "numpy"):
+        raise TypeError(f"the data is a {name}: pass an array, as {name}.numpy(force=True) makes it")
+    if hasattr(data, "collect") and hasattr(data, "collect_schema"):
+        raise TypeError(f"the data is a {name}, whose rows are not computed yet: pass {name}.collect()")
+
+
 def is_table(data: object) -> bool:
     """Return whether this is an ``X`` of scikit-learn: an array, a sparse matrix or a frame."""
     return is_frame(data) or is_array(data)
@@ -78,6 +87,7 @@ def training_data(
         Labels are missing or not of ``classes`` classes, lengths differ, or an argument does not apply to this data.
     """
     asked = {name: value for name, value in features.items() if value is not None}
+    check_data(data)
     if not is_table(data):
         given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size, "label": label, **asked}
         for name, value in given.items():
@@ -121,6 +131,7 @@ def prediction_data(
     TypeError, ValueError
         The data has other columns than the model has learned from, or labels are missing.
     """
+    check_data(data)
     if not is_table(data):
         for name, value in (("y", y), ("sample_weight", sample_weight)):
             if value is not None:

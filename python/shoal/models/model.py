@@ -199,6 +199,7 @@ class Model(LinearWeights, SavedModel):
             Mean loss of the batch before it was learned from, in nats, by weight; NaN of an empty batch.
         """
         batch = data
+        inputs.check_data(data)
         if inputs.is_table(data):
             size = max(1, data.shape[0] if hasattr(data, "shape") else len(data))
             given = self._given(data, y, sample_weight=sample_weight, batch_size=size, label=label)

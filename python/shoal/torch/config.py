@@ -15,7 +15,6 @@ Threads: configurations are immutable; `build` belongs to the caller's thread, w
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import os
@@ -31,6 +30,7 @@ from torch import nn
 
 from shoal import lifecycle, optim, schedules
 from shoal.base.machine import local_path
+from shoal.base.suggest import nearest
 from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
 from shoal.models.plan import Plan
@@ -338,8 +338,9 @@ def _known(given: Iterable[str], known: Sequence[str], where: str, what: str = "
     """Raise ValueError for an unknown name; the message has the nearest known one."""
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise ValueError(f"{where} has no {what} {name!r}: did you mean {near[0]!r}? There are {', '.join(known)}")
+            near = nearest(name, known)
+            hint = "there are" if near is None else f"did you mean {near!r}? There are"
+            raise ValueError(f"{where} has no {what} {name!r}: {hint} {', '.join(known)}")
 
 
 def _converted(value: Any, kind: Any, where: str = "") -> Any:

@@ -20,7 +20,6 @@ Threads: descriptions are immutable; `inputs` is a pure function, safe from any 
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shoal.base.suggest import nearest
 from shoal.data import Batch, hash_strings
 from shoal.data.hashing import MISSING_TEXT
 from shoal.data.readers import field_number
@@ -163,8 +163,8 @@ class Fields:
             for name in names:
                 if name is not None and name not in there:
                     what = {"dense": "numeric columns", "history": "lists"}.get(role, "columns")
-                    near = difflib.get_close_matches(name, there, n=1)
-                    hint = f": did you mean {near[0]!r}?" if near else "."
+                    near = nearest(name, there)
+                    hint = "." if near is None else f": did you mean {near!r}?"
                     raise ValueError(
                         f"{role} has {name!r}, none of the {what} that are read as features{hint} There are "
                         f"{', '.join(map(repr, there)) or 'none'}"

@@ -33,7 +33,7 @@ cdef extern from *:
 FAULTS = (
     "",
     "the label is not a number",
-    "the label is neither 0/1 nor -1/+1: map the labels of the file to 0 and 1",
+    "the label is neither 0/1 nor -1/+1: map the labels of the file to 0 and 1, or train with --classes",
     "a feature is not \"key:value\" with a whole number as its key",
     "a key is larger than 2^64 - 1",
     "a feature has no \":value\" behind its key",

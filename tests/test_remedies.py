@@ -1,0 +1,75 @@
+"""What people write first, and is refused: the error names the remedy, and not another thing."""
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import LogisticRegression
+from shoal.base.suggest import nearest
+from shoal.models import Callback
+
+X, Y = np.eye(4, dtype=np.float32), [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("word", "words", "meant"),
+    [
+        ("--epoch", ["--epochs", "--output"], "--epochs"),
+        ("--prot", ["--port", "--host"], "--port"),
+        ("evaluat", ["predict", "evaluate"], "evaluate"),
+        ("--lr", ["--l2", "--alpha"], "--alpha"),
+        ("--learning-rate", ["--l2", "--lr"], "--lr"),
+        ("learning_rate", ["l2", "hidden"], None),
+        ("Batch-Size", ["batch_size"], "batch_size"),
+        ("embedding_dim", ["hidden", "dim"], "dim"),
+        ("optimiser", ["optimizer", "init"], "optimizer"),
+        ("interactions", ["train", "valid"], None),
+        ("batch_norm", ["hidden", "dim"], None),
+        ("--model", ["--delay", "--threads"], None),
+        ("l3", ["l1", "l2"], None),
+        ("", ["a"], None),
+        ("x", [], None),
+    ],
+)
+def test_the_nearest_word_is_near_or_there_is_none(word, words, meant):
+    assert nearest(word, words) == meant
+
+
+def test_a_tensor_as_data_is_refused_with_how_to_convert_it():
+    torch = pytest.importorskip("torch")
+    with LogisticRegression() as model:
+        for call in (lambda data: model.fit(data, Y, progress=False), lambda data: model.partial_fit(data, Y)):
+            with pytest.raises(TypeError, match=r"the data is a Tensor: pass an array, as Tensor\.numpy\(force=True\)"):
+                call(torch.from_numpy(X))
+        model.fit(X, torch.tensor(Y), progress=False)
+        with pytest.raises(TypeError, match="Tensor"):
+            model.predict(torch.from_numpy(X))
+        assert len(model.predict(torch.from_numpy(X).requires_grad_().numpy(force=True))) == 4
+
+
+def test_a_lazy_frame_is_refused_with_how_to_compute_it():
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"a": [1.0, 2.0], "y": [0, 1]})
+    with LogisticRegression() as model, pytest.raises(TypeError, match=r"pass LazyFrame\.collect\(\)"):
+        model.fit(frame.lazy(), label="y", progress=False)
+    with pytest.raises(TypeError, match=r"pass LazyFrame\.collect\(\)"):
+        shoal.read_arrow(frame.lazy(), label="y")
+
+
+def test_labels_of_several_classes_name_the_option(tmp_path):
+    (tmp_path / "three.csv").write_text("y,a\n0,x\n1,x\n2,z\n")
+    with LogisticRegression() as model, pytest.raises(ValueError, match=r"line 4.*or train with --classes"):
+        model.fit(shoal.read_csv(tmp_path / "three.csv", label="y"), progress=False)
+
+
+@pytest.mark.parametrize("name", ["on_epoch_end", "on_train_begin", "batchdone", "fit_end", "pass_don"])
+def test_a_method_of_a_callback_that_nobody_calls_is_refused(name):
+    made = type("Mine", (Callback,), {name: lambda self, progress: None})()
+    with LogisticRegression() as model, pytest.raises(TypeError, match=f"Mine.{name} is never called: a callback has"):
+        model.fit(X, Y, progress=False, callbacks=made)
+
+
+def test_a_callback_may_have_methods_of_its_own():
+    made = type("Mine", (Callback,), {"summary": lambda self: None, "_on_end": lambda self: None, "only": True})()
+    with LogisticRegression() as model:
+        model.fit(X, Y, progress=False, callbacks=made)
