@@ -84,9 +84,8 @@ def _stored(data: bytes) -> io.BytesIO:
 
 def _check_calls(content: bytes) -> None:
     for operation, argument, _ in pickletools.genops(content):
-        if operation.name in _CALLS_BY_OTHER_WORDS or (
-            operation.name == "GLOBAL" and not _GLOBAL.fullmatch(str(argument))
-        ):
+        is_known = {"GLOBAL": _GLOBAL.fullmatch(str(argument)), "PROTO": argument == 2}.get(operation.name, True)
+        if operation.name in _CALLS_BY_OTHER_WORDS or not is_known:
             raise ValueError(f"it names {argument or operation.name}")
 
 
@@ -140,9 +139,10 @@ def check_module(make: Callable[[Store], tuple[nn.Module, object]], data: bytes,
 @contextlib.contextmanager
 def described_by(what: str, *kinds: type[Exception]) -> Iterator[None]:
     """Convert errors of a configuration that was read from a file to CorruptionError, those of ``kinds`` too."""
+    caught: tuple[type[Exception], ...] = (KeyError, TypeError, AttributeError, *kinds)
     try:
         yield
-    except (KeyError, TypeError, AttributeError, *kinds) as error:
+    except caught as error:
         raise CorruptionError(f"{what} describes no model: {error!r:.200}") from error
 
 
