@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 import msgspec
 import numpy as np
@@ -58,6 +59,20 @@ def test_inspect_prints_names_of_features_and_tables_in_one_line_each(tmp_path, 
         else:
             assert "\\x1b]0;title\\x07" in told
             assert sum(line == "every checksum matches" for line in told.splitlines()) == 1
+
+
+def test_train_prints_names_of_columns_in_one_line_each(tmp_path, capsys):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    told = []
+    for name in ("x", EVIL):
+        parquet.write_table(pa.table({"click": [1, 0] * 200, name: ["a", "b"] * 200}), tmp_path / "log.parquet")
+        how = ["--data", str(tmp_path / "log.parquet"), "--label", "click", "--overwrite"]
+        assert main(["train", "lr", *how, "--output", str(tmp_path / "m")]) == 0
+        told.append(capsys.readouterr())
+    assert not unsafe(told[1].out)
+    assert not unsafe(re.sub(r"(?m)^.*\r|\x1b\[A", "", told[1].err))  # a progress bar
+    assert "columns: " in told[1].err
+    assert told[0].out.count("\n") == told[1].out.count("\n")
 
 
 def test_the_status_of_a_cluster_prints_what_its_members_say_in_one_line_each():

@@ -11,6 +11,7 @@ from shoal.base.interrupts import at_boundaries, status_of
 from shoal.base.logs import is_json
 from shoal.base.plural import counted
 from shoal.base.progress import rows_bar
+from shoal.base.streams import escape_text
 from shoal.cli.answers import DONE, warn
 from shoal.cli.arguments import COLUMN_FORMATS, format_of, open_reader, schema_of, with_known_columns
 
@@ -96,11 +97,11 @@ def describe_columns(data: Reader) -> None:
     if data.format not in COLUMN_FORMATS or "categorical" not in data.schema:
         return
     items = [(name, value) for name, value in schema_items(data.schema) if name in _ROLES]
-    warn(f"columns: {'; '.join(f'{name} {value}' for name, value in items)}")
+    warn(escape_text(f"columns: {'; '.join(f'{name} {value}' for name, value in items)}"))
     for column, texts, examples in nearly_unique(data):
         warn(
             f"column {column!r} has {texts:,} different texts in the first {examples:,} examples: if nearly every "
-            f"example has its own, nothing is learned from it; leave it out with --ignore {column}"
+            f"example has its own, nothing is learned from it; leave it out with --ignore {escape_text(column)}"
         )
 
 
