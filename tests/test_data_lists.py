@@ -35,7 +35,7 @@ TEXT = "click,ad,seen,price\n1,7,8|9|7,0.5\n0,8,,2\n1,NA,7||NA|12,NA\n0,9,|,1\n"
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
 def test_texts_of_a_list_have_the_keys_of_the_column_they_share(batch_size):
     ad, seen, price = (field_number("csv", name) for name in ("ad", "seen", "price"))
-    number = key("price", "")
+    number, nothing = key("price", ""), key("ad", "\0missing")
     # A stream has one pass.
     assert rows(csv(TEXT, batch_size=batch_size)) == [
         (
@@ -44,8 +44,8 @@ def test_texts_of_a_list_have_the_keys_of_the_column_they_share(batch_size):
             [1] * 4 + [0.5],
         ),
         ([key("ad", "8"), number], [ad, price], [1, 2]),
-        ([key("ad", "7"), key("ad", "12")], [seen, seen], [1, 1]),
-        ([key("ad", "9"), number], [ad, price], [1, 1]),
+        ([key("ad", "7"), nothing, nothing, key("ad", "12")], [seen] * 4, [1] * 4),
+        ([key("ad", "9"), nothing, nothing, number], [ad, seen, seen, price], [1] * 4),
     ]
 
 
@@ -58,7 +58,7 @@ def test_arrow_lists_are_the_lists_of_csv(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     for kind in (arrow.list_(arrow.string()), arrow.large_list(arrow.int32())):
-        items = [["8", "9", "7"], None, ["7", None, "12"], []]
+        items = [["8", "9", "7"], None, ["7", None, None, "12"], [None, None]]
         if kind.value_type != arrow.string():
             items = [None if some is None else [None if x is None else int(x) for x in some] for some in items]
         table = arrow.table(
@@ -97,7 +97,7 @@ def test_a_list_is_named_by_the_column_it_shares():
     names = shoal.FeatureNames()
     for _ in csv(TEXT, names=names):
         pass
-    assert sorted(names.values()) == ["ad=12", "ad=7", "ad=8", "ad=9", "price"]
+    assert sorted(names.values()) == ["ad=", "ad=12", "ad=7", "ad=8", "ad=9", "price"]
 
 
 def test_models_remember_lists(tmp_path):
@@ -145,3 +145,15 @@ def test_random_lists_come_back(rng):
     for (keys, _, values), some, i in zip(got, texts, range(200), strict=True):
         assert keys[1:-1] == shoal.hash_strings(some, field_number("csv", "ad")).tolist()
         assert values == [1.0] * (1 + len(some)) + [np.float32(i)]
+
+
+def test_parallel_lists_keep_their_alignment():
+    pytest.importorskip("pyarrow")
+    text = "click,ads,shops\n1,a3|a4||a5,s1||s2|s3\n0,|a1,NA|s4\n1,,\n"
+    lists = {"ads": "ads", "shops": "shops"}
+    ads, shops = (field_number("csv", name) for name in lists)
+    for (keys, fields, _), count in zip(rows(csv(text, lists=lists, numeric=[])), (4, 2, 0), strict=True):
+        assert fields == [ads] * count + [shops] * count
+        if count == 4:
+            assert keys[3] == key("ads", "a5")
+            assert keys[7] == key("shops", "s3")

@@ -137,7 +137,7 @@ def every_source(value, folder, spec):
         yield f"Arrow dictionary {name}", of_table(pa.table({"c": array.dictionary_encode()}))
         yield f"lists of {name}", [
             int(hash) for batch in shoal.read_arrow(
-                pa.table({"c": pa.ListArray.from_arrays([0, 2], array)}), label=None, categorical=[], lists={"c": "c"}
+                pa.table({"c": pa.ListArray.from_arrays([0, 1], array)}), label=None, categorical=[], lists={"c": "c"}
             ) for hash in batch.keys
         ]  # fmt: skip
         yield f"Parquet {name}", of_parquet(folder, table)

@@ -44,6 +44,14 @@ def test_a_history_is_jagged_and_keeps_its_order(batch):
     keys, offsets = x.history
     assert unsigned(keys) == [9, 8]
     assert offsets.tolist() == [0, 2, 2, 2]
+    assert x.history_values is None
+
+
+def test_the_values_of_a_history_are_how_often_its_items_count(tmp_path):
+    (tmp_path / "x.vw").write_text("1 |ad a1 |hist a1:50 a2\n0 |ad a2 |hist a1:1\n")
+    (batch,) = shoal.read_vw(tmp_path / "x.vw").with_fields()
+    x = Fields(names=["ad"], form="vw", history="hist", item="ad").inputs(batch)
+    assert x.history_values.tolist() == [50, 1, 1]
 
 
 @pytest.mark.parametrize("log", [False, True])

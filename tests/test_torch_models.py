@@ -242,19 +242,23 @@ def test_autoint_lets_each_field_attend_to_all_in_every_head(hidden):
     agrees(model, x, expected)
 
 
+@pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("per_field", [False, True])
-def test_din_weighs_each_item_of_the_history_by_the_item_at_hand(per_field):
+def test_din_weighs_each_item_of_the_history_by_the_item_at_hand_and_its_value(per_field, counted):
     x = some(valued=True, history=True)
+    counts = np.arange(1, 12) / 2 if counted else np.ones(11)
+    if counted:
+        x = x._replace(history_values=torch.from_numpy(counts.astype(np.float32)))
     model = DIN(make, FIELDS, item=2, dim=DIM, hidden=SMALL, attention=(3,), per_field=per_field)
     table = wide(model.embedding.tables[2 if per_field else 0].weight)
     keys, offsets = (one.numpy() for one in x.history)
     interest = np.zeros((N, DIM))
     for example in range(N):
         item = table[x.keys[example, 2].item()]
-        for key in keys[offsets[example] : offsets[example + 1]]:
-            h = table[key]
+        for i in range(offsets[example], offsets[example + 1]):
+            h = table[keys[i]]
             weight = through(model.interest.tower, np.concatenate([h, item, h - item, h * item])[None])[0, 0]
-            interest[example] += weight * h
+            interest[example] += counts[i] * weight * h
     assert np.count_nonzero(interest.any(axis=1)) == 4  # three examples have no history
     out = np.hstack([interest, rows_of(model.embedding, x).reshape(N, -1)])
     agrees(model, x, through(model.last, through(model.tower, out))[:, 0])

@@ -35,7 +35,7 @@ from shoal.data.columns import (
     texts_of,
 )
 from shoal.data.files import File, Opened
-from shoal.data.hashing import hash_cells, hash_strings, number_fault
+from shoal.data.hashing import MISSING_TEXT, hash_cells, hash_strings, number_fault
 from shoal.data.interactions import field_of, interact
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
@@ -474,13 +474,14 @@ def _is_binary(kind: Any) -> bool:
 def _listed(
     column: Any, shared: str, name: str, named: FeatureNames | None, missing: Sequence[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the row and the key of each text in a column of lists; keys are those of the column it shares."""
+    """Return the row and the key of each item in a column of lists; keys are those of the column it shares."""
     arrow = pyarrow()
     if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
         raise ValueError(f"column {name!r} holds {column.type}, not lists: name it as categorical")
     rows = np.asarray(arrow.compute.list_parent_indices(column)).astype(np.int64)
     keys, there = keys_of(arrow.compute.list_flatten(column), field_of(shared), shared, named, missing)
-    return rows[there], keys[there]
+    keys[~there] = hash_strings([MISSING_TEXT], field_of(shared))[0]
+    return rows, keys
 
 
 def _with_lists(

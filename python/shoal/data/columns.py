@@ -6,7 +6,7 @@ columns that were not asked for.
     categorical   key(field, text of the cell), value 1; docs/readers.md has the text of a cell with any value
     numeric       key(field, no text), value the cell's number
     list          for each text of the cell: key(field it shares, text), value 1
-    missing       not a feature
+    missing       not a feature; in a list, the key of `hashing.MISSING_TEXT`, so that the others keep their places
 """
 
 from __future__ import annotations

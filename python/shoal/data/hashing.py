@@ -13,7 +13,7 @@ from shoal import _reader
 
 _TOO_LARGE = "a value is too large for float32"  # one of FAULTS
 
-# The text whose key, in each field, stands for an empty cell. No cell of a text file can have this text.
+# The text whose key, in each field, stands for an empty cell, and for an empty item of a list.
 MISSING_TEXT = "\0missing"
 
 

@@ -323,7 +323,7 @@ def read_csv(
         Columns whose cells are lists of texts; each text is a feature with the value 1. ``{"clicked": "ad"}`` gives
         those of "clicked" the keys that the same texts have in "ad"; name the column itself for keys of its own.
     list_separator : str, default "|"
-        Separator of the texts of a list; an empty text produces no feature.
+        Separator of the texts of a list; an empty text keeps its place, as a feature of its own.
     sep : str, default ","
         Separator of cells; ``"\t"`` for TSV.
     columns : list of str, optional

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from shoal.data import Batch, hash_strings
 from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, missing_numbers
 from shoal.data.criteo import INTEGER_COLUMNS
-from shoal.data.hashing import hash_cells, number_of_text, texts_of_numbers
+from shoal.data.hashing import MISSING_TEXT, hash_cells, number_of_text, texts_of_numbers
 from shoal.data.readers import field_number
 from shoal.serve.inputs import CRITEO_COLUMNS, Examples, InputSpec, criteo_column, to_batch
 from shoal.serve.limits import Account, RequestError
@@ -241,9 +241,9 @@ class _NamedRows:
         if not isinstance(cells, list):
             raise _ColumnError(name, f"{_excerpt(cells)} is not a list, and this column holds lists")
         for cell in cells:
-            # csv has no elements of no bytes; elsewhere they are texts.
-            if cell is not None and not self._is_missing(cell) and not (cell == "" and self.spec.format == "csv"):
-                self._put(name, cell)
+            # In csv an item of no bytes is missing; elsewhere it is a text.
+            missing = cell is None or self._is_missing(cell) or (cell == "" and self.spec.format == "csv")
+            self._put(name, MISSING_TEXT if missing else cell)
 
     def _put(self, name: str, cell: Any) -> None:
         """Add a feature."""

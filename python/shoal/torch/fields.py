@@ -49,12 +49,15 @@ class Inputs(NamedTuple):
         Jagged: the keys of earlier events, and the offsets of those of each example.
     dense : float32[n, d] or None
         Numeric columns, which have no rows.
+    history_values : float32[nnz] or None
+        How much each event of the history counts; None: 1.
     """
 
     keys: Tensor
     values: Tensor | None = None
     history: tuple[Tensor, Tensor] | None = None
     dense: Tensor | None = None
+    history_values: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,11 +261,13 @@ def inputs(batch: Batch, fields: int | Fields) -> Inputs:
     values = None if batch.values is None else np.ones(n * fixed, np.float32)
     if values is not None and batch.values is not None:
         values[cells] = batch.values[mine]
+    events = column == fixed + dense
     return Inputs(
         _keys(keys.reshape(n, fixed)),
         _values(values, n),
-        _history(batch, example, column == fixed + dense) if fields.history is not None else None,
+        _history(batch, example, events) if fields.history is not None else None,
         _dense(batch, example, column - fixed, dense, log=fields.log) if dense else None,
+        None if fields.history is None or batch.values is None else _values(batch.values[events], None),
     )
 
 
@@ -270,10 +275,11 @@ def _keys(keys: npt.NDArray[np.uint64]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(keys).view(np.int64))
 
 
-def _values(values: npt.NDArray[np.float32] | None, n: int) -> Tensor | None:
+def _values(values: npt.NDArray[np.float32] | None, n: int | None) -> Tensor | None:
+    """Return values as a tensor, of n rows if there is an n; None if all are 1."""
     if values is None or np.all(values == 1):
         return None
-    return torch.from_numpy(np.ascontiguousarray(values).reshape(n, -1))
+    return torch.from_numpy(np.ascontiguousarray(values if n is None else values.reshape(n, -1)))
 
 
 def _history(batch: Batch, example: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_]) -> tuple[Tensor, Tensor]:

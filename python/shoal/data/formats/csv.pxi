@@ -172,7 +172,8 @@ cdef inline int put_list(
     const CsvColumns* columns, size_t column, const Text* cell, const uint8_t* readable, Target* out,
     const uint8_t* begin, const uint8_t* end,
 ) noexcept nogil:
-    """Store a feature for each text of the cell that is not missing."""
+    """Store a feature for each text of the cell; one that is missing keeps its place."""
+    cdef const uint8_t* missing_item = <const uint8_t*><const char*>b"\0missing"
     cdef const uint8_t* p = cell.begin
     cdef const uint8_t* stop = cell.begin + cell.size
     cdef const uint8_t* behind
@@ -184,19 +185,21 @@ cdef inline int put_list(
         if behind == NULL:
             behind = stop
         text.begin, text.size = p, <size_t>(behind - p)
-        if text.size > 0 and not is_missing(columns, &text):
-            # Leaves room for the other columns of the line.
-            if out.nnz + <int64_t>columns.count > out.room:
-                return NO_ROOM
+        # Leaves room for the other columns of the line.
+        if out.nnz + <int64_t>columns.count > out.room:
+            return NO_ROOM
+        if text.size == 0 or is_missing(columns, &text):
+            out.keys[out.nnz] = token_key(columns.seeds[column], missing_item, 8, missing_item + 8)
+        else:
             out.keys[out.nnz] = cell_key(columns.seeds[column], text.begin, text.size, readable)
-            if out.values != NULL:
-                out.values[out.nnz] = 1.0
-            if out.origins:
-                if readable == columns.unquoted + cell.size:
-                    put_origin(out, out.nnz, columns.fields[column], begin, end)
-                else:
-                    put_origin(out, out.nnz, columns.fields[column], p, behind)
-            out.nnz += 1
+        if out.values != NULL:
+            out.values[out.nnz] = 1.0
+        if out.origins:
+            if readable == columns.unquoted + cell.size:
+                put_origin(out, out.nnz, columns.fields[column], begin, end)
+            else:
+                put_origin(out, out.nnz, columns.fields[column], p, behind)
+        out.nnz += 1
         p = behind + 1
     return GOOD
 

@@ -31,11 +31,16 @@ class Interest(nn.Module):
         super().__init__()
         self.tower = nn.Sequential(tower(4 * dim, hidden), nn.Linear(hidden[-1], 1))
 
-    def forward(self, item: Tensor, history: Tensor, offsets: Tensor) -> Tensor:
-        """Pool a jagged history, float32[nnz, dim] with int64[n + 1], by the items, float32[n, dim]."""
+    def forward(self, item: Tensor, history: Tensor, offsets: Tensor, values: Tensor | None = None) -> Tensor:
+        """Pool a jagged history, float32[nnz, dim] with int64[n + 1], by the items, float32[n, dim].
+
+        An event with a value v, of float32[nnz], counts as v events.
+        """
         example = torch.repeat_interleave(offsets.diff(), output_size=history.shape[0])
         at_hand = item[example]
         weights = self.tower(torch.cat([history, at_hand, history - at_hand, history * at_hand], dim=1))
+        if values is not None:
+            weights = weights * values.unsqueeze(1)
         return torch.zeros_like(item).index_add(0, example, weights * history)
 
 
@@ -93,7 +98,7 @@ class DIN(nn.Module):
         keys, offsets = x.history
         *found, history = pull([*self.embedding.asked(x.keys), (self.embedding.table_of(self.item), keys)])
         rows = self.embedding.answered(found)
-        interest = self.interest(rows[:, self.item], history, offsets)
+        interest = self.interest(rows[:, self.item], history, offsets, x.history_values)
         if x.values is not None:
             rows = rows * x.values.unsqueeze(-1)
         return self.last(self.tower(torch.cat([interest, flat(rows, x.dense)], dim=1))).squeeze(1)
