@@ -367,7 +367,7 @@ def test_rows_of_csv_predict_as_the_files_that_were_trained_on(of_csv, name):
         ("site;price;seen\na;1;\nb\n", "instance 1: there are more or fewer cells than columns"),
         ("site;price;seen\n\na;;\nb;many;\n", "instance 1, column 'price': a value is not a finite decimal number at"),
         ('site;price;seen\n"a;1;\n', "instance 0: a cell in quotes has no closing quote on its line"),
-        ("site;price;seen\ra;1;\rb;2;\r", "the header is not a row of column names"),
+        ("site;price;seen\ra;1;\rb;2;\r", "a carriage return (CR) stands within the first line"),
         (";".join(f"c{i}" for i in range(10_001)), "10001 columns: at most 10000 are accepted"),
     ],
 )

@@ -15,6 +15,11 @@ from shoal.data.spelling import of_cells
 
 _NO_SEPARATORS = '"\r\n+-.'
 _BOM = "\ufeff"
+_SEPARATORS = ",;\t|"  # that a file of another separator has, most likely
+CR_ALONE = (
+    "a carriage return (CR) stands within the first line: if lines end with it alone, write newlines, as "
+    "tr '\\r' '\\n' does"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,14 @@ def header_names(line: bytes, separator: str) -> list[str]:
     try:
         (names,) = csv.reader([text], delimiter=separator, strict=True) if text else ([],)
     except (csv.Error, ValueError) as error:
+        if "\r" in text:
+            raise ValueError(CR_ALONE) from None
         raise ValueError(f"the header is not a row of column names ({error}): is this CSV?") from None
+    other = next((other for other in _SEPARATORS if other != separator and other in text), None)
+    if len(names) == 1 and other is not None:
+        raise ValueError(
+            f"the header has no {separator!r}, and {text.count(other)} times {other!r}: pass sep={other!r} (--sep)"
+        )
     return names
 
 
@@ -90,10 +102,10 @@ def csv_format(
     """Make the format of CSV files; the parameters are those of `shoal.read_csv`, ``names`` being its ``columns``."""
     if len(sep) != 1 or not sep.isascii() or sep.isalnum() or sep in _NO_SEPARATORS:
         raise ValueError(f"sep is {sep!r}: pass one character that is not a letter, digit, quote or part of a number")
-    if len(list_separator) != 1 or not list_separator.isascii() or list_separator in f'{sep}"\r\n':
-        raise ValueError(
-            f"list_separator is {list_separator!r}: pass a character that is not sep, a quote or a newline"
-        )
+    if len(list_separator) != 1 or not list_separator.isascii() or list_separator in '"\r\n':
+        raise ValueError(f"list_separator is {list_separator!r}: pass a character that is not a quote or a newline")
+    if columns.lists and list_separator == sep:
+        raise ValueError(f"list_separator is {list_separator!r}, as sep is: pass another character")
     if isinstance(names, str):
         raise TypeError("columns is a list of names: pass ['...']")
     na_texts = texts_of(na_values)

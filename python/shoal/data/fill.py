@@ -17,14 +17,16 @@ from typing import NamedTuple
 
 from shoal import _reader
 from shoal.data.batch import Batch
+from shoal.data.csv import CR_ALONE
 from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor, rows_of
 from shoal.data.rows import Format, Parse
-from shoal.data.source import Block, Lines, LineTooLongError
+from shoal.data.source import BLOCK_BYTES, Block, Lines, LineTooLongError
 
 _NO_LABEL = "the label is not a number"  # one of FAULTS
 _EXCERPT_BYTES = 80
 _BLOCK_ROWS = 1 << 30  # more than a block has
 _BLOCKS_AHEAD = 2  # for each thread
+_FULL_BLOCK_BYTES = BLOCK_BYTES // 2
 
 
 class TextSource(NamedTuple):
@@ -103,6 +105,8 @@ def _direct(sources: Iterable[TextSource], form: Format, batch_size: int, skip: 
             for text, offset, passed, consumed in source.lines:
                 if text and parse is None:
                     parse = _bound(form, source.lines)
+                if offset == 0:
+                    _check_line_ends(text, source.lines.file.name)
                 line += passed
                 fraction = source.before + consumed * source.fraction
                 done = []
@@ -126,6 +130,8 @@ def _direct(sources: Iterable[TextSource], form: Format, batch_size: int, skip: 
                     elif end < len(text):
                         rows.grow()
                 yield BatchGroup(done, skipped, fraction) if done else None
+            if parse is None and source.lines.header is not None:
+                _bound(form, source.lines)  # a file of nothing else is checked too
         except LineTooLongError as error:
             yield BatchGroup([], skipped, fraction)
             yield from _raise_at(source.lines, line, _too_long(error))
@@ -177,11 +183,17 @@ class _ParallelParser:
                     for block in source.lines:
                         if block.text and parse is None:
                             parse = _bound(self._form, source.lines)
+                        if block.offset == 0:
+                            _check_line_ends(block.text, source.lines.file.name)
                         fraction = source.before + block.fraction * source.fraction
                         waiting.append(self._submit(pool, parse, source, block, fraction))
-                        if len(waiting) > _BLOCKS_AHEAD * threads or waiting[0].parsed.done():
+                        # What a stream delivers in small pieces does not wait for more.
+                        most = _BLOCKS_AHEAD * threads if len(block.text) >= _FULL_BLOCK_BYTES else 0
+                        while len(waiting) > most or (waiting and waiting[0].parsed.done()):
                             yield from self._assemble(waiting.popleft())
                         yield None
+                    if parse is None and source.lines.header is not None:
+                        _bound(self._form, source.lines)
                 except LineTooLongError as error:
                     while waiting:
                         yield from self._assemble(waiting.popleft())
@@ -267,6 +279,8 @@ def parse_text(form: Format, text: bytes) -> Batch | None:
     if form.header is not None:
         header, _, text = text.partition(b"\n")
         parse = form.header(header, form.labelled)
+    else:
+        _check_line_ends(text)
     parsed = _parse(parse, form, text, skip=False)
     if parsed.bad is not None:
         rest, at, fault = parsed.bad
@@ -284,6 +298,13 @@ def _bound(form: Format, lines: Lines) -> Parse:
         raise ValueError(f"{lines.file.name}, line 1: {error}") from None
 
 
+def _check_line_ends(text: bytes | memoryview, name: str = "") -> None:
+    """Refuse a text whose first line is all of it, with line ends of another kind inside."""
+    first, _, rest = bytes(text).partition(b"\n")
+    if not rest and b"\r" in first.rstrip(b"\r"):
+        raise ValueError(f"{name}: {CR_ALONE}" if name else CR_ALONE)
+
+
 def _raise_at(lines: Lines, line: int, what: str) -> Generator[None, None, None]:
     """Raise, once the line's number in the file is known."""
     for newlines in lines.newlines_before():
@@ -293,7 +314,7 @@ def _raise_at(lines: Lines, line: int, what: str) -> Generator[None, None, None]
 
 
 def _too_long(error: LineTooLongError) -> str:
-    return f": {error}: split the line, or is this a text file?"
+    return f": {error}: split the line, or is this a text file with newlines at the ends of its lines?"
 
 
 def _malformed(text: bytes, at: int, fault: int, offset: int, *, named: bool) -> str:

@@ -26,6 +26,7 @@ from shoal.data.interactions import field_of
 from shoal.data.names import FeatureNames
 from shoal.data.rebatch import BatchGroups, Cursor
 from shoal.data.settings import BEGINNING, FileSplit, Settings
+from shoal.errors import CorruptionError
 
 # A group is the batches that end in one block, or one batch longer than that.
 _GROUPS_AHEAD = 2
@@ -85,6 +86,7 @@ class Reader(ABC):
         self._settings = settings
         self._seen = _PassProgress(settings.begin, settings.begin.skipped)
         self._original: Reader | None = None  # another one, whose passes these are too
+        self._split_sizes: list[int | None] = []  # of the files when this, or what it is a copy of, was split first
         self._others: dict[str, None] = {}  # columns of which nothing is said, as passes have found them
 
     @abstractmethod
@@ -128,12 +130,20 @@ class Reader(ABC):
         splits = []
         for i in mine:
             share = (sizes[i] or 0) / total if total else 0.0
-            splits.append(FileSplit(i, self._files[i], rank, num_splits, before, share))
+            splits.append(FileSplit(i, self._files[i], rank, num_splits, before, share, sizes[i]))
             before += share
         first = mine.index(settings.begin.file) if self.resumed and settings.begin.file in mine else 0
         return splits[first:]
 
     def _check_sizes(self, sizes: Sequence[int | None]) -> None:
+        settings = self._settings
+        if len(self._files) < settings.num_splits:
+            for file, size, noted in zip(self._files, sizes, settings.split_sizes or sizes, strict=True):
+                if size != noted:
+                    raise CorruptionError(
+                        f"{file.name} has {size} bytes, and had {noted} when it was split: splits of a file that "
+                        f"changes repeat or lose lines; make a reader of the present file, and split that"
+                    )
         for file, size, noted in zip(self._files, sizes, self._settings.sizes or sizes, strict=True):
             if size != noted:
                 raise ValueError(
@@ -159,6 +169,8 @@ class Reader(ABC):
         ------
         ValueError
             The rank is out of range, this is a split already, or the data is a stream.
+        CorruptionError
+            During a pass: a file that several splits share has another size than when it was first split.
 
         Notes
         -----
@@ -170,7 +182,10 @@ class Reader(ABC):
             raise ValueError(
                 f"{self!r} is a split already: take split(rank, n) of the whole, with n the number of all splits"
             )
-        settings = replace(self._settings, rank=rank, num_splits=n)
+        # Splits of this reader are of one state of its files.
+        if not self._split_sizes:
+            self._split_sizes.extend(file.size() for file in self._files)
+        settings = replace(self._settings, rank=rank, num_splits=n, split_sizes=tuple(self._split_sizes))
         for file in self._files:
             if n > 1 and not file.seekable:
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to split it")
@@ -209,10 +224,11 @@ class Reader(ABC):
             file = self._files[number]
             if not file.seekable:
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to split it")
-            size = file.size() if self._can_begin_anywhere(file) else None
-            count = max(1, -(-(size or 0) // split_bytes))
+            size = file.size()
+            count = max(1, -(-(size or 0) // split_bytes)) if self._can_begin_anywhere(file) else 1
             for rank in range(count):
-                split = self._with(replace(self._settings, rank=rank, num_splits=count, order=None))
+                settings = replace(self._settings, rank=rank, num_splits=count, order=None, split_sizes=(size,))
+                split = self._with(settings)
                 split._files = (file,)
                 splits.append(split)
         return splits

@@ -34,6 +34,7 @@ class Settings:
     num_splits: int = 1
     begin: Cursor = BEGINNING
     sizes: tuple[int | None, ...] | None = None  # of the files when the position was taken
+    split_sizes: tuple[int | None, ...] | None = None  # of the files when they were split
     order: tuple[int, ...] | None = None  # of the files, by their numbers; None: the original order
 
     def __post_init__(self) -> None:
@@ -65,6 +66,8 @@ class FileSplit:
         Which split of how many.
     before, fraction : float
         Of the bytes of all: those before it, and its own; 0 where they are not known.
+    size : int or None
+        Of the file when the pass began.
     """
 
     number: int
@@ -73,3 +76,4 @@ class FileSplit:
     num_splits: int
     before: float
     fraction: float
+    size: int | None = None

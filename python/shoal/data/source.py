@@ -22,11 +22,14 @@ Threads. An iteration belongs to one thread; any number of them may run at a tim
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator
+from io import BufferedIOBase, UnsupportedOperation
 from typing import NamedTuple, Protocol
 
 from shoal.data.files import File, Opened
 from shoal.data.unpack import HEAD_BYTES, DecompressedStream, kind_of
+from shoal.errors import CorruptionError
 
 BLOCK_BYTES = 1 << 18
 LINE_LIMIT_BYTES = 16 << 20
@@ -74,6 +77,8 @@ class Lines:
         Plain, or of gzip, bzip2, xz or Zstandard, as determined by its first bytes.
     rank, num_splits : int
         Which split of how many.
+    size : int, optional
+        Bytes of the file when the pass began, of which splits are parts; default: when it is opened.
     start : int
         Lines that begin before this offset of the text are left out; a line must begin there.
     headed : bool
@@ -100,6 +105,7 @@ class Lines:
         rank: int = 0,
         num_splits: int = 1,
         *,
+        size: int | None = None,
         start: int = 0,
         headed: bool = False,
         block_bytes: int = BLOCK_BYTES,
@@ -109,6 +115,7 @@ class Lines:
         self.header: bytes | None = None
         self._rank = rank
         self._num_splits = num_splits
+        self._size = size
         self._start = start
         self._headed = headed
         self._block_bytes = block_bytes
@@ -117,7 +124,7 @@ class Lines:
 
     def __iter__(self) -> Generator[Block]:
         """Yield a block for each read, empty ones too, so that the consumer can stop between two of them."""
-        size = self.file.size()
+        size = self.file.size() if self._size is None else self._size
         with self.file.open() as file:
             if not self.file.seekable:
                 yield from self._stream(file)
@@ -127,9 +134,8 @@ class Lines:
             if kind is not None:
                 yield from self._stripes(DecompressedStream(file, kind, self.file.name), size)
             elif size:
-                yield from self._range(
-                    file, size * self._rank // self._num_splits, size * (self._rank + 1) // self._num_splits
-                )
+                begin, end = size * self._rank // self._num_splits, size * (self._rank + 1) // self._num_splits
+                yield from self._range(file, begin, end, size)
 
     def newlines_before(self) -> Iterator[int]:
         """Count the lines in front of the first one of what was read of a plain file, as numbers to be added up."""
@@ -141,8 +147,8 @@ class Lines:
                 left -= len(data)
                 yield data.count(b"\n")
 
-    def _range(self, file: Opened, begin: int, end: int) -> Iterator[Block]:
-        """Yield the lines of a plain file that begin in [begin, end)."""
+    def _range(self, file: Opened, begin: int, end: int, size: int) -> Iterator[Block]:
+        """Yield the lines of a plain file of a size that begin in [begin, end)."""
         if self._headed:
             self._start = max(self._start, self._read_header(file))
         if self._start > begin:
@@ -156,7 +162,7 @@ class Lines:
             while newline < 0 and at < end - 1:
                 data = file.read(min(self._block_bytes, end - 1 - at))
                 if not data:
-                    return
+                    raise self._shrunk(at, size)
                 newline = data.find(b"\n")
                 at += newline + 1 if newline >= 0 else len(data)
                 yield Block(memoryview(b""), at, 0, 0.0)
@@ -171,15 +177,26 @@ class Lines:
             at += got
             text, offset = window.whole_lines()
             yield Block(text, offset, 0, (at - begin) / (end - begin))
+        if at < end:
+            raise self._shrunk(at, size)
         # The line that holds the last byte of the range may end after it.
-        while window.carried and window.fill(file, min(self._block_bytes, _TAIL_BYTES)):
+        while window.carried and (got := window.fill(file, min(self._block_bytes, _TAIL_BYTES))):
+            at += got
             text, offset = window.first_line()
             yield Block(text, offset, 0, 1.0)
             if text:
                 return
         if window.carried:
+            if at < size:
+                raise self._shrunk(at, size)
             text, offset = window.rest()
             yield Block(text, offset, 0, 1.0)
+
+    def _shrunk(self, end: int, size: int) -> CorruptionError:
+        return CorruptionError(
+            f"{self.file.name} ends after {end} bytes, and had {size} when the pass began: it was truncated or "
+            f"replaced while it was read; write data under another name, and rename it when it is complete"
+        )
 
     def _read_header(self, file: Opened) -> int:
         """Take the first line of a plain file; returns where the next one begins."""
@@ -201,15 +218,19 @@ class Lines:
             front += data
         whole = _Prefixed(front, file)
         kind = kind_of(front)
-        yield from self._stripes(whole if kind is None else DecompressedStream(whole, kind, self.file.name), None)
+        stream = whole if kind is None else DecompressedStream(whole, kind, self.file.name)
+        yield from self._stripes(stream, None, eager=True)
 
-    def _stripes(self, stream: _Stream, size: int | None) -> Iterator[Block]:
-        """Yield every `num_splits`-th block of a text whose length is not known."""
+    def _stripes(self, stream: _Stream, size: int | None, *, eager: bool = False) -> Iterator[Block]:
+        """Yield every `num_splits`-th block of a text whose length is not known.
+
+        ``eager``: a block is what has arrived, if that is less, so that lines of a slow producer do not wait.
+        """
         window = _Window(0, self._line_limit_bytes)
         stripe = 0
         more = True
         while more:
-            more = window.fill(stream, self._block_bytes) == self._block_bytes
+            more = window.fill(stream, self._block_bytes, eager=eager) >= (1 if eager else self._block_bytes)
             text, offset = window.whole_lines() if more else window.rest()
             passed = 0
             if text and self._headed and self.header is None:
@@ -244,6 +265,9 @@ class _Prefixed:
     def read(self, size: int) -> bytes:
         """Return up to ``size`` bytes; none at the end."""
         data, self._front = self._front[:size], self._front[size:]
+        if not data and isinstance(self._file, BufferedIOBase):
+            with contextlib.suppress(UnsupportedOperation):
+                data = self._file.read1(size)  # what is there; nothing at the end, and of a stream that does not block
         if not data:
             got = self._file.read(size)
             if got is None:
@@ -286,8 +310,11 @@ class _Window:
         """Bytes read and not returned."""
         return self._filled - self._taken
 
-    def fill(self, stream: _Readable, want: int) -> int:
-        """Read until there are `want` more bytes, or the stream ends; returns how many there are."""
+    def fill(self, stream: _Readable, want: int, *, eager: bool = False) -> int:
+        """Read until there are `want` more bytes, or the stream ends; returns how many there are.
+
+        ``eager``: read once.
+        """
         carried = self.carried
         self._offset += self._taken
         needed = carried + want
@@ -303,7 +330,7 @@ class _Window:
         with memoryview(self.buffer) as view:
             while want > 0 and (got := stream.readinto(view[self._filled : self._filled + want])):
                 self._filled += got
-                want -= got
+                want = 0 if eager else want - got
         if self._filled > self._limit:
             newline = self.buffer.find(b"\n", self._new, self._filled)
             if (self._filled if newline < 0 else newline) > self._limit:

@@ -132,5 +132,5 @@ class TextReader(Reader):
         headed = self._form.header is not None
         for split in self._file_splits():
             start = begin.offset if split.number == begin.file else 0
-            lines = Lines(split.file, split.rank, split.num_splits, start=start, headed=headed)
+            lines = Lines(split.file, split.rank, split.num_splits, size=split.size, start=start, headed=headed)
             yield TextSource(split.number, lines, split.before, split.fraction)

@@ -48,7 +48,7 @@ FAULTS = (
     "the importance is not a number of 0 or more",
     "a third number stands before the features: an initial prediction cannot be learned from",
     "there are more or fewer cells than columns",
-    "a cell in quotes has no closing quote on its line",
+    "a cell in quotes has no closing quote on its line: a row is one line, so replace line breaks in its cells",
     "something stands between a closing quote and the end of its cell",
     "the label or the weight is missing",
     "the label is not the number of a class, which are 0 to the number of classes - 1",
