@@ -250,7 +250,21 @@ def test_a_bar_that_draws_over_itself_becomes_lines_and_none_of_them_is_empty(tm
     )
     done = subprocess.run(shoal_launch(str(path)), capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done
-    assert done.stdout.splitlines() == ["1%", "50%", "100%", "done", "", "really"]
+    assert done.stderr.splitlines() == ["1%", "50%", "100%"]
+    assert done.stdout.splitlines() == ["done", "", "really"]
+
+
+def test_results_of_workers_are_objects_and_nothing_else_on_standard_output(tmp_path):
+    path = tmp_path / "result.py"
+    path.write_text(
+        "import json, os, sys\n"
+        "print('working', file=sys.stderr)\n"
+        "print(json.dumps({'worker': int(os.environ['SHOAL_RANK'])}))\n"
+    )
+    done = subprocess.run(shoal_launch("--workers", "2", str(path)), capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done
+    assert sorted(done.stdout.splitlines()) == ['{"worker": 0}', '{"worker": 1}']
+    assert sorted(line for line in done.stderr.splitlines() if "working" in line) == ["[0] working", "[1] working"]
 
 
 def test_launch_ends_with_the_first_failing_status_and_that_process_last_output(program):

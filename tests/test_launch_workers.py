@@ -55,7 +55,13 @@ def run(
         named_jobs=list,
     )
     failed = run_workers(
-        cluster, [str(program), str(tmp_path)], workers, lambda line: None, restarts=5, warn=said.append
+        cluster,
+        [str(program), str(tmp_path)],
+        workers,
+        lambda line: None,
+        lambda line: None,
+        restarts=5,
+        warn=said.append,
     )
     return failed, said
 

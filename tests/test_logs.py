@@ -202,7 +202,7 @@ def test_every_line_of_scheduler_and_server_is_an_event_also_when_they_end():
         cluster.scheduler.process.wait(TIMEOUT)
         server.process.wait(TIMEOUT)
         for child in (cluster.scheduler, server):
-            child._thread.join(TIMEOUT)
+            child._join_readers()
             assert {one["role"] for one in events("\n".join(child.last))} == {child.name.split()[0]}
 
 

@@ -223,8 +223,8 @@ def is_log_line(line: str) -> bool:
 def worker_line(line: str, rank: int, workers: int) -> str:
     """Return a line of the output of a worker, as its launcher prints it.
 
-    That is the line with the rank of the worker, if there are several. If the log of this process is JSON, the line is
-    an event: as it is, or as one of the logger ``shoal.output``.
+    That is the line with the rank of the worker, if there are several; an object as JSON stays as it is. If the log of
+    this process is JSON, the line is an event: as it is, or as one of the logger ``shoal.output``.
 
     Examples
     --------
@@ -232,7 +232,8 @@ def worker_line(line: str, rank: int, workers: int) -> str:
     '[3] pass 1'
     """
     if not is_json():
-        return f"[{rank}] {line}" if workers > 1 else line
+        is_object = line.startswith("{") and line.endswith("}")
+        return f"[{rank}] {line}" if workers > 1 and not is_object else line
     if is_log_line(line):
         return line
     record = logging.LogRecord("shoal.output", logging.INFO, "", 0, "%s", (line,), None)

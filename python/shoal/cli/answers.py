@@ -59,6 +59,11 @@ def print_output(line: str) -> None:
     _print(line)
 
 
+def print_error_output(line: str) -> None:
+    """Print a line of the standard error of a worker there, as it is. Thread-safe."""
+    write_stderr(line + "\n")
+
+
 def no_op(line: str) -> None:
     """Ignore a line."""
 

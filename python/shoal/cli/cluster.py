@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.logs import LOG_FORMAT, identify
-from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, print_output, warn
+from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, print_error_output, print_output, warn
 from shoal.cli.arguments import command, log_options, seconds, size, workers_number
 
 if TYPE_CHECKING:
@@ -520,6 +520,7 @@ def _launch(arguments: argparse.Namespace) -> Answer:
             arguments.servers,
             program,
             print_output,
+            print_error_output,
             address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
             threads=arguments.threads,
             memory=arguments.memory,
@@ -586,6 +587,7 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
                 program,
                 workers,
                 print_output,
+                print_error_output,
                 restarts=arguments.worker_restarts,
                 grace=arguments.grace,
                 warn=warn,

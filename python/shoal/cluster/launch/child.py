@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import IO
 
 from shoal.base.timed_queue import TimedQueue
 from shoal.errors import ShoalError
@@ -41,6 +42,8 @@ class ChildProcess:
         Receives this object when the process has ended.
     emit : callable, optional
         Called with every line of output, in a thread.
+    emit_error : callable, optional
+        Called with every line of standard error, in another thread; without it that is part of the output.
     changed : Condition, optional
         Notified of every line and of the end; guards ``last`` and ``ended_at``.
     """
@@ -53,45 +56,51 @@ class ChildProcess:
         ended: TimedQueue[ChildProcess],
         emit: Callable[[str], None] | None = None,
         changed: threading.Condition | None = None,
+        emit_error: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
         self.ended_at = math.inf  # by time.monotonic()
         self._ended = ended
-        self._emit = emit
         self._changed = threading.Condition() if changed is None else changed
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT if emit_error is None else subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             process_group=0,
         )
-        self._thread = threading.Thread(target=self._read_output, name=f"shoal-{name}", daemon=True)
+        pipes = [(self.process.stdout, emit), (self.process.stderr, emit_error)]
+        self._readers = {
+            pipe: threading.Thread(target=self._read, args=(pipe, call), name=f"shoal-{name}", daemon=True)
+            for pipe, call in pipes
+            if pipe is not None
+        }
         self._waiter = threading.Thread(target=self._wait, name=f"shoal-{name}-end", daemon=True)
         try:
-            self._thread.start()
+            for thread in self._readers.values():
+                thread.start()
             self._waiter.start()
         except RuntimeError:  # no thread can be started: nobody would read its output, or notice its end
             self.signal(signal.SIGKILL)
             self.process.wait()
-            if self.process.stdout is not None and self._thread.ident is None:
-                self.process.stdout.close()
+            for pipe, thread in self._readers.items():
+                if thread.ident is None:
+                    pipe.close()
             raise
 
-    def _read_output(self) -> None:
-        assert self.process.stdout is not None
+    def _read(self, pipe: IO[bytes], emit: Callable[[str], None] | None) -> None:
         # A progress bar redraws itself: each state is a line here, and the return that begins it is not a line.
-        with io.TextIOWrapper(self.process.stdout, errors="replace", newline="") as lines:
+        with io.TextIOWrapper(pipe, errors="replace", newline="") as lines:
             for line in lines:
                 if line == "\r":
                     continue
                 with self._changed:
                     self.last.append(line.rstrip("\r\n"))
                     self._changed.notify_all()
-                if self._emit is not None:
-                    self._emit(line.rstrip("\r\n"))
+                if emit is not None:
+                    emit(line.rstrip("\r\n"))
 
     def _wait(self) -> None:
         self.process.wait()
@@ -108,7 +117,7 @@ class ChildProcess:
     def describe_end(self) -> str:
         """Return the exit status or signal, and the last lines."""
         # Read the output to its end, unless a process that it has started keeps the pipe open.
-        self._thread.join(1.0)
+        self._join_readers()
         status = self.process.returncode
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return f"{how}; its last output: {self.last_output()}"
@@ -133,7 +142,11 @@ class ChildProcess:
         self.signal(signal.SIGKILL)
         self.process.wait()
         self._waiter.join()
-        self._thread.join(1.0)
+        self._join_readers()
+
+    def _join_readers(self) -> None:
+        for thread in self._readers.values():
+            thread.join(1.0)
 
 
 def end_all(children: Sequence[ChildProcess], patience: float) -> None:

@@ -64,6 +64,7 @@ def _start_worker(
     workers: int | tuple[int, int],
     ended: TimedQueue[ChildProcess],
     emit: Callable[[str], None],
+    emit_error: Callable[[str], None],
     curve: str | os.PathLike[str] | None,
 ) -> ChildProcess:
     identity = {"SHOAL_SCHEDULER": address}
@@ -80,6 +81,7 @@ def _start_worker(
         identity,
         ended,
         lambda line: emit(worker_line(line, rank, workers)),
+        emit_error=lambda line: emit_error(worker_line(line, rank, workers)),
     )
 
 
@@ -88,6 +90,7 @@ def run_workers(
     command: Sequence[str],
     workers: int | tuple[int, int],
     emit: Callable[[str], None],
+    emit_error: Callable[[str], None],
     *,
     restarts: int = 0,
     grace: float = GRACE_SECONDS,
@@ -106,8 +109,8 @@ def run_workers(
         has not failed: the others continue without it, or wait for another one if they are too few. Once one has
         finished, a killed one is not started again; one that was started again before has not failed if another one
         finishes. One that has left, with status 0, has not finished.
-    emit : callable
-        Called with every line of a worker's output, from threads.
+    emit, emit_error : callable
+        Called with every line of a worker's output, and of its standard error, from threads.
     restarts : int
         How often a worker that was killed by a signal is started again, of all workers together. One that the
         scheduler declares dead while its process exists, such as a stopped one, is killed.
@@ -146,7 +149,9 @@ def run_workers(
             rank = len(children)
             with held_back():
                 children.append(
-                    _start_worker(command, cluster.address, rank, workers, cluster.ended, emit, cluster.curve)
+                    _start_worker(
+                        command, cluster.address, rank, workers, cluster.ended, emit, emit_error, cluster.curve
+                    )
                 )
         going = set(children)
         killed: list[ChildProcess] = []
@@ -170,7 +175,7 @@ def run_workers(
                 )
                 with held_back():
                     children[rank] = _start_worker(
-                        command, cluster.address, rank, workers, cluster.ended, emit, cluster.curve
+                        command, cluster.address, rank, workers, cluster.ended, emit, emit_error, cluster.curve
                     )
                 going.remove(child)
                 going.add(children[rank])
@@ -265,6 +270,7 @@ def run_member(
     servers: int,
     command: Sequence[str],
     emit: Callable[[str], None],
+    emit_error: Callable[[str], None],
     *,
     address: str | None = None,
     threads: int = 1,
@@ -401,7 +407,9 @@ def run_member(
         try:
             with held_back():
                 children.append(
-                    _start_worker(command, address, rank, workers, ended, emit, own.directory if own else None)
+                    _start_worker(
+                        command, address, rank, workers, ended, emit, emit_error, own.directory if own else None
+                    )
                 )
             while client.fault is None:
                 with contextlib.suppress(queue.Empty):
