@@ -279,10 +279,15 @@ def test_a_configuration_of_another_size_is_refused_before_memory_is_taken(click
 def test_a_description_that_is_none_of_a_model_is_a_damaged_export(folder, tmp_path, change):
     assert cli.main(["export", str(folder / "model"), "--output", str(tmp_path / "e"), "--quiet"]) == 0
     rewritten(tmp_path / "e", lambda body: body["model"].update(change))
-    with pytest.raises(
-        (shoal.CorruptionError, ValueError), match=r"description of its model|has no table|is not made of"
-    ):
+    with pytest.raises((shoal.CorruptionError, ValueError), match=r"of its model is|has no table|is not made of"):
         ServedModel(tmp_path / "e")
+
+
+def test_inspect_names_an_export_whose_model_is_none(folder, tmp_path, capsys):
+    assert cli.main(["export", str(folder / "model"), "--output", str(tmp_path / "e"), "--quiet"]) == 0
+    rewritten(tmp_path / "e", lambda body: body.update(model={}))
+    assert cli.main(["inspect", str(tmp_path / "e")]) == 1
+    assert "manifest.json cannot be read: its model has no 'kind'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", [{"optimizer": None}, {"staleness": ""}, {"fields": 5}, {"tables": {"init": 1}}])

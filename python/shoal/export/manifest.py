@@ -43,6 +43,7 @@ VERSION = 1
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 FILES = ".frozen"  # suffix of data files
 MAGIC = b"SHOALFRZ"
+_OF_MODEL = {"kind": str, "table": str, "more_tables": list}  # the part of its description that all models have
 _INDEX_BYTES = 64  # of memory for a slot of a table that has rows
 _FREE_INDEX_BYTES = 256 << 20  # for any export; others have data in proportion
 HEADER = (MAGIC + VERSION.to_bytes(4, "little")).ljust(64, b"\0")
@@ -253,6 +254,8 @@ def read(storage_dir: StorageDir, *, what: str | None = None) -> tuple[Manifest,
         _check(manifest)
     except (*UNREADABLE, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
+    except KeyError as error:
+        raise CorruptionError(f"{path} cannot be read: its model has no {error}") from None
     return manifest, digest_of(body)
 
 
@@ -271,6 +274,10 @@ def _check(manifest: Manifest) -> None:
     names = [table.name for table in manifest.tables]
     if len(set(names)) != len(names):
         raise ValueError("two tables have the same name")
+    if manifest.model is not None:
+        for name, kind in _OF_MODEL.items():
+            if not isinstance(value := manifest.model[name], kind):
+                raise ValueError(f"{name} of its model is {value!r:.80}")
     for extra in manifest.extras:
         if Path(extra.name).name != extra.name:
             raise ValueError(f"{extra.name!r} is not a file name")
