@@ -145,7 +145,7 @@ def test_interactions_follow_the_rule():
         ([float("-inf"), 1, 1], {"numeric": ["x"]}, "row 0, column 'x': -inf is not a finite"),
         (["1", "b", "c"], {"numeric": ["x"]}, "row 1, column 'x': 'b' is not a number: name the column as categorical"),
         (["1", "1e39", ""], {"numeric": ["x"]}, "row 1, column 'x': '1e39' is not finite as float32: name"),
-        ([[1], [2], [3]], {"categorical": ["x"]}, "column 'x' holds list<.*>, which has no text: leave it out"),
+        ([[1], [2], [3]], {"categorical": ["x"]}, "column 'x' holds list<.*>, which has no text: name it as a list"),
         ([1, 2, 3], {"numeric": ["z"]}, "column 'z' is not there: the columns are 'y', 'x'"),
     ],
 )

@@ -149,7 +149,7 @@ def test_what_is_malformed_is_named_with_its_place(file, line, complaint, column
     [
         ({"label": "z"}, r"x.csv, line 1: column 'z' is not there: the columns are 'y', 'a', 'b', 'b'"),
         ({"numeric": ["a", "z"]}, "column 'z' is not there"),
-        ({"categorical": ["b"]}, "column 'b' is there twice"),
+        ({"categorical": ["b"]}, "column 'b' is there 2 times"),
         ({"interactions": ["a", "z"]}, "column 'z' is not there"),
     ],
 )

@@ -157,3 +157,77 @@ def test_parallel_lists_keep_their_alignment():
         if count == 4:
             assert keys[3] == key("ads", "a5")
             assert keys[7] == key("shops", "s3")
+
+
+def test_a_categorical_column_of_lists_is_warned_of_once(tmp_path, caplog):
+    path = tmp_path / "films.csv"
+    path.write_text("click,genres,ad\n" + "1,a|b,x\n0,c,y\n" * 50)
+    reader = shoal.read_csv(path, label="click")
+    for _ in range(2):
+        list(reader)
+    list(shoal.read_csv(path, label="click", lists={"genres": "genres"}))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "column 'genres' looks like lists: 50 of its first 100 cells have '|' in them, and each cell is one feature; "
+        "pass lists={'genres': 'genres'} for a feature of each item"
+    )
+
+
+def test_fixed_size_lists_and_views_are_lists_too():
+    arrow = pytest.importorskip("pyarrow")
+    items = [["7", "8"], None, ["9", None], ["8", "7"]]
+    how = {"label": "click", "lists": {"seen": "seen"}}
+    tables = [
+        arrow.table({"click": [1, 0, 1, 0], "seen": arrow.array(items, kind)})
+        for kind in (
+            arrow.list_(arrow.string()),
+            arrow.list_(arrow.string(), 2),
+            arrow.list_view(arrow.string()),
+            arrow.large_list_view(arrow.string()),
+        )
+    ]
+    want = rows(shoal.read_arrow(tables[0], **how))
+    for table in tables:
+        assert rows(shoal.read_arrow(table, **how)) == want
+        assert rows(shoal.read_arrow(table.slice(1), **how)) == want[1:]
+
+
+@pytest.mark.parametrize(
+    ("values", "role", "says"),
+    [
+        ([{"a": 1}], "lists", "holds struct<a: int64>, not lists: leave it out"),
+        ([{"a": 1}], "numeric", "holds struct<a: int64>, not numbers: leave it out"),
+        ([[1]], "categorical", "holds list<.*: int64>, which has no text: name it as a list, lists="),
+        ([1], "lists", "holds int64, not lists: name it as categorical"),
+    ],
+)
+def test_the_remedy_for_a_type_that_does_not_fit_is_one(tmp_path, values, role, says):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"click": [1], "x": values})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=rf"x\.parquet: column 'x' {says}"):
+        list(
+            shoal.read_parquet(
+                tmp_path / "x.parquet", label="click", **{role: {"x": "x"} if role == "lists" else ["x"]}
+            )
+        )
+
+
+def test_columns_of_one_name_are_refused_if_they_are_read(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.table([[1], [2], [3]], names=["click", "a", "a"])
+    parquet.write_table(table, tmp_path / "x.parquet")
+    (tmp_path / "x.csv").write_text("click,a,a\n1,2,3\n")
+    for read in (
+        lambda **how: shoal.read_csv(tmp_path / "x.csv", label="click", **how),
+        lambda **how: shoal.read_parquet(tmp_path / "x.parquet", label="click", **how),
+        lambda **how: shoal.read_arrow(table, label="click", **how),
+    ):
+        for how in ({}, {"categorical": ["a"]}):
+            with pytest.raises(
+                ValueError, match=r"(x\.|Table).*: column 'a' is there 2 times: the columns are 'click', 'a', 'a'"
+            ):
+                list(read(**how))
+        assert sum(map(len, read(categorical=[]))) == 1

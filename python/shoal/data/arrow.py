@@ -357,12 +357,12 @@ def featured(
     return Batch(labels, indptr, flat, products, weights, of if fielded else None)
 
 
-def _numbers(
-    column: Any, name: str, remedy: str = "name the column as categorical", missing: Sequence[str] = ()
-) -> NDArray[np.float32]:
+def _numbers(column: Any, name: str, remedy: str | None = None, missing: Sequence[str] = ()) -> NDArray[np.float32]:
     """Return the numbers of a column, NaN where there is none; texts are read as csv reads them."""
     arrow = pyarrow()
     types = arrow.types
+    if remedy is None:
+        remedy = "leave it out" if types.is_nested(column.type) else "name the column as categorical"
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type):
@@ -453,9 +453,10 @@ def _texts(column: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]
     try:
         text = column.cast(arrow.large_binary() if _is_binary(column.type) else arrow.large_string())
     except arrow.ArrowException:
-        raise ValueError(
-            f"column {name!r} holds {kind}, which has no text: leave it out, or convert it to text"
-        ) from None
+        remedy = "leave it out, or convert it to text"
+        if any(test(kind) for test in _list_tests()):
+            remedy = f"name it as a list, lists={{{name!r}: {name!r}}}, or leave it out"
+        raise ValueError(f"column {name!r} holds {kind}, which has no text: {remedy}") from None
     _, offsets, data = text.buffers()
     ends = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
     texts = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
@@ -471,14 +472,23 @@ def _is_binary(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
+def _list_tests() -> list[Callable[[Any], bool]]:
+    types = pyarrow().types
+    tests = [types.is_list, types.is_large_list, types.is_fixed_size_list]
+    return [*tests, types.is_list_view, types.is_large_list_view]
+
+
 def _listed(
     column: Any, shared: str, name: str, named: FeatureNames | None, missing: Sequence[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Return the row and the key of each item in a column of lists; keys are those of the column it shares."""
     arrow = pyarrow()
-    if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
-        raise ValueError(f"column {name!r} holds {column.type}, not lists: name it as categorical")
-    rows = np.asarray(arrow.compute.list_parent_indices(column)).astype(np.int64)
+    kind = column.type
+    if not any(test(kind) for test in _list_tests()):
+        remedy = "leave it out" if arrow.types.is_nested(kind) else "name it as categorical"
+        raise ValueError(f"column {name!r} holds {kind}, not lists: {remedy}")
+    lengths = arrow.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    rows = np.repeat(np.arange(len(column)), lengths)
     keys, there = keys_of(arrow.compute.list_flatten(column), field_of(shared), shared, named, missing)
     keys[~there] = hash_strings([MISSING_TEXT], field_of(shared))[0]
     return rows, keys

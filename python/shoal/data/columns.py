@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,7 +211,7 @@ class Columns:
         Raises
         ------
         ValueError
-            A requested column is missing, or occurs twice.
+            A requested column is missing, or one that is read occurs twice.
         """
         roles: Mapping[str, int] = {
             **dict.fromkeys(self.categorical or (), CATEGORICAL),
@@ -222,13 +223,16 @@ class Columns:
             **({} if self.label is None else {self.label: LABEL}),
         }
         roles = {**roles, **answers} if labelled else roles
-        for column in {**roles, **dict.fromkeys(self._interacting())}:
-            if names.count(column) != 1:
-                count = "not there" if column not in names else "there twice"
-                raise ValueError(f"column {column!r} is {count}: the columns are {_listed(names)}")
         others = CATEGORICAL if self.categorical is None else PASSED_OVER
-        roles = {**dict.fromkeys(answers, PASSED_OVER), **roles}
-        return [roles.get(name, others) for name in names]
+        passed_over = {**dict.fromkeys(answers, PASSED_OVER), **roles}
+        kinds = [passed_over.get(name, others) for name in names]
+        counts = Counter(names)
+        used = [name for name, kind in zip(names, kinds, strict=True) if kind != PASSED_OVER]
+        for column in dict.fromkeys([*roles, *self._interacting(), *used]):
+            if counts[column] != 1:
+                count = f"there {counts[column]} times" if column in counts else "not there"
+                raise ValueError(f"column {column!r} is {count}: the columns are {_listed(names)}")
+        return kinds
 
     def bind(
         self, names: Sequence[str], separator: str, list_separator: str, missing: Iterable[str], *, labelled: bool

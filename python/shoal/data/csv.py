@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,8 +14,12 @@ from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, BoundColumns
 from shoal.data.rows import Format, Parse, RowBuffer
 from shoal.data.spelling import of_cells
 
+_log = logging.getLogger(__name__)
+
 _NO_SEPARATORS = '"\r\n+-.'
 _BOM = "\ufeff"
+_LOOKED_BYTES = 1 << 16
+_LOOKED_LISTS = 20
 _SEPARATORS = ",;\t|"  # that a file of another separator has, most likely
 CR_ALONE = (
     "a carriage return (CR) stands within the first line: if lines end with it alone, write newlines, as "
@@ -32,6 +37,7 @@ class _Header:
     missing: tuple[str, ...]
     numeric: dict[int, str] = field(default_factory=dict)  # names of the columns that were found, by their numbers
     categorical: dict[int, str] = field(default_factory=dict)
+    looked: set[str] = field(default_factory=set)  # names of columns that were looked at for lists
 
     def __call__(self, line: bytes, labelled: bool) -> Parse:
         """Return what parses the other lines, which need a label if ``labelled``."""
@@ -55,7 +61,7 @@ class _Header:
                 self.categorical[number] = self.columns.lists[name]
             elif kind in (NUMERIC, CATEGORICAL):
                 (self.numeric if kind == NUMERIC else self.categorical)[number] = name
-        return functools.partial(_parse, bound)
+        return functools.partial(_parse, bound, self.looked)
 
 
 def header_names(line: bytes, separator: str) -> list[str]:
@@ -85,9 +91,27 @@ def header_names(line: bytes, separator: str) -> list[str]:
 
 
 def _parse(
-    columns: BoundColumns, text: memoryview, start: int, rows: RowBuffer, skip: bool
+    columns: BoundColumns, looked: set[str], text: memoryview, start: int, rows: RowBuffer, skip: bool
 ) -> tuple[int, int, int, int, int, int]:
+    if rows.labelled and not looked:
+        looked.update(columns.names)
+        _warn_of_lists(columns, bytes(text[start : start + _LOOKED_BYTES]))
     return _reader.parse_csv(text, start, rows, columns, skip)
+
+
+def _warn_of_lists(columns: BoundColumns, text: bytes) -> None:
+    """Warn of columns whose cells are lists, and are hashed as one text each."""
+    separator, between = bytes([columns.separator]), bytes([columns.list_separator])
+    rows = [line.split(separator) for line in text.split(b"\n")[:-1]]
+    rows = [row for row in rows if len(row) == len(columns.names)]
+    for i, (name, kind) in enumerate(zip(columns.names, columns.kinds.tolist(), strict=True)):
+        lists = sum(between in row[i] for row in rows) if kind == CATEGORICAL else 0
+        if lists >= _LOOKED_LISTS and lists * 5 >= len(rows):
+            _log.warning(
+                "column %r looks like lists: %d of its first %d cells have %r in them, and each cell is one feature; "
+                "pass lists={%r: %r} for a feature of each item",
+                *(name, lists, len(rows), between.decode(), name, name),
+            )
 
 
 def csv_format(
