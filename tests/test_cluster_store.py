@@ -360,6 +360,8 @@ def test_nobody_there_and_somebody_missing_are_told_apart(made):
         shoal.connect(made.address, workers=2, timeout=3.0)
     with pytest.raises(shoal.NotConnectedError, match="no scheduler answers"):
         shoal.connect("tcp://127.0.0.1:9", timeout=0.3)
+    with pytest.raises(shoal.NotConnectedError, match=r"the name 'no-such-host.invalid' cannot be resolved .*; check"):
+        shoal.connect("tcp://no-such-host.invalid:5570", timeout=0.3)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import http.server
 import importlib
 import io
 import os
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from shoal.data import read_criteo, read_libsvm
+from shoal.errors import StorageError
 
 zstd = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
@@ -194,6 +197,50 @@ def test_a_url_of_nothing_is_an_error_at_once(memory):
         read_criteo("memory://logs/missing")
     with pytest.raises(FileNotFoundError, match=r"no file matches 'memory://logs/\*'"):
         read_criteo("memory://logs/*")
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    """Answers with the status that a path begins with; of 200 with a length or, below /long, without one."""
+
+    def do_GET(self):
+        status = int(self.path.split("/")[1])
+        text = numbered(0, 100)
+        self.send_response(status)
+        if "long" not in self.path:
+            self.send_header("content-length", str(len(text) if status == 200 else 0))
+        self.end_headers()
+        if status == 200 and self.command == "GET":
+            self.wfile.write(text)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def web():
+    """The address of a server of HTTP."""
+    pytest.importorskip("aiohttp")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_files_of_http_say_what_is_wrong_with_them(web):
+    assert keys_of(read_libsvm(f"{web}/200/x.svm")) == list(range(100))
+    with pytest.raises(FileNotFoundError, match=f"^there is no {web}/404/x.svm$"):
+        read_libsvm(f"{web}/404/x.svm")
+    for status, text in ((403, "Forbidden"), (401, "Unauthorized"), (500, "Internal Server Error")):
+        with pytest.raises(StorageError, match=rf"{web}/{status}/x.svm cannot be read .HTTP {status} {text}.: check"):
+            read_libsvm(f"{web}/{status}/x.svm")
+    with pytest.raises(StorageError, match=rf"{web}/200/long/x.svm: the server does not say how long .*: download it"):
+        read_libsvm(f"{web}/200/long/x.svm")
+    with pytest.raises(StorageError, match=r"http://no-such-host.invalid/x cannot be read .*no-such-host.invalid"):
+        read_libsvm("http://no-such-host.invalid/x")
 
 
 @pytest.mark.slow

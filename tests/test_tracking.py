@@ -473,3 +473,15 @@ def test_what_mlflow_refuses_is_one_line(data, tmp_path, monkeypatch, capsys):
         said = capsys.readouterr().err
         assert said.startswith(f"shoal: MLflow refuses '{uri}': ")
         assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "no-such-host.invalid:80"])
+def test_a_server_of_mlflow_that_is_not_there_is_an_error_at_once(host, monkeypatch):
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    # Had MLflow been asked, it would have tried again for more than a minute.
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *_: pytest.fail("MLflow was asked"))
+    with pytest.raises(
+        shoal.StorageError, match=f"MLflow at http://{host} cannot be reached .*: is the server running"
+    ):
+        shoal.MLflow(f"http://{host}")

@@ -11,16 +11,19 @@ A description of a file holds no open file: each pass opens it again, and the de
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BufferedIOBase, FileIO
 from typing import Any, BinaryIO, Protocol
 
 from shoal.errors import StorageError
+
+_NOT_THERE = (404, 410)  # statuses of HTTP
 
 Opened = FileIO | BufferedIOBase
 Where = str | os.PathLike[str] | BinaryIO | BufferedIOBase | FileIO
@@ -76,7 +79,7 @@ class RemoteFile:
     def size(self) -> int:
         """Bytes."""
         system, path = _filesystem(self.name, self.options)
-        return int(system.size(path))
+        return _size_in(_info(system, path, self.name), self.name)
 
     def open(self) -> BufferedIOBase:
         """Open it; it is fetched in blocks, a little ahead of what is read."""
@@ -157,19 +160,50 @@ def _files_of_one(where: Any, options: Mapping[str, Any]) -> list[File]:
 
 def _remote(url: str, options: Mapping[str, Any]) -> list[File]:
     system, path = _filesystem(url, options)
+    if not glob.has_magic(path):
+        _size_in(_info(system, path, url), url)  # what cannot be read raises at once
+        return [RemoteFile(url, options)]
+    with _reaching(url):
+        found = sorted(system.glob(path))
+    return [RemoteFile(system.unstrip_protocol(one), options) for one in _some(found, url)]
+
+
+def _info(system: Any, path: str, url: str) -> Mapping[str, Any]:
+    """Return what the storage knows of a file."""
+    with _reaching(url):
+        found: Mapping[str, Any] = system.info(path)
+    return found
+
+
+def _size_in(info: Mapping[str, Any], url: str) -> int:
+    if info.get("size") is None:
+        raise StorageError(
+            f"{url}: the server does not say how long the file is (Content-Length): download it, or pass the open "
+            f"response as a stream"
+        )
+    return int(info["size"])
+
+
+@contextlib.contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    """Turn the errors of a storage into ours: only what is not there is a FileNotFoundError."""
     try:
-        found = sorted(system.glob(path)) if glob.has_magic(path) else [path] if system.exists(path) else None
+        yield
+    except FileNotFoundError as error:
+        cause = error.__cause__ if url.startswith(("http://", "https://")) else None  # whose error hides any other
+        status = getattr(cause, "status", None)
+        if cause is None or status in _NOT_THERE:
+            raise FileNotFoundError(f"there is no {url}") from error
+        what = (
+            f"HTTP {status} {getattr(cause, 'message', '')}".rstrip() if status else f"{type(cause).__name__}: {cause}"
+        )
+        raise StorageError(f"{url} cannot be read ({what}): check the address and the credentials") from error
     except (OSError, TypeError, ValueError, AttributeError, AssertionError):
         raise  # of OSError the names are there; the others are a defect, or the caller's
     except Exception as error:  # the storage's own, of whatever library reaches it
         raise StorageError(
             f"{url} cannot be found ({type(error).__name__}: {error}): check the address and the credentials"
         ) from error
-    if found is None:
-        raise FileNotFoundError(f"there is no {url}")
-    if not glob.has_magic(path):
-        return [RemoteFile(url, options)]
-    return [RemoteFile(system.unstrip_protocol(one), options) for one in _some(found, url)]
 
 
 def _some(names: list[str], pattern: str) -> list[str]:

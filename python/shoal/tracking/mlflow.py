@@ -18,8 +18,11 @@ from __future__ import annotations
 import logging
 import platform
 import re
+import socket
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ __all__ = ["MLflow", "copy_model"]
 _log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 20  # bytes
+_CONNECT_SECONDS = 10.0
 _LONGEST_PARAM = 6000  # characters that MLflow accepts
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /]")  # MLflow refuses other characters in names of metrics and params
 
@@ -74,6 +78,8 @@ class MLflow(Tracker):
     ------
     ImportError
         mlflow (extra ``mlflow``), or a dependency for that kind of URI, is not installed.
+    StorageError
+        The tracking server cannot be reached.
     ValueError
         MLflow refuses the URI, or settings contradict each other.
 
@@ -121,6 +127,7 @@ class MLflow(Tracker):
         store, artifacts = (None, None) if uri is None else _store_of(uri)
         try:
             self._client: Any = MlflowClient(tracking_uri=store)
+            _check_reachable(self._client.tracking_uri)
             known = self._client.get_experiment_by_name(experiment)
             self._experiment: str = (
                 self._client.create_experiment(experiment, artifact_location=artifacts)
@@ -250,6 +257,25 @@ def copy_model(source: StorageDir, target: Path) -> None:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def _check_reachable(uri: str) -> None:
+    """Check that a server listens, for which MLflow would try for minutes without a word.
+
+    Raises
+    ------
+    StorageError
+    """
+    address = urllib.parse.urlsplit(uri)
+    if address.scheme not in ("http", "https") or address.hostname is None:
+        return
+    if address.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(address.hostname):
+        return
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname, port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise StorageError(f"MLflow at {uri} cannot be reached ({error}): is the server running there?") from error
 
 
 def _store_of(uri: str) -> tuple[str, str | None]:

@@ -101,6 +101,16 @@ def bindable(host: str) -> str:
         ) from None
 
 
+def unknown_host(address: str) -> str | None:
+    """Say that the host of an address has no known name, if it has none; this may ask a name server."""
+    host, port = split(address)
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        return f"the name {host!r} cannot be resolved ({error.strerror})"
+    return None
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host can be reached only from its own machine."""
     try:

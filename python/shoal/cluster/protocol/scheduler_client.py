@@ -40,7 +40,7 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from shoal.base.timed_queue import TimedQueue
-from shoal.cluster.protocol.address import is_loopback, split, try_all
+from shoal.cluster.protocol.address import is_loopback, split, try_all, unknown_host
 from shoal.cluster.protocol.connection import Connection, Socket
 from shoal.cluster.protocol.curve import Keys
 from shoal.cluster.protocol.errors import FATAL_ERRORS, copy_error, error_of
@@ -468,6 +468,10 @@ class SchedulerClient:
 
     def _too_late(self, call: PendingRequest, timeout: float, doing: str) -> ShoalError:
         if not self._last_message:
+            if (unknown := unknown_host(self._address)) is not None:
+                return NotConnectedError(
+                    f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: {unknown}; check the address"
+                )
             keys = "does it require keys (curve=)?" if self._secure is None else "does it have the same keys?"
             return NotConnectedError(
                 f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running with --bind on this "
