@@ -1,6 +1,7 @@
 // What is left when an allocation fails, each in turn: no arc is lost, nothing aborts, and the call can be made again.
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -208,6 +209,18 @@ TEST(an_order_that_the_copies_of_a_dead_primary_refuse_is_not_kept_for_other_cop
   pair.backup.act_on_replica(kStream, promoted, DropTable{.id = kTable},
                              [](Service& service) { service.drop_table(kTable); });
   CHECK(pair.backup.stamps() != before);
+}
+
+TEST(a_pool_whose_threads_cannot_all_start_ends_those_that_did) {
+  with_each_allocation([](long n) {
+    return runs_out(n, [] {
+      ThreadPool pool(4);
+      std::atomic<std::size_t> parts = 0;
+      pool.run(8, [&](std::size_t) { ++parts; });
+      CHECK_EQ(parts.load(), 8);
+    });
+  });
+  with_each_allocation([](long n) { return runs_out(n, [] { Thread([] {}).join(); }); });
 }
 
 TEST(arcs_that_were_not_adopted_for_want_of_memory_stay) {
