@@ -363,8 +363,15 @@ def test_errors_are_one_line_with_a_status_and_no_traceback(model, capsys, argum
     assert says in said.err
 
 
+def test_shoal_alone_prints_its_help(capsys):
+    assert run() == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("usage: shoal ")
+    assert not told.err
+
+
 @pytest.mark.parametrize(
-    "arguments", [[], ["train"], ["fly"], ["train", "lr"], ["train", "lr", "--format", "csv"], [*GOOD, "--grid", "x"]]
+    "arguments", [["train"], ["fly"], ["train", "lr"], ["train", "lr", "--format", "csv"], [*GOOD, "--grid", "x"]]
 )
 def test_wrong_arguments_end_with_status_2_and_say_where_the_usage_is(arguments, capsys):
     assert run(*arguments) == 2
