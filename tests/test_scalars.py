@@ -52,6 +52,8 @@ def test_what_is_no_number_stays_as_it_is():
         lambda one: shoal.TimeToLive(one),
         lambda one: shoal.MinNorm(one),
         lambda one: shoal.MaxRows(one),
+        lambda one: shoal.models.DBPG(l1=one, blocks=one, tolerance=one, passes=one),
+        lambda one: shoal.Filters(threshold=one, seed=one),
         lambda one: Plan(epochs=one, patience=one, min_delta=one, seed=one),
     ],
 )
@@ -98,6 +100,11 @@ def test_stores_tables_and_models_take_them(tmp_path):
         model.save(tmp_path / "m")
     with shoal.load(tmp_path / "m") as loaded:
         assert loaded.tables[1].dim == 4
+
+
+def test_the_settings_of_a_grid_are_plain():
+    with shoal.models.LogisticRegressionGrid({"alpha": np.array([0.1, 0.2]), "l1": np.arange(2)}) as grid:
+        assert json.loads(json.dumps(grid.settings))[3] == {"alpha": 0.2, "l1": 1}
 
 
 def test_progress_estimates_and_sketches_take_them():

@@ -49,6 +49,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.interrupts import at_boundaries
+from shoal.base.scalars import make_plain
 from shoal.consistency import BSP
 from shoal.data import Batch
 from shoal.data.rebatch import joined
@@ -111,6 +112,7 @@ class DBPG:
     passes: int = 100
 
     def __post_init__(self) -> None:
+        make_plain(self)
         Proximal(lr=self.lr, l1=self.l1)
         if self.lr > 1:
             raise ValueError(f"lr is {self.lr}: steps are safe up to 1")

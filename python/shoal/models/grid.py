@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Self, TypeVar
 
+from shoal.base.scalars import plain
 from shoal.data import Batch
 from shoal.metrics import Metrics
 from shoal.models import training
@@ -107,7 +108,9 @@ class LogisticRegressionGrid(StoreOwner):
     ) -> None:
         base = FTRL() if optimizer is None else optimizer
         _check_grid(grid, base)
-        self._settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        self._settings = [
+            dict(zip(grid, map(plain, values), strict=True)) for values in itertools.product(*grid.values())
+        ]
         given: list[dict[str, Any]] = list(self._settings)
         optimizers = [replace(base, **settings) for settings in given]
         super().__init__(local() if store is None else store, is_own=store is None)
@@ -249,6 +252,11 @@ def check_values(grid: Mapping[str, Sequence[Any]]) -> None:
             raise ValueError(f"the grid has no value for {name!r}: pass one or more")
         if any(value in values[:i] for i, value in enumerate(values)):
             raise ValueError(f"the grid has a value for {name!r} twice: {', '.join(map(str, values))}")
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the settings of each combination of a grid's values."""
+    return [dict(zip(grid, map(plain, values), strict=True)) for values in itertools.product(*grid.values())]
 
 
 def _check_grid(grid: Mapping[str, Sequence[float]], optimizer: Optimizer) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.base.scalars import make_plain
 from shoal.consistency import BSP, Consistency
 from shoal.storage.roots import StorageRoots
 
@@ -93,6 +94,7 @@ class ShoalConfig:
     journal: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         for name in ("servers", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")

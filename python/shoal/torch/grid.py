@@ -20,6 +20,7 @@ from typing import Any, Self
 import msgspec
 import torch
 
+from shoal.base.scalars import plain
 from shoal.data import Batch
 from shoal.models import training
 from shoal.models.grid import GridResult, check_values, ranked
@@ -80,7 +81,9 @@ class ClickModelGrid:
     ) -> None:
         base = config if isinstance(config, Config) else parse(config)
         check_values(grid)
-        self._settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        self._settings = [
+            dict(zip(grid, map(plain, values), strict=True)) for values in itertools.product(*grid.values())
+        ]
         self._configs = [_with(base, settings) for settings in self._settings]
         self._stack = ExitStack()
         self._models: list[ClickModel] = []

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.scalars import make_plain
 
 __all__ = ["EncodedPayload", "Filter", "Filters", "choose"]
 
@@ -78,6 +79,7 @@ class Filters:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        make_plain(self)
         for name in ("gradients", "weights"):
             if getattr(self, name) not in _DTYPES:
                 raise ValueError(f"{name} are sent as {', '.join(_DTYPES)}, got {getattr(self, name)!r}")
