@@ -73,3 +73,22 @@ def test_a_callback_may_have_methods_of_its_own():
     made = type("Mine", (Callback,), {"summary": lambda self: None, "_on_end": lambda self: None, "only": True})()
     with LogisticRegression() as model:
         model.fit(X, Y, progress=False, callbacks=made)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "last", "says"),
+    [
+        ([1, 2], False, "offsets must begin with 0, got 1"),
+        ([], False, "offsets must begin with 0, got none"),
+        ([0, -1], False, "offsets falls at position 1: from 0 to -1"),
+        ([0, 9], False, "offsets falls at position 2: from 9 to the number of keys, 4"),
+        ([0, 2, 3], True, "offsets must end with the number of keys, 4, got 3"),
+        ([0, 5, 4], True, "offsets falls at position 2: from 5 to 4"),
+    ],
+)
+def test_errors_of_bags_speak_of_offsets(offsets, last, says):
+    torch = pytest.importorskip("torch")
+    with shoal.local() as store:
+        bag = shoal.torch.EmbeddingBag(store.table("t", dim=2), include_last_offset=last)
+        with pytest.raises(ValueError, match=says):
+            bag(torch.arange(4), torch.tensor(offsets, dtype=torch.int64))

@@ -158,9 +158,18 @@ class EmbeddingBag(SparseModule):
         if self.include_last_offset:
             if not len(begins):
                 raise ValueError("include_last_offset: offsets must end with the number of keys, got none")
-            return begins
-        # No bags and no keys: the indptr of no bags is one 0.
-        return np.append(begins, entries) if len(begins) or entries else np.zeros(1, np.int64)
+            if begins[-1] != entries:
+                raise ValueError(f"offsets must end with the number of keys, {entries:,}, got {begins[-1]:,}")
+            indptr = begins
+        else:  # no bags and no keys: the offsets of no bags are one 0
+            indptr = np.append(begins, entries) if len(begins) or entries else np.zeros(1, np.int64)
+        if indptr[0] != 0:
+            raise ValueError(f"offsets must begin with 0, got {begins[0] if len(begins) else 'none'}")
+        if len(falls := np.flatnonzero(np.diff(indptr) < 0)):
+            at = int(falls[0]) + 1
+            after = f"{indptr[at]:,}" if at < len(begins) else f"the number of keys, {entries:,}"
+            raise ValueError(f"offsets falls at position {at}: from {indptr[at - 1]:,} to {after}")
+        return indptr
 
     def _check_weights(self, weights: Tensor | None, shape: tuple[int, ...]) -> None:
         if weights is None:
