@@ -81,6 +81,15 @@ def test_what_is_no_regular_file_is_refused_without_reading_it(folder, tmp_path,
         READ[what](tmp_path / what)
 
 
+@pytest.mark.parametrize("what", ["export", "checkpoint", "model"])
+def test_a_description_is_not_read_if_it_is_larger_than_any(folder, tmp_path, what):
+    shutil.copytree(folder / what, tmp_path / what)
+    name = "model.json" if what == "model" else "manifest.json"
+    os.truncate(tmp_path / what / name, 1 << 36)  # a file without blocks
+    with pytest.raises(shoal.StorageError, match=f"{name} cannot be read: it has 68719476736 bytes, and at"):
+        READ[what](tmp_path / what)
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_watched_export_is_replaced_beside_what_is_no_file(folder, tmp_path, kind):
     shutil.copytree(folder / "export", tmp_path / "1")

@@ -329,7 +329,7 @@ class StorageDir(ABC):
     def version(self, name: str) -> str | None:
         """Return the version of a file, which `publish` replaces: None if there is no such file."""
         try:
-            return content_digest(self.read(name))
+            return content_digest(self.read(name, limit=MAX_JSON_BYTES))
         except FileNotFoundError:
             return None
 
