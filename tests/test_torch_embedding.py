@@ -505,7 +505,7 @@ def test_wrong_arguments_are_named(local, name):
         (lambda: bag(keys, torch.tensor([0.0])), TypeError, "float32"),
         (lambda: bag(keys, torch.tensor([1, 2])), ValueError, "begin with 0"),
         (lambda: bag(keys, torch.tensor([0, 2, 1])), ValueError, "falls at position 2"),
-        (lambda: bag(keys, torch.tensor([0, 4])), ValueError, "from 4 to 3"),
+        (lambda: bag(keys, torch.tensor([0, 4])), ValueError, "from 4 to the number of keys, 3"),
         (lambda: bag(keys, torch.tensor([], dtype=torch.int64)), ValueError, "begin with 0"),
         (lambda: bag(keys, torch.tensor([0]), torch.ones(2)), ValueError, r"\[3\], got \[2\]"),
         (lambda: bag(keys, torch.tensor([0]), torch.ones(3).double()), TypeError, "float64"),
