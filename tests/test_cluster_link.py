@@ -74,6 +74,18 @@ def test_an_error_in_figures_for_displays_ends_no_connection(kind, caplog):
     assert "this reader reports no figures for displays: " in caplog.text
 
 
+def test_the_end_of_a_context_ends_a_connection_without_a_word():
+    """As at the end of a process that a signal interrupts; a traceback of the thread would fail this test."""
+    with scheduler(1) as cluster:
+        context = zmq.Context()
+        link = SchedulerClient(cluster.address, "reader", context=context)
+        link.hello(timeout=TIMEOUT)
+        context.term()
+        link.wait_for_end(TIMEOUT)
+        assert isinstance(link.fault, NotConnectedError)
+        link.close()
+
+
 def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave():
     with (
         scheduler(2) as cluster,

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -308,6 +309,35 @@ def test_pushes_of_a_store_that_is_closed_by_an_error_do_not_count(made):
         assert np.all(store.table("t", **SGD).pull(KEYS) == 0)
 
 
+def test_a_store_that_is_closed_while_other_threads_call_it_is_closed_for_them(made):
+    """Not fenced, and not refused as by another version: and the next store can join at once."""
+    calls = {
+        "pull": lambda store, table: table.pull(KEYS),
+        "push": lambda store, table: table.push(KEYS, ONES).wait(),
+        "barrier": lambda store, table: store.barrier(),
+        "status": lambda store, table: store.cluster(),
+        "table": lambda store, table: store.table("t", **SGD),
+        "metrics": lambda store, table: store.server_metrics(),
+    }
+
+    def repeat(call, store, table, begun):
+        begun.release()
+        while True:
+            try:
+                call(store, table)
+            except shoal.ShoalError as error:
+                return type(error), str(error)
+
+    for _ in range(5):
+        with joined(made.address, 1, consistency=shoal.ASP()) as (store,), ThreadPoolExecutor(len(calls)) as pool:
+            table, begun = store.table("t", **SGD), threading.Semaphore(0)
+            ends = [pool.submit(repeat, call, store, table, begun) for call in calls.values()]
+            assert all(begun.acquire(timeout=TIMEOUT) for _ in calls)
+            store.close()
+            found = dict(zip(calls, [end.result(TIMEOUT) for end in ends], strict=True))
+        assert {name: kind for name, (kind, _) in found.items() if kind is not shoal.ClosedError} == {}, found
+
+
 def test_calls_that_a_leaving_worker_no_longer_waits_for_are_refused_without_a_word(made, caplog):
     with joined(made.address, 2) as (store, _), pytest.raises(ZeroDivisionError):  # noqa: PT012
         table = store.table("t", **SGD)
@@ -322,7 +352,7 @@ def test_calls_that_a_leaving_worker_no_longer_waits_for_are_refused_without_a_w
         store._scheduler.leave = leave_and_be_refused
         with store:
             raise ZeroDivisionError
-    with pytest.raises(shoal.ServerLostError, match="fenced"):
+    with pytest.raises(shoal.ClosedError, match="this store was closed"):
         pending.wait()
     assert not caplog.records
 

@@ -513,7 +513,7 @@ def test_a_new_connection_sends_at_once_and_in_order_what_the_former_one_left_un
     assert not r.outgoing
     r.receive(B, next(asked for asked in sent if asked.address == B).answer(), 0.3)
     r.on_time(99.0)
-    assert "its connection ended 1 times, last time: it was cut" in str(again.error)
+    assert "its connection has ended once: it was cut" in str(again.error)
 
 
 def test_only_the_refused_slots_of_a_push_go_elsewhere():

@@ -340,7 +340,7 @@ def test_torchrun_starts_the_workers(clicks: Path, tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "saved by worker 0 of 2" in done.stdout
+    assert "worker 0 of 2 saves it" in done.stdout
     with shoal.torch.load(tmp_path / "m") as model:
         assert model.examples == 1200
 

@@ -23,7 +23,7 @@ from shoal.cli.train_options import (
     add_tracking_options,
     parse_model_grid,
 )
-from shoal.cli.train_run import exit_status, keeping_what_was_learned, saving
+from shoal.cli.train_run import check_saver, exit_status, keeping_what_was_learned, saving
 from shoal.cli.train_summary import (
     finished_already,
     fit_facts,
@@ -232,7 +232,8 @@ def _trained(
     status = DONE if interrupted is None else status_of(interrupted)
     facts = {"worker": rank, **fit_facts(model), "interrupted": interrupted is not None, "kind": config.model["name"]}
     if rank != 0:
-        lines = [f"{'model':<12} saved by worker 0 of {workers}"]
+        check_saver(model.store)
+        lines = [f"{'model':<12} worker 0 of {workers} saves it"]
         return Answer("\n".join(lines), {"model": None, **facts}, status)
     return Answer(_text(config, model), facts | _model_facts(config, model), status)
 

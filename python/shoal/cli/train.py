@@ -38,6 +38,7 @@ from shoal.cli.train_options import (
 from shoal.cli.train_run import (
     calibrate,
     check_learned,
+    check_saver,
     choose_normalized,
     exit_status,
     keeping_what_was_learned,
@@ -431,10 +432,11 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
     (extra, facts), (more, filters) = solver_summary(model), filter_summary(model.store)
     extra, facts = extra + more, facts | filters
     if rank != 0:
+        check_saver(model.store)
         if interrupted is not None:
             warn(f"interrupted after {counted(model.examples, 'example')}; worker 0 saves the model")
         return Answer(
-            "\n".join([*pass_lines(model), *extra, f"{'model':<12} saved by worker 0 of {workers}"]),
+            "\n".join([*pass_lines(model), *extra, f"{'model':<12} worker 0 of {workers} saves it"]),
             {
                 "model": None,
                 "worker": rank,

@@ -202,6 +202,17 @@ def calibrate(arguments: argparse.Namespace, models: Sequence[Model], valid: Rea
     return None
 
 
+def check_saver(store: Store) -> None:
+    """Raise WorkerLostError if the worker that saves the model is gone, in a worker that does not."""
+    from shoal.errors import WorkerLostError
+
+    if 0 in store.lost_workers:
+        raise WorkerLostError(
+            "worker 0, which saves the model, was lost: no model is saved. Train again, with --worker-restarts (shoal "
+            "launch), or with --checkpoint-every and --resume"
+        )
+
+
 def check_learned(examples: int, train: Reader, interrupted: KeyboardInterrupt | None) -> None:
     """Raise the interrupt, or a ValueError that says why, if nothing was learned."""
     if examples == 0:

@@ -16,6 +16,7 @@ Threads: one at a time; the owner locks.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -148,7 +149,9 @@ class Connection:
         was_greeted = self.is_greeted
         self.close()
         self.reason = reason or (
-            "it was cut, or bytes were changed on the way" if was_greeted else "there was no common handshake"
+            "the process at its other end has ended, or it was cut or damaged on the way"
+            if was_greeted
+            else "there was no common handshake"
         )
         longest = _LONGEST if was_greeted else _LONGEST_UNGREETED
         self.open_at = max(now, self._opened + min(_SHORTEST * 2 ** min(self._fruitless, 30), longest))
@@ -156,7 +159,8 @@ class Connection:
     def close(self) -> None:
         """Close the socket for good."""
         if self.socket is not None:
-            self.socket.disable_monitor()  # first: an unread event would block libzmq's thread
+            with contextlib.suppress(zmq.ContextTerminated):
+                self.socket.disable_monitor()  # first: an unread event would block libzmq's thread
         for socket in (self.socket, self.monitor):
             if socket is not None:
                 if socket in self._poller:

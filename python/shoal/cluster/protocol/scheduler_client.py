@@ -202,6 +202,7 @@ class SchedulerClient:
         self._fault: ShoalError | None = None
         self._open = True
         self._stopped = False
+        self._leaves = False
         self._orders: TimedQueue[Order | Assign | CloseStreams] = TimedQueue()
         # The thread's own.
         self._welcome: HelloReply | None = None
@@ -280,7 +281,7 @@ class SchedulerClient:
         if self._fault is not None:
             raise copy_error(self._fault)  # with its own traceback: the original would keep every caller's frames alive
         if not self._open:
-            raise ClosedError("this connection to the cluster was closed: connect again")
+            raise _closed()
 
     def hello(self, *, timeout: float) -> HelloReply:
         """Send Hello; returns the settings of the cluster.
@@ -457,6 +458,8 @@ class SchedulerClient:
         if not asked.answered.wait(min(max(0.0, left), threading.TIMEOUT_MAX)):
             raise self._too_late(asked, timeout, doing)
         reply = asked.reply
+        if self._leaves and not isinstance(reply, kind):  # refused, since this process is no member any more
+            raise _closed()
         if reply is None:
             self.check()
             raise NotConnectedError(f"{doing}: the connection to the scheduler at {self._address} was closed")
@@ -564,6 +567,7 @@ class SchedulerClient:
         status : int
             Of a launcher: exit status of its program. Of a worker 1 if it has ended its work early.
         """
+        self._leaves = True
         self.call(Leave(status), LeaveReply, timeout=timeout, doing="leaving the cluster")
 
     def fail(self, error: ShoalError) -> None:
@@ -577,7 +581,7 @@ class SchedulerClient:
         with self._lock:
             if self._fault is not None or not self._open:
                 return
-            self._fault = error
+            self._fault = error = _closed() if self._leaves else error
             calls = list(self._calls.values())
         if self._on_fault is not None:
             self._on_fault(error)
@@ -872,3 +876,7 @@ class SchedulerClient:
         elif isinstance(event, SchedulerStopped):
             self._stopped = True
             self.fail(NotConnectedError(f"the scheduler at {self._address} was stopped, and the cluster with it"))
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this connection to the cluster was closed: connect again")

@@ -155,7 +155,8 @@ class EndpointState:
 
     def silence(self, now: float) -> str:
         """Describe, in messages to users, when the endpoint last answered."""
-        ends = f"; its connection ended {self.ends} times, last time: {self.ended}" if self.ends else ""
+        times = "once" if self.ends == 1 else f"{self.ends} times, last"
+        ends = f"; its connection has ended {times}: {self.ended}" if self.ends else ""
         if self.last_reply == self.last_reply:
             return f"last answer {now - self.last_reply:.1f} s ago{ends}"
         if self.first_sent == self.first_sent:

@@ -1,5 +1,7 @@
 """The data connections of a worker, and the threads that use them.
 
+Over 600 lines: the threads of all calls and the background share the state of one channel, under one lock.
+
 :mod:`shoal.cluster.worker.requests` decides what is sent, sent again, answered or given up, and does no I/O; this
 module does the I/O. There is one DEALER socket for each endpoint (:mod:`shoal.cluster.protocol.connection`).
 
@@ -150,6 +152,7 @@ class Channel:
         self._pushed: set[int] = set()  # tables pushed to in this clock
         self._failures = CallFailures(_log)
         self._is_open = True
+        self._has_left = False
         self._sender = _core.ZeroCopySender(backend())
         self._connections: dict[str, Connection] = {}  # by address
         self._by_socket: dict[Any, Connection] = {}  # by socket and by monitor
@@ -200,7 +203,7 @@ class Channel:
                 "start children with the 'spawn' method"
             )
         if not self._is_open:
-            raise ClosedError("this store was closed: connect again")
+            raise _closed()
 
     def begin(self, op: int, table: int, **what: Any) -> CallFuture:
         """Start a call at the present clock and return.
@@ -259,6 +262,8 @@ class Channel:
                 self.call_metrics.settled(call.op, time.monotonic() - begun_at)
                 del self._pending_calls[number]
                 self._pending_bytes -= size
+                if call.error is not None and self._has_left:  # refused, since this process is no member any more
+                    call.error = _closed()
                 if call.error is not None:
                     self._failures.add(call, call.error, self._requests.ids_of(call))
                 if self._waiting:
@@ -373,6 +378,8 @@ class Channel:
 
     def leave(self) -> None:
         """Log no further failures: this process leaves the cluster, whose servers then refuse what is still pending."""
+        with self._lock:
+            self._has_left = True
         self._failures.end_log()
 
     def close(self) -> None:
@@ -384,7 +391,7 @@ class Channel:
                 return
             self._is_open = False
             self._failures.end_log()
-            self._requests.close(ClosedError("this store was closed: connect again"), time.monotonic())
+            self._requests.close(_closed(), time.monotonic())
             while self._has_io_leader:
                 self._wake()
                 self._waiting += 1
@@ -421,7 +428,7 @@ class Channel:
                     self._waiting -= 1
                 continue
             if not self._is_open:
-                raise ClosedError("this store was closed: connect again")
+                raise _closed()
             self._has_io_leader = True
             try:
                 self._do_io(left)
@@ -570,10 +577,17 @@ def _run_background(ref: weakref.ref[Channel], wakeup: threading.Event) -> None:
         try:
             if not channel.poll():
                 return
+        except zmq.ContextTerminated:  # the process ends
+            channel.fail(_closed())
+            return
         except BaseException as error:  # a defect: fail the calls, since this thread ends
             channel.fail(TransportError(f"the connections to the servers failed: {error!r}"))
             raise
         del channel
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this store was closed: connect again")
 
 
 def _deadline(timeout: float | None) -> float | None:

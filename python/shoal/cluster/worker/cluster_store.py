@@ -119,6 +119,7 @@ class ClusterStore(ConnectedStore):
         self._open_barriers: dict[str, PendingRequest] = {}  # barriers that this worker has reached and not passed
         self._barriers: dict[str, int] = {}  # passed, by name
         self._lost_at_barrier = False
+        self._tracked = ""  # digest of the checkpoint since which changes are tracked, as far as this worker knows
         super().__init__(
             address,
             "worker",
@@ -584,7 +585,14 @@ class ClusterStore(ConnectedStore):
                 if self._shared_storage and shards:
                     numbered = [(shard.number, spec, kind) for shard, spec, kind in shards]
                     snapshots: checkpoint.SnapshotSet = held.enter_context(
-                        ServerSnapshotSet(self.channel, numbered, base, lambda: self.lost_workers)
+                        ServerSnapshotSet(
+                            self.channel,
+                            numbered,
+                            base,
+                            lambda: self.lost_workers,
+                            last=self._tracked,
+                            on_done=self._set_tracked,
+                        )
                     )
                 else:
                     if any(kind != "plain" for _, _, kind in shards):
@@ -596,6 +604,9 @@ class ClusterStore(ConnectedStore):
                     snapshots = checkpoint.LocalSnapshotSet(table_snapshots, self._slots, self.threads, self.clock)
                     held.enter_context(paused.pop_all())  # pushes wait until all rows are written
             yield snapshots
+
+    def _set_tracked(self, digest: str) -> None:
+        self._tracked = digest
 
     def check_storage(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
         """Check that all servers may write a save there: see :meth:`shoal.Store.check_storage`."""
@@ -628,6 +639,7 @@ class ClusterStore(ConnectedStore):
             for spec in (table.spec() for table in manifest.tables):
                 if spec.name not in self._tables:
                     self._add(spec, self._make_shard(spec))
+            self._tracked = ""
             try:
                 if self.rank == 0:
                     with self._naming_changes("load"):
@@ -641,6 +653,7 @@ class ClusterStore(ConnectedStore):
                 finally:  # no worker pushes before all have counted the rows
                     self._wait_at_barrier("check of a load", self._timeout)
                     self._forget_rows()
+            self._tracked = chain[-1].digest if track else ""
 
     @contextlib.contextmanager
     def _naming_changes(self, what: str) -> Iterator[None]:

@@ -33,7 +33,7 @@ from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.protocol.tasks import MAX_POLL_SECONDS, Report, WriteTask, digest_words, encode
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.tasks import TaskCoordinator
-from shoal.errors import ClusterChangedError, ProtocolError, SaveConflictError, ShoalError
+from shoal.errors import ClusterChangedError, ProtocolError, SaveConflictError, ShoalError, SnapshotLostError
 from shoal.storage.base import StorageDir
 from shoal.table.spec import TableRecord, TableSpec
 
@@ -72,6 +72,10 @@ class ServerSnapshotSet(TaskCoordinator):
         The servers' number of each table, and whether it is saved "plain", as a "base" of deltas, or as a "delta".
     base : ChainEntry, optional
         The checkpoint that deltas refer to.
+    last : str
+        Digest of the last checkpoint since which this worker has had changes tracked.
+    on_done : callable, optional
+        Called with the digest of the checkpoint that is written.
     lost : callable, optional
         Returns the workers that are known to be dead. A snapshot that a server holds for one of them is waited for
         until that server knows it too, at most for the timeout of a call.
@@ -79,7 +83,9 @@ class ServerSnapshotSet(TaskCoordinator):
     Raises
     ------
     ValueError
-        A server does not know what has changed since ``base``.
+        Servers do not track the changes since ``base``.
+    SnapshotLostError
+        They did, and one of them does not know the changes any more.
     SaveConflictError
         Another worker is saving one of the tables.
     ClusterChangedError
@@ -98,8 +104,13 @@ class ServerSnapshotSet(TaskCoordinator):
         tables: Sequence[tuple[int, TableSpec, str]],
         base: ChainEntry | None = None,
         lost: Callable[[], Collection[int]] = tuple,
+        *,
+        last: str = "",
+        on_done: Callable[[str], None] = lambda digest: None,
     ) -> None:
         super().__init__(channel, "save")
+        self._last = last
+        self._on_done = on_done
         self.specs = [spec for _, spec, _ in tables]
         self.rows = 0
         self._kinds = [kind for _, _, kind in tables]
@@ -144,6 +155,12 @@ class ServerSnapshotSet(TaskCoordinator):
             raise _BusyError(endpoint, *figures[1:])
         if len(figures) == 2 and figures[0] == _NO_BASE:
             name = next(spec.name for number, spec, _ in tables if number == figures[1])
+            if base is not None and base.digest == self._last:
+                raise SnapshotLostError(
+                    f"{endpoint.label} does not know the changes of table {name!r} since the save in "
+                    f"{base.storage_dir} any more: it has taken the slots of a server that has ended, or another "
+                    "worker has saved or loaded this table; save all rows, with track=True"
+                )
             raise unknown_base(name, base)
         raise self._abandoned(endpoint)
 
@@ -197,6 +214,8 @@ class ServerSnapshotSet(TaskCoordinator):
         """Send the servers the digest of the checkpoint: the next delta may refer to it."""
         try:
             self._end(digest)
+            if any(kind != "plain" for kind in self._kinds):
+                self._on_done(digest)
         except ShoalError as error:
             # The checkpoint is complete all the same; a server that did not receive this refuses a delta of it.
             _log.warning("the checkpoint is written, but not all servers have received its digest: %s", error)

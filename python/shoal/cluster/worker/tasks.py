@@ -58,6 +58,7 @@ class TaskCoordinator:
         self._set_map(channel.map)
         self._open = False
         self._number = 0
+        self._sent_at = 0.0  # when the endpoints last heard of this worker
         self.clock = 0
 
     def __enter__(self) -> Self:
@@ -79,6 +80,7 @@ class TaskCoordinator:
         self._number = future.call.sequence
         self.clock = future.call.clock
         answers = [figures.tolist() for figures in future.result()]
+        self._sent_at = time.monotonic()
         self._check_map()
         return answers
 
@@ -133,18 +135,27 @@ class TaskCoordinator:
 
     def _poll(self, words: bytes) -> list[Report | None]:
         numbers = np.array([self._number], np.uint64)
+        silent = time.monotonic() - self._sent_at
+        self._sent_at += silent
         calls = [
             self._channel.begin(Op.SAVE_POLL, 0, slot=slot, payload=[numbers, words], count=1) for slot in self._slots
         ]
         answers = [call.result() for call in calls]
         self._check_map()
-        return [self._read(endpoint, *answer) for endpoint, answer in zip(self._endpoints, answers, strict=True)]
+        return [
+            self._read(endpoint, silent, *answer) for endpoint, answer in zip(self._endpoints, answers, strict=True)
+        ]
 
-    def _read(self, endpoint: Endpoint, known: bool, words: bytes) -> Report | None:
-        if not known:
+    def _read(self, endpoint: Endpoint, silent: float, known: bool, words: bytes) -> Report | None:
+        if not known and silent > MIN_PATIENCE_SECONDS:
             raise ShoalError(
-                f"{endpoint.label} has cancelled the {self._what}: this worker has sent nothing for too long, or "
-                "the scheduler has declared it dead; the former data is kept"
+                f"{endpoint.label} has cancelled the {self._what}: this worker has sent nothing for {silent:.0f} s; "
+                "the former data is kept"
+            )
+        if not known:  # that this worker was declared dead is the answer to every call
+            raise ClusterChangedError(
+                f"{endpoint.label} has cancelled the {self._what}, because slots have moved, or it has taken those of "
+                f"a server that has ended: the former data is kept, {self._what} again"
             )
         if not words:
             return None
