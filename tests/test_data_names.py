@@ -322,6 +322,7 @@ def test_names_outside_of_their_block_are_refused():
         "head_ends": np.array([2], np.uint64),
         "head_of": np.array([0]),
         "numbers": False,
+        "cells": False,
         "joined": np.zeros(4, np.uint8),
         "ends": np.zeros(1, np.uint64),
     }
@@ -336,6 +337,7 @@ def test_names_outside_of_their_block_are_refused():
         ({"head_of": np.array([1])}, "head 1, of 1"),
         ({"head_of": np.array([-1])}, "head -1, of 1"),
         ({"joined": np.zeros(3, np.uint8)}, "take 4 bytes, got room for 3"),
+        ({"cells": True}, "take 132 bytes, got room for 4"),
     ):
         with pytest.raises(ValueError, match=message):
             _reader.join_names(**{**good, **change})

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import oracle.text
 import shoal
-from shoal import _reader, hash_strings
+from shoal import _reader, cli, hash_strings
 from shoal.data.hashing import hash_cells
 
 pa = pytest.importorskip("pyarrow")
@@ -288,3 +288,43 @@ def test_missing_values_and_the_positive_label_may_be_numbers(tmp_path):
         assert batch.indptr.tolist() == [0, 0, 2, 4]
         assert json.loads(json.dumps(reader.schema))["na_values"] == ["-999"]
         reader.check_positive()
+
+
+def test_the_name_of_a_feature_has_the_text_of_its_value(tmp_path):
+    (tmp_path / "x.csv").write_text('y,c,n\n1,True,1.0|NA|2\n0,true,1||2.00\n1,"TRUE",x\n0,1e+20,2024-05-01T00:00:00\n')
+    asked = {"label": "y", "lists": {"n": "n"}}
+    names = shoal.FeatureNames()
+    list(shoal.read_csv(tmp_path / "x.csv", **asked, names=names))
+    assert sorted(names.values()) == ["c=100000000000000000000", "c=true", "n=", "n=1", "n=2", "n=2024-05-01", "n=x"]
+    audit = shoal.data.audit(shoal.read_csv(tmp_path / "x.csv", **asked))
+    assert (audit.texts, audit.keys, audit.shared) == (7, 7, {})
+    table = pa.table({"y": [1, 0], "c": ["True", "1.0"], "n": [2.0, 1e22]})
+    names = shoal.FeatureNames()
+    list(shoal.read_arrow(table, label="y", names=names))
+    assert sorted(names.values()) == ["c=1", "c=true", "n=10000000000000000000000", "n=2"]
+
+
+def test_numbers_of_numpy_make_readers_that_are_json():
+    data = b"1 0:1:1 1:2:1\n"
+    pairs = [(np.int64(0), np.int64(1))]
+    reader = shoal.read_libffm(io.BytesIO(data), interactions=pairs, batch_size=np.int64(2), reader_threads=np.int32(2))
+    assert json.loads(json.dumps(reader.schema)) == {"interactions": [[0, 1]]}
+    assert json.loads(json.dumps(reader.fingerprint()))["batch_size"] == 2
+    assert sum(batch.nnz for batch in reader) == 3
+
+
+def test_texts_that_csv_has_for_missing_cells_are_missing_in_tables_that_its_model_predicts(tmp_path):
+    (tmp_path / "x.csv").write_text("y,c,n\n" + "1,a,2\n0,NA,\n1,?,1\n" * 20)
+    table = pa.table({"c": ["a", "NA", "?"], "n": ["2", "", "1"]})
+    pq.write_table(table.append_column("y", pa.array([1, 0, 1])), tmp_path / "x.parquet")
+    with shoal.FactorizationMachine(dim=4) as model:  # whose unseen keys are not 0
+        reader = shoal.read_csv(tmp_path / "x.csv", label="y", numeric=["n"], na_values=["?"])
+        model.fit(reader, progress=False)
+        want = model.predict_proba(reader)[:3].tolist()
+        assert model.predict_proba(table)[:, 1].tolist() == want
+        assert model.predict_proba(table.to_pandas())[:, 1].tolist() == want
+        model.save(tmp_path / "m")
+    out = tmp_path / "p.txt"
+    command = ["predict", str(tmp_path / "m"), "--data", str(tmp_path / "x.parquet"), "--output", str(out), "--quiet"]
+    assert cli.main(command) == 0
+    np.testing.assert_allclose(np.loadtxt(out), want, rtol=1e-6)

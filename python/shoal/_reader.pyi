@@ -59,6 +59,7 @@ def join_names(
     head_ends: NDArray[np.uint64],
     head_of: NDArray[np.int64],
     numbers: bool,
+    cells: bool,
     joined: NDArray[np.uint8],
     ends: NDArray[np.uint64],
 ) -> int: ...

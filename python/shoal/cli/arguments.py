@@ -309,8 +309,13 @@ def open_reader(
     arguments: argparse.Namespace,
     schema: Mapping[str, Any],
     names: FeatureNames | None = None,
+    learned: str | None = None,
 ) -> Reader:
-    """Create the reader of files; it collects the names of features into ``names``, if passed."""
+    """Create the reader of files; it collects the names of features into ``names``, if passed.
+
+    ``schema`` is that of data of the format ``learned``, if it is not of this one.
+    """
+    from shoal.data.columns import missing_texts
     from shoal.data.readers import READERS
 
     if form == "tsv":
@@ -321,7 +326,10 @@ def open_reader(
         raise ValueError(f"{form} requires the column of the label: the model was not trained on {form}")
     how: dict[str, Any] = {"batch_size": arguments.batch_size, "names": names}
     if form == "parquet":
+        missing = missing_texts(learned, schema)
         schema = {name: value for name, value in schema.items() if name not in _OF_TEXT}
+        if missing:
+            schema["na_values"] = missing
     else:
         if arguments.reader_threads < 1:
             raise ValueError(f"--reader-threads is {arguments.reader_threads}: pass 1 or more")

@@ -219,7 +219,7 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
         else:
             model = models.load(where, store=store)
         form = format_for_model(arguments, arguments.model, model.format)
-        reader = open_reader(arguments.data, form, arguments, model.schema)
+        reader = open_reader(arguments.data, form, arguments, model.schema, learned=model.format)
         reader = model.reading(reader)
         model.check_format(reader)
         yield model, reader

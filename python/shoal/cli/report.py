@@ -46,7 +46,7 @@ def report(arguments: argparse.Namespace) -> Answer:
     data = None
     if arguments.data is not None:
         form = format_for_model(arguments, directory, described.format)
-        data = open_reader(arguments.data, form, arguments, described.schema)
+        data = open_reader(arguments.data, form, arguments, described.schema, learned=described.format)
     out = reports.report(
         directory, arguments.output, data, overwrite=arguments.overwrite, top=arguments.top, threads=arguments.threads
     )

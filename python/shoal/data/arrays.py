@@ -141,6 +141,8 @@ class FrameReader(TableReader):
         What `shoal.read_arrow` takes: categorical, numeric, lists, interactions. The columns that it calls label and
         weight are passed over.
     batch_size : int
+    na_values : sequence of str
+        Texts of missing cells.
 
     Raises
     ------
@@ -157,6 +159,7 @@ class FrameReader(TableReader):
         weights: NDArray[np.float32] | None,
         schema: dict[str, Any],
         batch_size: int = BATCH_SIZE,
+        na_values: Sequence[str] = (),
     ) -> None:
         table = table_of(frame)
         for name in (schema.get("label"), schema.get("weight")):
@@ -179,7 +182,7 @@ class FrameReader(TableReader):
             interactions=schema.get("interactions", ()),
         )
         file = ArrowSource(table, name=_kind_of(frame))
-        super().__init__((file,), "arrow", columns, Settings(batch_size))
+        super().__init__((file,), "arrow", columns, Settings(batch_size), na_values)
         asked = columns.schema()
         self._schema = {name: asked[name] for name in asked if name not in ("label", "weight")}
         self._schema |= {name: schema[name] for name in ("label", "weight") if name in schema}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -42,7 +43,7 @@ def named_pairs(interactions: Interactions) -> list[tuple[Field, Field]]:
     """
     if isinstance(interactions, str):
         raise TypeError(f"interactions is {interactions!r}: pass a list of pairs of fields, or of fields")
-    items = list(interactions)
+    items = [_plain(item) for item in interactions]
     fields = [item for item in items if isinstance(item, str | int)]
     if len(fields) == len(items):
         pairs = list(itertools.combinations(fields, 2))
@@ -56,6 +57,13 @@ def named_pairs(interactions: Interactions) -> list[tuple[Field, Field]]:
             raise ValueError(f"interactions holds {pair!r} twice: pass each pair once")
         seen.add(frozenset(pair))
     return pairs
+
+
+def _plain(item: object) -> object:
+    """Return numbers, of NumPy too, as int; those in a pair as well."""
+    if isinstance(item, numbers.Integral):
+        return int(item)
+    return tuple(map(_plain, item)) if isinstance(item, tuple | list) else item
 
 
 def _pair(item: object) -> tuple[Field, Field]:

@@ -25,6 +25,7 @@ Texts = tuple[NDArray[np.uint8], NDArray[np.uint64]]
 # The names of features from the block they are in, the spans int64[n, 2] of their texts, and their fields uint64[n].
 Spell = Callable[[Block, NDArray[np.int64], NDArray[np.uint64]], Texts]
 
+_CELL_BYTES = 128  # of the text of a cell that is not the one given: cells.pxi
 _ENDS_NAME = re.compile(rb"[ \t\r:]")
 
 
@@ -52,9 +53,14 @@ def joined(
     head_of: NDArray[np.int64],
     *,
     numbers: bool = False,
+    cells: bool = False,
 ) -> Texts:
-    """Join each feature's head and text; ``numbers``: the text is numbers, which lose their leading zeros."""
-    return _join(np.frombuffer(text, np.uint8), spans, encoded(heads), head_of, numbers=numbers)
+    """Join each feature's head and text.
+
+    ``numbers``: the text is numbers, which lose their leading zeros. ``cells``: it is that of a cell, and becomes the
+    text of its value (docs/readers.md).
+    """
+    return _join(np.frombuffer(text, np.uint8), spans, encoded(heads), head_of, numbers=numbers, cells=cells)
 
 
 def paired(first: Texts, second: Texts) -> Texts:
@@ -72,18 +78,21 @@ def _join(
     head_of: NDArray[np.int64],
     *,
     numbers: bool = False,
+    cells: bool = False,
 ) -> Texts:
     head_bytes, head_ends = heads
     lengths = np.diff(head_ends, prepend=np.uint64(0)).astype(np.int64)
-    room = int(lengths[head_of].sum() + (spans[:, 1] - spans[:, 0]).sum())
+    room = int(lengths[head_of].sum() + (spans[:, 1] - spans[:, 0]).sum()) + (_CELL_BYTES * len(spans) if cells else 0)
     names, ends = np.empty(room, np.uint8), np.empty(len(spans), np.uint64)
-    used = _reader.join_names(text, np.ascontiguousarray(spans), head_bytes, head_ends, head_of, numbers, names, ends)
+    used = _reader.join_names(
+        text, np.ascontiguousarray(spans), head_bytes, head_ends, head_of, numbers, cells, names, ends
+    )
     return names[:used], ends
 
 
 def of_column(name: str, text: Block, spans: NDArray[np.int64], fields: NDArray[np.uint64]) -> Texts:
     """Name the texts of one column."""
-    return joined(text, spans, [f"{name}="], np.zeros(len(spans), np.int64))
+    return joined(text, spans, [f"{name}="], np.zeros(len(spans), np.int64), cells=True)
 
 
 def of_numbers(text: Block, spans: NDArray[np.int64], fields: NDArray[np.uint64]) -> Texts:
@@ -158,9 +167,9 @@ def of_cells(
     for i in np.flatnonzero(quoted).tolist():
         begin, end = spans[i].tolist()
         cell = bytes(text[begin:end]).removesuffix(b"\r")[1:-1].replace(b'""', b'"')
-        heads.append(categorical[int(fields[i])].encode() + b"=" + cell)
+        heads.append(categorical[int(fields[i])].encode() + b"=" + _reader.cell_text(cell))
         head_of[i] = len(heads) - 1
-    return joined(text, _without_text(spans, np.flatnonzero(of_column_alone | quoted)), heads, head_of)
+    return joined(text, _without_text(spans, np.flatnonzero(of_column_alone | quoted)), heads, head_of, cells=True)
 
 
 @functools.cache

@@ -29,6 +29,7 @@ from shoal.data.arrays import (
     sample_weights,
 )
 from shoal.data.arrow import table_of
+from shoal.data.columns import missing_texts
 from shoal.models.history import Record
 
 __all__ = ["EPOCHS_OF_ARRAYS", "TrainingData", "class_weights", "is_table", "prediction_data", "training_data"]
@@ -118,7 +119,8 @@ def training_data(
     elif numeric := float_columns(data, [] if label is None else [label]):
         schema["numeric"] = numeric
     labels, known = class_labels(y if label is None else column_of_frame(data, label), record.classes, classes)
-    return TrainingData(FrameReader(data, labels, weights, schema, size).with_columns(), known, None, labels)
+    missing = missing_texts(record.format, record.schema)
+    return TrainingData(FrameReader(data, labels, weights, schema, size, missing).with_columns(), known, None, labels)
 
 
 def prediction_data(
@@ -155,15 +157,17 @@ def prediction_data(
             f"frame.to_numpy() makes it, or a reader"
         )
     schema = record.schema
+    missing = missing_texts(record.format, schema)
     if y is None and labelled:
         label = schema.get("label")
         if label is None:
             raise ValueError("the model was fitted on a frame with separate labels: pass them too, as y")
         if record.classes is None and sample_weight is None:
-            return read_arrow(table_of(data), **{name: schema[name] for name in _OF_ARROW if name in schema})
+            options = {name: schema[name] for name in _OF_ARROW if name in schema}
+            return read_arrow(table_of(data), **options, na_values=missing)
         y = column_of_frame(data, label)
     labels = None if y is None else class_labels(y, record.classes, classes)[0]
-    return FrameReader(data, labels, weights, schema)
+    return FrameReader(data, labels, weights, schema, na_values=missing)
 
 
 def _check_columns(record: Record, columns: int) -> None:

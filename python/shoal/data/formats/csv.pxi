@@ -173,6 +173,7 @@ cdef inline int put_list(
     const uint8_t* begin, const uint8_t* end,
 ) noexcept nogil:
     """Store a feature for each text of the cell; one that is missing keeps its place."""
+    cdef bint nameless
     cdef const uint8_t* missing_item = <const uint8_t*><const char*>b"\0missing"
     cdef const uint8_t* p = cell.begin
     cdef const uint8_t* stop = cell.begin + cell.size
@@ -188,7 +189,8 @@ cdef inline int put_list(
         # Leaves room for the other columns of the line.
         if out.nnz + <int64_t>columns.count > out.room:
             return NO_ROOM
-        if text.size == 0 or is_missing(columns, &text):
+        nameless = text.size == 0 or is_missing(columns, &text)
+        if nameless:
             out.keys[out.nnz] = token_key(columns.seeds[column], missing_item, 8, missing_item + 8)
         else:
             out.keys[out.nnz] = cell_key(columns.seeds[column], text.begin, text.size, readable)
@@ -198,7 +200,7 @@ cdef inline int put_list(
             if readable == columns.unquoted + cell.size:
                 put_origin(out, out.nnz, columns.fields[column], begin, end)
             else:
-                put_origin(out, out.nnz, columns.fields[column], p, behind)
+                put_origin(out, out.nnz, columns.fields[column], p, p if nameless else behind)
         out.nnz += 1
         p = behind + 1
     return GOOD

@@ -7,14 +7,18 @@ def join_names(
     const uint64_t[::1] head_ends,
     const int64_t[::1] head_of,
     bint numbers,
+    bint cells,
     uint8_t[::1] joined,
     uint64_t[::1] ends,
 ):
     """Write each name, head and text, into ``joined``, and where it ends into ``ends``; return the bytes that are used.
 
     Name i is the head ``head_of[i]``, which ends at its ``head_ends``, and text[spans[i, 0]:spans[i, 1]]. With
-    ``numbers`` that text is numbers between colons, which lose their leading zeros. ``joined`` has room for all.
+    ``numbers`` that text is numbers between colons, which lose their leading zeros; with ``cells`` it is that of a cell,
+    which may have another one (cells.pxi). ``joined`` has room for all, and for CELL_BYTES more for each of these.
     """
+    cdef uint8_t[CELL_BYTES] room
+    cdef CellText cell
     cdef Py_ssize_t n = head_of.shape[0]
     cdef Py_ssize_t i
     cdef uint64_t needed = 0
@@ -37,6 +41,8 @@ def join_names(
             raise ValueError(f"the text of name {i} is from {spans[i, 0]} to {spans[i, 1]}, of {text.shape[0]} bytes")
         begin = head_ends[head_of[i] - 1] if head_of[i] > 0 else 0
         needed += head_ends[head_of[i]] - begin + <uint64_t>(spans[i, 1] - spans[i, 0])
+        if cells:
+            needed += CELL_BYTES
     if needed > <uint64_t>joined.shape[0]:
         raise ValueError(f"the names take {needed} bytes, got room for {joined.shape[0]}")
     with nogil:
@@ -45,7 +51,13 @@ def join_names(
             if head_ends[head_of[i]] > begin:
                 memcpy(to + used, head_bytes + begin, head_ends[head_of[i]] - begin)
                 used += head_ends[head_of[i]] - begin
-            if not numbers:
+            if cells and may_be_respelled(text_bytes + spans[i, 0], <size_t>(spans[i, 1] - spans[i, 0])):
+                cell = respelled(
+                    text_bytes + spans[i, 0], <size_t>(spans[i, 1] - spans[i, 0]), text_bytes + spans[i, 1], room
+                )
+                memcpy(to + used, cell.begin, cell.size)
+                used += cell.size
+            elif not numbers:
                 if spans[i, 1] > spans[i, 0]:
                     memcpy(to + used, text_bytes + spans[i, 0], <size_t>(spans[i, 1] - spans[i, 0]))
                     used += <uint64_t>(spans[i, 1] - spans[i, 0])
