@@ -68,7 +68,7 @@ class Hash:
     categorical: Sequence[str] | None = None
     numeric: Sequence[str] = ()
     weight: str | None = None
-    positive: str | None = None
+    positive: str | float | None = None
     lists: Mapping[str, str] = field(default_factory=dict)
     interactions: Interactions = ()
     with_fields: bool = False
