@@ -1045,8 +1045,10 @@ TEST(a_reader_who_asks_for_the_best_of_many_rows_is_answered_once_and_nobody_wai
                       payload);
   };
   const auto answers = [&](std::size_t count) {
-    std::unique_lock lock(mutex);
-    queued.wait(lock, [&] { return woken >= count; });
+    {
+      std::unique_lock lock(mutex);
+      queued.wait(lock, [&] { return woken >= count; });
+    }
     ReplyQueue out(reader.pool);
     service.released(out);
     std::vector<Header> headers;

@@ -325,7 +325,9 @@ class Save:
         return f"worker {self.life.rank}.{self.life.incarnation} at clock {self.clock}: {what}"
 
     def _run(self):
-        self.saver.save(self.directory, tables=self.tables, since=self.since, track=self.track, durable=False)
+        self.saver.save(
+            self.directory, tables=self.tables, since=self.since, track=self.track, overwrite=True, durable=False
+        )
 
     def _wake(self):
         self.client.go()

@@ -6,6 +6,7 @@ Threads: no state.
 from dataclasses import fields
 
 from shoal import _core
+from shoal.base.sizes import memory_bytes
 from shoal.table.spec import TableSpec
 
 __all__ = ["check_same", "make_budget"]
@@ -13,7 +14,7 @@ __all__ = ["check_same", "make_budget"]
 
 def make_budget(memory: int, slots: int) -> _core.Budget:
     """Make a memory budget of ``memory`` bytes, divided equally among ``slots`` slots."""
-    return _core.Budget(slots, memory)
+    return _core.Budget(slots, memory_bytes(memory))
 
 
 def check_same(known: TableSpec, spec: TableSpec, read_from: str | None = None) -> None:
