@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import shoal
-from cluster_fakes import TIMEOUT, FakeServer, scheduler
+from cluster_fakes import TIMEOUT, FakeServer, HeldPort, scheduler
 from server_processes import server_processes
 from shoal.cli import cluster_status, main
 from shoal.cluster.protocol.messages import Drain, GetStatus, Heartbeat, Request, StreamProgress, decode, encode
@@ -173,6 +175,58 @@ def test_a_record_becomes_a_dict():
 
 def test_the_command_says_where_no_scheduler_answers(capsys):
     assert main(["cluster", "tcp://127.0.0.1:1", "status", "--timeout", "0.2"]) == 1
+    assert "no scheduler answers at tcp://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_watch_clears_a_terminal_and_nothing_else(capsys, monkeypatch):
+    def sleep(interval):
+        assert interval == 7
+        pauses.append(interval)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    with scheduler(2) as running:
+        monkeypatch.setattr(cluster_status, "time", SimpleNamespace(sleep=sleep))
+        for is_terminal, option, clears in (
+            (True, None, 2),
+            (False, None, 0),
+            (True, "--json", 0),
+            (True, "--quiet", 0),
+        ):
+            pauses = []
+            monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+            command = ["cluster", running.address, "status", "--watch", "7", *filter(None, [option])]
+            assert main(command) == 130
+            told = capsys.readouterr()
+            assert told.err == ""
+            assert told.out.count("\x1b[2J") == clears
+            assert told.out.count(running.membership.cluster) == (0 if option == "--quiet" else 2)
+        assert main(["cluster", running.address, "stop", "--watch"]) == 2
+        assert "--watch is for status: remove it from stop" in capsys.readouterr().err
+
+
+def test_watch_goes_on_while_the_scheduler_is_away_and_ends_quietly():
+    with HeldPort() as held, contextlib.ExitStack() as ended:
+        command = [sys.executable, "-m", "shoal", "cluster", held.address, "status"]
+        command += ["--json", "--watch", "0.05", "--timeout", "0.5"]
+        with scheduler(2, bind=held.address) as one:
+            watch = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            ended.callback(watch.wait, TIMEOUT)
+            ended.callback(watch.kill)
+            for _ in range(2):
+                assert json.loads(watch.stdout.readline())["cluster"] == one.membership.cluster
+        away = watch.stderr.readline()
+        with scheduler(2, bind=held.address) as two:  # of another cluster
+            until(lambda: json.loads(watch.stdout.readline())["cluster"] == two.membership.cluster)
+            watch.send_signal(signal.SIGINT)
+            _, rest = watch.communicate(timeout=TIMEOUT)
+    assert (watch.returncode, rest) == (130, "")
+    assert f"no scheduler answers at {held.address}" in away
+    assert away.endswith("asking again until it answers\n")
+
+
+def test_watch_ends_if_no_scheduler_answers_at_first(capsys):
+    assert main(["cluster", "tcp://127.0.0.1:1", "status", "--watch", "--timeout", "0.2"]) == 1
     assert "no scheduler answers at tcp://127.0.0.1:1" in capsys.readouterr().err
 
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("shoal.cli")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a command: ``text`` for people, or ``facts`` as JSON; and the exit status."""
+    """The result of a command: ``text`` for people, or ``facts`` as JSON, both empty if there is none; exit status."""
 
     text: str
     facts: dict[str, Any]
@@ -38,12 +38,18 @@ def _print(line: str) -> None:
 
 def emit(answer: Answer, arguments: argparse.Namespace) -> None:
     """Print the answer as text or JSON, as the arguments ask for."""
-    if arguments.json:
+    if arguments.json and answer.facts:
         import msgspec
 
         _print(escape_json(msgspec.json.encode(answer.facts).decode()))
-    elif answer.text and not arguments.quiet:
+    elif answer.text and not (arguments.json or arguments.quiet):
         _print(escape_lines(answer.text))
+
+
+def clear_screen() -> None:
+    """Clear the terminal, if standard output is one."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        write_text(sys.stdout, "\x1b[H\x1b[2J")
 
 
 def log_line(line: str) -> None:

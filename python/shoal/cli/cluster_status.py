@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.base.interrupts import status_of
 from shoal.base.streams import escape_text
 from shoal.base.suggest import nearest
-from shoal.cli.answers import FAILED, Answer
-from shoal.cli.arguments import command, machine, scheduler_options
+from shoal.cli.answers import FAILED, Answer, clear_screen, emit, naming, warn
+from shoal.cli.arguments import command, machine, scheduler_options, seconds
 
 if TYPE_CHECKING:
+    from shoal.cluster.protocol.scheduler_client import SchedulerClient
     from shoal.cluster.protocol.status import EndpointStatus, StatusReply
 
 EXAMPLES = """\
 examples:
   $ shoal cluster tcp://10.0.0.1:5570 status --curve keys
+  $ shoal cluster tcp://10.0.0.1:5570 status --watch
   $ shoal cluster tcp://10.0.0.1:5570 status --json
   $ shoal cluster tcp://10.0.0.1:5570 drain 2
   $ shoal cluster tcp://10.0.0.1:5570 rebalance
@@ -27,7 +31,8 @@ examples:
 drain moves all slots of the server of this rank to others; then its process ends. rebalance moves slots until all
 endpoints have about equal amounts of what --by names, as of now. Both return at once; status shows the progress.
 stop ends the cluster: the scheduler and the servers end, and calls of workers raise an error.
-The scheduler prints its address when it starts. The exit status is 1 if a server was lost.
+The scheduler prints its address when it starts. The exit status is 1 if a server was lost. status --watch ends by
+Ctrl-C; while the scheduler does not answer, it continues to ask. With --json it prints an object in each interval.
 """
 
 
@@ -51,6 +56,14 @@ def add(commands: Any) -> None:
         help="what rebalance makes equal: slots, rows, bytes of rows, or load, the rows read or changed in the "
         "last 20 heartbeats (default: slots)",
     )
+    parser.add_argument(
+        "--watch",
+        type=seconds,
+        nargs="?",
+        const=2.0,
+        metavar="SECONDS",
+        help="print the status again and again, with this pause (without a number: %(const)s), until Ctrl-C",
+    )
     scheduler_options(parser)
     machine(parser, threads=False)
 
@@ -60,11 +73,6 @@ _ACTIONS = ("status", "drain", "rebalance", "stop")
 
 def run(arguments: argparse.Namespace) -> Answer:
     """Ask the scheduler for the status, and describe it; or ask it to move slots, or to end the cluster."""
-    from shoal.cluster.protocol.curve import Keys
-    from shoal.cluster.protocol.environment import find_keys
-    from shoal.cluster.protocol.scheduler_client import SchedulerClient
-    from shoal.cluster.protocol.status import as_dict
-
     if arguments.address in _ACTIONS:
         arguments.address, arguments.action = arguments.action, arguments.address
     if arguments.action not in _ACTIONS:
@@ -75,19 +83,62 @@ def run(arguments: argparse.Namespace) -> Answer:
         raise ValueError("drain takes the rank of a server, and the other actions take none: write drain 2, or status")
     if arguments.by is not None and arguments.action != "rebalance":
         raise ValueError(f"--by is for rebalance: remove it from {arguments.action}")
+    if arguments.watch is not None and arguments.action != "status":
+        raise ValueError(f"--watch is for status: remove it from {arguments.action}")
+    if arguments.action == "status":
+        return _status(arguments) if arguments.watch is None else _watch(arguments)
+    with _connect(arguments) as client:
+        if arguments.action == "drain":
+            text = client.drain(arguments.server, timeout=arguments.timeout)
+        elif arguments.action == "rebalance":
+            text = client.rebalance(by=arguments.by or "slots", timeout=arguments.timeout)
+        else:
+            text = client.stop_cluster(timeout=arguments.timeout)
+    return Answer(text, {"text": text})
+
+
+def _connect(arguments: argparse.Namespace) -> SchedulerClient:
+    from shoal.cluster.protocol.curve import Keys
+    from shoal.cluster.protocol.environment import find_keys
+    from shoal.cluster.protocol.scheduler_client import SchedulerClient
+
     directory = arguments.curve or find_keys(os.environ)
     keys = None if directory is None else Keys.load(directory, "worker")
-    with SchedulerClient(arguments.address, "observer", keys=keys) as client:
-        if arguments.action != "status":
-            if arguments.action == "drain":
-                text = client.drain(arguments.server, timeout=arguments.timeout)
-            elif arguments.action == "rebalance":
-                text = client.rebalance(by=arguments.by or "slots", timeout=arguments.timeout)
-            else:
-                text = client.stop_cluster(timeout=arguments.timeout)
-            return Answer(text, {"text": text})
+    return SchedulerClient(arguments.address, "observer", keys=keys)
+
+
+def _status(arguments: argparse.Namespace) -> Answer:
+    from shoal.cluster.protocol.status import as_dict
+
+    with _connect(arguments) as client:
         status = client.status(timeout=arguments.timeout)
     return Answer(_text(arguments.address, status), as_dict(status), FAILED if status.lost else 0)
+
+
+def _watch(arguments: argparse.Namespace) -> Answer:
+    """Print the status until the user ends that; only the first request must be answered.
+
+    Each request has a connection of its own, which works with whatever scheduler has this address by then.
+    """
+    from shoal.errors import DeadlineExceededError, NotConnectedError
+
+    try:
+        answer: Answer | None = _status(arguments)
+        while True:
+            if answer is not None:
+                if not (arguments.json or arguments.quiet):
+                    clear_screen()
+                with naming("standard output"):
+                    emit(answer, arguments)
+            time.sleep(arguments.watch)
+            try:
+                answer = _status(arguments)
+            except (NotConnectedError, DeadlineExceededError) as error:
+                if answer is not None:
+                    warn(f"{error}; asking again until it answers")
+                answer = None
+    except KeyboardInterrupt as interrupt:
+        return Answer("", {}, status_of(interrupt))
 
 
 def _endpoint(endpoint: EndpointStatus) -> str:
