@@ -182,10 +182,12 @@ class Reader(ABC):
             raise ValueError(
                 f"{self!r} is a split already: take split(rank, n) of the whole, with n the number of all splits"
             )
-        # Splits of this reader are of one state of its files.
-        if not self._split_sizes:
-            self._split_sizes.extend(file.size() for file in self._files)
-        settings = replace(self._settings, rank=rank, num_splits=n, split_sizes=tuple(self._split_sizes))
+        sizes = None
+        if len(self._files) < n:  # files are divided: all splits of this reader are of one state of them
+            if not self._split_sizes:
+                self._split_sizes.extend(file.size() for file in self._files)
+            sizes = tuple(self._split_sizes)
+        settings = replace(self._settings, rank=rank, num_splits=n, split_sizes=sizes)
         for file in self._files:
             if n > 1 and not file.seekable:
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to split it")
