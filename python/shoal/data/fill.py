@@ -105,7 +105,7 @@ def _direct(sources: Iterable[TextSource], form: Format, batch_size: int, skip: 
             for text, offset, passed, consumed in source.lines:
                 if text and parse is None:
                     parse = _bound(form, source.lines)
-                if offset == 0:
+                if offset == 0 and source.lines.unended:
                     _check_line_ends(text, source.lines.file.name)
                 line += passed
                 fraction = source.before + consumed * source.fraction
@@ -183,7 +183,7 @@ class _ParallelParser:
                     for block in source.lines:
                         if block.text and parse is None:
                             parse = _bound(self._form, source.lines)
-                        if block.offset == 0:
+                        if block.offset == 0 and source.lines.unended:
                             _check_line_ends(block.text, source.lines.file.name)
                         fraction = source.before + block.fraction * source.fraction
                         waiting.append(self._submit(pool, parse, source, block, fraction))
@@ -275,12 +275,12 @@ def parse_text(form: Format, text: bytes) -> Batch | None:
     """
     if not text.endswith(b"\n"):
         text += b"\n"
+        if form.header is None:
+            _check_line_ends(text)
     parse = form.parse
     if form.header is not None:
         header, _, text = text.partition(b"\n")
         parse = form.header(header, form.labelled)
-    else:
-        _check_line_ends(text)
     parsed = _parse(parse, form, text, skip=False)
     if parsed.bad is not None:
         rest, at, fault = parsed.bad
@@ -299,7 +299,7 @@ def _bound(form: Format, lines: Lines) -> Parse:
 
 
 def _check_line_ends(text: bytes | memoryview, name: str = "") -> None:
-    """Refuse a text whose first line is all of it, with line ends of another kind inside."""
+    """Refuse a text whose only newline was added at its end, with line ends of another kind inside."""
     first, _, rest = bytes(text).partition(b"\n")
     if not rest and b"\r" in first.rstrip(b"\r"):
         raise ValueError(f"{name}: {CR_ALONE}" if name else CR_ALONE)

@@ -91,6 +91,8 @@ class Lines:
     ----------
     header : bytes or None
         The first line, known before a block with text is yielded; None where the file is empty or not headed.
+    unended : bool
+        Whether the newline of the last line is none of the file; known once that line is yielded.
 
     Raises
     ------
@@ -113,6 +115,7 @@ class Lines:
     ) -> None:
         self.file = file
         self.header: bytes | None = None
+        self.unended = False
         self._rank = rank
         self._num_splits = num_splits
         self._size = size
@@ -189,6 +192,7 @@ class Lines:
         if window.carried:
             if at < size:
                 raise self._shrunk(at, size)
+            self.unended = window.unended
             text, offset = window.rest()
             yield Block(text, offset, 0, 1.0)
 
@@ -231,6 +235,7 @@ class Lines:
         more = True
         while more:
             more = window.fill(stream, self._block_bytes, eager=eager) >= (1 if eager else self._block_bytes)
+            self.unended = not more and window.unended
             text, offset = window.whole_lines() if more else window.rest()
             passed = 0
             if text and self._headed and self.header is None:
@@ -310,6 +315,11 @@ class _Window:
         """Bytes read and not returned."""
         return self._filled - self._taken
 
+    @property
+    def unended(self) -> bool:
+        """Whether the last byte read is no newline."""
+        return self.carried > 0 and self.buffer[self._filled - 1] != _NEWLINE
+
     def fill(self, stream: _Readable, want: int, *, eager: bool = False) -> int:
         """Read until there are `want` more bytes, or the stream ends; returns how many there are.
 
@@ -347,7 +357,7 @@ class _Window:
 
     def rest(self) -> tuple[memoryview, int]:
         """Take all that is left, with a newline at its end, and its offset; only after a fill that fell short."""
-        if self.carried and self.buffer[self._filled - 1] != _NEWLINE:
+        if self.unended:
             self.buffer[self._filled] = _NEWLINE
             self._filled += 1
         return self._take(self._filled)

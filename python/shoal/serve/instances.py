@@ -314,7 +314,7 @@ class _LineRows:
     def examples(self, account: Account) -> Iterator[Examples]:
         if self._lines:
             numbers = np.array(self._numbers, np.int64)
-            yield of_lines(b"\n".join(self._lines), self.spec, account, numbers)
+            yield of_lines(b"\n".join([*self._lines, b""]), self.spec, account, numbers)
 
 
 def _criteo_line(instance: dict[str, Any]) -> bytes:
