@@ -902,3 +902,23 @@ def test_tables_with_the_rate_of_a_dense_adam_are_said(clicks, caplog, dense, ru
         how = {"fields": fields, "store": store, "progress": False, "dense": dense}
         train(module, reader(clicks), optimizer=optimizer, **how)
     assert ("the rows of embedding have the learning rate of the dense part" in caplog.text) is warns
+
+
+def test_a_file_without_categorical_columns_takes_all_others_but_the_ignored_ones(clicks, tmp_path, capsys):
+    raw = (
+        '[data]\nformat = "csv"\ntrain = ["{}"]\nlabel = "click"\nnumeric = ["price"]\nhistory = "seen"\nitem = "ad"\n'
+    )
+    rest = '[model]\nname = "din"\ndim = 2\nhidden = [4]\nattention = [2]\n'
+    path = tmp_path / "c.toml"
+    path.write_text(raw.format(clicks / "train.csv") + 'ignore = ["site"]\n' + rest)
+    config = read(path)
+    assert config.data.categorical == ["user", "ad"]
+    assert list(config.fields.names) == ["user", "ad", "price"]
+    assert main(["train", "ctr", "--config", str(path), "--output", str(tmp_path / "m")]) == 0
+    assert "columns: label click; categorical user, ad; numeric price; lists {'seen': 'ad'}" in capsys.readouterr().err
+    path.write_text(raw.format(clicks / "train.csv") + 'ignore = ["sight"]\n' + rest)
+    with pytest.raises(ValueError, match=r"ignore has 'sight', none of the other columns: user, ad, site"):
+        read(path)
+    path.write_text(raw.format(tmp_path / "none.csv") + rest)
+    with pytest.raises(FileNotFoundError, match=r"none\.csv"):
+        read(path)

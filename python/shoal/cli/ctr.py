@@ -23,7 +23,7 @@ from shoal.cli.train_options import (
     add_tracking_options,
     parse_model_grid,
 )
-from shoal.cli.train_run import check_saver, exit_status, keeping_what_was_learned, saving
+from shoal.cli.train_run import check_saver, describe_columns, exit_status, keeping_what_was_learned, saving
 from shoal.cli.train_summary import (
     finished_already,
     fit_facts,
@@ -138,6 +138,8 @@ def train_ctr(arguments: argparse.Namespace) -> Answer:
     if config.train.patience is not None and not config.data.valid:
         raise ValueError("patience requires validation data: pass --valid, or set valid in [data]")
     train = open_config_reader(config, config.data.train)
+    if not arguments.quiet:
+        describe_columns(train, 'ignore = ["{}"] in [data]')
     valid = open_config_reader(config, config.data.valid) if config.data.valid else None
     if arguments.threads is not None:
         if arguments.threads < 1:

@@ -90,7 +90,7 @@ def choose_normalized(arguments: argparse.Namespace) -> None:
         arguments.normalized = bool(arguments.numeric) and is_online and not arguments.filter
 
 
-def describe_columns(data: Reader) -> None:
+def describe_columns(data: Reader, ignore: str = "--ignore {}") -> None:
     """Say what becomes of the columns of the data, and warn of those that tell nothing: of a file, as it is read."""
     from shoal.data.columns import schema_items
 
@@ -101,7 +101,7 @@ def describe_columns(data: Reader) -> None:
     for column, texts, examples in nearly_unique(data):
         warn(
             f"column {column!r} has {texts:,} different texts in the first {examples:,} examples: if nearly every "
-            f"example has its own, nothing is learned from it; leave it out with --ignore {escape_text(column)}"
+            f"example has its own, nothing is learned from it; leave it out with {ignore.format(escape_text(column))}"
         )
 
 

@@ -44,6 +44,7 @@ from shoal.torch.dense_optimizers import DENSE_OPTIMIZERS, dense_optimizer, with
 from shoal.torch.dense_part import DenseSharing
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
+from shoal.torch.other_columns import with_other_columns
 from shoal.torch.tables import TableRule, tables
 from shoal.torch.tower import check_module, described_by
 
@@ -64,6 +65,7 @@ class Data(Struct, frozen=True, kw_only=True):
     valid: Annotated[list[str], Meta(description="Held-out file or files, evaluated after every pass.")] = []
     label: Annotated[str | None, Meta(description="Column of labels (csv, tsv, parquet).")] = None
     categorical: Annotated[list[str], Meta(description="Categorical columns (csv, tsv, parquet).")] = []
+    ignore: Annotated[list[str], Meta(description="Columns that are not categorical by default.")] = []
     numeric: Annotated[list[str], Meta(description="Numeric columns (csv, tsv, parquet).")] = []
     weight: Annotated[str | None, Meta(description="Column of the weights of examples.")] = None
     positive: Annotated[str | None, Meta(description="Text of the positive label. Default: labels are numbers.")] = None
@@ -281,7 +283,7 @@ def read(path: str | os.PathLike[str], more: Mapping[tuple[str, str], Any] | Non
     """
     try:
         raw = tomllib.loads(local_path(path).read_text(encoding="utf-8"))
-        return parse(raw, more)
+        return parse(raw, with_other_columns(raw, more or {}))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from None
 
