@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="inputs of models are tensors")
 import shoal  # noqa: E402
 from shoal.data.hashing import MISSING_TEXT  # noqa: E402
 from shoal.torch.fields import Fields, inputs, to_json  # noqa: E402
+from shoal.torch.finite import largest_value  # noqa: E402
 
 LIBFFM = "1 0:3:1 2:9:1 7:17:0.5 2:8:1\n0 9:1:1 7:18446744073709551615:2\n0 0:0:4\n"
 
@@ -50,8 +51,12 @@ def test_a_history_is_jagged_and_keeps_its_order(batch):
 def test_the_values_of_a_history_are_how_often_its_items_count(tmp_path):
     (tmp_path / "x.vw").write_text("1 |ad a1 |hist a1:50 a2\n0 |ad a2 |hist a1:1\n")
     (batch,) = shoal.read_vw(tmp_path / "x.vw").with_fields()
-    x = Fields(names=["ad"], form="vw", history="hist", item="ad").inputs(batch)
+    fields = Fields(names=["ad"], form="vw", history="hist", item="ad")
+    x = fields.inputs(batch)
     assert x.history_values.tolist() == [50, 1, 1]
+    assert largest_value(x, fields) == ""
+    large = x._replace(history_values=torch.tensor([50.0, 1.0, -1e30]))
+    assert largest_value(large, fields) == "field 'hist' is 1e+30 in its example 1"
 
 
 @pytest.mark.parametrize("log", [False, True])

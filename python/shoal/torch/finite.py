@@ -67,5 +67,19 @@ def _valued(inputs: Inputs, fields: Fields | int) -> list[tuple[torch.Tensor, li
         else [f"field {name!r}" for name in fields.names]
     )
     dense = [] if isinstance(fields, int) else [f"field {name!r}" for name in fields.dense]
-    pairs = [(inputs.values, fixed), (inputs.dense, dense)]
+    pairs = [(inputs.values, fixed), (inputs.dense, dense), (_of_history(inputs), _history_name(fields))]
     return [(values, names) for values, names in pairs if values is not None and values.numel()]
+
+
+def _of_history(inputs: Inputs) -> torch.Tensor | None:
+    """Return the largest value in the history of each example, float32[n, 1]."""
+    if inputs.history is None or inputs.history_values is None:
+        return None
+    _, offsets = inputs.history
+    example = torch.repeat_interleave(offsets.diff(), output_size=len(inputs.history_values))
+    largest = torch.zeros(len(offsets) - 1)
+    return largest.scatter_reduce(0, example, inputs.history_values.abs(), "amax").unsqueeze(1)
+
+
+def _history_name(fields: Fields | int) -> list[str]:
+    return [] if isinstance(fields, int) or fields.history is None else [f"field {fields.history!r}"]
