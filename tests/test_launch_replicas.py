@@ -300,3 +300,11 @@ def test_a_process_whose_threads_cannot_start_is_ended(monkeypatch):
             ChildProcess("sleeper", ["sleep", "600"], {}, queue.Queue())
     (child,) = started
     assert child.process.poll() == -signal.SIGKILL
+
+
+def test_a_server_is_replaced_when_others_have_its_slots_and_a_scheduler_at_once(cluster, monkeypatch):
+    monkeypatch.setattr(local_cluster, "_FAILOVER_SECONDS", 3.0)
+    cluster.servers[0].signal(signal.SIGKILL)
+    cluster.servers[0].process.wait()
+    cluster.scheduler.signal(signal.SIGKILL)
+    assert [cluster.made.get(timeout=PATIENCE).name for _ in range(2)] == ["scheduler", "server 0"]

@@ -1,5 +1,7 @@
 """A scheduler and servers on this machine.
 
+Over 600 lines: the start, the supervision and the end of the processes share their state, under one lock.
+
     running      for the length of a ``with`` block
     launch       the same, with a store that ends them when it is closed
 
@@ -20,6 +22,7 @@ import contextlib
 import logging
 import math
 import os
+import queue
 import re
 import shutil
 import signal
@@ -63,6 +66,7 @@ _log = logging.getLogger("shoal.launch")
 PATIENCE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _MAX_RESTARTS = 5  # of the scheduler, and of servers, within
 _RESTART_SECONDS = 60.0
+_FAILOVER_SECONDS = 0.5  # until another server is started: it would take the CPU from those that take over its slots
 _DECLARED_DEAD = re.compile(r"server \d+ at .* \(process (\d+) on .*\) is dead, ")  # as the scheduler logs it
 _LOST = re.compile(
     r"server \d+ at .* \(process (\d+) on .*\), which had the last copy of slots (.*), is lost with its rows"
@@ -235,7 +239,15 @@ class LocalCluster:
         there are replicas or if it has been drained.
         """
         restarts: tuple[deque[float], deque[float]] = deque(maxlen=_MAX_RESTARTS), deque(maxlen=_MAX_RESTARTS)
-        while (child := self._watched.get()) is not None:
+        later: deque[ChildProcess] = deque()  # servers whose slots are being taken over
+        while True:
+            try:
+                left = max(0.0, later[0].ended_at + _FAILOVER_SECONDS - time.monotonic()) if later else None
+                child, is_due = self._watched.get(left), False
+            except queue.Empty:
+                child, is_due = later.popleft(), True
+            if child is None:
+                return
             status = child.process.returncode
             how = f"was killed by signal {-status}" if status < 0 else child.describe_end()
             fault = ""
@@ -257,12 +269,16 @@ class LocalCluster:
                     fault = f"The last copy of slots {self._lost_slots} is lost"
                 elif len(recent) == _MAX_RESTARTS and time.monotonic() - recent[0] < _RESTART_SECONDS:
                     fault = f"It is end number {_MAX_RESTARTS + 1} of {role} within {_RESTART_SECONDS:g} s"
+                elif is_server and not is_due:
+                    later.append(child)
+                    continue
                 else:
                     recent.append(time.monotonic())
                     try:
                         self._replace(child, arguments)
-                    except OSError as error:
-                        fault = f"No other process can be started ({error.strerror})"
+                    except (OSError, RuntimeError) as error:
+                        why = error.strerror if isinstance(error, OSError) else error
+                        fault = f"No other process can be started ({why})"
             if fault:
                 self._give_up(child, f"{how}. {fault}, and it is not replaced")
                 continue
