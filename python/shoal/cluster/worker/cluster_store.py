@@ -696,10 +696,12 @@ class ClusterStore(ConnectedStore):
         super()._check_left()
         if self._consistency.is_bulk and self.channel.has_pushed:
             _log.warning(
-                "pushes of worker %d in clock %d are dropped: it has left its fit early, and the others continue it at "
-                "the end of its last clock",
+                "pushes of worker %d in clock %d are dropped: %s",
                 self.rank,
                 self.clock,
+                "it has left its fit early, and the others continue it at the end of its last clock"
+                if self.leaves_early
+                else "other threads made them while the store was closed",
             )
 
     def _on_event(self, event: Event) -> None:
