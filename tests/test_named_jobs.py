@@ -507,7 +507,9 @@ def test_a_launched_cluster_goes_on_until_the_named_jobs_of_others_have_ended(tm
     with running(1, workers=1) as launched, connect(launched.address, "online", 1, shoal.ASP()) as store:
         table = store.table("t", dim=1, optimizer=SMALL)
         with ThreadPoolExecutor(1) as pool:
-            ended = pool.submit(run_workers, launched, [str(program)], 1, lambda line: None, warn=told.append)
+            ended = pool.submit(
+                run_workers, launched, [str(program)], 1, lambda line: None, lambda line: None, warn=told.append
+            )
             until(lambda: told)
             assert not ended.done()
             table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).wait()
