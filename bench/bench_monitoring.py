@@ -4,11 +4,11 @@
 
 Cost. A scheduler and a server run as processes, and this one pulls and pushes 10,000 keys of dim 16 for some seconds at
 a time, in turns: unobserved, with all roles scraped once a second (Prometheus usually does so every 5 to 15 s), and
-with the view of `shoal top` requested once a second in addition. What counts is the CPU time of the scheduler and of
-the server: per step, compared with the turn before that was unobserved, and per second. A step's time differs by more
-than observing can cost; so the time of the server's threads that serve no requests is measured as well, as a share of
-the server's: they answer scrapes and send heartbeats. What counting costs the thread that executes requests is not in
-it.
+with the data of the scheduler's page requested once a second in addition. What counts is the CPU time of the scheduler
+and of the server: per step, compared with the turn before that was unobserved, and per second. A step's time differs by
+more than observing can cost; so the time of the server's threads that serve no requests is measured as well, as a share
+of the server's: they answer scrapes and send heartbeats. What counting costs the thread that executes requests is not
+in it.
 
 Alert. A Prometheus with the project's rules scrapes and evaluates every 5 s, as in deploy/prometheus. A server with a
 replica is killed (SIGKILL) under pushes. The time is from the kill until Prometheus lists ShoalServerLost as firing.
@@ -35,7 +35,6 @@ import numpy as np
 
 import shoal
 from figures import check, conditions, cpu_seconds, spread
-from shoal.cluster.protocol.scheduler_client import SchedulerClient
 
 RULES = Path(__file__).parents[1] / "deploy" / "prometheus" / "shoal.rules.yml"
 KEYS, DIM = 10_000, 16
@@ -98,13 +97,13 @@ def thread_seconds(pid: int) -> tuple[float, float]:
     return (sum(serving) + busiest) * 1e-9, (sum(others) - busiest) * 1e-9
 
 
-def watch(cluster: Cluster, client: SchedulerClient | None, stop: threading.Event, failures: list[str]) -> None:
-    """Scrape each process once a second, and request the view; what is wrong goes to failures."""
+def watch(cluster: Cluster, is_viewed: bool, stop: threading.Event, failures: list[str]) -> None:
+    """Scrape each process once a second, and request the data of the page; what is wrong goes to failures."""
     try:
         while not stop.wait(1.0):
             for port in cluster.ports:
                 get(port, "/metrics")
-            if client is not None and (rows := client.view(timeout=10)["total"]["rows"]) != KEYS:
+            if is_viewed and (rows := json.loads(get(cluster.ports[0], "/view.json"))["total"]["rows"]) != KEYS:
                 failures.append(f"the view shows {rows} rows, not {KEYS}")
     except Exception as error:
         failures.append(repr(error))
@@ -112,21 +111,20 @@ def watch(cluster: Cluster, client: SchedulerClient | None, stop: threading.Even
 
 def measure_cost(rounds: int, seconds: float) -> list[str]:
     """Return the lines of the table."""
-    names = ("unobserved", "scraped", "scraped, and `shoal top`")
+    names = ("unobserved", "scraped", "scraped, and the page")
     server: dict[str, list[float]] = {name: [] for name in names}
     scheduler: dict[str, list[float]] = {name: [] for name in names}
     others: dict[str, list[float]] = {name: [] for name in names}
     with ExitStack() as stack:
         cluster = Cluster(stack, 1, 0)
         store = stack.enter_context(shoal.connect(cluster.address, workers=1, consistency=shoal.ASP()))
-        client = stack.enter_context(SchedulerClient(cluster.address, "observer", keys=None))
         table = store.table("w", dim=DIM, optimizer=shoal.SGD(lr=1e-3))
         keys, grads = np.arange(KEYS), np.ones((KEYS, DIM), np.float32)
         table.push(keys, grads).wait()
         for number in range(rounds + 1):
             for name in names:
                 stop, failures = threading.Event(), list[str]()
-                arguments = (cluster, client if name == names[2] else None, stop, failures)
+                arguments = (cluster, name == names[2], stop, failures)
                 watcher = threading.Thread(target=watch, args=arguments)
                 if name != names[0]:
                     watcher.start()

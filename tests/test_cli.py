@@ -142,7 +142,7 @@ def test_a_command_imports_no_other():
     code = "import sys, shoal.cli; shoal.cli.parser('server'); print([m for m in sys.modules if 'shoal.cli.' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "shoal.cli.cluster" in done.stdout
-    assert not any(f"shoal.cli.{other}'" in done.stdout for other in ("train", "doctor", "predict", "top"))
+    assert not any(f"shoal.cli.{other}'" in done.stdout for other in ("train", "doctor", "predict"))
 
 
 def test_the_version_names_the_build_and_the_processor():

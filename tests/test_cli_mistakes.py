@@ -104,7 +104,7 @@ MISTAKES = [
     (["serve", "no", "--port", "0"], "no: there is no such export"),
     (["estimate", "--keys", "9", "--dir", "no/such"], "no/such: there is no such directory"),
     (["doctor", "--dir", "no/such"], "no/such: there is no such directory"),
-    (["top", "10.0.0.1"], "10.0.0.1"),
+    (["cluster", "10.0.0.1", "status"], "10.0.0.1"),
     (["estimate", "--keys", "9", "--rates", "bytes"], "bytes has no rates"),
     (["keygen", "--output", "good"], "good: File exists"),
     (["completion", "fish"], "choose from 'bash', 'zsh', 'tcsh'"),

@@ -76,8 +76,6 @@ def bodies() -> dict[str, Any]:
         "ask-figures": of["ask-figures"](),
         "figures": of["figures"]((EndpointMetrics(0, "tcp://h:1", {"pulls": 3, "lag": {"0": 1}}),), {"garbage": 2}),
         "ask-status": of["ask-status"](),
-        "ask-view": of["ask-view"](),
-        "view": of["view"]({"cluster": "8c1d6f0e21b7a945", "total": {"rows": 5, "loss": 0.25}, "servers": []}),
         "status": of["status"](
             "0123456789abcdef",
             7,

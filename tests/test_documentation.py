@@ -48,7 +48,6 @@ EXTRAS = {
     "serve": ["starlette", "uvicorn", "pyarrow"],
     "sklearn": ["sklearn", "scipy"],
     "tensorboard": ["tensorboard"],
-    "top": ["textual"],
     "torch": ["torch"],
     "zstd": ["backports.zstd"],
 }

@@ -15,8 +15,7 @@ from shoal.base.streams import escape_json, escape_lines, escape_text
 from shoal.cli import main
 from shoal.cli.answers import Answer, emit
 from shoal.cli.cluster_status import _text
-from shoal.cli.top_view import describe, sections
-from test_top import STATUS, observed
+from test_monitor import STATUS
 
 EVIL = "a\x1b]0;title\x07\x1b[2J\r\nevery checksum matches\x9b31m\u202eb\u2028c"
 ALLOWED = {"\n"}
@@ -87,15 +86,6 @@ def test_the_status_of_a_cluster_prints_what_its_members_say_in_one_line_each():
     text, plain = _text("tcp://a:1", evil), _text("tcp://a:1", msgspec.structs.replace(STATUS, lost="x"))
     assert not unsafe(text)
     assert len(text.splitlines()) == len(plain.splitlines())
-
-
-def test_top_prints_what_its_members_say_in_one_line_each():
-    view = observed(10.0, 12.0).view
-    lines = len(describe(view).splitlines())
-    view["tables"][0]["name"] = view["hottest_keys"][0]["table"] = EVIL
-    assert not unsafe(describe(view))
-    assert len(describe(view).splitlines()) == lines
-    assert all(cell.isprintable() for section in sections(view) for row in section.rows for cell in row)
 
 
 def test_no_answer_and_no_warning_controls_the_terminal(capsys):

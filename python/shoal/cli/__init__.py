@@ -165,7 +165,6 @@ _MODULES = {
     "server": ("cluster",),
     "launch": ("cluster",),
     "cluster": ("cluster_status",),
-    "top": ("top",),
     "keygen": ("keygen",),
     "estimate": ("estimate",),
     "doctor": ("doctor",),

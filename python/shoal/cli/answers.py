@@ -61,7 +61,7 @@ def log_line(line: str) -> None:
 
 
 def print_output(line: str) -> None:
-    """Print a line of the output of a worker, or of the screen of ``top``, as it is. Thread-safe."""
+    """Print a line of the output of a worker as it is. Thread-safe."""
     _print(line)
 
 

@@ -3,7 +3,7 @@
     GET /healthz    200, or 503 if the main loop of the role has not turned for `_STUCK_SECONDS`: start it again
     GET /readyz     200, or 503 while the role does not do all of its work: a line for each reason
     GET /metrics    its metrics (metrics.py) and those of its process, for Prometheus: as OpenMetrics if it accepts that
-    GET /           of the scheduler: a page that displays the cluster (top.html), from /top.json
+    GET /           of the scheduler: a page that displays the cluster (view.html), from /view.json
 
 The body is text. While a role starts, for which it has deadlines of its own, it counts as running. It calls
 :meth:`HealthServer.turn` in its main loop; everything else happens in threads of this module, so a probe costs the role
@@ -58,7 +58,7 @@ _STUCK_SECONDS = 60.0
 _MAX_CONNECTIONS = 16
 _MAX_REPLIES = 16
 _HEAD_BYTES = 16 << 10  # request line and headers together
-_PAGE = Path(__file__).with_name("top.html")
+_PAGE = Path(__file__).with_name("view.html")
 _TEXT = "text/plain; charset=utf-8"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 _REQUEST_SECONDS = 5.0  # for a client to send its request, and again to receive the reply
@@ -170,7 +170,7 @@ class HealthServer:
         """Return status, body and content type of the reply to a request with this header Accept."""
         if self._view is not None and path == "/":
             return 200, _PAGE.read_bytes(), "text/html; charset=utf-8"
-        if self._view is not None and path == "/top.json":
+        if self._view is not None and path == "/view.json":
             return 200, msgspec.json.encode(self._view()), "application/json"
         if path == "/metrics":
             return 200, *render(self._metrics, accept)

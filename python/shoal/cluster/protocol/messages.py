@@ -76,7 +76,6 @@ __all__ = [
     "GetMap",
     "GetMapReply",
     "GetMetrics",
-    "GetView",
     "HandOver",
     "Heartbeat",
     "Hello",
@@ -116,7 +115,6 @@ __all__ = [
     "TableRecord",
     "TableReply",
     "TakeSplit",
-    "ViewReply",
     "WorkerGone",
     "WorkersChange",
     "check_table_count",
@@ -346,16 +344,6 @@ class MetricsReply(_Message, frozen=True, tag="figures"):
     scheduler: dict[str, _Count] = {}
 
 
-class GetView(_Message, frozen=True, tag="ask-view"):
-    """Request for what ``shoal top`` displays; from any process, as that for the status."""
-
-
-class ViewReply(_Message, frozen=True, tag="view"):
-    """The view of :class:`shoal.cluster.scheduler.monitor.Monitor`, at most a second old."""
-
-    view: dict[str, Any]
-
-
 class HandOver(_Message, frozen=True, tag="hand-over"):
     """A worker has put its state on the servers for the job that continues this one; ``returns``: it joins that too.
 
@@ -551,7 +539,6 @@ RequestBody: TypeAlias = (
     | TakeSplit
     | GetMetrics
     | GetStatus
-    | GetView
     | HandOver
     | Leave
     | ReportStream
@@ -569,7 +556,6 @@ ReplyBody: TypeAlias = (
     | SplitReply
     | MetricsReply
     | StatusReply
-    | ViewReply
     | LeaveReply
     | AcceptedReply
     | PendingReply

@@ -35,7 +35,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import zmq
 
@@ -59,7 +59,6 @@ from shoal.cluster.protocol.messages import (
     Figures,
     GetMap,
     GetMapReply,
-    GetView,
     HandOver,
     Heartbeat,
     Hello,
@@ -85,7 +84,6 @@ from shoal.cluster.protocol.messages import (
     StopCluster,
     StreamProgress,
     StreamsClosed,
-    ViewReply,
     checked,
     checked_figures,
     decode,
@@ -493,10 +491,6 @@ class SchedulerClient:
     def status(self, *, timeout: float) -> StatusReply:
         """Return the status of the cluster; without :meth:`hello` as well."""
         return self.call(GetStatus(), StatusReply, timeout=timeout, doing="asking for the status of the cluster")
-
-    def view(self, *, timeout: float) -> dict[str, Any]:
-        """Return what ``shoal top`` displays; without :meth:`hello` as well."""
-        return self.call(GetView(), ViewReply, timeout=timeout, doing="asking for the view of the cluster").view
 
     def drain(self, server: int, *, timeout: float) -> str:
         """Request that a server is emptied and ends; without :meth:`hello` as well.

@@ -80,7 +80,6 @@ from shoal.cluster.protocol.messages import (
     GetMap,
     GetMapReply,
     GetMetrics,
-    GetView,
     HandOver,
     Heartbeat,
     Hello,
@@ -104,7 +103,6 @@ from shoal.cluster.protocol.messages import (
     StopCluster,
     StreamsClosed,
     TakeSplit,
-    ViewReply,
 )
 from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.slot_map import ClusterMap
@@ -611,8 +609,6 @@ class Membership:
         peer = self._hear(ask.sender, route)
         if isinstance(body, GetStatus):  # it changes nothing, so it is no input
             peers.out.append((route, Reply(ask.number, self._cluster_status())))
-        elif isinstance(body, GetView):
-            peers.out.append((route, Reply(ask.number, ViewReply(self.view()))))
         elif isinstance(body, Drain | Rebalance | StopCluster):  # from any process; to repeat it changes nothing
             peers.out.append((route, Reply(ask.number, self._command(ask.sender, ask.number, body))))
         elif peer is not None:
@@ -664,9 +660,7 @@ class Membership:
         }
 
     def view(self) -> dict[str, Any]:
-        """Return what ``shoal top`` displays, as of the last call of :meth:`metrics`."""
-        if not self._monitor.view:
-            self._monitor.observe(self._cluster_status(), self._peers.figures(), self.now)
+        """Return what the page of the metrics port displays, as of the last call of :meth:`metrics`."""
         return self._monitor.view
 
     def _cluster_status(self) -> StatusReply:

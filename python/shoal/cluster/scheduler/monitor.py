@@ -1,8 +1,7 @@
 """Monitor: what a cluster does now and has done lately, from the figures that its members report with their heartbeats.
 
 Counters become rates over the last `_WINDOW_SECONDS`, and histograms quantiles over the same time. The history has a
-point every `_STEP_SECONDS`, the last `_MAX_POINTS` of them. ``shoal top`` and the page of the scheduler's metrics port
-display the view.
+point every `_STEP_SECONDS`, the last `_MAX_POINTS` of them. The page of the scheduler's metrics port displays the view.
 
 Threads: one; a view is not changed once it is made.
 """
