@@ -21,7 +21,7 @@ pytest.importorskip("uvicorn")
 pa = pytest.importorskip("pyarrow")
 
 from serving import ask, exported, instances, predict, running, sparse_data, trained  # noqa: E402
-from shoal.serve import Limits, ServedModel  # noqa: E402
+from shoal.serve import Limits, ServedModel, ServedVersions  # noqa: E402
 from shoal.serve.bodies import ARROW  # noqa: E402
 from shoal.serve.store import ExportStore  # noqa: E402
 
@@ -75,6 +75,29 @@ def test_columns_are_read_as_the_training_data_was(tmp_path):
         status, body, _ = ask(port, "POST", "/predict", sink.getvalue(), headers)
         assert status == 200
         np.testing.assert_array_equal(json.loads(body)["probabilities"], want)
+
+
+def test_unknown_columns_are_counted_by_model_and_refused_if_asked(tmp_path):
+    frame = pa.table({"click": [1.0, 0.0] * 20, "site": ["a", "b"] * 20, "user": ["u", "v"] * 20})
+    with shoal.LogisticRegression() as model:
+        model.fit(shoal.read_arrow(frame, label="click", categorical=["site", "user"]), progress=False)
+        model.save(tmp_path / "m")
+    export = exported(tmp_path / "m", tmp_path / "e")
+    body = json.dumps({"instances": [{"site": "a", "usr": "u"}, {"usr": "v", "x": 1}, {"click": 1}]})
+    csv = {"Content-Type": "text/csv"}
+    with ServedVersions(export) as one, running({"ctr": one}) as (port, _):
+        status, answer, _ = ask(port, "POST", "/models/ctr/predict", body)
+        assert (status, len(json.loads(answer)["probabilities"])) == (200, 3)
+        assert ask(port, "POST", "/predict", "user,site,when\nu,a,1\n", csv)[0] == 200
+        assert b'shoal_serve_unknown_columns_total{model="ctr"} 3.0' in ask(port, "GET", "/metrics")[1]
+    with running(export, refuse_unknown_columns=True) as (port, _):
+        names = "columns 'usr', 'x' are not known to the model: its columns are 'site', 'user'"
+        status, answer, _ = ask(port, "POST", "/predict", body)
+        assert (status, json.loads(answer)) == (400, {"error": names})
+        status, answer, _ = ask(port, "POST", "/predict", "user,site,when\nu,a,1\n", csv)
+        assert (status, json.loads(answer)["error"][:45]) == (400, "column 'when' is not known to the model: its ")
+        assert ask(port, "POST", "/predict", '{"instances": [{"site": "a"}, {"click": 0}]}')[0] == 200
+        assert b'shoal_serve_unknown_columns_total{model=""} 3.0' in ask(port, "GET", "/metrics")[1]
 
 
 def test_a_body_from_curl_is_json(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -102,6 +103,61 @@ def test_a_body_of_arrow_is_read_as_the_table(of_parquet):
         writer.write_table(table, max_chunksize=3)
     (batch,) = shoal.read_arrow(table, **ASKED).unlabelled()
     assert of_body(sink.getvalue(), ARROW, of_parquet) == rows(batch)
+
+
+NAN = "JSON is malformed: invalid character (byte {}): JSON has no {}, send null for a cell that is missing"
+
+
+@pytest.mark.parametrize(
+    ("cell", "at", "constant"),
+    [("NaN", 35, "NaN"), ("Infinity", 35, "Infinity"), ("-Infinity", 36, "Infinity"), ("nan", 36, None)],
+)
+def test_json_without_a_number_for_nan_is_refused_at_its_position(of_parquet, cell, at, constant):
+    for body in (
+        '{"instances":[{"price":1},{"price":%s}]}',
+        '{"instances":[{"price":1},{"other":%s}]}',
+        '{"instances":[{"site":"a"},{"seen":[%s]}]}',
+    ):
+        where = at + body.index("%s") - 35
+        got = of_body((body % cell).encode(), JSON, of_parquet)
+        if constant:
+            assert got == NAN.format(where, constant)
+        else:
+            assert got.startswith("JSON is malformed")
+
+
+@pytest.mark.parametrize("cell", ["1e999", "-1e999", "4e38"])
+def test_json_numbers_that_are_not_finite_are_refused(of_parquet, cell):
+    got = of_body(b'{"instances":[{"price":1},{"price":%s}]}' % cell.encode(), JSON, of_parquet)
+    assert isinstance(got, str)
+    assert got.startswith("instance 1")
+
+
+def test_the_columns_of_a_body_that_the_model_does_not_know_are_collected(of_parquet):
+    def unknown(body, kind, spec=of_parquet):
+        found = set()
+        with Account(Budget(Limits())) as account:
+            examples(body, kind, spec, account, found)
+        return found
+
+    known = {"site": "a", "price": 1, "seen": ["a"], "y": 1}
+    assert unknown(json.dumps({"instances": [known, {}, {"keys": [1]}]}).encode(), JSON) == set()
+    rows = [{**known, "a\nb": None}, {"Site": "a", "a\nb": 2}, {"more": [{}]}]
+    assert unknown(json.dumps({"instances": rows}).encode(), JSON) == {"a\nb", "Site", "more"}
+    assert unknown(b'site,"a,b",price,seen,y\na,2,1,a|b,1\n', CSV) == {"a,b"}
+    table = pa.table({"site": ["a"], "price": [1.0], "seen": [["a"]], "y": [1], "other": [None]})
+    keys = pa.table({"keys": pa.array([[1]], pa.list_(pa.uint64())), "site": ["a"], "other": [None]})
+    for one in (table, keys):
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, one.schema) as writer:
+            writer.write_table(one)
+        assert unknown(sink.getvalue(), ARROW) == {"other"}
+    with shoal.LogisticRegression() as model:  # the columns of files without a header are those that were named
+        how = {"label": "y", "categorical": ["site"], "columns": ["y", "at", "site"]}
+        model.fit(shoal.read_csv(io.BytesIO(b"1,2,a\n0,3,b\n"), **how), progress=False)
+        spec = InputSpec(model)
+    assert unknown(b"1,2,a\n", CSV, spec) == set()
+    assert unknown(b'{"instances":[{"site":"a","at":2,"sites":"a"}]}', JSON, spec) == {"sites"}
 
 
 def test_a_table_without_a_column_of_the_model_is_refused_as_a_file_is(of_parquet):

@@ -111,6 +111,12 @@ def add(commands: Any) -> None:
         help="accept POST /reload and POST /models/NAME at this host name too, as behind a proxy; repeatable (default: "
         "numeric addresses, localhost and the name of this machine)",
     )
+    run.add_argument(
+        "--refuse-unknown-columns",
+        action="store_true",
+        help="answer requests with columns that the model does not know with status 400 (default: pass them over, and "
+        "count them)",
+    )
     run.add_argument("--reuse-port", action="store_true", help="allow several processes to listen on the port")
     for flag, default, text in (
         ("--max-body", 64 << 20, "largest request body (default: 64 MiB)"),
@@ -340,6 +346,7 @@ def serve(arguments: argparse.Namespace) -> Answer:
                 reuse_port=arguments.reuse_port,
                 limits=limits,
                 hosts=arguments.allow_host,
+                refuse_unknown_columns=arguments.refuse_unknown_columns,
                 ready=ready,
             )
         first = next(iter(served.values())) if isinstance(served, dict) else served

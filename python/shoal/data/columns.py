@@ -231,7 +231,7 @@ class Columns:
         for column in dict.fromkeys([*roles, *self._interacting(), *used]):
             if counts[column] != 1:
                 count = f"there {counts[column]} times" if column in counts else "not there"
-                raise ValueError(f"column {column!r} is {count}: the columns are {_listed(names)}")
+                raise ValueError(f"column {column!r} is {count}: the columns are {listed(names)}")
         return kinds
 
     def bind(
@@ -264,7 +264,8 @@ def _number(name: Field) -> int:
     return field_of(str(name))
 
 
-def _listed(names: Sequence[str], most: int = 40) -> str:
+def listed(names: Sequence[str], most: int = 40) -> str:
+    """Return names of columns for a message."""
     names = [name for name in names if not name.startswith(PLACE)]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name) for name in names[:most]) + more

@@ -54,6 +54,8 @@ class PredictionReplica:
         Of requests.
     hosts : collection of str, optional
         Names at which ``POST /reload`` is accepted; see `shoal.serve.make_app`.
+    refuse_unknown_columns : bool
+        Whether a request with columns that the model does not know is refused.
     """
 
     def __init__(
@@ -67,13 +69,14 @@ class PredictionReplica:
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
         hosts: Collection[str] = (),
+        refuse_unknown_columns: bool = False,
     ) -> None:
         self._served = ServedModel(
             directory, threads=threads, verify=verify, cache=cache, storage_options=storage_options
         )
         if watch is not None:
             self._served.watch(watch)
-        self._app = make_app(self._served, limits=limits, hosts=hosts)
+        self._app = make_app(self._served, limits=limits, hosts=hosts, refuse_unknown_columns=refuse_unknown_columns)
         self._gauges = {name: metrics.Gauge(f"shoal_serve_{name}", what) for name, what in _GAUGES.items()}
         self.check_health()
 

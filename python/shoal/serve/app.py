@@ -73,6 +73,12 @@ class _Metrics:
         self.answers = Counter(
             "shoal_serve_answers", "Answered requests, by model and version", ["model", "version"], **more
         )
+        self.unknown = Counter(
+            "shoal_serve_unknown_columns",
+            "Columns of requests that the model does not know, by model",
+            ["model"],
+            **more,
+        )
         self.closed = Counter("shoal_serve_closed", "Connections closed at a limit, by reason", ["reason"], **more)
         for name, what, read in (
             ("version", "The loaded version", lambda: served.now.version),
@@ -139,7 +145,11 @@ def _check_origin(request: Request, names: Collection[str]) -> None:
 
 
 def make_app(
-    served: Served | Mapping[str, ServedVersions], *, limits: Limits | None = None, hosts: Collection[str] = ()
+    served: Served | Mapping[str, ServedVersions],
+    *,
+    limits: Limits | None = None,
+    hosts: Collection[str] = (),
+    refuse_unknown_columns: bool = False,
 ) -> Starlette:
     """Make the ASGI application of open models.
 
@@ -153,6 +163,8 @@ def make_app(
     hosts : collection of str, optional
         Names at which ``POST /reload`` and ``POST /models/NAME`` are accepted, besides numeric addresses, localhost and
         this machine's own name. Predictions are answered at any.
+    refuse_unknown_columns : bool
+        Whether a request with columns that the model does not know is refused (400). They are counted in any case.
 
     Returns
     -------
@@ -192,7 +204,13 @@ def make_app(
 
     def predict_now(request: Request, body: bytearray, content_type: str, accept: str, account: Account) -> Response:
         model = chosen(request)
-        batch = examples(body, content_type, model.inputs, account)
+        name = request.path_params.get("name", next(iter(named), ""))
+        unknown: set[str] = set()
+        batch = examples(body, content_type, model.inputs, account, unknown)
+        if unknown:
+            figures.unknown.labels(name).inc(len(unknown))
+            if refuse_unknown_columns:
+                model.inputs.check_known(unknown)
         try:
             predictions = model.predictor.predict_proba(batch)
         except ValueError as error:
@@ -204,7 +222,6 @@ def make_app(
             raise UnavailableError(one_line(error)) from None
         data, kind = encode(model.version, predictions, accept)
         figures.examples.inc(len(batch))
-        name = request.path_params.get("name", next(iter(named), ""))
         figures.answers.labels(name, str(model.version)).inc()
         return Response(data, media_type=kind, headers={"shoal-version": str(model.version)})
 
@@ -349,6 +366,7 @@ def serve(
     reuse_port: bool = False,
     limits: Limits | None = None,
     hosts: Collection[str] = (),
+    refuse_unknown_columns: bool = False,
     ready: Callable[[str, int], object] | None = None,
     until: Callable[[Any], object] | None = None,
 ) -> None:
@@ -367,6 +385,8 @@ def serve(
         Limits of requests and connections.
     hosts : collection of str, optional
         As for `make_app`; ``host`` is one of them.
+    refuse_unknown_columns : bool
+        As for `make_app`.
     ready : callable, optional
         Called with host and port once connections are accepted.
     until : callable, optional
@@ -394,7 +414,7 @@ def serve(
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.bind((host, port))
         listening.listen(1024)
-        app = make_app(served, limits=limits, hosts=(*hosts, host))
+        app = make_app(served, limits=limits, hosts=(*hosts, host), refuse_unknown_columns=refuse_unknown_columns)
         config = uvicorn.Config(
             app,
             http=protocol(limits, app.state.closed),

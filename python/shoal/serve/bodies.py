@@ -27,7 +27,9 @@ ARROW = "application/vnd.apache.arrow.stream"
 _UNSPECIFIED_TYPES = ("", "application/x-www-form-urlencoded")  # the second is what curl -d sends by default
 
 
-def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, account: Account) -> Batch:
+def examples(
+    body: bytes | bytearray, content_type: str, spec: InputSpec, account: Account, unknown: set[str] | None = None
+) -> Batch:
     """Make a batch of the body of a request.
 
     Parameters
@@ -41,21 +43,24 @@ def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, accoun
         Of the model.
     account : Account
         Of the request.
+    unknown : set of str, optional
+        The columns of the body that the model does not know are added to it.
 
     Raises
     ------
     RequestError
     """
+    unknown = set() if unknown is None else unknown
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == ARROW:
-            return decode_arrow(body, spec, account)
+            return decode_arrow(body, spec, account, unknown)
         if kind in (JSON, *_UNSPECIFIED_TYPES):
-            return decode_json(body, spec, account)
+            return decode_json(body, spec, account, unknown)
         if kind == TEXT:
             return decode_lines(body, spec, account)
         if kind == CSV:
-            return decode_csv(body, spec, account)
+            return decode_csv(body, spec, account, unknown)
     except RequestError:
         raise
     except (ValueError, TypeError, OverflowError, OSError) as error:  # the message of a reader

@@ -14,7 +14,7 @@ Threads: an InputSpec is immutable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,13 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.data import Batch
-from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, Columns, missing_texts
+from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, Columns, listed, missing_texts
 from shoal.data.criteo import column_of
 from shoal.data.csv import csv_format
 from shoal.data.interactions import named_pairs
 from shoal.data.readers import field_number
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW, Format
+from shoal.serve.limits import RequestError
 
 if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
@@ -110,6 +111,12 @@ class InputSpec:
         """Return the role of a column: CATEGORICAL, NUMERIC, LIST, LABEL or PASSED_OVER."""
         return self._roles.get(name, self.others)
 
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names of columns that the model does not know."""
+        if self.others != PASSED_OVER:
+            return []
+        return [name for name in names if name not in self._roles and name not in (self.header or ())]
+
     def csv(self) -> Format | None:
         """Return the format of rows of csv, without interactions; None: the model has no columns.
 
@@ -119,6 +126,12 @@ class InputSpec:
             return None
         made = csv_format(self.columns, names=self.header, **self._of_csv)
         return replace(made, labelled=False, fielded=True, pairs=())
+
+    def check_known(self, unknown: Collection[str]) -> None:
+        """Raise RequestError if there are columns that the model does not know."""
+        if unknown:
+            what = f"columns {listed(sorted(unknown))} are" if len(unknown) > 1 else f"column {listed([*unknown])} is"
+            raise RequestError(f"{what} not known to the model: its columns are {listed(self.named())}")
 
     def named(self) -> list[str]:
         """Return the names of the columns that are known to be features."""

@@ -36,6 +36,8 @@ _VALUE_BYTES = 96  # of a JSON value as a Python object, with its entry in a dic
 _EXCERPT = 80
 _WHOLE = re.compile(r"[+-]?\d{1,24}", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
+_POSITION = re.compile(r"\(byte (\d+)\)$")  # in the errors of msgspec
+_CONSTANT = re.compile(rb"NaN|nan|Infinity|Inf|inf")  # as json.dumps and others write floats
 _LINE_ENDS = re.compile(r"[\t\r\n]")
 
 
@@ -58,8 +60,8 @@ _SPARSE = msgspec.json.Decoder(_Sparse)
 _ANY = msgspec.json.Decoder()
 
 
-def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
-    """Make a batch of a body of JSON.
+def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account, unknown: set[str]) -> Batch:
+    """Make a batch of a body of JSON, and add the columns that the model does not know to ``unknown``.
 
     Raises
     ------
@@ -71,9 +73,11 @@ def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account) -> B
         raws = _REQUEST.decode(body).instances
     except RecursionError:
         raise RequestError("the body is nested too deeply: an instance is a flat object, or a line of text") from None
+    except msgspec.DecodeError as error:
+        raise RequestError(_malformed(body, str(error))) from None
     if not raws:
         raise RequestError("no instances: send at least one")
-    sparse, named, lines = _SparseRows(spec), _NamedRows(spec), _LineRows(spec)
+    sparse, named, lines = _SparseRows(spec), _NamedRows(spec, unknown), _LineRows(spec)
     for number, raw in enumerate(raws):
         try:
             _add(number, raw, sparse, named, lines)
@@ -196,8 +200,9 @@ class _Column:
 class _NamedRows:
     """Instances by columns of csv, Parquet or Arrow."""
 
-    def __init__(self, spec: InputSpec) -> None:
+    def __init__(self, spec: InputSpec, unknown: set[str]) -> None:
         self.spec = spec
+        self._unknown = unknown
         self._numbers: list[int] = []
         self._lengths: list[int] = []
         self._columns: dict[str, _Column] = {}
@@ -217,7 +222,10 @@ class _NamedRows:
                     column.places.append(self._count)
                     self._count += 1
                 continue
-            if cell is None or role in (PASSED_OVER, LABEL):
+            if role == PASSED_OVER:
+                self._unknown.update(spec.unknown([name]))
+                continue
+            if cell is None or role == LABEL:
                 continue
             if self._is_missing(cell):
                 continue
@@ -348,6 +356,14 @@ def _criteo_line(instance: dict[str, Any]) -> bytes:
             )
         cells[column] = text.encode()
     return b"\t".join(cells)
+
+
+def _malformed(body: bytes | bytearray, what: str) -> str:
+    """Describe malformed JSON; ``what`` ends with the position."""
+    position = _POSITION.search(what)
+    if position and (constant := _CONSTANT.match(body, int(position[1]))):
+        return f"{what}: JSON has no {constant[0].decode()}, send null for a cell that is missing"
+    return what
 
 
 def _number(name: str, cell: Any) -> float:

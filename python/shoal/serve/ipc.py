@@ -37,8 +37,8 @@ _VIEW_BYTES = 16  # of a text in a view
 _ROWS = 1 << 14  # that are read at a time
 
 
-def decode_arrow(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
-    """Make a batch of an Arrow stream.
+def decode_arrow(body: bytes | bytearray, spec: InputSpec, account: Account, unknown: set[str]) -> Batch:
+    """Make a batch of an Arrow stream, and add the columns that the model does not know to ``unknown``.
 
     Raises
     ------
@@ -46,12 +46,12 @@ def decode_arrow(body: bytes | bytearray, spec: InputSpec, account: Account) -> 
     """
     arrow = pyarrow()
     try:
-        return _decode(arrow.py_buffer(body), spec, account)
+        return _decode(arrow.py_buffer(body), spec, account, unknown)
     except (arrow.ArrowException, MemoryError, OSError, struct.error, OverflowError, UnicodeError) as error:
         raise RequestError(f"not an Arrow stream that can be used: {error}") from None
 
 
-def _decode(body: Any, spec: InputSpec, account: Account) -> Batch:
+def _decode(body: Any, spec: InputSpec, account: Account, unknown: set[str]) -> Batch:
     arrow = pyarrow()
     _check_messages(body, account)
     with arrow.ipc.open_stream(body) as stream:
@@ -60,6 +60,7 @@ def _decode(body: Any, spec: InputSpec, account: Account) -> Batch:
             raise RequestError(f"{len(names)} columns: at most {MOST_COLUMNS} are accepted")
         by_keys = "keys" in names and spec.role("keys") == spec.others and _is_list(stream.schema.field("keys").type)
         taken = [name for name in names if name in ("keys", "values", "fields")] if by_keys else _features(names, spec)
+        unknown.update(name for name in spec.unknown(names) if name not in taken)
         for name in taken:
             if "\0" in name:  # in Arrow's C interface it would end the name
                 raise RequestError(f"column {name!r} has a NUL in its name")

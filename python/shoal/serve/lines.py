@@ -58,8 +58,10 @@ def of_lines(text: bytes, spec: InputSpec, account: Account, numbers: npt.NDArra
     return spec.batch(examples, account, crossed=False)
 
 
-def decode_csv(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
+def decode_csv(body: bytes | bytearray, spec: InputSpec, account: Account, unknown: set[str]) -> Batch:
     """Make a batch of rows of csv, with the header, the separators and the missing cells of the training data.
+
+    The columns that the model does not know are added to ``unknown``.
 
     Raises
     ------
@@ -83,6 +85,8 @@ def decode_csv(body: bytes | bytearray, spec: InputSpec, account: Account) -> Ba
     if batch is None:
         below = "" if spec.header is not None else " below the header"
         raise RequestError(f"no instances: send at least one row{below}")
+    names = header_names(bytes(header), spec.separator) if spec.header is None else spec.header
+    unknown.update(spec.unknown(names))
     examples = Examples(np.arange(len(batch)), batch.indptr, batch.keys, batch.values, batch.fields)
     return to_batch([spec.batch(examples, account, crossed=False)], len(batch))
 
