@@ -115,7 +115,7 @@ check-wheels: $(STAMPS)/wheel-tools
 
 demo: $(STAMPS)/install
 	$(say) 'training; the results go to build/demo'
-	@$(BIN)/shoal demo $(if $(DATA),--data '$(DATA)' --format '$(or $(FORMAT),$(error DATA needs FORMAT=libsvm or FORMAT=criteo))') --output build/demo --overwrite
+	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)' --format '$(or $(FORMAT),$(error DATA needs FORMAT=libsvm or FORMAT=criteo))') --output build/demo --overwrite
 
 # ---- tests ----
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import shoal
 from figures import check, spread
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 
 def rates(work: Callable[[], int], rounds: int) -> str:
@@ -97,7 +97,7 @@ def bench_training(threads: int, rounds: int, folder: Path) -> None:
     """Train logistic regression from Criteo text, parsing included."""
     train = folder / "train.tsv"
     if not train.exists():
-        demo.write_log(train, demo.PlantedModel(), 300_000, 0)
+        write_log(train, PlantedModel(), 300_000, 0)
     for batch_size in (1024, 8192):
 
         def fit(batch_size: int = batch_size) -> int:

@@ -4,7 +4,7 @@
     python bench/bench_cluster_lr.py --examples 50000 --rounds 1 --servers 1 --workers 1
     python bench/bench_cluster_lr.py --rounds 1 --thresholds 0.1 0.5 --factors 16    a factorization machine instead
 
-Draws a click log (39 features an example, as `shoal demo` does), and trains one pass over its text: in one process with
+Draws a click log (39 features an example, as `make demo` does), and trains one pass over its text: in one process with
 two threads, and with servers and workers that are processes of this machine, one thread each, on shares of the same
 file. All take turns. The time is from before the reader is opened until the last worker's fit has ended. Each round
 checks that all examples were learned, that exact filters give the same bits as no filter, and that one worker gives the
@@ -24,7 +24,7 @@ import numpy as np
 import shoal
 from figures import check, spread
 from shoal.cluster.launch.local_cluster import running
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 OPTIMIZER = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -136,9 +136,9 @@ def main() -> None:
     alone, found = [], {name: [] for name in settings}  # type: ignore[var-annotated]
     with tempfile.TemporaryDirectory() as scratch:
         log, test = Path(scratch, "train.tsv"), Path(scratch, "test.tsv")
-        planted = demo.PlantedModel(seed=1)
-        demo.write_log(log, planted, arguments.examples, 0)
-        demo.write_log(test, planted, 20_000, 1 << 40)
+        planted = PlantedModel(seed=1)
+        write_log(log, planted, arguments.examples, 0)
+        write_log(test, planted, 20_000, 1 << 40)
         for _ in range(arguments.rounds):
             alone.append(output_of(started(ALONE, [str(log), str(test), arguments.batch_size, arguments.factors])))
             for name, filters in settings.items():

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import shoal
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 NODES, SERVERS = 4, 2
 
@@ -203,7 +203,7 @@ def main() -> None:
     arguments = parser.parse_args()
     train = {"lr": train_lr, "deepfm": train_deepfm}[arguments.model]
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
-        demo.write_log(Path("log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)
+        write_log(Path("log.tsv"), PlantedModel(seed=1), 20_000, 0)
         epochs, pause = arguments.epochs, arguments.pause
         undisturbed, clocks = run_local(train, epochs) if arguments.local else run(train, epochs, 0, 0.0)
         if run(train, epochs, clocks, pause)[0] != undisturbed:

@@ -44,7 +44,7 @@ from bench_failover import JOIN_SECONDS, Pusher
 from chaos import wait_for_copies
 from figures import check, conditions, cpu_seconds, spread
 from shoal.cluster.launch.local_cluster import running
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 SERVERS, WORKERS = 2, 2
 EXAMPLES = 150_000
@@ -229,9 +229,9 @@ def on_ray(folder: str, others: list[psutil.Process]) -> Iterator[tuple[float, O
 
 def write_logs(folder: str) -> None:
     """Draw what is learned."""
-    planted = demo.PlantedModel(seed=1)
-    demo.write_log(Path(folder, WARM), planted, 2 * BATCH, 1 << 40)
-    demo.write_log(Path(folder, LOG), planted, EXAMPLES, 0)
+    planted = PlantedModel(seed=1)
+    write_log(Path(folder, WARM), planted, 2 * BATCH, 1 << 40)
+    write_log(Path(folder, LOG), planted, EXAMPLES, 0)
 
 
 def used_cpu(workers: Workers) -> float:

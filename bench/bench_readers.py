@@ -26,7 +26,7 @@ import numpy as np
 
 import shoal
 from figures import check, spread
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 try:
     import pyarrow as pa
@@ -94,7 +94,7 @@ def lines(cells: list[list[bytes]]) -> Iterator[tuple[str, bytes, int]]:
 def write(folder: Path, megabytes: int) -> dict[str, Text]:
     """Write every format, plain and gzipped; the name of a gzipped one ends in .gz."""
     drawn = folder / "drawn.tsv"
-    demo.write_log(drawn, demo.PlantedModel(), EXAMPLES, 0)
+    write_log(drawn, PlantedModel(), EXAMPLES, 0)
     cells = [line.split(b"\t") for line in drawn.read_bytes().splitlines()]
     positives = sum(row[0] == b"1" for row in cells)
     files = {}

@@ -39,7 +39,7 @@ from bench_vw import CHUNK, FIELDS, HYPER, draw
 from figures import check, conditions, spread
 from shoal import _core
 from shoal.metrics import Accumulator
-from shoal.tools.demo import DrawnLog, criteo_text
+from shoal.tools.planted import DrawnLog, criteo_text
 
 INTEGERS = 13
 STAGES = (

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 import shoal
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 OPTIMIZER = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
 
@@ -59,10 +59,10 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         if arguments.data is None:
-            planted = demo.PlantedModel(seed=1)  # every worker draws the same log
+            planted = PlantedModel(seed=1)  # every worker draws the same log
             arguments.data, arguments.valid = [Path(scratch, "train.tsv")], [Path(scratch, "test.tsv")]
-            demo.write_log(arguments.data[0], planted, 20_000, 0)
-            demo.write_log(arguments.valid[0], planted, 5_000, 1 << 40)
+            write_log(arguments.data[0], planted, 20_000, 0)
+            write_log(arguments.valid[0], planted, 5_000, 1 << 40)
         train = shoal.read_criteo(arguments.data, batch_size=512)
         with open_store(arguments) as store:
             learn(store, train, shoal.read_criteo(arguments.valid or arguments.data), arguments.output)

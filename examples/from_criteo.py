@@ -1,6 +1,6 @@
 """From a Criteo click log to a deployed model: train, evaluate, save, load, predict.
 
-    shoal demo --output demo                  # draws a log
+    python examples/demo.py --output demo     # draws a log
     python examples/from_criteo.py --data demo/planted_train.tsv --valid demo/planted_test.tsv --output ctr
     python examples/from_criteo.py --data day_0.tsv.gz --valid day_1.tsv.gz --output ctr --l1 4
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import shoal
-from shoal.tools.demo import PlantedModel, write_log
+from shoal.tools.planted import PlantedModel, write_log
 
 
 def learned(directory: Path) -> list[object]:

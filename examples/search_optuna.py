@@ -12,7 +12,7 @@ from pathlib import Path
 import optuna
 
 import shoal
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 
 def search(train: shoal.Reader, valid: shoal.Reader, trials: int, epochs: int, mlflow: str | None) -> optuna.Study:
@@ -52,9 +52,9 @@ def main() -> None:
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if arguments.data is None:
-        planted = demo.PlantedModel(seed=1)
+        planted = PlantedModel(seed=1)
         for day, size in enumerate((2000, 1000)):
-            demo.write_log(Path(f"day_{day}.tsv"), planted, size, day << 40)
+            write_log(Path(f"day_{day}.tsv"), planted, size, day << 40)
         arguments.data, arguments.valid = "day_0.tsv", "day_1.tsv"
     train, valid = (shoal.read_criteo(name, batch_size=256) for name in (arguments.data, arguments.valid))
     study = search(train, valid, arguments.trials, arguments.epochs, arguments.mlflow)

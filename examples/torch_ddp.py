@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shoal
 from shoal.metrics import Accumulator
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 
 class Net(torch.nn.Module):
@@ -60,7 +60,7 @@ def main() -> None:
     opened = shoal.connect(cluster, consistency=mean) if cluster else shoal.launch(servers=2, consistency=mean)
     with opened as store, tempfile.TemporaryDirectory() as scratch:
         join(store)
-        demo.write_log(Path(scratch, "log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)  # the same in every worker
+        write_log(Path(scratch, "log.tsv"), PlantedModel(seed=1), 20_000, 0)  # the same in every worker
         mine = shoal.read_criteo(Path(scratch, "log.tsv"), batch_size=128).split(store.rank, store.num_workers)
         torch.manual_seed(0)
         model, seen = Net(store), Accumulator()

@@ -19,7 +19,7 @@ import torch
 
 import shoal
 from shoal.metrics import Accumulator
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 RULES = {"sgd": shoal.SGD(lr=0.2), "adagrad": shoal.Adagrad(lr=0.05), "adam": shoal.Adam(lr=0.01)}
 
@@ -65,7 +65,7 @@ def main() -> None:
     mean = shoal.BSP(reduce="mean")  # losses are means: the step uses the mean over all workers
     connected = shoal.connect(arguments.cluster, consistency=mean) if arguments.cluster else shoal.local()
     with connected as store, tempfile.TemporaryDirectory() as scratch:
-        demo.write_log(Path(scratch, "log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)  # the same in every worker
+        write_log(Path(scratch, "log.tsv"), PlantedModel(seed=1), 20_000, 0)  # the same in every worker
         data = shoal.read_criteo(Path(scratch, "log.tsv"), batch_size=128)
         seen = learn(store, data, RULES[arguments.optimizer])
         print(f"worker {store.rank} of {store.num_workers}: {seen.result()}", flush=True)

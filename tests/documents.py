@@ -46,7 +46,7 @@ PORT = "8080"  # in the pages; SHOAL_DOCUMENTS_PORT takes its place
 _MARK = re.compile(r"<!-- (not run|file|launched|before|prints other numbers)(?::\s(.*?))?\s*-->", re.DOTALL)
 # What makes a picture a block that should have been one of RUN.
 _COMMAND = re.compile(
-    r"\bshoal (?:train|evaluate|predict|report|inspect|compact|export|serve|convert|audit|demo|scheduler|server|launch"
+    r"\bshoal (?:train|evaluate|predict|report|inspect|compact|export|serve|convert|audit|scheduler|server|launch"
     r"|keygen|estimate)(?=[ \n])|^\s*\$ |^(?:make|pip|python|\.venv/bin/\w+|mpirun|srun|curl) |\bshoal\.\w+\(",
     re.MULTILINE,
 )

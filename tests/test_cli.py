@@ -2,7 +2,6 @@
 
 import argparse
 import gzip
-import importlib.util
 import io
 import itertools
 import json
@@ -21,7 +20,7 @@ import pytest
 
 import shoal
 from shoal import LogisticRegression, cli
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 SHOAL = [sys.executable, "-W", "error", "-m", "shoal"]
 
@@ -35,9 +34,9 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 def logs(tmp_path_factory):
     """A folder with the files that the examples of the help name."""
     folder = tmp_path_factory.mktemp("logs")
-    planted = demo.PlantedModel(seed=1)
-    demo.write_log(folder / "day_0.tsv", planted, 6000, 0)
-    demo.write_log(folder / "day_1.tsv", planted, 3000, 1 << 40)
+    planted = PlantedModel(seed=1)
+    write_log(folder / "day_0.tsv", planted, 6000, 0)
+    write_log(folder / "day_1.tsv", planted, 3000, 1 << 40)
     rng = np.random.default_rng(7)
     for name, n in [("train.libsvm", 2000), ("test.libsvm", 500)]:
         keys = rng.integers(1, 50, (n, 5))
@@ -97,20 +96,17 @@ def test_each_example_of_each_help_runs(logs, tmp_path, capsys):
     for path in logs.iterdir():
         (tmp_path / path.name).symlink_to(path)
     commands = []
-    for words in (["train", "lr"], ["train", "fm"], ["predict"], ["evaluate"], ["inspect"], ["demo"], ["train"], []):
+    for words in (["train", "lr"], ["train", "fm"], ["predict"], ["evaluate"], ["inspect"], ["train"], []):
         assert run(*words, "--help") == 0
         found = re.findall(r"^  \$ ((?:.+\\\n)*.+)$", capsys.readouterr().out, re.MULTILINE)
         assert found, f"the help of {words} has no examples"
         for command in found:
-            if command.startswith("shoal demo --output demo") and "--examples" not in command:
-                command = command.replace("--output demo", "--output demo --examples 5000")  # three seconds less
             if words == ["train"] or not words:
                 command = command.replace("--output ctr", "--output ctr --overwrite") if "train" in command else command
             commands.append(re.sub(r"\s+# .*", "", command))
     commands = list(dict.fromkeys(commands))
     assert len(commands) >= 19
-    pictures = ["shoal.tools.demo", "matplotlib.pyplot"] if importlib.util.find_spec("matplotlib") else []
-    shell = [sys.executable, "-c", SHELL, *pictures]
+    shell = [sys.executable, "-c", SHELL]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(shell, input=json.dumps(commands), env=env, stdout=subprocess.PIPE, text=True, check=True)
     ran = [json.loads(line) for line in done.stdout.splitlines()]
@@ -121,7 +117,7 @@ def test_each_example_of_each_help_runs(logs, tmp_path, capsys):
 
 
 def test_help_does_not_wait_for_heavy_imports():
-    heavy = ("matplotlib", "numpy", "sklearn", "torch", "tqdm", "zmq", "importlib.metadata", "shoal.tools.demo")
+    heavy = ("matplotlib", "numpy", "sklearn", "torch", "tqdm", "zmq", "importlib.metadata")
     code = f"import sys, shoal.cli; shoal.cli.parser(); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
@@ -343,10 +339,6 @@ GOOD = ["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m"]
         ),
         (["inspect", "no"], 2, "there is no such directory"),
         (["inspect", "here"], 1, "model.json is missing"),
-        (["demo", "--output", "d", "--data", "good"], 2, "--data requires --format"),
-        (["demo", "--output", "d", "--valid", "good"], 2, "--valid requires --data"),
-        (["demo", "--output", "d", "--examples", "3"], 2, "draw 1024 or more"),
-        (["demo", "--output", "d", "--data", "good", "--format", "libsvm"], 2, "needs more than 1024"),
     ],
 )
 def test_errors_are_one_line_with_a_status_and_no_traceback(model, capsys, arguments, status, says):

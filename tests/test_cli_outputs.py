@@ -116,22 +116,6 @@ def test_a_checkpoint_of_rows_and_a_model_of_weights_replace_nothing_without_bei
         assert run("convert", *words, "--overwrite", "--quiet") == 0
 
 
-def test_a_demo_replaces_nothing_without_being_asked(capsys):
-    words = ["demo", "--output", ".", "--examples", 1024, "--quiet"]
-    Path("m").rename("model")
-    before = contents()
-    assert run(*words) == 2
-    assert "holds a model already: pass --overwrite" in capsys.readouterr().err
-    assert contents() == before
-    Path("model").rename("m")
-    Path("planted_train.tsv").write_text("precious")
-    assert run(*words) == 2
-    assert "planted_train.tsv exists already: pass --overwrite" in capsys.readouterr().err
-    assert Path("planted_train.tsv").read_text() == "precious"
-    assert not Path("model").exists()
-    assert run(*words, "--overwrite") == run(*words, "--overwrite") == 0
-
-
 def test_a_link_of_a_chain_is_never_the_result_of_merging_it(capsys):
     assert run("export", "m", "--output", "e/1", "--quiet") == 0
     assert run("train", "lr", "--data", "in.libsvm", "--format", "libsvm", "--output", "n", "--quiet") == 0

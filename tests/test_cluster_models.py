@@ -20,7 +20,7 @@ from cluster_standin import cluster
 from shoal import _core, cli
 from shoal.cluster.protocol.messages import MAX_WORKERS
 from shoal.models import BIAS_KEY, pass_coordinator
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 from stores import one_by_one, together
 
 
@@ -371,7 +371,7 @@ def test_nobody_waits_for_a_worker_that_was_lost(batches):
 
 
 def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_share(batches, tmp_path):
-    demo.write_log(tmp_path / "log.tsv", demo.PlantedModel(seed=1), 300, 0)
+    write_log(tmp_path / "log.tsv", PlantedModel(seed=1), 300, 0)
     reader = shoal.read_criteo(tmp_path / "log.tsv", batch_size=100)
     gone = threading.Event()
 
@@ -411,8 +411,8 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
 
 
 def test_splits_of_the_data_are_learned_without_agreement_between_workers(tmp_path):
-    planted = demo.PlantedModel(seed=1)
-    demo.write_log(tmp_path / "log.tsv", planted, 3000, 0)
+    planted = PlantedModel(seed=1)
+    write_log(tmp_path / "log.tsv", planted, 3000, 0)
     reader = shoal.read_criteo(tmp_path / "log.tsv", batch_size=100)
 
     def learn(store):
@@ -426,9 +426,9 @@ def test_splits_of_the_data_are_learned_without_agreement_between_workers(tmp_pa
 
 
 def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
-    planted = demo.PlantedModel(seed=1)
-    demo.write_log(tmp_path / "log.tsv", planted, 2000, 0)
-    demo.write_log(tmp_path / "test.tsv", planted, 500, 1 << 40)
+    planted = PlantedModel(seed=1)
+    write_log(tmp_path / "log.tsv", planted, 2000, 0)
+    write_log(tmp_path / "test.tsv", planted, 500, 1 << 40)
     command = [sys.executable, "-W", "error", "-m", "shoal", "train", "lr", "--data", "log.tsv", "--format", "criteo"]
     command += ["--valid", "test.tsv", "--output", "m", "--workers", "2", "--batch-size", "100", "--json", "--quiet"]
     with cluster(2, 1) as made:
@@ -451,7 +451,7 @@ def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
 
 
 def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
-    demo.write_log(tmp_path / "log.tsv", demo.PlantedModel(seed=1), 1000, 0)
+    write_log(tmp_path / "log.tsv", PlantedModel(seed=1), 1000, 0)
     command = [sys.executable, "-W", "error", "-m", "shoal", "train", "lr", "--data", "log.tsv", "--format", "criteo"]
     command += [
         "--solver",

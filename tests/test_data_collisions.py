@@ -15,7 +15,7 @@ import shoal
 from oracle.text import GOLDEN_RATIO, MASK, scramble, token_key
 from shoal import FeatureNames, cli
 from shoal.data import audit
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 FORBIDDEN = frozenset(b' \t\r\n,"|:')
 
@@ -151,7 +151,7 @@ def test_a_sample_is_whole_batches_and_the_readers_names_are_left_alone(tmp_path
 
 
 def test_the_command_tells_it(tmp_path, capsys):
-    demo.write_log(tmp_path / "day.tsv", demo.PlantedModel(seed=1), 2000, 0)
+    write_log(tmp_path / "day.tsv", PlantedModel(seed=1), 2000, 0)
     data = ["--data", str(tmp_path / "day.tsv"), "--format", "criteo"]
     assert cli.main(["audit", *data, "--bits", "10,30"]) == 0
     out = capsys.readouterr().out

@@ -1,10 +1,11 @@
 """The demonstration: its log is what it claims to be, and the trainer comes near the truth that it hides."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,20 +14,25 @@ from shoal import cli
 from shoal.data import hash_strings, read_criteo, read_libsvm
 from shoal.metrics import measure, probabilities
 from shoal.models import Point
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, buckets, criteo_text
+
+ROOT = Path(__file__).parent.parent
+SPEC = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+demo = sys.modules["demo"] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(demo)
 
 draws = pytest.mark.skipif(
-    find_spec("matplotlib") is None, reason="the picture needs matplotlib: pip install shoal[plot]"
+    importlib.util.find_spec("matplotlib") is None, reason="the picture needs matplotlib: pip install shoal[plot]"
 )
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    return demo.PlantedModel(seed=3).draw(3000, 0)
+    return PlantedModel(seed=3).draw(3000, 0)
 
 
 def test_the_text_is_what_was_drawn(drawn):
-    lines = demo.criteo_text(drawn).decode().split("\n")
+    lines = criteo_text(drawn).decode().split("\n")
     assert lines.pop() == ""
     assert len(lines) == 3000
     for i in (0, 1, 17, 2999):
@@ -39,7 +45,7 @@ def test_the_text_is_what_was_drawn(drawn):
 
 def test_the_reader_sees_every_field_of_the_text(drawn, tmp_path):
     path = tmp_path / "log.tsv"
-    path.write_bytes(demo.criteo_text(drawn))
+    path.write_bytes(criteo_text(drawn))
     (batch,) = read_criteo(path, batch_size=4000)
     np.testing.assert_array_equal(batch.labels, drawn.labels)
     present = (drawn.integers >= 0).sum(1) + (~drawn.missing).sum(1)
@@ -51,12 +57,12 @@ def test_the_buckets_of_the_truth_are_those_of_the_reader(tmp_path):
     path = tmp_path / "log.tsv"
     path.write_text("".join(f"1\t{x}" + "\t" * 38 + "\n" for x in v))
     (batch,) = read_criteo(path, batch_size=len(v))
-    mine = [f"SP{x}" if x <= 2 else str(int(b) - 3) for x, b in zip(v, demo.buckets(v), strict=True)]
+    mine = [f"SP{x}" if x <= 2 else str(int(b) - 3) for x, b in zip(v, buckets(v), strict=True)]
     np.testing.assert_array_equal(batch.keys, hash_strings(mine, field=1))
 
 
 def test_the_log_looks_like_a_click_log():
-    drawn = demo.PlantedModel(seed=0).draw(30_000, 5)
+    drawn = PlantedModel(seed=0).draw(30_000, 5)
     assert drawn.labels.mean() == pytest.approx(0.256, abs=0.015)
     assert drawn.missing.mean() == pytest.approx(0.0875, abs=0.02)
     counts = np.sort(np.unique(drawn.tokens[:, 2], return_counts=True)[1])[::-1]
@@ -65,7 +71,7 @@ def test_the_log_looks_like_a_click_log():
 
 
 def test_the_labels_are_drawn_from_the_planted_probabilities():
-    drawn = demo.PlantedModel(seed=2).draw(30_000, 0)
+    drawn = PlantedModel(seed=2).draw(30_000, 0)
     m = measure(drawn.labels, drawn.margins)
     assert m.calibration == pytest.approx(1, abs=0.03)
     assert m.logloss == pytest.approx(demo._entropy(drawn.margins), abs=0.01)
@@ -74,9 +80,9 @@ def test_the_labels_are_drawn_from_the_planted_probabilities():
 
 
 def test_the_same_seed_draws_the_same_log_and_another_seed_another():
-    texts = [demo.criteo_text(demo.PlantedModel(seed).draw(500, 0)) for seed in (1, 1, 2)]
+    texts = [criteo_text(PlantedModel(seed).draw(500, 0)) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
-    assert demo.criteo_text(demo.PlantedModel(1).draw(500, 1)) != texts[0]
+    assert criteo_text(PlantedModel(1).draw(500, 1)) != texts[0]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +143,7 @@ def test_it_may_replace_what_it_made_in_the_same_place(shown):
 
 def test_a_real_file_is_cut_and_the_last_tenth_held_out(tmp_path, drawn):
     log = tmp_path / "mine.tsv"
-    log.write_bytes(demo.criteo_text(demo.PlantedModel(4).draw(30_000, 0)))
+    log.write_bytes(criteo_text(PlantedModel(4).draw(30_000, 0)))
     lines = []
     report = demo.run(tmp_path / "out", data=str(log), data_format="criteo", progress=False, log_line=lines.append)
     assert report.best is None
@@ -167,25 +173,55 @@ def test_a_held_out_file_may_be_given(tmp_path):
     assert sum(map(len, read_libsvm(tmp_path / "a.libsvm"))) == report.train.examples
 
 
+def run(*arguments, before=""):
+    """Run the program as `make demo` does; returns its status, its standard output and the end of its errors."""
+    code = f"import runpy, sys; {before}sys.argv[:1] = []; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-W", "error", "-c", code, ROOT / "examples" / "demo.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
 def test_without_matplotlib_it_says_how_to_get_a_picture(tmp_path):
-    code = (
-        "import sys, pathlib; sys.modules['matplotlib.figure'] = None\n"
-        "from shoal.tools import demo\n"
-        f"report = demo.run(pathlib.Path({str(tmp_path / 'out')!r}), examples=2000, progress=False, log_line=print)\n"
-        "assert report.picture is None"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install shoal[plot]" in done.stdout
+    out = tmp_path / "out"
+    status, told, _ = run("--output", out, "--examples", "2000", before="sys.modules['matplotlib.figure'] = None; ")
+    assert status == 0
+    assert "pip install shoal[plot]" in told
+    assert "best reachable" in told
+    assert sorted(os.listdir(out)) == ["model", "planted_test.tsv", "planted_train.tsv"]
 
 
-def test_the_command_prints_the_account_or_json(tmp_path, capsys):
-    assert cli.main(["demo", "--output", str(tmp_path / "a"), "--examples", "2000", "--json"]) == 0
-    said = capsys.readouterr()
-    facts = json.loads(said.out)
-    assert facts["train"]["examples"] == 2000
-    assert "2.00k examples" in said.err
-    assert cli.main(["demo", "--output", str(tmp_path / "b"), "--examples", "2000"]) == 0
-    assert "best reachable" in capsys.readouterr().out
+def test_it_replaces_nothing_without_being_asked(tmp_path):
+    out = tmp_path / "out"
+    (out / "model").mkdir(parents=True)
+    words = ["--output", out, "--examples", "1024"]
+    (out / "planted_train.tsv").write_text("precious")
+    status, told, error = run(*words)
+    assert (status, told) == (1, "")
+    assert "planted_train.tsv exists already: pass overwrite=True (--overwrite)" in error
+    assert (out / "planted_train.tsv").read_text() == "precious"
+    assert run(*words, "--overwrite")[0] == run(*words, "--overwrite")[0] == 0
+    status, _, error = run(*words)
+    assert status == 1
+    assert "holds a model already: pass overwrite=True (--overwrite)" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["--data", "good"], 2, "--data requires --format"),
+        (["--valid", "good"], 2, "--valid requires --data"),
+        (["--seed", "-1"], 2, "--seed is -1"),
+        (["--examples", "3"], 1, "draw 1024 or more"),
+        (["--data", "good", "--format", "libsvm"], 1, "needs more than 1024"),
+    ],
+)
+def test_errors_of_the_demonstration_are_one_line(tmp_path, monkeypatch, arguments, status, says):
+    monkeypatch.chdir(tmp_path)
+    Path("good").write_text("1 7:1\n0 8:1\n")
+    ended, told, error = run("--output", "d", *arguments)
+    assert (ended, told) == (status, "")
+    assert says in error
+    assert "Traceback" not in error
 
 
 def test_the_legend_of_the_picture_tells_how_long_windows_are():

@@ -23,7 +23,7 @@ import shoal
 from cluster_fakes import HeldPort
 from documents import PAGES, ROOT, blocks, commands
 from shoal import cli
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 from tiers import long_but
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -57,12 +57,12 @@ EXTRAS = {
 def data(tmp_path_factory):
     """A folder with the files that pages name, small."""
     folder = tmp_path_factory.mktemp("data")
-    planted = demo.PlantedModel(seed=1)
-    demo.write_log(folder / "day_0.tsv", planted, 3000, 0)
-    demo.write_log(folder / "day_1.tsv", planted, 1500, 1 << 40)
+    planted = PlantedModel(seed=1)
+    write_log(folder / "day_0.tsv", planted, 3000, 0)
+    write_log(folder / "day_1.tsv", planted, 1500, 1 << 40)
     (folder / "logs").mkdir()
     for i in range(4):
-        demo.write_log(folder / "logs" / f"day_{i}.tsv", planted, 1000, i << 20)
+        write_log(folder / "logs" / f"day_{i}.tsv", planted, 1000, i << 20)
     rng = np.random.default_rng(7)
     n = 400
     for name in ("ads", "clicks_0", "clicks_1", "clicks_2", "day_2"):
@@ -75,7 +75,8 @@ def data(tmp_path_factory):
         (folder / f"{name}.csv").write_text("\n".join([header, *lines]) + "\n")
     (folder / "ads.tsv").write_text((folder / "ads.csv").read_text().replace(",", "\t"))
     subprocess.run(
-        [sys.executable, "-m", "shoal", "demo", "--output", folder / "build/demo", "--examples", "6000", "--quiet"],
+        [sys.executable, ROOT / "examples" / "demo.py", "--output", folder / "build/demo", "--examples", "6000"],
+        capture_output=True,
         check=True,
         timeout=120,
     )

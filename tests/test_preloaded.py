@@ -23,7 +23,7 @@ def started():
     return process
 
 with preloaded(["shoal.cli"]):
-    status, out, err = shell("shoal demo")
+    status, out, err = shell("shoal compact")
     assert status == 2 and out == "" and "--output" in err, (status, out, err)
     Path("folder").mkdir()
     status, out, err = shell("cd folder && shoal audit --data - --format libsvm > ../out", input="1 7:1\\n")

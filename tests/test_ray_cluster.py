@@ -18,7 +18,7 @@ import shoal
 from manifests import KUBERNETES, documents
 from ray_nodes import PATIENCE, VARIABLES, wait_until
 from shoal.cluster.launch.local_cluster import running
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 pytest.importorskip("ray.train", reason="ray is an extra: pip install 'shoal[ray]'")
 import ray
@@ -209,7 +209,7 @@ def native(path, folder):
 def natively_trained(tmp_path_factory):
     """A log, and the tables that a launched cluster learns from it."""
     folder = tmp_path_factory.mktemp("native")
-    demo.write_log(folder / "train.tsv", demo.PlantedModel(seed=1), 2000, 0)
+    write_log(folder / "train.tsv", PlantedModel(seed=1), 2000, 0)
     native(folder / "train.tsv", folder / "tables")
     return folder / "train.tsv", state(folder / "tables")
 

@@ -74,12 +74,12 @@ PYTHON = {
     "tools.sizing": "_core errors optim base table store",
     "tools.doctor": "_core base optim tools.sizing",
     "tools.convert": "_core errors base table storage store data",
-    "tools.demo": "_core errors optim base storage store data metrics models",
+    "tools.planted": "_core metrics",
     "tools.load": "errors storage checkpoint export store models torch",
     "tools.compact": "errors storage checkpoint export",
     "cli": "_core errors consistency optim lifecycle base table storage checkpoint export store data metrics models "
     "torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
-    "ray tools.reports tools.sizing tools.doctor tools.convert tools.demo tools.compact tracking",
+    "ray tools.reports tools.sizing tools.doctor tools.convert tools.compact tracking",
     "__main__": "cli",
     "__init__": "errors consistency schedules optim user_optimizer user_functions lifecycle base table export store "
     "data metrics models sketches torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports "

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import shoal
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
         if arguments.data is None:
             drawn.enter_context(contextlib.chdir(scratch))  # the file has the same name for all workers
             arguments.data = [Path("log.tsv")]
-            demo.write_log(arguments.data[0], demo.PlantedModel(seed=1), arguments.examples, 0)
+            write_log(arguments.data[0], PlantedModel(seed=1), arguments.examples, 0)
         train = shoal.read_criteo(arguments.data, batch_size=512)
         with (
             shoal.connect(timeout=600, shared_storage=False) as store,

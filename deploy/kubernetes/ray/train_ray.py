@@ -17,13 +17,13 @@ import ray.train
 
 import shoal
 import shoal.ray
-from shoal.tools import demo
+from shoal.tools.planted import PlantedModel, write_log
 
 
 def loop(config: dict[str, Any]) -> None:
     """Do the work of one worker."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
-        demo.write_log(Path("log.tsv"), demo.PlantedModel(seed=1), config["examples"], 0)
+        write_log(Path("log.tsv"), PlantedModel(seed=1), config["examples"], 0)
         train = shoal.read_criteo("log.tsv", batch_size=512)
         store = shoal.ray.store()
         with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store) as model:

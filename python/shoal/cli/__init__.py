@@ -45,7 +45,6 @@ __all__ = ["main", "parser"]
 
 EXAMPLES = """\
 examples:
-  $ shoal demo --output demo                # train on a synthetic log and draw the learning curve
   $ shoal train lr --data day_0.tsv --format criteo --output ctr
   $ shoal evaluate ctr --data day_1.tsv
 """
@@ -160,7 +159,6 @@ _MODULES = {
     "serve": ("serve",),
     "convert": ("convert",),
     "audit": ("audit",),
-    "demo": ("demo",),
     "scheduler": ("cluster",),
     "server": ("cluster",),
     "launch": ("cluster",),

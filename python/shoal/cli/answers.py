@@ -70,10 +70,6 @@ def print_error_output(line: str) -> None:
     write_stderr(line + "\n")
 
 
-def no_op(line: str) -> None:
-    """Ignore a line."""
-
-
 def warn(what: str, level: int = logging.WARNING) -> None:
     """Print a warning or an error, or log it if the log is JSON; ignored if it cannot be written. Thread-safe."""
     if logs.is_json():

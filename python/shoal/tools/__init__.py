@@ -1,1 +1,1 @@
-"""Tools for whole models and tables: reports, sizing, conversion, compaction, the demonstration."""
+"""Tools for whole models and tables: reports, sizing, conversion, compaction, click logs drawn from a known model."""
