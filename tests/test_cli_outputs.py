@@ -61,6 +61,17 @@ def test_no_command_writes_over_the_data_that_it_reads(output, more, capsys, mon
     assert contents() == before
 
 
+@pytest.mark.parametrize("scheme", ["file://", "local://", "simplecache::file://"])
+def test_data_that_a_url_names_is_not_written_over(scheme, capsys):
+    pytest.importorskip("fsspec")
+    before = contents()
+    for data in ("in.libsvm", "*.libsvm"):
+        for words in (["predict", "m"], ["report", "m"]):
+            assert run(*words, "--data", f"{scheme}{os.getcwd()}/{data}", "--output", "in.libsvm", "--overwrite") == 2
+            assert "in.libsvm is one of the files that are read" in capsys.readouterr().err
+    assert contents() == before
+
+
 @pytest.mark.parametrize("more", [[], ["--overwrite"]])
 def test_no_command_writes_over_a_file_of_a_model(more, capsys):
     assert run("export", "m", "--output", "e", "--quiet") == 0

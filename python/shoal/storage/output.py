@@ -69,9 +69,19 @@ def check_output(
 
 def _is_same(name: str, other: str) -> bool:
     """Return whether two names are of one file, links resolved."""
+    name, other = _without_scheme(name), _without_scheme(other)
     if "://" in name or "://" in other:
         return name == other
     try:
         return os.path.samefile(local_path(name), local_path(other))
     except OSError:
         return False
+
+
+def _without_scheme(name: str) -> str:
+    """Return the path of a local file that a URL names, also through an archive or a cache; else the name."""
+    last = name.rpartition("::")[2]
+    for scheme in ("file://", "local://"):
+        if last.startswith(scheme):
+            return last.removeprefix(scheme)
+    return name
