@@ -2,8 +2,7 @@
 //
 // A slot is locked while its rows are read, and pushes go on between two slots: a result is not that of one moment.
 //
-// Threads: any. `done` is called by the scans' thread, which the first scan starts and the destructor ends, after the scan in progress.
-// Fork: a child's copy waits for no thread.
+// Threads: any; `done` is called by the thread of the scans. The destructor waits for the scan in progress.
 
 #pragma once
 
@@ -11,19 +10,19 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "base/threads.h"
+#include "base/work_queue.h"
 #include "server/reply_queue.h"
 #include "wire/wire.h"
 
 namespace shoal {
 
 struct Scan {
-  Peer peer;
-  wire::Header header;
+  Peer peer{};
+  wire::Header header{};
   std::uint64_t received_ns = 0;
   std::function<void(Scan&)> work{};  // computes the results; it may throw
   std::vector<double> numbers{};
@@ -36,22 +35,15 @@ class Scans {
   static constexpr std::size_t kMost = 16;  // waiting or in progress
 
   // `done` must not throw.
-  explicit Scans(std::function<void(const Scan&)> done) noexcept;
-  ~Scans();
-  Scans(const Scans&) = delete;
-  Scans& operator=(const Scans&) = delete;
+  explicit Scans(std::function<void(Scan&)> done);
 
   // Whether a request is waiting or in progress; then its result goes to this peer.
   bool has(const wire::Header& header, std::string_view peer);
-  // False if there are too many. Throws if the thread cannot be started.
-  bool add(Scan&& scan);
+  // False if there are too many. Throws if there is no memory or thread.
+  bool add(Scan&& scan) { return queue_.add(std::move(scan), kMost); }
 
  private:
-  struct Queue;
-
-  std::function<void(const Scan&)> done_;
-  std::unique_ptr<Queue> queue_;
-  std::unique_ptr<Thread> thread_;  // last: it uses the others
+  WorkQueue<Scan> queue_;
 };
 
 }  // namespace shoal

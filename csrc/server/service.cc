@@ -38,7 +38,7 @@ Service::Service(Slots slots, const std::vector<SlotRange>& arcs, const ServiceL
       limits_(limits),
       arc_of_(slots.count()),
       key_lists_(limits.key_list_bytes),
-      scans_([this](const Scan& scan) { finish_scan(scan); }) {
+      scans_([this](Scan& scan) { finish_scan(scan); }) {
   // A clock is merged in one call, and a merge takes at most 2^32 - 1 hashes.
   SHOAL_CHECK(limits.pending_bytes <= std::size_t{32} << 30U,
               "at most 32 GiB of pushes can wait for their clock, got a limit of " +
