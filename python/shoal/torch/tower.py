@@ -35,20 +35,7 @@ _CALLS_BY_OTHER_WORDS = ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4")
 
 
 def read_tower(data: bytes, what: str) -> dict[str, Any]:
-    """Read the dense part of a click model.
-
-    Parameters
-    ----------
-    data : bytes
-        The file.
-    what : str
-        Its name, for messages.
-
-    Raises
-    ------
-    CorruptionError
-        It is damaged, or is not such a file.
-    """
+    """Read the dense part of a click model, the bytes of a file: CorruptionError names it, if it is damaged."""
     try:
         # Written again, since torch finds the files of an archive in another way than zipfile, which has checked them.
         state = torch.load(_stored(data), weights_only=True)
@@ -90,22 +77,7 @@ def _check_calls(content: bytes) -> None:
 
 
 def check_module(make: Callable[[Store], tuple[nn.Module, object]], data: bytes, what: str) -> None:
-    """Check that a module has the parameters of a dense part, without memory for them.
-
-    Parameters
-    ----------
-    make : callable
-        Makes the module, with its tables in a store, and something else.
-    data : bytes
-        The file.
-    what : str
-        Its name, for messages.
-
-    Raises
-    ------
-    CorruptionError
-        It is damaged, or that of another module, or no module can be made.
-    """
+    """Check that the module that `make` makes has the parameters of a dense part, without memory for them: CorruptionError."""
     found = _shapes(read_tower(data, what)["module"])
     left = len(found)
     this_thread = threading.get_ident()
