@@ -77,7 +77,7 @@ def _check_calls(content: bytes) -> None:
 
 
 def check_module(make: Callable[[Store], tuple[nn.Module, object]], data: bytes, what: str) -> None:
-    """Check that the module that `make` makes has the parameters of a dense part, without memory for them: CorruptionError."""
+    """Check that the module that `make` makes has the parameters of a dense part: CorruptionError. Takes no memory."""
     found = _shapes(read_tower(data, what)["module"])
     left = len(found)
     this_thread = threading.get_ident()
