@@ -85,6 +85,16 @@ def test_a_model_is_saved_whatever_the_standard_streams_take(streams, status):
         assert "shoal: standard output: No space left on device\n" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("streams", "status", "message"),
+    [(">/dev/full", 1, "shoal: standard output: No space left on device\n"), ("| true", 1, ""), (">&-", 0, "")],
+)
+def test_a_version_that_cannot_be_printed_is_no_traceback(streams, status, message):
+    command = f"(sleep 0.2; exec {SHOAL} --version) {streams}; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{status}\n", message)
+
+
 def test_a_summary_is_escaped_where_the_encoding_lacks_a_character():
     command = [*SHOAL.split(), *TRAIN[:-4], "--output", "modèle", "--quiet"]
     assert subprocess.run(command, timeout=120).returncode == 0

@@ -32,7 +32,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 
 from shoal.base.interrupts import status_of, terminable
@@ -67,17 +67,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         parser().print_help()
         return WRONG_INPUT
-    only = words[0] if words and words[0] in {*_MODULES, "--version"} else None
-    arguments = parser(only).parse_args(words)
     with ExitStack() as ended:
         ended.callback(_drop_output_that_fails)
-        return _run(arguments, ended)
+        return _run(words, ended)
 
 
-def _run(arguments: argparse.Namespace, ended: ExitStack) -> int:
+def _run(words: list[str], ended: ExitStack) -> int:
     """Run a command; return the exit status."""
-    options = vars(arguments).keys()
+    options: Collection[str] = ()
     try:
+        arguments = parser(words[0] if words[0] in {*_MODULES, "--version"} else None).parse_args(words)
+        options = vars(arguments).keys()
         ended.enter_context(log_events(arguments))
         with terminable():
             answer: Answer = arguments.run(arguments)

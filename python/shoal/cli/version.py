@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.cli.answers import log_line
+from shoal.cli.answers import log_line, naming
 
 __all__ = ["Version", "describe"]
 
@@ -47,5 +47,6 @@ class Version(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Print the version and exit with status 0."""
-        log_line(describe())
+        with naming("standard output"):
+            log_line(describe())
         parser.exit(0)
