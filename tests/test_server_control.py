@@ -367,6 +367,28 @@ def test_a_server_that_was_stopped_itself_reports_no_stall():
     assert servers.poll(A) == []
 
 
+def test_a_backup_may_be_busy_for_longer_than_its_primary_was_with_the_same_request():
+    servers = Servers()
+    service = servers.services[A]
+
+    def run(seconds: float) -> list[Any]:
+        out = []
+        for _ in range(round(seconds / 0.05)):
+            servers.now += 0.05
+            service.on_time(round(1000 * servers.now))
+            out += servers.poll(A)
+        return out
+
+    servers.exchange()
+    servers.now += 2.0  # A executes a function of all rows, and B after it: for itself, and for A
+    service.on_time(round(1000 * servers.now))
+    assert run(5.5) == []
+    servers.exchange()
+    assert run(1.0) == []
+    (report,) = run(2.0)  # B is silent without a reason
+    assert report.state == "stalled"
+
+
 def test_progress_names_what_a_backup_has_not_acknowledged():
     servers = Servers()
     assert [(one.stream, one.lag_records) for one in servers.controls[A].progress()] == [(1, 0)]

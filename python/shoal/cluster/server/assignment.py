@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -65,6 +66,9 @@ _log = logging.getLogger("shoal.server")
 _WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for invalid input of an order
 _STALL_SECONDS = 1.0  # of silence of a backup
 _STALL_CHECK_SECONDS = 0.3  # that the silence has to last while this process runs: it may have been stopped itself
+# A backup executes what its primary has executed, and perhaps the same for slots of its own before.
+_STALL_PATIENCE = 3.0  # times as long as this server was busy, or stopped,
+_MAX_PATIENCE_SECONDS = 10.0
 _BUSY_SECONDS = 0.01  # that a heartbeat waits for an endpoint that is executing a request
 _REMEMBERED = 0.95  # of the load, from one heartbeat to the next
 _LOAD = "a load"  # the fault of a stream whose endpoint loads rows
@@ -197,7 +201,8 @@ class ServerControl:
         self._outcome: OrderReply | None = None
         self._reported: set[tuple[int, int, str]] = set()  # stream, arc and state
         self._silent_since: dict[int, float] = {}  # by stream
-        self._polled = 0.0
+        self._polled: float | None = None
+        self._patient_until = -math.inf  # with silent backups
         # By address, as last reported; for the loads, by first slot, rows that were touched, and the load.
         self._loads: dict[str, tuple[ArcLoad, ...]] = {}
         self._used: dict[str, dict[int, tuple[int, float]]] = {}
@@ -409,6 +414,10 @@ class ServerControl:
             epoch = self._faulty_epoch if self._map is None or self._fault else self._map.epoch
             out.append(Assigned(self._sender, epoch, self._outcome, self._fault))
             self._unconfirmed = False
+        gap = 0.0 if self._polled is None else now - self._polled
+        if gap > _STALL_CHECK_SECONDS:  # this process did not run, or waited for an endpoint that was busy
+            self._patient_until = now + min(_STALL_PATIENCE * gap, _MAX_PATIENCE_SECONDS)
+            self._silent_since.clear()
         if self.has_streams:
             for report in self._reports(now):
                 name = report.stream, report.arc, report.state
@@ -444,9 +453,8 @@ class ServerControl:
             self._silent_since.pop(stream, None)
             self._reported.discard((stream, -1, "stalled"))
             return False
-        if now - self._polled > _STALL_CHECK_SECONDS:  # this process did not run
-            self._silent_since.pop(stream, None)
-        return now - self._silent_since.setdefault(stream, now) >= _STALL_CHECK_SECONDS
+        lasts = now - self._silent_since.setdefault(stream, now) >= _STALL_CHECK_SECONDS
+        return lasts and now >= self._patient_until
 
     def loads(self) -> tuple[ArcLoad, ...]:
         """Return what the arcs that this server serves have of rows, and how much they are used. Once per heartbeat.
