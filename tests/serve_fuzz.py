@@ -49,7 +49,8 @@ def seeds(named):
     coded_lists = table.set_column(3, "seen", table["seen"].cast(pa.list_(pa.dictionary(pa.int8(), pa.string()))))
     odd = pa.table({"site": pa.array([1, None], pa.timestamp("us")), "user": pa.array([True, None]), "price": [1, 2],
                     "seen": pa.array([[2.5], None], pa.list_(pa.float64()))})  # fmt: skip
-    for one in (table, coded, views, odd, coded_lists):
+    sized = table.set_column(0, "site", pa.array([b"a", None] * 3, pa.binary(1)))
+    for one in (table, coded, views, odd, coded_lists, sized):
         yield stream(one), ARROW, named
         yield stream(one, compression="lz4"), ARROW, named
     for one in (keys, fixed):

@@ -89,6 +89,22 @@ def test_a_body_of_lines_is_read_as_the_file(of_lines, lines):
     assert agree(of_body(body, TEXT, of_lines), of_file(shoal.read_vw, body))
 
 
+@pytest.mark.parametrize("kind", [pa.binary(1), pa.binary(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_texts_of_every_type_of_arrow_are_read_as_the_table(of_parquet, kind):
+    sites = pa.array(["a", None, "7"])
+    texts = sites.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else pa.array(sites.to_pylist(), kind)
+    lists = pa.ListArray.from_arrays([0, 2, 2, 3], texts)
+    table = pa.table({"seen": lists, "price": [1, 2, 3], "site": texts})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    (batch,) = shoal.read_arrow(table, **ASKED).unlabelled()
+    got = of_body(sink.getvalue(), ARROW, of_parquet)
+    assert got == rows(batch)
+    strings = table.set_column(0, "seen", pa.ListArray.from_arrays([0, 2, 2, 3], sites)).set_column(2, "site", sites)
+    assert got == rows(next(iter(shoal.read_arrow(strings, **ASKED).unlabelled())))
+
+
 def test_a_body_of_arrow_is_read_as_the_table(of_parquet):
     table = pa.table(
         {

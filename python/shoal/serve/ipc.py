@@ -171,7 +171,7 @@ def _is_plain(kind: Any) -> bool:
     types = pyarrow().types
     tests = (
         types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_temporal,
-        types.is_string, types.is_large_string, types.is_binary, types.is_large_binary,
+        types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary,
     )  # fmt: skip
     return any(test(kind) for test in tests)
 
