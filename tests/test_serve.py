@@ -97,7 +97,9 @@ def test_unknown_columns_are_counted_by_model_and_refused_if_asked(tmp_path):
         status, answer, _ = ask(port, "POST", "/predict", "user,site,when\nu,a,1\n", csv)
         assert (status, json.loads(answer)["error"][:45]) == (400, "column 'when' is not known to the model: its ")
         assert ask(port, "POST", "/predict", '{"instances": [{"site": "a"}, {"click": 0}]}')[0] == 200
-        assert b'shoal_serve_unknown_columns_total{model=""} 3.0' in ask(port, "GET", "/metrics")[1]
+        long = json.dumps({"instances": [{"x" * 100_000: 1}]})
+        assert len(ask(port, "POST", "/predict", long)[1]) < 200
+        assert b'shoal_serve_unknown_columns_total{model=""} 4.0' in ask(port, "GET", "/metrics")[1]
 
 
 def test_a_body_from_curl_is_json(tmp_path):

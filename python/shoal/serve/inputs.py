@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["CRITEO_COLUMNS", "Examples", "InputSpec"]
 
 MOST_COLUMNS = 10_000  # of a table in a body
+_NAME_LENGTH = 80  # of an unknown column in a message
 _NAMED = ("csv", "parquet", "arrow")
 _LINES = {form.name: form for form in (LIBSVM, LIBFFM, VW, CRITEO)}
 _OF_CSV = ("sep", "list_separator", "na_values", "keep_default_na")
@@ -130,7 +131,8 @@ class InputSpec:
     def check_known(self, unknown: Collection[str]) -> None:
         """Raise RequestError if there are columns that the model does not know."""
         if unknown:
-            what = f"columns {listed(sorted(unknown))} are" if len(unknown) > 1 else f"column {listed([*unknown])} is"
+            names = listed([name[:_NAME_LENGTH] for name in sorted(unknown)])
+            what = f"columns {names} are" if len(unknown) > 1 else f"column {names} is"
             raise RequestError(f"{what} not known to the model: its columns are {listed(self.named())}")
 
     def named(self) -> list[str]:
