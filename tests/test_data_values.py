@@ -207,6 +207,58 @@ def test_one_missing_cell_does_not_change_the_keys_of_a_column_of_whole_numbers(
     assert of_table(holed) == of_table(whole) == [key("20240501123456"), key("7")]
 
 
+def rounded(kind, example, name="c"):
+    least = {"halffloat": 2**11, "float": 2**24, "double": 2**53}[kind]
+    return (
+        f"column {name!r} holds {kind}, such as {example}: from {least} on, these cannot hold every whole number, so "
+        f"ids were probably rounded, and their keys differ from those of the same ids as integers or text; read the "
+        f"column as integers or text (pandas: dtype={{{name!r}: 'Int64'}}, pyarrow: "
+        f"column_types={{{name!r}: pyarrow.int64()}})"
+    )
+
+
+def test_ids_that_a_column_of_floats_has_rounded_are_warned_of_once(tmp_path, spec, caplog):
+    frame = pd.DataFrame({"c": [7, None, 2**53 + 1, 2**60]})
+    assert frame["c"].dtype == np.float64
+    table = pa.Table.from_pandas(frame)
+    pq.write_table(table, tmp_path / "x.parquet")
+    for reader in (
+        shoal.read_arrow(frame, label=None),
+        shoal.read_arrow(frame, label=None).with_columns(),
+        shoal.read_arrow(frame.astype("category"), label=None),
+        shoal.read_parquet(tmp_path / "x.parquet", label=None, batch_size=2),
+    ):
+        caplog.clear()
+        assert keys_of(reader) == keys_of(reader.unlabelled())
+        assert [record.getMessage() for record in caplog.records] == [rounded("double", 2**53)]
+    caplog.clear()
+    spec.rounded.clear()
+    for _ in range(2):
+        of_body(arrow_body(table), ARROW, spec)
+    assert [record.getMessage() for record in caplog.records] == [rounded("double", 2**53)]
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("float16", 11), ("float32", 24), ("float64", 53)])
+def test_floats_are_warned_of_from_the_magnitude_at_which_whole_numbers_are_missing(caplog, kind, bits):
+    dtype = np.dtype(kind)
+    of_table(pa.table({"c": np.array([2**bits - 1, 1 - 2**bits, 0.5, np.nan, np.inf], dtype)}))
+    of_table(pa.table({"c": pa.array([2**bits, 2**bits + 1, None])}))
+    list(shoal.read_arrow(pa.table({"c": np.array([2**bits], dtype)}), label=None, numeric=["c"]))
+    assert caplog.records == []
+    of_table(pa.table({"c": np.array([0, -(2**bits)], dtype)}))
+    name = {"float16": "halffloat", "float32": "float", "float64": "double"}[kind]
+    assert [record.getMessage() for record in caplog.records] == [rounded(name, -(2**bits))]
+
+
+def test_a_list_is_named_in_messages_of_its_items_not_the_column_whose_keys_it_shares(caplog):
+    table = pa.table({"c": ["7"], "seen": pa.array([[2.0**60, None]])})
+    how = {"label": None, "categorical": ["c"], "lists": {"seen": "c"}}
+    keys_of(shoal.read_arrow(table, **how))
+    assert [record.getMessage() for record in caplog.records] == [rounded("double", 2**60, "seen")]
+    with pytest.raises(ValueError, match="column 'seen' holds struct"):
+        keys_of(shoal.read_arrow(table.set_column(1, "seen", pa.array([[{"a": 1}]])), **how))
+
+
 @pytest.mark.parametrize(
     ("text", "want"),
     [

@@ -120,6 +120,15 @@ def test_columns_of_keys_are_the_rows_of_an_embedding():
     assert made["price"].equals(ads()["price"])
 
 
+@pytest.mark.parametrize("step", [Hash(label="click"), HashColumns(["site"])], ids=lambda step: type(step).__name__)
+def test_steps_warn_once_of_ids_that_a_column_of_floats_has_rounded(step, caplog):
+    table = pa.table({"click": [1, 0], "site": [2.0**53, 7.0]})
+    for _ in range(2):
+        step(table)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("column 'site' holds double, such as 9007199254740992: ")
+
+
 def test_a_dataset_without_labels_is_predicted_as_a_file_is(tmp_path):
     pq.write_table(ads().drop(["click"]), tmp_path / "new.parquet")
     hashed = Hash(**ROLES)

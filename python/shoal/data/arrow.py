@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -47,6 +48,10 @@ from shoal.errors import CorruptionError
 _ROWS = 1 << 14  # of a record batch that is asked for
 _EXCERPT = 80
 _CELLS = 1 << 16  # of which texts are made at a time
+_EXACT = {16: 2**11, 32: 2**24, 64: 2**53}  # by the bits of a float: from here it cannot hold every whole number
+_MOST_WARNED = 100  # columns: requests may name any
+
+_log = logging.getLogger(__name__)
 
 
 def pyarrow() -> Any:
@@ -137,6 +142,7 @@ class TableReader(Reader):
             files, name, {**schema, "na_values": list(self._missing)} if self._missing else schema, settings
         )
         self._columns = columns
+        self._warned: set[str] = set()  # of rounded numbers in these columns; shared with copies
         pyarrow()
 
     def with_columns(self, categorical: Sequence[str] | None = None) -> Reader:
@@ -228,6 +234,7 @@ class TableReader(Reader):
                 labelled=self._labelled,
                 classes=settings.classes,
                 missing=self._missing,
+                warned=self._warned,
             )
         except RowError as error:
             remedy = f": {error.remedy}" if error.remedy else ""
@@ -309,8 +316,11 @@ def featured(
     labelled: bool,
     classes: int = 0,
     missing: Sequence[str] = (),
+    warned: set[str] | None = None,
 ) -> Batch:
     """Turn the rows of a record batch into examples; cells with the texts ``missing`` hold nothing.
+
+    Columns whose numbers were probably rounded are warned of in the log, unless ``warned`` has their names or is None.
 
     Raises
     ------
@@ -335,7 +345,7 @@ def featured(
             if named is not None and np.any(there[:, i]):
                 named.add(keys[:1, i], [name])
         else:
-            keys[:, i], there[:, i] = keys_of(table.column(name), int(fields[i]), name, named, missing)
+            keys[:, i], there[:, i] = keys_of(table.column(name), int(fields[i]), name, named, missing, warned=warned)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1, dtype=np.int64))])
     labels, weights = np.full(rows, np.nan, np.float32), None
     if labelled:
@@ -347,7 +357,8 @@ def featured(
         assert of is not None
         places = np.broadcast_to(np.array([list(kinds).index(name) for name in features], np.int64), keys.shape)[there]
         lists = [
-            (name, *_listed(table.column(name), columns.lists[name], name, named, missing)) for name in columns.lists
+            (name, *_listed(table.column(name), columns.lists[name], name, named, missing, warned))
+            for name in columns.lists
         ]
         indptr, flat, products, of = _with_lists(indptr, flat, products, of, places, lists, list(kinds))
     if columns.pairs:
@@ -395,28 +406,41 @@ def _numbers_of_texts(column: Any, name: str, remedy: str, missing: Sequence[str
 
 
 def keys_of(
-    column: Any, field: int, name: str, named: FeatureNames | None = None, missing: Sequence[str] = ()
+    column: Any,
+    field: int,
+    name: str,
+    named: FeatureNames | None = None,
+    missing: Sequence[str] = (),
+    *,
+    shared: str | None = None,
+    warned: set[str] | None = None,
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Return the keys of a column's cells, and which of them are there; name them, those of a dictionary all.
 
     Cells whose text is one of ``missing`` are not. The bytes of a column of texts are read where they are, without a
-    copy.
+    copy. Messages are about the column ``name``; the names of its keys are those of ``shared``, by default the same.
+    ``warned`` is as for `featured`.
     """
     arrow = pyarrow()
+    keys_in = functools.partial(
+        keys_of, field=field, name=name, named=named, missing=missing, shared=shared, warned=warned
+    )
     if len(column) == 0:
         return np.empty(0, np.uint64), np.empty(0, np.bool_)
     if len(column) > _CELLS:
-        parts = [keys_of(column.slice(i, _CELLS), field, name, named, missing) for i in range(0, len(column), _CELLS)]
+        parts = [keys_in(column.slice(i, _CELLS)) for i in range(0, len(column), _CELLS)]
         return np.concatenate([keys for keys, _ in parts]), np.concatenate([there for _, there in parts])
     there: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
     if arrow.types.is_dictionary(column.type):
-        keys, known = keys_of(column.dictionary, field, name, named, missing)
+        keys, known = keys_in(column.dictionary)
         if len(keys) == 0:
             return np.zeros(len(column), np.uint64), there
         places = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
         return keys[places], there & known[places]
     if arrow.types.is_floating(column.type):
         numbers = _doubles(column)
+        if warned is not None:
+            _warn_of_rounded(numbers, column.type, name, warned)
         there = there & ~np.isnan(numbers)
         ends = np.empty(len(column) + 1, np.int64)
         texts = np.frombuffer(_reader.number_texts(numbers, ends), np.uint8)
@@ -429,8 +453,25 @@ def keys_of(
     if named is not None:
         fields = np.broadcast_to(np.uint64(field), int(there.sum()))
         spans = np.column_stack([ends[:-1], ends[1:]])[there]
-        named.note(texts.data, keys[there], fields, spans, functools.partial(of_column, name))
+        named.note(texts.data, keys[there], fields, spans, functools.partial(of_column, shared or name))
     return keys, there
+
+
+def _warn_of_rounded(numbers: NDArray[np.float64], kind: Any, name: str, warned: set[str]) -> None:
+    """Warn once of a column with floats of a magnitude at which not every whole number has one."""
+    if name in warned or len(warned) >= _MOST_WARNED:
+        return
+    least = _EXACT[kind.bit_width]
+    large = numbers[np.abs(numbers) >= least]
+    large = large[np.isfinite(large)]
+    if len(large):
+        warned.add(name)
+        _log.warning(
+            "column %.99r holds %s, such as %.20g: from %d on, these cannot hold every whole number, so ids were "
+            "probably rounded, and their keys differ from those of the same ids as integers or text; read the column "
+            "as integers or text (pandas: dtype={%.99r: 'Int64'}, pyarrow: column_types={%.99r: pyarrow.int64()})",
+            *(name, kind, large[0], least, name, name),
+        )
 
 
 def _doubles(column: Any) -> NDArray[np.float64]:
@@ -479,7 +520,7 @@ def _list_tests() -> list[Callable[[Any], bool]]:
 
 
 def _listed(
-    column: Any, shared: str, name: str, named: FeatureNames | None, missing: Sequence[str]
+    column: Any, shared: str, name: str, named: FeatureNames | None, missing: Sequence[str], warned: set[str] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Return the row and the key of each item in a column of lists; keys are those of the column it shares."""
     arrow = pyarrow()
@@ -489,7 +530,8 @@ def _listed(
         raise ValueError(f"column {name!r} holds {kind}, not lists: {remedy}")
     lengths = arrow.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     rows = np.repeat(np.arange(len(column)), lengths)
-    keys, there = keys_of(arrow.compute.list_flatten(column), field_of(shared), shared, named, missing)
+    items = arrow.compute.list_flatten(column)
+    keys, there = keys_of(items, field_of(shared), name, named, missing, shared=shared, warned=warned)
     keys[~there] = hash_strings([MISSING_TEXT], field_of(shared))[0]
     return rows, keys
 

@@ -72,6 +72,7 @@ class Hash:
     lists: Mapping[str, str] = field(default_factory=dict)
     interactions: Interactions = ()
     with_fields: bool = False
+    _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # see `featured`
 
     def __post_init__(self) -> None:
         if self.columns.pairs and self.with_fields:
@@ -115,7 +116,12 @@ class Hash:
         first = 0
         for piece in _pieces(table, type(self).__name__):
             try:
-                batch = featured(piece, columns, None, fielded=self.with_fields, labelled=columns.label is not None)
+                batch = featured(
+                    *(piece, columns, None),
+                    fielded=self.with_fields,
+                    labelled=columns.label is not None,
+                    warned=self._warned,
+                )
             except RowError as error:
                 raise ValueError(f"row {first + error.row} of a block, column {error.column!r}: {error}") from None
             made.append(self._hashed(batch))
@@ -196,6 +202,7 @@ class HashColumns:
     """
 
     columns: Sequence[str]
+    _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # see `featured`
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str) or not all(isinstance(name, str) for name in self.columns):
@@ -219,7 +226,7 @@ class HashColumns:
                 if at < 0:
                     raise ValueError(f"column {name!r} is not there: the columns are {', '.join(piece.schema.names)}")
                 number = field_of(name)
-                keys, there = keys_of(piece.column(name), number, name)
+                keys, there = keys_of(piece.column(name), number, name, warned=self._warned)
                 keys[~there] = hash_strings([MISSING_TEXT], number)[0]
                 piece = piece.set_column(at, name, arrow.array(keys.view(np.int64)))
             made.append(piece)

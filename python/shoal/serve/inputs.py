@@ -9,7 +9,7 @@
 A table or lines in a body are read as in a file. Every form ends as `Examples`: rows of features with their fields, to
 which `InputSpec.batch` adds the interactions.
 
-Threads: an InputSpec is immutable.
+Threads: an InputSpec is immutable, except that any thread may add to ``rounded``.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class InputSpec:
         numbers = [[field_number(str(form), name) for name in pair] for pair in named_pairs(pairs)]
         self.pairs = np.array(numbers, np.uint64).reshape(-1, 2)
         self.lines = _line_format(model.format, fielded=self.needs_fields or len(numbers) > 0)
+        self.rounded: set[str] = set()  # columns of Arrow whose numbers were warned of, see `featured`
         self._row_bytes = _FEATURE_BYTES + 4 * sum(table.dim for table in model.tables)
 
     @property

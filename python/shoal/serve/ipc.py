@@ -271,9 +271,10 @@ def _of_columns(batches: list[Any], rows: int, spec: InputSpec) -> Examples:
         for begin in range(0, batch.num_rows, _ROWS):
             piece = _without_views(batch.slice(begin, _ROWS))
             try:
-                made.append(featured(piece, columns, None, fielded=True, labelled=False, missing=missing))
+                one = featured(piece, columns, None, fielded=True, labelled=False, missing=missing, warned=spec.rounded)
             except RowError as error:
                 raise RequestError(f"instance {first + error.row}, column {error.column!r}: {error}") from None
+            made.append(one)
             first += piece.num_rows
     one = joined(made)
     return Examples(np.arange(rows), one.indptr, one.keys, one.values, one.fields)
