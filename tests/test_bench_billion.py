@@ -61,7 +61,7 @@ def test_a_checkpoint_of_other_rows_fails_the_run(tmp_path):
     with shoal.local() as store:
         store.load(tmp_path / "checkpoint")
         store.tables["keys"].push(np.array([7], np.uint64), np.ones(1, np.float32)).wait()
-        store.save(tmp_path / "checkpoint")
+        store.save(tmp_path / "checkpoint", overwrite=True)
     done = bench(tmp_path, "--keys", "1e5", "--steps", "load")
     assert done.returncode != 0
     assert "100000 rows were saved, 100001 loaded" in done.stderr

@@ -311,12 +311,12 @@ def test_a_server_waits_until_it_sees_what_was_just_written(chains: Any, monkeyp
     calls = []
     read = LocalDir.read
 
-    def late(place: Any, name: str) -> Any:
+    def late(place: Any, name: str, **how: Any) -> Any:
         if threading.current_thread().name == "shoal-task":
             calls.append(name)
             if len(calls) < 4:
                 raise FileNotFoundError(name)
-        return read(place, name)
+        return read(place, name, **how)
 
     monkeypatch.setattr(LocalDir, "read", late)
     with one_cluster() as (_, (store,)):

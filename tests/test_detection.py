@@ -363,7 +363,9 @@ def test_a_killed_server_is_lost_at_once_with_the_reason(threads):
         shoal.connect(cluster.address, timeout=2 * TIMEOUT) as store,
     ):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES)
+        store.tick()
+        table.pull(KEYS)  # the clock has ended: nothing is left for the end of the block
         cluster.servers[1].process.kill()
         text = error_of_pulls(table, ServerLostError)
         assert "server 1 at tcp://127.0.0.1:" in text

@@ -287,7 +287,7 @@ def test_the_files_of_a_model_are_fetched_and_checked_too(there: There) -> None:
         write_export(
             there.place("1"),
             UnsynchronizedTables(given, 4),
-            model={"kind": "x"},
+            model={"kind": "x", "table": "t", "more_tables": []},
             extras={"tower.pt": b"dense"},
         )
     name = next(file for file in there.place("1").names() if file.endswith("tower.pt"))
@@ -298,7 +298,10 @@ def test_the_files_of_a_model_are_fetched_and_checked_too(there: There) -> None:
         assert export.now.layers.extra("tower.pt") == b"dense"
     shoal.compact(there.url, there.at("2"), cache=there.cache, storage_options=there.how)
     with there.open("2") as export:
-        assert (export.now.model, export.now.layers.extra("tower.pt")) == ({"kind": "x"}, b"dense")
+        assert (export.now.model, export.now.layers.extra("tower.pt")) == (
+            {"kind": "x", "table": "t", "more_tables": []},
+            b"dense",
+        )
     put(there.place("2"), next(file for file in there.place("2").names() if file.endswith("tower.pt")), b"Dense")
     for copy in there.copies():
         shutil.rmtree(copy)

@@ -196,7 +196,7 @@ def test_the_commands_train_measure_predict_and_serve(form: str, tmp_path: Path,
         assert json.loads(ask(port, "GET", "/versions")[1])["model"] == "multiclass regression"
         description = served.now.exported.model
     with cluster(1, 1, slots=16) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):
-        live = MulticlassRegression(CLASSES, store=store)
+        live = MulticlassRegression(CLASSES, store=store, normalized=form == "csv")  # as the command does
         live.fit(whole, progress=False)
         store.flush()
         with LiveModel(lambda: shoal.connect(made.address, mode="read", timeout=TIMEOUT), description) as serving:

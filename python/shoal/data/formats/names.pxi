@@ -14,8 +14,8 @@ def join_names(
     """Write each name, head and text, into ``joined``, and where it ends into ``ends``; return the bytes that are used.
 
     Name i is the head ``head_of[i]``, which ends at its ``head_ends``, and text[spans[i, 0]:spans[i, 1]]. With
-    ``numbers`` that text is numbers between colons, which lose their leading zeros; with ``cells`` it is that of a cell,
-    which may have another one (cells.pxi). ``joined`` has room for all, and for CELL_BYTES more for each of these.
+    ``numbers`` that text is numbers between colons, which lose their leading zeros; with ``cells`` it is that of a
+    cell, which may have another one (cells.pxi). ``joined`` has room for all, and CELL_BYTES more for each of these.
     """
     cdef uint8_t[CELL_BYTES] room
     cdef CellText cell
