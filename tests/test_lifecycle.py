@@ -73,8 +73,8 @@ def test_a_description_with_rules_comes_back_and_one_without_reads_as_ever():
     ("make", "says"),
     [
         (lambda: shoal.AfterCount(0), "whole number from 1"),
-        (lambda: shoal.AfterCount(1.5), "got 1.5"),
-        (lambda: shoal.AfterCount("3"), "needs a number for n"),
+        (lambda: shoal.AfterCount(1.5), "n is 1.5: pass a whole number"),
+        (lambda: shoal.AfterCount("3"), "n is '3': pass a whole number"),
         (lambda: shoal.AfterCount(3, within=0), "for within"),
         (lambda: shoal.AfterBloom(256, capacity=10), "from 1 to 255"),
         (lambda: shoal.AfterBloom(3, capacity=10, error=0.9), "error from"),

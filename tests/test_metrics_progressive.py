@@ -35,6 +35,12 @@ def test_lines_come_every_so_many_examples():
     assert [line.examples for line in out] == [30, 60, 90, 100]
 
 
+@pytest.mark.parametrize("every", [0, 1.0, True, "3", None])
+def test_an_interval_that_is_none_is_refused_with_what_to_pass(every):
+    with pytest.raises(ValueError, match=f"every is {every!r}: pass a number of examples"):
+        Progressive(every)
+
+
 def test_a_batch_is_not_taken_apart_and_gives_one_line_at_most():
     assert [line.examples for line in told(Progressive(), [10] * 5)[0]] == [10, 20, 40, 50]
     assert [line.examples for line in told(Progressive(4), [10] * 3)[0]] == [10, 20, 30]

@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from shoal import schedules
-from shoal.base.scalars import plain
+from shoal.base.scalars import plain, whole
 from shoal.base.sizes import memory_bytes
 from shoal.metrics import Progressive
 from shoal.models.plan import Plan
@@ -118,6 +118,56 @@ def test_progress_estimates_and_sketches_take_them():
 def test_what_is_no_number_is_refused_as_before(value):
     with pytest.raises((TypeError, ValueError)):
         shoal.TimeToLive(value)
+
+
+def fitted(**how):
+    with shoal.LogisticRegression() as model:
+        model.fit(np.eye(2), [0, 1], progress=False, **how)
+
+
+def table(**how):
+    with shoal.local() as store:
+        store.table("t", **how)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: fitted(epochs="4"), "epochs is '4': pass a whole number"),
+        (lambda: fitted(epochs=4.0), "epochs is 4.0: pass a whole number"),
+        (lambda: fitted(epochs=True), "epochs is True: pass a whole number"),
+        (lambda: fitted(batch_size=64.0), "batch_size is 64.0: pass a whole number, 1 or more"),
+        (lambda: fitted(batch_size=True), "batch_size is True: pass a whole number, 1 or more"),
+        (lambda: fitted(patience="3"), "patience is '3': pass a whole number or None"),
+        (lambda: fitted(shuffle=1.5), "shuffle is 1.5: pass True or False or a whole number"),
+        (lambda: fitted(negative_rate="0.5"), "negative_rate is '0.5': pass a number"),
+        (lambda: shoal.read_libsvm("x", batch_size=64.0), "batch_size is 64.0: pass a whole number"),
+        (lambda: shoal.read_libsvm("x", reader_threads="2"), "reader_threads is '2': pass a whole number"),
+        (lambda: table(dim=True), "dim is True: pass a whole number"),
+        (lambda: table(dim=4.0), "dim is 4.0: pass a whole number"),
+        (lambda: table(dim=2, dtype="float16", seed="1"), "seed is '1': pass a whole number"),
+        (lambda: shoal.local(threads=True), "threads is True: pass a whole number"),
+        (lambda: shoal.launch(servers="2").__enter__(), "servers is '2': pass a whole number, 1 or more"),
+        (lambda: shoal.launch(servers=2, replicas=1.0).__enter__(), "replicas is 1.0: pass a whole number, 0 or more"),
+        (lambda: shoal.models.DBPG(passes=1.5), "passes is 1.5: pass a whole number"),
+        (lambda: shoal.models.DBPG(slack="0.1"), "slack is '0.1': pass a number or None"),
+        (lambda: shoal.Filters(zeros="no"), "zeros is 'no': pass True or False"),
+        (lambda: shoal.Filters(threshold=None), "threshold is None: pass a number"),
+        (lambda: shoal.SSP("4"), "staleness is '4': pass a whole number"),
+        (lambda: shoal.Cache(rows=1.5, staleness=1), "rows is 1.5: pass a whole number"),
+        (lambda: shoal.Cache(rows=1, staleness=True), "staleness is True: pass a whole number"),
+        (lambda: shoal.SGD(lr="fast"), "lr is 'fast': pass a number"),
+        (lambda: shoal.SGD(lr=True), "lr is True: pass a number"),
+        (lambda: shoal.Normal(0.1, seed=1.0), "seed is 1.0: pass a whole number"),
+        (lambda: shoal.MaxRows(10.5), "rows is 10.5: pass a whole number"),
+        (lambda: whole("ahead", "9" * 200, 1), "ahead is '" + "9" * 79 + ": pass a whole number, 1 or more"),
+    ],
+)
+def test_a_parameter_of_another_type_is_named_with_its_value_and_what_to_pass(make, says):
+    with pytest.raises(TypeError) as caught:
+        make()
+    assert says in str(caught.value)
+    assert "interpreted as an integer" not in str(caught.value)
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------

@@ -151,11 +151,11 @@ def test_descriptions_survive_their_numbers_and_nonsense_is_refused():
         assert make_optimizer("SGD", optimizer.params()) == optimizer
     for make, error, said in [
         (lambda: Steps(0), ValueError, "schedule_clocks"),
-        (lambda: Steps(1.5), ValueError, "whole number"),
+        (lambda: Steps(1.5), TypeError, "clocks is 1.5: pass a whole number"),
         (lambda: Steps(5, 1.5), ValueError, "schedule_factor from 0 to 1"),
         (lambda: Cosine(5, float("nan")), ValueError, "schedule_floor"),
         (lambda: Warmup(-1), ValueError, "schedule_warmup"),
-        (lambda: Linear("5"), TypeError, "Linear needs a number for clocks, got '5'"),
+        (lambda: Linear("5"), TypeError, "clocks is '5': pass a whole number"),
         (lambda: Linear(5).at(-1), ValueError, "clock is -1"),
         (lambda: shoal.SGD(0.1, schedule=7), TypeError, "needs a schedule such as"),
         (lambda: shoal.FTRL(0.1, schedule=Linear(5)), ValueError, "FTRL takes no schedule"),

@@ -585,9 +585,9 @@ def test_what_does_not_fit_is_refused():
         module = Embedding(store.table("t"))
         with pytest.raises(TypeError, match="a Linear pulls no rows"):
             Pipeline([], {torch.nn.Linear(1, 1): keys_of})
-        for how in ({"staleness": -1}, {"ahead": 0}):
-            with pytest.raises(ValueError, match="pass 0 or more, and 1 or more"):
-                Pipeline([], {module: keys_of}, **how)
+        for name, value, least in (("staleness", -1, 0), ("ahead", 0, 1)):
+            with pytest.raises(ValueError, match=f"{name} is {value}: pass {least} or more"):
+                Pipeline([], {module: keys_of}, **{name: value})
         assert list(Pipeline([], {module: keys_of}, staleness=2)) == []
         with pytest.raises(TypeError, match="not iterable"):
             list(Pipeline(7))

@@ -95,7 +95,7 @@ class SSP(Consistency):
 
     def __post_init__(self) -> None:
         make_plain(self)
-        if not isinstance(self.staleness, int) or not 0 <= self.staleness < _MOST_CLOCKS:
+        if not 0 <= self.staleness < _MOST_CLOCKS:
             raise ValueError(f"SSP needs a staleness from 0 to {_MOST_CLOCKS - 1} clocks, got {self.staleness!r}")
 
     @property

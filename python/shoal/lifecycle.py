@@ -67,11 +67,8 @@ class _Rule:
         found: dict[str, float] = {}
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{type(self).__name__} needs a number for {name}, got {value!r}")
-            found[name] = value if isinstance(value, int) and abs(value) > 2**53 else float(value)
+            if value is not None:
+                found[name] = value if isinstance(value, int) and abs(value) > 2**53 else float(value)
         return found
 
     def record(self) -> RuleRecord:
@@ -257,8 +254,6 @@ class MaxRows(Expiry):
 
     def params(self) -> dict[str, float]:
         """All parameters by name, as numbers: ``frequent`` is 1 if ``keep`` is "frequent"."""
-        if isinstance(self.rows, bool) or not isinstance(self.rows, (int, float)):
-            raise TypeError(f"MaxRows needs a number for rows, got {self.rows!r}")
         return {"rows": float(self.rows), "frequent": float(self.keep == "frequent")}
 
 

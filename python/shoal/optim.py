@@ -319,7 +319,7 @@ class Init:
     def init_seed(self) -> int:
         """The seed, 0 if there is none."""
         seed = getattr(self, "seed", 0)
-        if not isinstance(seed, int) or not 0 <= seed < 2**64:
+        if not 0 <= seed < 2**64:
             raise ValueError(f"{type(self).__name__} needs a seed from 0 to 2**64 - 1, got {seed!r}")
         return seed
 

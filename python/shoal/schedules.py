@@ -27,10 +27,6 @@ class Schedule:
 
     def __post_init__(self) -> None:
         make_plain(self)
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{type(self).__name__} needs a number for {each.name}, got {value!r}")
         self.at(0)
 
     def params(self) -> dict[str, float]:

@@ -125,7 +125,7 @@ class UserOptimizer(Optimizer, ABC):
         _classes[_path(cls)] = cls
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        make_plain(self, checked=False)  # its own declarations: its parameters come back as floats
         version, row_steps = self.version, self.row_steps
         name = type(self).__name__
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:

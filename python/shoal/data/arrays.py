@@ -10,7 +10,6 @@ Threads: a `MatrixReader` is immutable, except its random numbers; an iteration 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from shoal import _core
 from shoal.base.defaults import BATCH_SIZE
+from shoal.base.scalars import whole
 from shoal.data.arrow import ArrowSource, TableReader, pyarrow, table_of
 from shoal.data.batch import Batch
 from shoal.data.columns import PLACE, Columns
@@ -85,8 +85,7 @@ class MatrixReader:
         batch_size: int = BATCH_SIZE,
         rng: Any = None,
     ) -> None:
-        if operator.index(batch_size) < 1:
-            raise ValueError(f"batch_size is {batch_size}: pass 1 or more")
+        whole("batch_size", batch_size, 1)
         self._indptr, self._keys, self._values, self.columns = _compressed(X)
         n = len(self._indptr) - 1
         self._labels = np.zeros(n, np.float32) if labels is None else labels

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from shoal.base.prefetch import prefetch
+from shoal.base.scalars import whole
 from shoal.data.batch import Batch
 from shoal.data.files import File
 from shoal.data.fingerprint import difference, file_fingerprint, first_of
@@ -217,8 +218,7 @@ class Reader(ABC):
         >>> [split.path for split in read_libsvm(["a.txt", "b.txt"]).splits(1 << 26)]  # doctest: +SKIP
         ['a.txt', 'b.txt']
         """
-        if operator.index(split_bytes) < 1:
-            raise ValueError(f"split_bytes is {split_bytes}: pass 1 or more")
+        whole("split_bytes", split_bytes, 1)
         if self._settings.num_splits > 1 or self.resumed:
             raise ValueError(f"{self!r} is a split, or starts from a position: split the whole data")
         splits = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.base.scalars import make_plain
+from shoal.base.scalars import make_plain, whole
 from shoal.data.files import File
 from shoal.data.names import FeatureNames
 from shoal.data.rebatch import Cursor
@@ -39,17 +38,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         make_plain(self)
-        if operator.index(self.batch_size) < 1:
-            raise ValueError(f"batch_size is {self.batch_size}: pass 1 or more")
+        whole("batch_size", self.batch_size, 1)
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
-        if operator.index(self.reader_threads) < 1:
-            raise ValueError(f"reader_threads is {self.reader_threads}: pass 1 or more")
+        whole("reader_threads", self.reader_threads, 1)
         if not isinstance(self.names, FeatureNames | None):
             raise TypeError(f"names is a {type(self.names).__name__}: pass shoal.FeatureNames(), which the passes fill")
-        if not (self.classes == 0 or 2 <= operator.index(self.classes) <= _MOST_CLASSES):
+        if not (self.classes == 0 or 2 <= self.classes <= _MOST_CLASSES):
             raise ValueError(f"classes is {self.classes}: pass 2 to {_MOST_CLASSES:,}")
-        if not 0 <= operator.index(self.rank) < operator.index(self.num_splits):
+        if not 0 <= self.rank < self.num_splits:
             raise ValueError(f"split {self.rank} of {self.num_splits}: pass a rank from 0 to the number of splits - 1")
 
 

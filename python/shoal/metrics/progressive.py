@@ -87,7 +87,8 @@ class Progressive:
 
     def __init__(self, every: float = 2.0) -> None:
         every = plain(every)
-        if isinstance(every, bool) or not (every >= 1 if isinstance(every, int) else 1.0 < every < float("inf")):
+        is_number = isinstance(every, int | float) and not isinstance(every, bool)
+        if not is_number or not (every >= 1 if isinstance(every, int) else 1.0 < every < float("inf")):
             raise ValueError(f"every is {every!r}: pass a number of examples (int) or a factor above 1 (float)")
         self._every = every
         self._next: float = every if isinstance(every, int) else 1.0

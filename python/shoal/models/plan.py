@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from shoal.base.scalars import make_plain
+from shoal.base.scalars import make_plain, whole
 from shoal.data import Batch, Reader
 from shoal.metrics import Metrics
 from shoal.models import preprocessing
@@ -41,8 +41,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         make_plain(self)
-        if self.epochs < 1:
-            raise ValueError(f"epochs is {self.epochs}: pass 1 or more")
+        whole("epochs", self.epochs, 1)
         preprocessing.shuffle_buffer(self.shuffle)
         preprocessing.Sampling(self.negative_rate, self.seed)
         if not 0 <= self.seed < 2**64:

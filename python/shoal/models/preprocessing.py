@@ -18,7 +18,6 @@ threads of the store sort together, are sorted when they are needed.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -27,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.base.prefetch import prefetch_map
+from shoal.base.scalars import whole
 from shoal.data import Batch
 from shoal.data.rebatch import joined, rows_of
 from shoal.table.arrays import mix
@@ -181,9 +181,7 @@ def shuffle_buffer(shuffle: bool | int) -> int:
     """
     if isinstance(shuffle, bool):
         return SHUFFLE_BATCHES if shuffle else 0
-    if operator.index(shuffle) < 0:
-        raise ValueError(f"shuffle is {shuffle}: pass the number of batches to shuffle among, True for 16, or 0")
-    return shuffle
+    return whole("shuffle", shuffle, 0, "the number of batches to shuffle among, True for 16, or 0")
 
 
 def examples_of(reader: Iterable[Batch]) -> Iterator[Batch]:

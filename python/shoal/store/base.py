@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from shoal import _core
 from shoal.base.machine import cores
-from shoal.base.scalars import plain
+from shoal.base.scalars import plain, whole
 from shoal.consistency import Consistency
 from shoal.errors import ClosedError
 from shoal.lifecycle import Admission, Expiry, SweepReport
@@ -69,8 +69,8 @@ class Store(StoreFiles):
     # exclusively. A forked child touches neither.
 
     def __init__(self, *, threads: int | None, slots: int) -> None:
-        count, slots = cores() if threads is None else plain(threads), plain(slots)
-        if not isinstance(count, int) or not 1 <= count <= 1024:
+        count, slots = cores() if threads is None else whole("threads", threads), plain(slots)
+        if not 1 <= count <= 1024:
             raise ValueError(f"threads must be from 1 to 1024, got {threads!r}")
         if not isinstance(slots, int) or slots not in {1 << bits for bits in range(1, 15)}:
             raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots!r}")

@@ -81,7 +81,7 @@ class TableSpec:
             raise ValueError(f"a table needs a name, got {self.name!r:.80}")
         if len(self.name) > MAX_NAME_LENGTH:
             raise ValueError(f"a table's name has {MAX_NAME_LENGTH} characters at most, got {len(self.name)}")
-        if not isinstance(self.dim, int) or not 1 <= self.dim <= _WIDEST:
+        if not 1 <= self.dim <= _WIDEST:
             raise ValueError(f"table {self.name!r} needs a dim from 1 to {_WIDEST}, got {self.dim!r}")
         if not isinstance(self.optimizer, Optimizer):
             raise TypeError(f"table {self.name!r} needs an optimizer such as shoal.FTRL(), got {self.optimizer!r}")
@@ -90,7 +90,7 @@ class TableSpec:
         if self.dtype not in DTYPES:
             raise ValueError(f"table {self.name!r} needs a dtype out of {', '.join(DTYPES)}, got {self.dtype!r}")
         self._check_integers()
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+        if not 0 <= self.seed < 2**64:
             raise ValueError(f"table {self.name!r} needs a seed from 0 to 2**64 - 1, got {self.seed!r}")
         if not isinstance(self.admit, Admission | None):
             raise TypeError(f"table {self.name!r} admits by a rule such as shoal.AfterCount(3), got {self.admit!r}")

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import operator
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -35,7 +34,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shoal.base.scalars import plain
+from shoal.base.scalars import plain, whole
 from shoal.data import Batch, Reader
 from shoal.metrics import StreamMetrics
 from shoal.models import files, preprocessing
@@ -127,7 +126,7 @@ class ClickModel(SavedPredictor):
         self._tables = tuple(found.values())
         self._dense = dense_part(module, store, optimizer, dense)
         self.made_by = dict(made_by or {})
-        self._staleness = operator.index(staleness)
+        self._staleness = whole("staleness", staleness)
         self._precision = precision
         self._pipeline: Pipeline | None = None  # that learning reads from
         self._rows_ahead: list[list[torch.Tensor]] = []  # of the fit that is resumed

@@ -30,7 +30,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import operator
 import os
 import sys
 import threading
@@ -44,6 +43,7 @@ from torch import Tensor
 
 from shoal import _core
 from shoal.base.prefetch import prefetch
+from shoal.base.scalars import whole
 from shoal.data import Reader
 from shoal.models.pass_coordinator import PassCoordinator
 from shoal.store.base import Store
@@ -156,8 +156,7 @@ class Pipeline:
         name: str = "pipeline",
         rows_ahead: Sequence[Sequence[Tensor]] = (),
     ) -> None:
-        if operator.index(staleness) < 0 or operator.index(ahead) < 1:
-            raise ValueError(f"staleness {staleness}, ahead {ahead}: pass 0 or more, and 1 or more")
+        staleness, ahead = whole("staleness", staleness), whole("ahead", ahead, 1)
         self._modules: dict[SparseModule, KeysOf] = {}
         for module, keys_of in (modules or {}).items():
             if not isinstance(module, SparseModule):

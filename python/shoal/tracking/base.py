@@ -16,12 +16,12 @@ Threads: a tracker belongs to the thread that fits.
 from __future__ import annotations
 
 import math
-import operator
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+from shoal.base.scalars import whole
 from shoal.metrics import GroupedAUC, Metrics
 from shoal.models.callbacks import Callback, FitProgress
 from shoal.models.history import Point
@@ -52,9 +52,7 @@ class Tracker(Callback):
     """
 
     def __init__(self, log_every: int = 100, settings: Mapping[str, Any] | None = None) -> None:
-        self._every = operator.index(log_every)
-        if self._every < 1:
-            raise ValueError(f"log_every is {log_every}: pass the batches between two points, 1 or more")
+        self._every = whole("log_every", log_every, 1, "the batches between two points, 1 or more")
         self._more = dict(settings or {})
         self._is_open = False
         self._is_block = False

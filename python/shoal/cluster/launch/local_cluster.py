@@ -38,6 +38,7 @@ import msgspec
 
 from shoal.base.interrupts import held_back
 from shoal.base.logs import forward
+from shoal.base.scalars import whole
 from shoal.base.sizes import memory_bytes
 from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.child import ChildProcess, ProcessFailedError, end_all
@@ -140,6 +141,8 @@ class LocalCluster:
         DeadlineExceededError
             They did not join in time.
         """
+        servers, workers, slots = whole("servers", servers, 1), whole("workers", workers, 1), whole("slots", slots)
+        replicas = whole("replicas", replicas)
         Settings(  # raises if they are invalid
             servers=servers,
             workers=workers,
@@ -559,7 +562,7 @@ def launch(
     try:
         cluster.start(
             servers,
-            threads=server_threads,
+            threads=whole("server_threads", server_threads, 1),
             memory=memory,
             tier=tier,
             slots=slots,

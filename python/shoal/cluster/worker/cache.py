@@ -61,10 +61,8 @@ class Cache:
         make_plain(self)
         for name, least, most in (("rows", 1, _MAX_ROWS), ("staleness", 0, _MAX_STALENESS)):
             number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+            if not least <= number <= most:
                 raise ValueError(f"a cache needs {name} from {least} to {most}, got {number!r}")
-        if not isinstance(self.local_steps, bool):
-            raise TypeError(f"local_steps is True or False, got {self.local_steps!r}")
 
     def bytes(self, dim: int, optimizer: Optimizer) -> int:
         """Return the bytes that the rows of a table with ``dim`` weights and this optimizer take.

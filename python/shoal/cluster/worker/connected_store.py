@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import operator
 import os
 import time
 import warnings
@@ -280,8 +279,8 @@ def bounded(name: str, given: int | None, least: int, most: int) -> int | None:
     """Return an argument that is an integer between two bounds, or None."""
     if given is None:
         return None
-    number = None if isinstance(given, bool) else operator.index(given)
-    if number is None or not least <= number <= most:
+    number = plain(given)
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
         raise ValueError(f"{name} must be from {least} to {most}, got {given!r}")
     return number
 
