@@ -139,20 +139,26 @@ def alive(pid):
         return False
 
 
-def test_a_server_that_cannot_start_is_named_with_its_last_words():
-    with pytest.raises(
-        ShoalError, match=r"server 0 ended with status 2; its last output: \n.*needs at least one thread"
-    ):
-        shoal.launch(servers=1, server_threads=0, timeout=LONG)
-
-
-def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(monkeypatch):
+def without_threads(monkeypatch, server):
+    """Have a launcher start a server with an option that it refuses."""
     starting = local_cluster.LocalCluster._role
 
     def role(running, name, arguments, *more):
-        return starting(running, name, [*arguments, *(["--threads", "0"] if name == "server 1" else [])], *more)
+        return starting(running, name, [*arguments, *(["--threads", "0"] if name == server else [])], *more)
 
     monkeypatch.setattr(local_cluster.LocalCluster, "_role", role)
+
+
+def test_a_server_that_cannot_start_is_named_with_its_last_words(monkeypatch):
+    without_threads(monkeypatch, "server 0")
+    with pytest.raises(
+        ShoalError, match=r"server 0 ended with status 2; its last output: \n.*needs at least one thread"
+    ):
+        shoal.launch(servers=1, timeout=LONG)
+
+
+def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(monkeypatch):
+    without_threads(monkeypatch, "server 1")
     before = set(psutil.Process().children())
     with pytest.raises(
         ShoalError, match=r"server 1 ended with status 2; its last output: \n.*needs at least one thread"
