@@ -99,7 +99,7 @@ Replica::Detached::Detached(Replica& replica, std::span<const SlotRange> ranges,
   for (const auto& [range, stamp] : replica.stamps()) {
     stamp_ = contains(found_, range) ? std::max(stamp_, stamp) : stamp_;
   }
-  arcs_.reserve(found_.size());
+  arcs_.reserve(found_.size() + replica.aside_.size());  // as take_aside() does
   replica.aside_.reserve(replica.aside_.size() + found_.size());
   replica.kept_.push_back(
       {.stamp = stamp_ + 1, .arcs = found_, .is_request = false, .end_slot = 0, .frames = {encode(order)}});

@@ -2,7 +2,7 @@
 //
 // A slot is locked while its rows are read, and pushes go on between two slots: a result is not that of one moment.
 //
-// Threads: any; `done` is called by the thread of the scans. The destructor waits for the scan in progress.
+// Threads: has() and add() by one at a time; `done` is called by the thread of the scans. The destructor waits for the scan in progress.
 
 #pragma once
 

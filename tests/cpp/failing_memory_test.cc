@@ -186,6 +186,9 @@ TEST(an_order_that_fails_at_the_copies_of_a_dead_primary_leaves_them_with_all_ro
     Pair pair;
     const std::vector<SlotRange> promoted{kArcs[1], kArcs[2]};
     const TableSpec added = spec(3);
+    // Others are set aside already.
+    pair.backup.act_on_replica(kStream, std::array{kArcs[2], kArcs[3]}, EndJob{kJob + 1},
+                               [](Service& /*service*/) {});
     const bool failed = runs_out(n, [&] {
       pair.backup.act_on_replica(kStream, promoted, AddTable{.id = 5, .spec = added},
                                  [&](Service& service) { service.add_table(5, added); });
