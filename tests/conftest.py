@@ -12,6 +12,7 @@ import pytest
 
 import fork_server
 from cluster_fakes import Wire
+from held_saves import Held
 from places import cut_connection, object_store
 from ray_nodes import RayNodes, ray_nodes
 
@@ -103,6 +104,14 @@ def wire(s3: str) -> Iterator[Wire]:
     """A connection to that server that can be cut."""
     with cut_connection(s3) as made:
         yield made
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """Hold what saves write until the test ends, or lets it go."""
+    held = Held(monkeypatch)
+    yield held
+    held.go.set()
 
 
 @pytest.fixture(scope="session")

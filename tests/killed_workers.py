@@ -16,8 +16,6 @@ from shoal.cli import cluster_status
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.worker.cluster_store import ClusterStore
 
-__all__ = ["SERVERS", "Boundaries", "Calls", "KilledError", "run", "worker_of"]
-
 SERVERS = 2
 
 

@@ -27,29 +27,6 @@ def contents(folder):
     ]
 
 
-class Held:
-    """The disk takes the first bytes, and no more until it is let go."""
-
-    def __init__(self, monkeypatch):
-        self.came = threading.Event()
-        self.go = threading.Event()
-        real = transaction.DataFileWriter.append
-
-        def append(writer, data):
-            self.came.set()
-            assert self.go.wait(120)
-            return real(writer, data)
-
-        monkeypatch.setattr(transaction.DataFileWriter, "append", append)
-
-
-@pytest.fixture
-def held(monkeypatch):
-    held = Held(monkeypatch)
-    yield held
-    held.go.set()
-
-
 def filled(store, name="t", **how):
     table = store.table(name, optimizer=shoal.SGD(lr=1.0), **how)
     table.assign(KEYS, ONES)

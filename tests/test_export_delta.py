@@ -17,11 +17,9 @@ from oracle import export as oracle
 from shoal import cli
 from shoal.export import manifest, write
 from shoal.storage.local import LocalDir
-from test_checkpoint_snapshots import RULES, Script, held
+from test_checkpoint_snapshots import RULES, Script
 
 KEYS = np.arange(2000, dtype=np.uint64)
-
-__all__ = ["held"]  # a fixture
 
 
 def rows_now(table, keys, dtype):

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["long_after", "long_but"]
-
 
 def long_after(count: int, values: Iterable[Any]) -> list[Any]:
     """Return parameters of which those after the first `count` are long; a tuple is of several arguments."""

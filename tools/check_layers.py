@@ -62,7 +62,7 @@ PYTHON = {
     "cluster.worker": "_core errors consistency optim user_functions base table storage checkpoint store "
     "cluster.protocol",
     "cluster.server": "_core errors user_optimizer user_functions base table storage checkpoint store cluster.protocol",
-    "cluster.scheduler": "errors base cluster.protocol",
+    "cluster.scheduler": "errors base table.spec cluster.protocol",
     "cluster.launch": "errors consistency base table storage store cluster.protocol cluster.worker cluster.server "
     "cluster.scheduler",
     "cluster": "",

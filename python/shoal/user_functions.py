@@ -33,8 +33,6 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.errors import UserCodeError
 
-__all__ = ["Description", "SourceFunction", "by_source", "counted", "failure", "merged", "run_rows", "set_resolver"]
-
 Words = npt.NDArray[np.float64]
 _KNOWN = 1024  # functions that a process remembers
 _LONGEST_SOURCE = 65536
@@ -114,16 +112,10 @@ def by_source(fn: Callable[..., Any]) -> SourceFunction:
 
 
 class Description(NamedTuple):
-    """A function and its parameters, as a request has them.
-
-    Attributes
-    ----------
-    text : bytes
-    unsendable : str
-        Why no server can run it; empty if one can.
-    """
+    """A function and its parameters, as a request has them."""
 
     text: bytes
+    # Why no server can run it; empty if one can.
     unsendable: str
 
     def parameters(self, hashes: npt.NDArray[np.uint64] | None) -> Words:
@@ -137,13 +129,7 @@ _known: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()  # by description
 
 
 def describe(fn: Callable[..., Any], params: Mapping[str, Any] | None = None) -> Description:
-    """Describe a function; this process then finds it by its description.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``fn`` is not callable, or ``params`` are not numbers, texts and truth values by name.
-    """
+    """Describe a function; this process then finds it by its description."""
     if not callable(fn):
         raise TypeError(f"a function of rows is called with keys, weights and state, got {fn!r:.100}")
     params = dict(params or {})
@@ -235,18 +221,7 @@ def run_rows(
     weights: npt.NDArray[np.float32],
     state: dict[str, npt.NDArray[np.float32]],
 ) -> tuple[bool, Words]:
-    """Call the function that a description names for the rows of a slot. Called by the engine.
-
-    Returns
-    -------
-    succeeded : bool
-    words : float64[n]
-        Its value, or its traceback.
-
-    Raises
-    ------
-    MemoryError, KeyboardInterrupt
-    """
+    """Call the function that a description names for the rows of a slot. Called by the engine."""
     try:
         fn, params = _find(description)
         with np.errstate(all="ignore"):  # rows that are not finite are left unchanged, and counted
@@ -293,13 +268,7 @@ def counted(answers: list[Words]) -> int:
 
 
 def merged(answers: list[Words], combine: Callable[[Any, Any], Any], initial: Any) -> Any:
-    """Combine the values of all slots, in the order of the slots.
-
-    Raises
-    ------
-    ValueError
-        The values of two slots have different shapes or types.
-    """
+    """Combine the values of all slots, in the order of the slots."""
     records = sorted((record for answer in answers for record in _records(answer)), key=lambda record: record[0])
     total, like = initial, None
     for number, (_, words) in enumerate(records):

@@ -25,8 +25,6 @@ from shoal.base.scalars import make_plain, plain
 from shoal.errors import UserCodeError
 from shoal.optim import Optimizer
 
-__all__ = ["UserOptimizer", "class_path", "make_user_optimizer", "why_unavailable"]
-
 _RULE = "UserOptimizer"  # of the engine
 _MOST_STATES = 4
 _LONGEST_NAME = 32
@@ -53,13 +51,7 @@ class _Code(NamedTuple):
 
     @classmethod
     def of(cls, engine_params: Mapping[str, float]) -> Self:
-        """Find it among the engine's parameters.
-
-        Raises
-        ------
-        ValueError
-            They do not name one class, or a version below 1.
-        """
+        """Find it among the engine's parameters."""
         named = [name for name in engine_params if name.startswith(_CLASS)]
         if len(named) != 1:
             raise ValueError(f"an optimizer {_RULE} has one class, got {named!r:.200}")
@@ -252,11 +244,6 @@ def make_user_optimizer(engine_params: Mapping[str, float]) -> UserOptimizer:
     """Rebuild an optimizer from its :meth:`UserOptimizer.engine_params`.
 
     Where this process does not have its class, the result describes the rows, and its steps raise `UserCodeError`.
-
-    Raises
-    ------
-    ValueError, TypeError
-        They do not describe an optimizer.
     """
     found = _find(_Code.of(engine_params), engine_params)
     if isinstance(found, str):
@@ -288,13 +275,7 @@ def run_step(
     grads: npt.NDArray[np.float32],
     steps: npt.NDArray[np.int64],
 ) -> None:
-    """Step some rows with the optimizer that the parameters describe. Called by the engine.
-
-    Raises
-    ------
-    Exception
-        What the step raises, with a note that names it.
-    """
+    """Step some rows with the optimizer that the parameters describe. Called by the engine."""
     key = tuple(engine_params.items())  # in the order of the names
     found = _optimizers.get(key)
     kind = None if found is None else _classes.get(_path(type(found)))

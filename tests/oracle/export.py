@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from oracle.checkpoint import crc32c
-from oracle.hashing import MASK, mix, unmix
+from oracle.hashing import MASK, unmix
 
 
 def body(folder: Path) -> dict:
@@ -117,6 +117,3 @@ def rounded(weights: np.ndarray, dtype: str) -> np.ndarray:
 def seal(body_json: bytes) -> bytes:
     """Put a manifest's body under its checksum."""
     return b'{"crc32c":"%08x","body":%s}' % (crc32c(body_json), body_json)
-
-
-__all__ = ["body", "mix", "rounded", "rows_of", "seal"]

@@ -9,8 +9,6 @@ import threading
 import time
 from unittest import mock
 
-__all__ = ["Fiber", "current", "simulated_time"]
-
 _local = threading.local()
 HANDOVER_SECONDS = 600.0  # of real time, in which a fiber comes to wait; only a defect takes as long
 

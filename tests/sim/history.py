@@ -14,8 +14,6 @@ from itertools import product
 
 import numpy as np
 
-__all__ = ["CHECKERS", "History", "amounts"]
-
 RATE = 0.125
 
 

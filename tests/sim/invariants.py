@@ -7,8 +7,6 @@ import msgspec
 
 from shoal.cluster.protocol.messages import AcceptedReply
 
-__all__ = ["Monitor", "map_copies"]
-
 COMPARE_SECONDS = 0.2
 
 

@@ -12,8 +12,6 @@ from sim.history import CHECKERS, History
 from sim.replicated import Replicated, ReplicatedWorker
 from sim.schedules import KEYS
 
-__all__ = ["TwoJobs", "find_violations_of_jobs"]
-
 NAME = "other"
 OWN, OTHER = 1, 7  # tables
 

@@ -4,8 +4,6 @@ import random
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-__all__ = ["CALM", "ROUGH", "ROUGH_IN_ORDER", "Network", "Weather"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Weather:

@@ -6,8 +6,6 @@ import random
 from shoal.cluster.protocol.ping import encode_ping, ping_number
 from shoal.cluster.scheduler.silence import SilenceDetector
 
-__all__ = ["Pings"]
-
 CUT_SECONDS = 0.75  # of a detector's: without a sign of life, a connection has ended
 
 

@@ -10,8 +10,6 @@ from shoal.cluster.protocol import messages as m
 from shoal.cluster.scheduler.jobs import Jobs
 from sim.jobs import TwoJobs
 
-__all__ = ["PLANTED"]
-
 
 class _Changed:
     """An endpoint of which some calls are others."""

@@ -18,8 +18,6 @@ from sim.replicated import Replicated, ReplicatedServer
 from sim.saves import ServerTask, Session, Snapshots
 from sim.scenarios import Scenario
 
-__all__ = ["BUGS", "Bug"]
-
 
 class RepliesBeforeCommit(Replicated):
     """What was only sent to a backup counts as acknowledged."""

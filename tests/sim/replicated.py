@@ -532,6 +532,3 @@ class Replicated(Whole):
         """Return the steps of a table at the endpoints that serve it."""
         map = self.map = self.membership.map
         return [] if map is None else [self.services[one.address].shard(table).step for one in map.owners]
-
-
-__all__ = ["Replicated", "ReplicatedServer"]

@@ -41,8 +41,6 @@ from shoal.table.spec import TableRecord
 from sim.fibers import Fiber, current, simulated_time
 from sim.schedules import KEYS
 
-__all__ = ["Saver", "Saves", "ServerTask", "Session", "Snapshots", "simulated_saves"]
-
 Op = _core.Op
 TIMEOUT = 20.0  # seconds of simulated time, of the calls of a save
 DISK_SECONDS = 0.01  # mean, for the slots of a table at an endpoint

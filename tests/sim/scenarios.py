@@ -14,8 +14,6 @@ from sim.replicated import Replicated
 from sim.schedules import counting, violations
 from sim.workloads import CREATED, TABLES, TIGHT, mixed
 
-__all__ = ["MODES", "SCENARIOS", "Scenario", "find_violations", "prepare", "run"]
-
 MODES = {"bsp": ("bsp", 0), "ssp": ("ssp", 2), "asp": ("asp", 0)}
 SHORT, LONG = 0.1, 0.6  # seconds; a process is declared dead after 0.25
 DANGEROUS = ("kill", "stop", "cut")  # a server may die, or be declared dead

@@ -24,8 +24,6 @@ from sim.cluster import SUM
 from sim.history import amounts
 from sim.schedules import KEYS
 
-__all__ = ["CREATED", "TABLES", "TIGHT", "mixed"]
-
 _SGD = {**SUM, "params": {"lr": 1.0, "weight_decay": 0.0}}
 _ADAGRAD = {"optimizer": "Adagrad", "params": {"lr": 0.1, "eps": 1e-8, "n0": 0.1, "weight_decay": 0.0}}
 TABLES = {

@@ -12,21 +12,12 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-__all__ = ["accepts_openmetrics", "render"]
-
 _OPENMETRICS = "application/openmetrics-text"
 _TEXT = "text/plain"
 
 
 def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Return the metrics of a registry, and their content type.
-
-    Parameters
-    ----------
-    registry : CollectorRegistry
-    accept : str
-        The header Accept of the request; empty if it has none.
-    """
+    """Return the metrics of a registry, and their content type."""
     if accepts_openmetrics(accept):
         from prometheus_client.openmetrics import exposition as openmetrics
 

@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["Terminated", "at_boundaries", "held_back", "status_of", "terminable"]
-
 _ENDING: tuple[int, ...] = (signal.SIGTERM, signal.SIGHUP)
 _SAME = 1.0  # seconds within which one of them repeats the previous one
 

@@ -26,22 +26,6 @@ from typing import Any, Literal
 
 from shoal.base.streams import escape_text, write_stderr
 
-__all__ = [
-    "FORMATS",
-    "LOG_FORMAT",
-    "JsonFormatter",
-    "TextFormatter",
-    "configure_logging",
-    "find_log_format",
-    "forward",
-    "identify",
-    "identify_store",
-    "is_json",
-    "is_log_line",
-    "logging_to_stderr",
-    "worker_line",
-]
-
 FORMATS: tuple[Literal["text"], Literal["json"]] = ("text", "json")
 LOG_FORMAT = "SHOAL_LOG_FORMAT"  # the environment variable
 
@@ -188,13 +172,7 @@ def is_json() -> bool:
 
 
 def find_log_format(environment: Mapping[str, str]) -> Literal["text", "json"] | None:
-    """Find the format in the environment: SHOAL_LOG_FORMAT.
-
-    Raises
-    ------
-    ValueError
-        It is neither text nor json.
-    """
+    """Find the format in the environment: SHOAL_LOG_FORMAT."""
     name = environment.get(LOG_FORMAT)
     if not name:
         return None

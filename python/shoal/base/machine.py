@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-__all__ = ["NO_LIMIT", "ROOT", "available_bytes", "cores", "local_path", "meminfo", "read_text"]
-
 ROOT = Path("/")
 NO_LIMIT = 1 << 60  # bytes from which on a limit of a container is none
 
@@ -15,13 +13,7 @@ def cores() -> int:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a local path, with ``~`` expanded to the home directory.
-
-    Raises
-    ------
-    ValueError
-        It is a URL.
-    """
+    """Return a local path, with ``~`` expanded to the home directory."""
     text = os.fspath(path)
     if "://" in text:
         raise ValueError(f"{text} is a URL, and this is read and written on this machine only: pass a local path")

@@ -3,8 +3,6 @@
 import html
 from collections.abc import Iterable
 
-__all__ = ["table"]
-
 
 def table(title: str, rows: Iterable[tuple[str, object]]) -> str:
     """Format names and values; all text is escaped.

@@ -1,7 +1,5 @@
 """Numbers with their nouns, for messages: 1 worker, 2 workers."""
 
-__all__ = ["counted"]
-
 
 def counted(number: int, noun: str) -> str:
     """Return a number with thousands separators and its noun, in the plural if needed.

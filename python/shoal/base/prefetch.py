@@ -133,17 +133,6 @@ class Prefetched(Iterator[T]):
 def prefetch(items: Generator[T | None, None, None], depth: int, name: str) -> Prefetched[T]:
     """Iterate over ``items`` in a background thread, at most ``depth`` items ahead of the consumer.
 
-    Parameters
-    ----------
-    items : generator
-        Advanced and closed in the thread. It yields None when it has no item yet, so that it can be ended.
-    depth : int
-        Maximum number of items that wait.
-    name : str
-        Name of the thread.
-
-    Notes
-    -----
     ``next`` blocks until an item is available. One consumer at a time.
     """
     return Prefetched(items, depth, name)
@@ -152,19 +141,7 @@ def prefetch(items: Generator[T | None, None, None], depth: int, name: str) -> P
 def prefetch_map(
     items: Iterable[T], compute: Callable[[T], R], background: Callable[[T], Callable[[T], R] | None], name: str
 ) -> Generator[tuple[T, R], None, None]:
-    """Yield each item with its result, which a helper thread computes while the consumer works on the item before.
-
-    Parameters
-    ----------
-    items : iterable
-        Advanced by the caller's thread, one item ahead. Its error is raised after all items before it.
-    compute : callable
-        Computes the result of an item in the caller's thread, when the item is requested.
-    background : callable
-        Returns the function that computes the result of an item in the helper thread; None: `compute` does.
-    name : str
-        Name of the thread, which starts with the first item that needs it and ends with the generator.
-    """
+    """Yield each item with its result, which a helper thread computes while the consumer works on the item before."""
     helper: ThreadPoolExecutor | None = None
     waiting: tuple[T, Future[R]] | None = None
     iterator = iter(items)

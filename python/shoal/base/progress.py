@@ -11,16 +11,7 @@ from shoal.base.streams import TROUBLE
 
 
 class Bar:
-    """A bar of tqdm, until standard error fails.
-
-    Parameters
-    ----------
-    show : bool
-        Without it nothing is displayed, and the library of the bar is not imported: that takes a sixth of a
-        process's start.
-    options
-        Of tqdm.
-    """
+    """A bar of tqdm, until standard error fails."""
 
     def __init__(self, *, show: bool, **options: Any) -> None:
         self._bar: Any = None

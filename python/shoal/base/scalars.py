@@ -6,8 +6,6 @@ import numbers
 from dataclasses import fields
 from typing import Any
 
-__all__ = ["make_plain", "plain", "whole"]
-
 _NUMBERS = {"int": "a whole number", "float": "a number", "bool": "True or False", "None": "None"}
 
 
@@ -33,13 +31,6 @@ def plain(value: Any) -> Any:
 def whole(name: str, value: Any, least: int = 0, what: str | None = None) -> int:
     """Return a parameter that counts something as an int; ``what`` to pass is for messages.
 
-    Raises
-    ------
-    TypeError
-        It is not a whole number; numbers with a fraction of 0 and truth values are none.
-    ValueError
-        It is below ``least``.
-
     Examples
     --------
     >>> whole("epochs", 4.0, 1)
@@ -55,13 +46,7 @@ def whole(name: str, value: Any, least: int = 0, what: str | None = None) -> int
 
 
 def make_plain(description: Any, *, checked: bool = True) -> None:
-    """Make the numbers of a frozen dataclass plain: they are compared, hashed and written into manifests.
-
-    Raises
-    ------
-    TypeError
-        A field that is declared as a number has a value of another type, and the declarations are to be checked.
-    """
+    """Make the numbers of a frozen dataclass plain: they are compared, hashed and written into manifests."""
     for one in fields(description):
         value = getattr(description, one.name)
         found = plain(value)

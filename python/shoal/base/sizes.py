@@ -7,19 +7,11 @@ import re
 
 from shoal.base.scalars import plain
 
-__all__ = ["memory_bytes", "parse_size"]
-
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 
 
 def memory_bytes(memory: object) -> int:
-    """Return a number of bytes that is given as a number, or as text such as "8GiB".
-
-    Raises
-    ------
-    ValueError
-        It is neither, or 0.
-    """
+    """Return a number of bytes that is given as a number, or as text such as "8GiB"."""
     found = parse_size(memory) if isinstance(memory, str) else plain(memory)
     if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < 2**63:
         raise ValueError(f"memory must be a number of bytes above 0, or a size such as '8GiB', got {memory!r}")
@@ -27,13 +19,7 @@ def memory_bytes(memory: object) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Parse a number of bytes: 8GiB, 8G, 1.5g, 512 MB or 100000; units are powers of 1024.
-
-    Raises
-    ------
-    ValueError
-        The text is something else.
-    """
+    """Parse a number of bytes: 8GiB, 8G, 1.5g, 512 MB or 100000; units are powers of 1024."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a size: write it as 8GiB, 512M or 100000")

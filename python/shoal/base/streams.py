@@ -11,17 +11,6 @@ import os
 import sys
 from typing import TextIO
 
-__all__ = [
-    "TROUBLE",
-    "escape_json",
-    "escape_lines",
-    "escape_text",
-    "open_closed_streams",
-    "stderr_is_terminal",
-    "write_stderr",
-    "write_text",
-]
-
 _UNSAFE = (*range(127, 160), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _IN_JSON = {c: f"\\u{c:04x}" for c in _UNSAFE}
 _IN_TEXT = {c: f"\\x{c:02x}" if c < 256 else f"\\u{c:04x}" for c in (*range(32), *_UNSAFE)}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["nearest"]
-
 # Words of other programs for the same thing.
 _SYNONYMS = (
     ("lr", "alpha", "learning_rate", "eta", "step_size"),

@@ -19,8 +19,6 @@ import time
 from collections import deque
 from typing import Generic, TypeVar
 
-__all__ = ["TimedQueue"]
-
 T = TypeVar("T")
 
 
@@ -39,13 +37,7 @@ class TimedQueue(Generic[T]):
             self._gate.release()
 
     def get(self, timeout: float | None = None) -> T:
-        """Return the next item, and wait for it at most ``timeout`` seconds.
-
-        Raises
-        ------
-        queue.Empty
-            None came in time.
-        """
+        """Return the next item, and wait for it at most ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with contextlib.suppress(IndexError):

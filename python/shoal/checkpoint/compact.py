@@ -17,8 +17,6 @@ from shoal.checkpoint.write import Padded, SlotData, TableJob, check_apart, chec
 from shoal.storage.open import open_dir
 from shoal.table.spec import TableRecord
 
-__all__ = ["compact_checkpoint"]
-
 
 def compact_checkpoint(
     directory: str | os.PathLike[str],

@@ -24,29 +24,6 @@ from shoal.storage.base import StorageDir
 from shoal.storage.transaction import DataFile
 from shoal.table.spec import TableRecord, TableSpec
 
-__all__ = [
-    "EMPTY",
-    "FORMAT",
-    "MANIFEST",
-    "SLOT_FILE",
-    "TASKS_AHEAD",
-    "VERSIONS",
-    "AnyExtent",
-    "Base",
-    "Bytes",
-    "Chain",
-    "ChainEntry",
-    "Manifest",
-    "SavedFilter",
-    "SavedRanges",
-    "SavedTable",
-    "Section",
-    "check_extents",
-    "digest_of",
-    "file_header",
-    "version_of",
-]
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 MANIFEST = "manifest.json"
 FORMAT = "shoal checkpoint"

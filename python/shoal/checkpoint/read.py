@@ -45,18 +45,6 @@ from shoal.storage.transaction import map_in_order
 from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec, check_table_count
 
-__all__ = [
-    "History",
-    "LoadTarget",
-    "RestoreTarget",
-    "histories",
-    "load",
-    "read_chain",
-    "read_manifest",
-    "restore_tables",
-    "verify",
-]
-
 # Made here: msgspec crashes where several threads are the first to decode a type.
 _manifest = msgspec.json.Decoder(Manifest)
 
@@ -370,13 +358,7 @@ def load(
 
 
 def histories(chain: Chain, some: Collection[int] | None = None, slots: int = 1) -> list[History]:
-    """Find the files of the tables of a chain's last entry: for all slots, or for ``some`` of ``slots`` slots.
-
-    Raises
-    ------
-    CorruptionError
-        A file is missing, or does not match the manifest.
-    """
+    """Find the files of the tables of a chain's last entry: for all slots, or for ``some`` of ``slots`` slots."""
     if some is not None:
         cut = chain[-1].manifest.slots
         mine = {k for slot in some for k in range(slot * cut // slots, -(-(slot + 1) * cut // slots))}
@@ -412,30 +394,7 @@ def _only(table: SavedTable, slots: Collection[int]) -> SavedTable:
 def restore_tables(
     histories: Sequence[History], tables: Sequence[RestoreTarget], threads: int, on_progress: Callable[[int], None]
 ) -> list[int]:
-    """Read the rows of tables and their admission counters.
-
-    Parameters
-    ----------
-    histories : sequence of History
-    tables : sequence of RestoreTarget
-        The targets, one for each history.
-    threads : int
-        Number of threads that read; one restores.
-    on_progress : callable
-        Called with the number of rows restored, after each slot. An exception from it ends the work.
-
-    Returns
-    -------
-    list of int
-        Rows of each table.
-
-    Raises
-    ------
-    CorruptionError
-        A file is damaged: the message names it.
-    MemoryBudgetExceededError
-        The rows exceed the memory budget.
-    """
+    """Read the rows of tables and their admission counters."""
     return [_restore(*one, threads, on_progress) for one in zip(histories, tables, strict=True)]
 
 

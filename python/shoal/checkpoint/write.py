@@ -48,25 +48,6 @@ from shoal.table.shard import Snapshot
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.tiered import AnyLocalShard
 
-__all__ = [
-    "LocalSnapshotSet",
-    "Padded",
-    "SlotData",
-    "SnapshotSet",
-    "TableJob",
-    "TableSnapshot",
-    "check_apart",
-    "check_target",
-    "is_ours",
-    "join_tables",
-    "publish",
-    "snapshots",
-    "unknown_base",
-    "write_checkpoint",
-    "write_jobs",
-    "write_slots",
-]
-
 _ALIGNMENT = 64  # of sections in a file
 _TASK_BYTES = 1 << 20  # of sections that one task makes, so that small slots do not cost a task each
 
@@ -274,36 +255,7 @@ def write_slots(
     durable: bool,
     on_progress: Callable[[int], None],
 ) -> list[SavedTable]:
-    """Write slot files of some slots of some tables.
-
-    Parameters
-    ----------
-    storage_dir : StorageDir
-    stems : sequence of str
-        Prefix of the file names of each table.
-    version : int
-        The manifest's.
-    taken : sequence of TableSnapshot
-    slots : sequence of int
-    threads : int
-        Number of threads that read slots; one writes.
-    durable : bool
-        Whether to wait for the disk.
-    on_progress : callable
-        Called with the number of rows written since the last call. An exception from it ends the work.
-
-    Returns
-    -------
-    list of SavedTable
-        Each with the rows of these slots alone.
-
-    Raises
-    ------
-    StorageError
-        A file cannot be written.
-    SnapshotLostError
-        The snapshot could not be kept.
-    """
+    """Write slot files of some slots of some tables."""
     return write_jobs(
         storage_dir,
         stems,

@@ -41,8 +41,6 @@ from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, naming, one_lin
 from shoal.cli.arguments import command, log_events
 from shoal.cli.version import Version
 
-__all__ = ["main", "parser"]
-
 EXAMPLES = """\
 examples:
   $ shoal train lr --data day_0.tsv --format criteo --output ctr
@@ -51,18 +49,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments without the program's name; default: those of the process.
-
-    Returns
-    -------
-    int
-        The exit status.
-    """
+    """Run one command."""
     words = sys.argv[1:] if argv is None else list(argv)
     if not words:
         parser().print_help()
@@ -170,13 +157,7 @@ _MODULES = {
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Create the parser of all commands.
-
-    Parameters
-    ----------
-    only : str, optional
-        The command that runs: the others are neither imported nor added. ``--version`` needs none.
-    """
+    """Create the parser of all commands."""
     whole = command(None, "shoal", "Train, evaluate and serve sparse models; run a parameter server.", EXAMPLES)
     whole.add_argument("--version", action=Version, help="print version, build and CPU features and exit")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)

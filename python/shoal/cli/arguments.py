@@ -338,13 +338,7 @@ def open_reader(
 
 
 def with_known_columns(data: Reader, ignored: Sequence[str]) -> Reader:
-    """Return a reader of the same columns in every file, without the ignored ones.
-
-    Raises
-    ------
-    ValueError
-        One of these is not a column that is taken because nothing is said of it.
-    """
+    """Return a reader of the same columns in every file, without the ignored ones."""
     known = data.with_columns()
     if not ignored:
         return known

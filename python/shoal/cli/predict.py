@@ -179,13 +179,7 @@ def _batches_with_groups(arguments: argparse.Namespace, reader: Reader) -> Itera
 
 
 def _groups(batch: Batch, number: int) -> NDArray[np.uint64]:
-    """Return the key of each example in a field; examples without one share a group.
-
-    Raises
-    ------
-    ValueError
-        An example has several features of the field.
-    """
+    """Return the key of each example in a field; examples without one share a group."""
     import numpy as np
 
     from shoal.data import hash_strings

@@ -10,19 +10,11 @@ if TYPE_CHECKING:
     from shoal.storage.base import StoragePath
     from shoal.tracking import Tracker
 
-__all__ = ["make_trackers", "tracking_options"]
-
 _OF_MLFLOW = ("experiment", "register", "log_model")
 
 
 def tracking_options(arguments: argparse.Namespace, others: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the options of tracking that were given, in addition to ``others``, which a configuration has.
-
-    Raises
-    ------
-    ValueError
-        One of them has no effect without another that is not given.
-    """
+    """Return the options of tracking that were given, in addition to ``others``, which a configuration has."""
     names = ("tensorboard", "mlflow", *_OF_MLFLOW, "log_every")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     chosen = {name for name in ("mlflow", "tensorboard") if (given.get(name) or (others or {}).get(name)) is not None}
@@ -38,18 +30,7 @@ def tracking_options(arguments: argparse.Namespace, others: Mapping[str, Any] | 
 def make_trackers(
     options: Mapping[str, Any], output: StoragePath, *, settings: Mapping[str, Any] | None = None, resume: bool = False
 ) -> list[Tracker]:
-    """Make the trackers; their runs have the name of the output directory.
-
-    Parameters
-    ----------
-    options : mapping
-        As `tracking_options` returns it, or with the keys of [logging].
-    output : path or URL
-    settings : mapping, optional
-        Settings besides those of the model and the fit.
-    resume : bool
-        Whether a run of that name is continued.
-    """
+    """Make the trackers; their runs have the name of the output directory."""
     if options.get("tensorboard") is None and options.get("mlflow") is None:
         return []
     from shoal.storage.open import open_dir

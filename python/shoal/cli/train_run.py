@@ -145,15 +145,7 @@ def names_later(arguments: argparse.Namespace) -> bool:
 def keeping_what_was_learned(
     learned: Callable[[], Sequence[tuple[Model | ClickModel, StoragePath]]], names: FeatureNames | None = None
 ) -> Iterator[None]:
-    """Save the models of a fit that fails by its data, unless that would replace others.
-
-    Parameters
-    ----------
-    learned : callable
-        Returns the models, and where each is to be saved.
-    names : FeatureNames, optional
-        To be saved with them.
-    """
+    """Save the models of a fit that fails by its data, unless that would replace others."""
     from shoal.errors import ShoalError
     from shoal.models import files
     from shoal.models.fit_checkpoints import FitFinishedError

@@ -8,8 +8,6 @@ from typing import Any
 
 from shoal.cli.answers import log_line, naming
 
-__all__ = ["Version", "describe"]
-
 
 def describe() -> str:
     """Return the version of shoal, how its engine was compiled, and what it runs on."""

@@ -24,18 +24,6 @@ from shoal.data.batch import Batch
 from shoal.data.columns import PLACE, Columns
 from shoal.data.settings import Settings
 
-__all__ = [
-    "Classes",
-    "FrameReader",
-    "MatrixReader",
-    "class_labels",
-    "column_of_frame",
-    "float_columns",
-    "is_array",
-    "is_frame",
-    "sample_weights",
-]
-
 Classes = tuple[Any, ...]
 
 _LABEL = f"{PLACE}label"  # names that no column has: private use, by Unicode
@@ -56,24 +44,7 @@ def is_frame(data: object) -> bool:
 
 
 class MatrixReader:
-    """The rows of a matrix as batches.
-
-    Parameters
-    ----------
-    X : array or sparse matrix of shape (n, columns)
-        Finite numbers, float32 or what rounds to it.
-    labels : float32[n] or None
-        0 or 1; None: 0, of examples that are only predicted.
-    weights : float32[n] or None
-    batch_size : int
-    rng : RandomState, optional
-        Gives every pass an order of its own.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``X`` does not hold numbers, has a wrong number of dimensions or rows, or has a number that is not finite.
-    """
+    """The rows of a matrix as batches."""
 
     format = "libsvm"  # whose keys mean the same
 
@@ -128,28 +99,7 @@ class MatrixReader:
 
 
 class FrameReader(TableReader):
-    """The rows of a frame as batches; see `shoal.read_arrow`, whose keys it has.
-
-    Parameters
-    ----------
-    frame : object with ``__arrow_c_stream__``
-    labels : float32[n] or None
-        0 or 1; None: 0, of examples that are only predicted.
-    weights : float32[n] or None
-    schema : dict
-        What `shoal.read_arrow` takes: categorical, numeric, lists, interactions. The columns that it calls label and
-        weight are passed over.
-    batch_size : int
-    na_values : sequence of str
-        Texts of missing cells.
-
-    Raises
-    ------
-    ImportError
-        pyarrow is not installed (extra ``arrow``).
-    ValueError
-        A number of rows is another.
-    """
+    """The rows of a frame as batches; see `shoal.read_arrow`, whose keys it has."""
 
     def __init__(
         self,
@@ -192,13 +142,7 @@ class FrameReader(TableReader):
 
 
 def column_of_frame(frame: Any, name: str) -> NDArray[Any]:
-    """Return a column of a frame as an array.
-
-    Raises
-    ------
-    ValueError
-        There is none of that name.
-    """
+    """Return a column of a frame as an array."""
     table = table_of(frame)
     if table.column_names.count(name) != 1:
         raise ValueError(f"column {name!r} is not there: the columns are {', '.join(map(repr, table.column_names))}")
@@ -217,29 +161,7 @@ def float_columns(frame: Any, but: Sequence[str]) -> list[str]:
 
 
 def class_labels(y: Any, known: Classes | None = None, count: int = 2) -> tuple[NDArray[np.float32], Classes]:
-    """Turn labels of classes into their numbers, 0, 1, ...
-
-    Parameters
-    ----------
-    y : array-like of shape (n,)
-        Numbers of the classes; or any others in their order. Of two classes: False and True, 0 and 1, -1 and +1; or any
-        two others, of which the larger one is positive.
-    known : tuple, optional
-        The classes, where they are known.
-    count : int
-        Number of classes.
-
-    Returns
-    -------
-    labels : float32[n]
-    classes : tuple
-        Of two the negative one first.
-
-    Raises
-    ------
-    ValueError
-        There is another number of classes, a class is not one of the ``known`` ones, or a label is missing.
-    """
+    """Turn labels of classes into their numbers, 0, 1, ..."""
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -289,13 +211,7 @@ def _classes(found: list[Any], kind: str, count: int) -> Classes:
 
 
 def sample_weights(weights: Any) -> NDArray[np.float32]:
-    """Return weights of examples as float32.
-
-    Raises
-    ------
-    ValueError
-        One is negative or not finite.
-    """
+    """Return weights of examples as float32."""
     array = np.asarray(weights)
     if array.ndim != 1 or array.dtype.kind not in "biuf":
         raise ValueError(f"sample_weight is {array.dtype}{list(array.shape)}: pass one number for each row")

@@ -55,13 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 def pyarrow() -> Any:
-    """Import pyarrow.
-
-    Raises
-    ------
-    ImportError
-        It is not there, with what to install.
-    """
+    """Import pyarrow."""
     try:
         import pyarrow
         import pyarrow.compute
@@ -119,19 +113,7 @@ def _is_pandas(frame: Any) -> bool:
 
 
 class TableReader(Reader):
-    """Parquet files or an Arrow stream, in batches; see `Reader`.
-
-    Parameters
-    ----------
-    files : tuple of File
-        Parquet, or one `ArrowSource`.
-    name : str
-        Of the format.
-    columns : Columns
-    settings : Settings
-    na_values : sequence of str or numbers
-        Texts of missing cells.
-    """
+    """Parquet files or an Arrow stream, in batches; see `Reader`."""
 
     def __init__(
         self, files: tuple[File, ...], name: str, columns: Columns, settings: Settings, na_values: Texts = ()
@@ -321,11 +303,6 @@ def featured(
     """Turn the rows of a record batch into examples; cells with the texts ``missing`` hold nothing.
 
     Columns whose numbers were probably rounded are warned of in the log, unless ``warned`` has their names or is None.
-
-    Raises
-    ------
-    RowError, ValueError
-        A cell, or a whole column, cannot be used.
     """
     names = table.schema.names
     kinds = dict(zip(names, columns.kinds_of(names, labelled=labelled), strict=True))

@@ -28,25 +28,16 @@ BITS = (18, 22, 24)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellCounts:
-    """A sample's features in a table of 2^bits rows.
-
-    Attributes
-    ----------
-    bits : int
-    sharing : int
-        Distinct features that share their row with another one.
-    distinct_share : float
-        Their share of the distinct features.
-    feature_share : float
-        Their share of all features, each as often as it occurs.
-    expected_share : float
-        What ``distinct_share`` is expected to be: 1 - (1 - 2^-bits)^(n - 1) of n distinct features.
-    """
+    """A sample's features in a table of 2^bits rows."""
 
     bits: int
+    # Distinct features that share their row with another one.
     sharing: int
+    # Their share of the distinct features.
     distinct_share: float
+    # Their share of all features, each as often as it occurs.
     feature_share: float
+    # What `distinct_share` is expected to be: 1 - (1 - 2^-bits)^(n - 1) of n distinct features.
     expected_share: float
 
 

@@ -40,13 +40,7 @@ Texts = Sequence[str | float]
 
 
 def text_of(value: object) -> str:
-    """Return the text of a cell with a value.
-
-    Raises
-    ------
-    TypeError
-        It is neither a text nor a number.
-    """
+    """Return the text of a cell with a value."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool | np.bool_):
@@ -59,13 +53,7 @@ def text_of(value: object) -> str:
 
 
 def texts_of(values: Texts) -> tuple[str, ...]:
-    """Return the texts of ``na_values``.
-
-    Raises
-    ------
-    TypeError
-        It is a single text, or holds something else than texts and numbers.
-    """
+    """Return the texts of ``na_values``."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"na_values is {values!r}: pass a list of texts or numbers, ['...']")
     try:
@@ -91,49 +79,30 @@ def missing_numbers(texts: Iterable[str]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class BoundColumns:
-    """Columns found in a file: what `shoal._reader.parse_csv` calls ``columns``.
+    """Columns found in a file: what `shoal._reader.parse_csv` calls ``columns``."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        Of all columns of the file, in its order.
-    kinds : uint8[columns]
-        PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL or LIST.
-    fields : uint64[columns]
-    hashed : uint64[columns]
-        The field that a column's texts are hashed in: its own, but for a list that shares another's.
-    separator : int
-        The byte between cells.
-    list_separator : int
-        The byte between the texts of a list.
-    missing : tuple of bytes
-        Cells that hold nothing.
-    positive : bytes or None
-        The label that counts as 1; None: labels are numbers.
-    unlabelled : BoundColumns or None
-        Columns of a line that lacks the label, where labels are not read and there is no header that names one.
-    """
-
+    # Of all columns of the file, in its order.
     names: tuple[str, ...]
+    # PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL or LIST.
     kinds: NDArray[np.uint8]
     fields: NDArray[np.uint64]
+    # The field that a column's texts are hashed in: its own, but for a list that shares another's.
     hashed: NDArray[np.uint64]
+    # The byte between cells.
     separator: int
+    # The byte between the texts of a list.
     list_separator: int
+    # Cells that hold nothing.
     missing: tuple[bytes, ...]
+    # The label that counts as 1; None: labels are numbers.
     positive: bytes | None
+    # Columns of a line that lacks the label, where labels are not read and there is no header that names one.
     unlabelled: BoundColumns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The requested columns: the parameters of `shoal.read_csv` and other readers that name columns.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A column has two roles, a name is not a str, or an interaction names columns that are not features.
-    """
+    """The requested columns: the parameters of `shoal.read_csv` and other readers that name columns."""
 
     label: str | None
     categorical: Sequence[str] | None = None
@@ -200,19 +169,7 @@ class Columns:
         return list(dict.fromkeys(name for name, kind in zip(names, kinds, strict=True) if kind == CATEGORICAL))
 
     def kinds_of(self, names: Sequence[str], *, labelled: bool = True) -> list[int]:
-        """Return the role of each column of a file.
-
-        Parameters
-        ----------
-        names : sequence of str
-        labelled : bool
-            Whether label and weight are needed. Else they are passed over, and need not be there.
-
-        Raises
-        ------
-        ValueError
-            A requested column is missing, or one that is read occurs twice.
-        """
+        """Return the role of each column of a file."""
         roles: Mapping[str, int] = {
             **dict.fromkeys(self.categorical or (), CATEGORICAL),
             **dict.fromkeys(self.numeric, NUMERIC),

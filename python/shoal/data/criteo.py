@@ -29,24 +29,16 @@ _DIGITS = 24  # 19 before the point, and enough after it to distinguish any of t
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The tables that `shoal._reader.parse_criteo` walks.
+    """The tables that `shoal._reader.parse_criteo` walks."""
 
-    Parameters
-    ----------
-    floors : uint64[buckets + 1]
-        Bucket b holds the integers in [floors[b], floors[b + 1]); the last entry is 2^64 - 1.
-    cells : uint16[7296]
-        The bucket of the least integer in each cell. A cell holds the integers that agree in their length and their
-        leading eight bits, so that at most two buckets share one.
-    small : uint8[10000]
-        The bucket of each integer of up to four digits.
-    numbers : uint64[13, buckets]
-        The key of each bucket in each integer column.
-    """
-
+    # Bucket b holds the integers in [floors[b], floors[b + 1]); the last entry is 2^64 - 1.
     floors: NDArray[np.uint64]
+    # The bucket of the least integer in each cell. A cell holds the integers that agree in their length and their
+    # leading eight bits, so that at most two buckets share one.
     cells: NDArray[np.uint16]
+    # The bucket of each integer of up to four digits.
     small: NDArray[np.uint8]
+    # The key of each bucket in each integer column.
     numbers: NDArray[np.uint64]
 
 

@@ -65,13 +65,7 @@ class _Header:
 
 
 def header_names(line: bytes, separator: str) -> list[str]:
-    """Return the names of the columns in the first line of a file.
-
-    Raises
-    ------
-    ValueError
-        It is not a row of names.
-    """
+    """Return the names of the columns in the first line of a file."""
     try:
         text = line.decode().removeprefix(_BOM).rstrip("\r")
     except UnicodeDecodeError as error:

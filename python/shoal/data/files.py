@@ -112,25 +112,7 @@ class Stream:
 
 
 def files_of(where: Wheres, options: Mapping[str, Any] | None = None) -> tuple[File, ...]:
-    """Find the files that ``where`` names, in order.
-
-    Parameters
-    ----------
-    where : path, pattern, URL, binary file, or a sequence of them
-    options : mapping, optional
-        For the file systems of URLs.
-
-    Raises
-    ------
-    FileNotFoundError
-        A pattern matches no file.
-    TypeError
-        Something is neither a path nor a binary file.
-    ValueError
-        There are none.
-    ImportError
-        A URL, and fsspec is not installed.
-    """
+    """Find the files that ``where`` names, in order."""
     wheres = where if isinstance(where, Sequence) and not isinstance(where, str | bytes) else [where]
     found = [file for one in wheres for file in _files_of_one(one, options or {})]
     if not found:

@@ -30,20 +30,13 @@ _FULL_BLOCK_BYTES = BLOCK_BYTES // 2
 
 
 class TextSource(NamedTuple):
-    """A file, or a split of it, among those that a pass reads.
+    """A file, or a split of it, among those that a pass reads."""
 
-    Parameters
-    ----------
-    number : int
-        Of the file, as places count.
-    lines : Lines
-        What is read of it.
-    before, fraction : float
-        Of the bytes of all: those before it, and its own; 0 where they are not known.
-    """
-
+    # Of the file, as places count.
     number: int
+    # What is read of it.
     lines: Lines
+    # before, fraction: Of the bytes of all: those before it, and its own; 0 where they are not known.
     before: float = 0.0
     fraction: float = 1.0
 
@@ -56,36 +49,7 @@ def fill(
     begin: Cursor | None = None,
     reader_threads: int = 1,
 ) -> BatchGroups:
-    """Read the lines into batches of ``batch_size`` rows, the last one smaller.
-
-    Parameters
-    ----------
-    sources : iterable of TextSource
-        Where from, in order.
-    form : Format
-        What the lines are.
-    batch_size : int
-        At least 1.
-    skip : bool
-        Whether malformed lines are counted and left out, or an error.
-    begin : Cursor, optional
-        Where the first source begins; its rows are left out.
-    reader_threads : int
-        That parse.
-
-    Yields
-    ------
-    BatchGroup or None
-        After each block: a group if it completed a batch, else None. At the end, and before an error, a group that
-        reports what was skipped.
-
-    Raises
-    ------
-    ValueError
-        A malformed line or one that is too long, with the file, the line and what is wrong.
-    CorruptionError
-        Damaged compression.
-    """
+    """Read the lines into batches of ``batch_size`` rows, the last one smaller."""
     begin = begin or Cursor()
     if reader_threads > 1:
         return _ParallelParser(form, batch_size, skip, begin).batch_groups(sources, reader_threads)
@@ -265,14 +229,7 @@ class MalformedLineError(ValueError):
 
 
 def parse_text(form: Format, text: bytes) -> Batch | None:
-    """Read a text in memory as a file of the format is read; None: it holds no example.
-
-    Raises
-    ------
-    MalformedLineError
-    ValueError
-        The header is not that of the format.
-    """
+    """Read a text in memory as a file of the format is read; None: it holds no example."""
     if not text.endswith(b"\n"):
         text += b"\n"
         if form.header is None:

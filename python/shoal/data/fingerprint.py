@@ -8,8 +8,6 @@ from typing import Any
 
 from shoal.data.files import File
 
-__all__ = ["difference", "file_fingerprint", "first_of"]
-
 _HEAD_BYTES = 1 << 16
 
 

@@ -20,8 +20,6 @@ from typing import Any
 from shoal.data.files import File, Wheres, files_of
 from shoal.data.source import LINE_LIMIT_BYTES, Lines, LineTooLongError
 
-__all__ = ["guess_format"]
-
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _BY_NAME = {
     ".libsvm": "libsvm",
@@ -44,23 +42,6 @@ _CRITEO = re.compile(rb"[01]?\t(?:-?\d*\t){13}(?:[0-9a-fA-F]*\t){25}[0-9a-fA-F]*
 
 def guess_format(where: Wheres, options: Mapping[str, Any] | None = None) -> str:
     r"""Guess the format of a file, the first one of several.
-
-    Parameters
-    ----------
-    where : path, pattern, URL, or list of them
-    options : mapping, optional
-        For the file systems of URLs.
-
-    Returns
-    -------
-    {"libsvm", "libffm", "vw", "criteo", "csv", "tsv", "parquet"}
-
-    Raises
-    ------
-    OSError
-        As `shoal.read_csv`.
-    ValueError
-        It fits no format, is empty, or is a stream, whose first bytes would be lost.
 
     Examples
     --------

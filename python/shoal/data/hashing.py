@@ -74,13 +74,7 @@ def texts_of_numbers(numbers: Sequence[float]) -> list[str]:
 
 
 def number_of_text(text: str) -> float:
-    """Return the number in a text, as csv has numbers in a numeric column.
-
-    Raises
-    ------
-    ValueError
-        It holds none, or none that float32 holds; the message says which, without the text.
-    """
+    """Return the number in a text, as csv has numbers in a numeric column."""
     data, number = np.frombuffer(text.encode(), np.uint8), np.empty(1, np.float32)
     bad, fault = _reader.read_numbers(data, np.array([0, len(data)]), np.ones(1, np.bool_), number)
     if bad >= 0:

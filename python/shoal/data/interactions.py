@@ -27,20 +27,7 @@ def field_of(name: str) -> int:
 
 
 def named_pairs(interactions: Interactions) -> list[tuple[Field, Field]]:
-    """Convert the user's interactions to pairs of fields.
-
-    Parameters
-    ----------
-    interactions : sequence of pairs, or sequence of fields
-        Of fields: all pairs of them.
-
-    Raises
-    ------
-    TypeError
-        It is neither.
-    ValueError
-        A pair occurs twice, in either order: its features would count twice.
-    """
+    """Convert the user's interactions to pairs of fields."""
     if isinstance(interactions, str):
         raise TypeError(f"interactions is {interactions!r}: pass a list of pairs of fields, or of fields")
     items = [_plain(item) for item in interactions]

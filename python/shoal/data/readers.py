@@ -569,20 +569,7 @@ _NUMBERS: dict[str, Callable[[Field], int]] = {
 
 
 def field_number(form: str, name: Field) -> int:
-    """Return the number of a format's field, as in `Batch.fields`.
-
-    Parameters
-    ----------
-    form : str
-        Name of the format.
-    name : str or int
-        A column of csv, parquet and arrow, a namespace of vw, a number of libffm, I1 to C26 of criteo.
-
-    Raises
-    ------
-    ValueError
-        The format has no such field, or none at all.
-    """
+    """Return the number of a format's field, as in `Batch.fields`."""
     if form not in _NUMBERS:
         raise ValueError(f"{form!r} is not a format with fields: these are {', '.join(_NUMBERS)}")
     return _NUMBERS[form](name)

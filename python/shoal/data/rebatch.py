@@ -13,41 +13,26 @@ from shoal.data.batch import Batch
 
 
 class Cursor(NamedTuple):
-    """Position of a pass after the last example of a batch.
+    """Position of a pass after the last example of a batch."""
 
-    Parameters
-    ----------
-    file : int
-        Index of the file.
-    offset : int
-        Of a line's first byte in its text.
-    rows : int
-        Examples from there on that were returned already.
-    skipped : int
-        Malformed lines that were left out before the offset.
-    """
-
+    # Index of the file.
     file: int = 0
+    # Of a line's first byte in its text.
     offset: int = 0
+    # Examples from there on that were returned already.
     rows: int = 0
+    # Malformed lines that were left out before the offset.
     skipped: int = 0
 
 
 class BatchGroup(NamedTuple):
-    """The batches that were completed by the blocks read since the previous group.
+    """The batches that were completed by the blocks read since the previous group."""
 
-    Parameters
-    ----------
-    batches : list of (Batch, Cursor)
-        Those that the last of them completed.
-    skipped : int
-        Malformed lines so far.
-    fraction : float
-        Of the bytes of all sources.
-    """
-
+    # Those that the last of them completed.
     batches: list[tuple[Batch, Cursor]]
+    # Malformed lines so far.
     skipped: int
+    # Of the bytes of all sources.
     fraction: float
 
 

@@ -25,28 +25,7 @@ _FIRST_KEYS = 1 << 16
 
 
 class RowBuffer:
-    """The arrays that are being filled: what `shoal._reader` calls ``arrays``.
-
-    Parameters
-    ----------
-    most : int
-        Rows of a batch.
-    valued, weighted : bool
-        Whether the format has values, and weights.
-    pairs : sequence of (int, int)
-        The fields whose features interact.
-    names : FeatureNames, optional
-        Filled by `note`. If set, the span of each feature's text in its block is recorded. Without
-        names and pairs, the fields of features are not recorded.
-    spell : callable
-        Makes the names of features: see `shoal.data.spelling`.
-    fielded : bool
-        Whether batches have the fields of their features.
-    labelled : bool
-        Whether lines have labels and weights. Otherwise both are ignored and labels are NaN.
-    classes : int
-        The number of classes, if labels are their numbers; 0: labels are 0/1 or -1/+1.
-    """
+    """The arrays that are being filled: what `shoal._reader` calls ``arrays``."""
 
     def __init__(
         self,
@@ -158,58 +137,39 @@ def _parse_criteo(text: memoryview, start: int, rows: RowBuffer, skip: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Description of a line format.
+    """Description of a line format."""
 
-    Parameters
-    ----------
-    name : str
-        As the command line and messages call it.
-    parse : callable
-        One of the walks of `shoal._reader` into a `RowBuffer`.
-    valued : bool
-        Whether a feature has a value.
-    weighted : bool
-        Whether an example has a weight.
-    header : callable, optional
-        Takes the first line of each file, which is no example, and whether a label is needed, and returns what parses
-        that file's other lines, instead of ``parse``; its errors are ValueErrors that say what is wrong with the line.
-    pairs : sequence of (int, int)
-        The fields whose features interact.
-    spell : callable
-        Makes the names of features.
-    names : FeatureNames, optional
-        Gets a name for each feature that is read.
-    schema : mapping
-        What was asked of the function that made the reader, as JSON: models remember it.
-    fielded : bool
-        Whether batches have the fields of their features.
-    labelled : bool
-        Whether lines have labels.
-    classes : int
-        The number of classes, if labels are their numbers.
-    of_labels : callable, optional
-        Returns the format in which the texts of the labels are the only features, where labels are texts.
-    others : callable, optional
-        Takes the first line of a file, None where files have no header, and returns the columns of which nothing is
-        said, and which are therefore read.
-    with_columns : callable, optional
-        Takes such columns, and returns the format that reads them in every file.
-    """
-
+    # As the command line and messages call it.
     name: str
+    # One of the walks of `shoal._reader` into a `RowBuffer`.
     parse: Parse | None
+    # Whether a feature has a value.
     valued: bool
+    # Whether an example has a weight.
     weighted: bool = False
+    # Takes the first line of each file, which is no example, and whether a label is needed, and returns what parses
+    # that file's other lines, instead of `parse`; its errors are ValueErrors that say what is wrong with the line.
     header: Callable[[bytes, bool], Parse] | None = None
+    # The fields whose features interact.
     pairs: Pairs = ()
+    # Makes the names of features.
     spell: Spell = of_numbers
+    # Gets a name for each feature that is read.
     names: FeatureNames | None = None
+    # What was asked of the function that made the reader, as JSON: models remember it.
     schema: Mapping[str, Any] = field(default_factory=dict)
+    # Whether batches have the fields of their features.
     fielded: bool = False
+    # Whether lines have labels.
     labelled: bool = True
+    # The number of classes, if labels are their numbers.
     classes: int = 0
+    # Returns the format in which the texts of the labels are the only features, where labels are texts.
     of_labels: Callable[[], Format] | None = None
+    # Takes the first line of a file, None where files have no header, and returns the columns of which nothing is
+    # said, and which are therefore read.
     others: Callable[[bytes | None], list[str]] | None = None
+    # Takes such columns, and returns the format that reads them in every file.
     with_columns: Callable[[Sequence[str]], Format] | None = None
 
     def rows(self, most: int) -> RowBuffer:

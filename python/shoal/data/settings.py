@@ -10,8 +10,6 @@ from shoal.data.files import File
 from shoal.data.names import FeatureNames
 from shoal.data.rebatch import Cursor
 
-__all__ = ["BEGINNING", "FileSplit", "OnError", "Settings"]
-
 OnError = Literal["raise", "skip"]
 
 BEGINNING = Cursor()
@@ -52,25 +50,16 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class FileSplit:
-    """A file among those of a pass, or a split of it.
+    """A file among those of a pass, or a split of it."""
 
-    Parameters
-    ----------
-    number : int
-        Of the file, as places count.
-    file : File
-    rank, num_splits : int
-        Which split of how many.
-    before, fraction : float
-        Of the bytes of all: those before it, and its own; 0 where they are not known.
-    size : int or None
-        Of the file when the pass began.
-    """
-
+    # Of the file, as places count.
     number: int
     file: File
+    # rank, num_splits: Which split of how many.
     rank: int
     num_splits: int
+    # before, fraction: Of the bytes of all: those before it, and its own; 0 where they are not known.
     before: float
     fraction: float
+    # Of the file when the pass began.
     size: int | None = None

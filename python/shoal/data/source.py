@@ -39,24 +39,16 @@ _NEWLINE = 10
 
 
 class Block(NamedTuple):
-    """Whole lines of a file.
+    """Whole lines of a file."""
 
-    Parameters
-    ----------
-    text : memoryview
-        Ends with a newline, or is empty; valid until the next block is requested.
-    offset : int
-        Where the text begins, in the file or in what it decompresses to.
-    passed : int
-        Lines in front of the text that belong to other splits.
-    fraction : float
-        How much of the bytes on the disk has been consumed, the text of this block included; 0 where their number is
-        not known.
-    """
-
+    # Ends with a newline, or is empty; valid until the next block is requested.
     text: memoryview
+    # Where the text begins, in the file or in what it decompresses to.
     offset: int
+    # Lines in front of the text that belong to other splits.
     passed: int
+    # How much of the bytes on the disk has been consumed, the text of this block included; 0 where their number is
+    # not known.
     fraction: float
 
 
@@ -69,37 +61,7 @@ class LineTooLongError(Exception):
 
 
 class Lines:
-    """The lines of a file, or those of one of its splits.
-
-    Parameters
-    ----------
-    file : File
-        Plain, or of gzip, bzip2, xz or Zstandard, as determined by its first bytes.
-    rank, num_splits : int
-        Which split of how many.
-    size : int, optional
-        Bytes of the file when the pass began, of which splits are parts; default: when it is opened.
-    start : int
-        Lines that begin before this offset of the text are left out; a line must begin there.
-    headed : bool
-        Whether the first line of the file is a header: `header`, and no line.
-    block_bytes, line_limit_bytes : int
-        How much is read at a time, and how long a line may be, its newline not counted. Blocks must not be longer than
-        lines may be.
-
-    Attributes
-    ----------
-    header : bytes or None
-        The first line, known before a block with text is yielded; None where the file is empty or not headed.
-    unended : bool
-        Whether the newline of the last line is none of the file; known once that line is yielded.
-
-    Raises
-    ------
-    LineTooLongError, CorruptionError, ValueError, OSError
-        While iterating: a line exceeds the limit, the compressed data is damaged, a stream is read for the second time,
-        or the file cannot be read.
-    """
+    """The lines of a file, or those of one of its splits."""
 
     def __init__(
         self,
@@ -114,7 +76,9 @@ class Lines:
         line_limit_bytes: int = LINE_LIMIT_BYTES,
     ) -> None:
         self.file = file
+        # The first line, known before a block with text is yielded; None where the file is empty or not headed.
         self.header: bytes | None = None
+        # Whether the newline of the last line is none of the file; known once that line is yielded.
         self.unended = False
         self._rank = rank
         self._num_splits = num_splits

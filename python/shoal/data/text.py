@@ -20,26 +20,7 @@ from shoal.data.unpack import HEAD_BYTES, kind_of
 
 
 class TextReader(Reader):
-    """Files of lines, in batches.
-
-    Parameters
-    ----------
-    path : path, pattern, URL, binary file, or sequence of them
-        See ``docs/readers.md``. Files are plain text, or gzip, bzip2, xz or Zstandard of it, as determined by their
-        first bytes.
-    form : Format
-        Their format.
-    batch_size : int
-        Examples in each batch but the last of a pass, which may have fewer. Batches run on from file to file.
-    on_error : {"raise", "skip"}
-        How malformed lines are handled.
-    reader_threads : int
-        Threads that parse; one more reads and decompresses. Batches are the same for any number.
-    names : FeatureNames, optional
-        Filled by the passes with a name for each feature. A pickled reader has a copy of its own.
-    storage_options : mapping, optional
-        Options of the file systems of URLs.
-    """
+    """Files of lines, in batches."""
 
     def __init__(
         self,

@@ -36,8 +36,6 @@ from shoal.base.machine import local_path
 from shoal.errors import CorruptionError, StorageError
 from shoal.storage.base import FileReader, StorageDir
 
-__all__ = ["Cache", "CacheLease"]
-
 _log = logging.getLogger(__name__)
 
 _FETCHING = ".fetching"
@@ -73,26 +71,6 @@ class Cache:
     ) -> CacheLease:
         """Find an export's copy, or make one.
 
-        Parameters
-        ----------
-        storage_dir : StorageDir
-            Where the export is.
-        digest : str
-            Digest of its manifest.
-        files : dict of int
-            The sizes of its files by name.
-        check : callable
-            Raises CorruptionError if the files in a directory are not what they should be.
-
-        Raises
-        ------
-        CorruptionError
-            A file of the export is missing, truncated or changed.
-        StorageError
-            It cannot be fetched, or the copy cannot be written.
-
-        Notes
-        -----
         Blocks while files are fetched, by this process or another one.
         """
         group = self._group(storage_dir)

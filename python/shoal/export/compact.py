@@ -14,8 +14,6 @@ from shoal.export.read import newest
 from shoal.export.write import Exported, TableSource, UnsynchronizedTables, write_export
 from shoal.storage.open import open_dir
 
-__all__ = ["compact_export"]
-
 
 def compact_export(
     directory: str | os.PathLike[str],
@@ -27,13 +25,7 @@ def compact_export(
     cache: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[Exported, int]:
-    """Merge an export and its bases into one export; see :func:`shoal.compact`.
-
-    Returns
-    -------
-    (Exported, int)
-        The result, and the number of merged exports.
-    """
+    """Merge an export and its bases into one export; see :func:`shoal.compact`."""
     copies = Cache(cache)
     target = open_dir(out, storage_options)
     with closing(read_layers(newest(open_dir(directory, storage_options)), cache=copies)) as layers:

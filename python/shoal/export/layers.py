@@ -25,8 +25,6 @@ from shoal.export.manifest import Extra, Manifest, TableEntry
 from shoal.storage.base import StorageDir
 from shoal.storage.regular import open_regular, read_regular
 
-__all__ = ["Layers", "MappedExport", "read_layers"]
-
 _log = logging.getLogger(__name__)
 _LONGEST_CHAIN = 64
 _TRIES = 3  # of opening an export that is replaced meanwhile
@@ -209,15 +207,7 @@ class Layers:
 def read_layers(
     storage_dir: StorageDir, *, verify: bool = True, known: Layers | None = None, cache: Cache | None = None
 ) -> Layers:
-    """Map an export and its bases; files that ``known`` has mapped are not mapped again.
-
-    Raises
-    ------
-    CorruptionError
-        A file is missing, truncated or changed, or the base of a delta is not the one that it was made from.
-    StorageError
-        A file cannot be read.
-    """
+    """Map an export and its bases; files that ``known`` has mapped are not mapped again."""
     copies = cache or Cache()
     there = {} if known is None else {(str(one.storage_dir), one.digest): one for one in known.mapped}
 

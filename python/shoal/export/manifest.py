@@ -16,26 +16,6 @@ from shoal.storage.open import open_dir
 from shoal.storage.transaction import DataFile
 from shoal.table.spec import RowRecord, check_table_count
 
-__all__ = [
-    "DTYPES",
-    "FILES",
-    "MANIFEST",
-    "Base",
-    "Copies",
-    "Found",
-    "Listed",
-    "Manifest",
-    "Section",
-    "TableEntry",
-    "by_number",
-    "digest_of",
-    "is_export",
-    "make_reader",
-    "next_number",
-    "numbers",
-    "read",
-]
-
 MANIFEST = "manifest.json"
 FORMAT = "shoal export"
 _TAG = f'"format":"{FORMAT}"'.encode()
@@ -147,25 +127,7 @@ Found = dict[str, tuple[str, Listed | ShoalError | None]]  # by directory: its v
 
 
 def numbers(storage_dir: StorageDir, known: Found | None = None) -> Found:
-    """Find the exports in a directory.
-
-    Parameters
-    ----------
-    storage_dir : StorageDir
-    known : dict, optional
-        Result of an earlier call; unchanged manifests are not read again.
-
-    Returns
-    -------
-    dict
-        For each directory with a manifest, the manifest's version in storage, and the export's number and digest; None:
-        it is another kind of directory; an error: its manifest is damaged, or cannot be read.
-
-    Raises
-    ------
-    StorageError
-        The directory cannot be read.
-    """
+    """Find the exports in a directory."""
     found: Found = {}
     for name, mark in storage_dir.subdirectories_with(MANIFEST).items():
         before, what = ("", None) if known is None else known.get(name, ("", None))
@@ -224,20 +186,7 @@ def next_number(storage_dir: StorageDir, above: int = 0) -> int:
 
 
 def read(storage_dir: StorageDir, *, what: str | None = None) -> tuple[Manifest, str]:
-    """Read and check the manifest of an export.
-
-    Returns
-    -------
-    (Manifest, str)
-        The manifest and its digest.
-
-    Raises
-    ------
-    CorruptionError
-        It is missing, changed, or of an unsupported version.
-    StorageError
-        It cannot be read.
-    """
+    """Read and check the manifest of an export."""
     path = storage_dir.address(MANIFEST)
     body = storage_dir.read_checksummed(
         MANIFEST, missing="the directory is not an export, or its export was interrupted", what=what

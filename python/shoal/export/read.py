@@ -28,8 +28,6 @@ from shoal.storage.open import open_dir
 from shoal.table.arrays import Keys, Rows, as_keys, as_out
 from shoal.table.key_batch import KeyBatch
 
-__all__ = ["Export", "ExportFolder", "ExportTable", "ExportVersion", "newest", "open_export"]
-
 _log = logging.getLogger(__name__)
 
 _MODEL_FILE = "model.json"  # of a directory that holds a model
@@ -268,15 +266,6 @@ class ExportFolder:
         """Find the exports, one at least; see :func:`shoal.export.manifest.by_number`. The highest number comes first.
 
         Manifests that are unchanged since the last call are not read again. Damaged exports are left out.
-
-        Raises
-        ------
-        CorruptionError, StorageError
-            The directory is not an export and contains none.
-        FileNotFoundError
-            There is no such directory.
-        ValueError
-            It is a model that has not been exported.
         """
         names = self.storage_dir.names()
         if manifests.MANIFEST in names:
@@ -317,13 +306,7 @@ class ExportFolder:
 
 
 def newest(storage_dir: StorageDir) -> StorageDir:
-    """Return the export in a directory that has the highest number; errors as of :meth:`ExportFolder.read`.
-
-    Raises
-    ------
-    CorruptionError
-        Several have it.
-    """
+    """Return the export in a directory that has the highest number; errors as of :meth:`ExportFolder.read`."""
     highest = next(iter(ExportFolder(storage_dir).read().values()))
     if isinstance(highest, ShoalError):
         raise highest
@@ -363,13 +346,7 @@ class Export:
         self._now: ExportVersion | None = self._read(None)
 
     def _read(self, now: ExportVersion | None) -> ExportVersion | None:
-        """Read the highest version that can be read, if that is another than the current one.
-
-        Raises
-        ------
-        Exception
-            There is none, and a version that is higher, or appeared meanwhile, is damaged.
-        """
+        """Read the highest version that can be read, if that is another than the current one."""
         exports = self._folder.read()
         errors: list[Exception] = []
         for number, copies in exports.items():

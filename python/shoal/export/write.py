@@ -23,16 +23,6 @@ from shoal.storage.base import StorageDir
 from shoal.storage.transaction import DataFileWriter, ManifestTransaction, check_replaceable, map_in_order
 from shoal.table.spec import RowRecord, TableRecord, TableSpec
 
-__all__ = [
-    "ExportTables",
-    "Exported",
-    "ExportedTable",
-    "TableSource",
-    "UnsynchronizedTables",
-    "check_target",
-    "write_export",
-]
-
 _SLOTS_A_TASK = 8
 _AHEAD = 2  # tasks per thread that are done ahead of the disk
 
@@ -148,19 +138,7 @@ def write_export(
     progress: bool = False,
     cache: Cache | None = None,
 ) -> Exported:
-    """Write an export, or a delta of another; see :meth:`shoal.Store.export`.
-
-    Parameters
-    ----------
-    storage_dir : StorageDir
-    tables : ExportTables
-    model : dict, optional
-        Description of the model, for a server that predicts with these tables.
-    extras : dict of bytes, optional
-        Files that belong to the model, by name.
-    cache : Cache, optional
-        Cache for a copy of ``since`` if it is remote.
-    """
+    """Write an export, or a delta of another; see :meth:`shoal.Store.export`."""
     version = plain(version)
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
         raise ValueError(f"version must be a number from 0 on, got {version!r}")
@@ -288,13 +266,7 @@ def _check_request(
 def _model_of(
     model: dict[str, Any] | None, specs: Sequence[TableSpec], storage_dir: StorageDir, since: StorageDir, base: Layers
 ) -> dict[str, Any] | None:
-    """Return the description of the model of a delta: the given one, or that of its base.
-
-    Raises
-    ------
-    ValueError
-        The model would consist of parts of two moments.
-    """
+    """Return the description of the model of a delta: the given one, or that of its base."""
     if model is None and base.model is not None:
         model, parts = base.model, ["dense part"] * bool(base.extras)
         if model.get("calibration") is not None:

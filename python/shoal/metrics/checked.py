@@ -13,13 +13,7 @@ Floats = npt.NDArray[np.float64]
 def checked(
     labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike | None, what: str
 ) -> tuple[Floats, Floats, Floats | None]:
-    """Return all as float64[n], or raise an error that names the wrong one and its position.
-
-    Raises
-    ------
-    ValueError
-        Lengths differ, a label is neither 0 nor 1, a score is NaN, a weight is negative or not finite.
-    """
+    """Return all as float64[n], or raise an error that names the wrong one and its position."""
     y: npt.NDArray[Any] = np.asarray(labels)
     s = np.asarray(scores, np.float64)
     if y.ndim != 1 or s.shape != y.shape:
@@ -34,13 +28,7 @@ def checked(
 
 
 def checked_weights(weights: npt.ArrayLike, n: int) -> Floats:
-    """Return weights of ``n`` examples as float64[n].
-
-    Raises
-    ------
-    ValueError
-        There are more or fewer, or one is negative or not finite.
-    """
+    """Return weights of ``n`` examples as float64[n]."""
     w = np.asarray(weights, np.float64)
     if w.shape != (n,):
         raise ValueError(f"labels ({n},) and weights {w.shape}: pass one weight for each example, or None")

@@ -11,8 +11,6 @@ from shoal.metrics.accumulator import Accumulator
 from shoal.metrics.multiclass import MulticlassAccumulator
 from shoal.metrics.stream import StreamMetrics
 
-__all__ = ["accumulator_from_dict"]
-
 
 def accumulator_from_dict(described: dict[str, Any]) -> StreamMetrics:
     """Make the accumulator, of either kind, that its `to_dict` described; equal to the bit.

@@ -9,8 +9,6 @@ import math
 import re
 from typing import Self
 
-__all__ = ["ExactSum"]
-
 _HEXADECIMAL = re.compile(r"-?[0-9a-f]{1,1024}")
 
 
@@ -52,13 +50,7 @@ class ExactSum:
 
     @classmethod
     def from_text(cls, text: object) -> Self:
-        """Read what `to_text` wrote.
-
-        Raises
-        ------
-        ValueError
-            It is something else.
-        """
+        """Read what `to_text` wrote."""
         out = cls()
         if text == "inf":
             out._infinite = True

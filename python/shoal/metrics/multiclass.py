@@ -20,20 +20,12 @@ from shoal.metrics.exact import Metrics, ratio, weighted_sum
 from shoal.metrics.exact_sum import ExactSum
 from shoal.metrics.stream import REMEDY, StreamMetrics, check_described, whole_number
 
-__all__ = ["MulticlassAccumulator", "checked_classes", "multinomial_losses"]
-
 _VERSION = 1
 _SUMS = ("weight", "loss", "right")
 
 
 def checked_classes(labels: npt.ArrayLike, classes: int) -> npt.NDArray[np.intp]:
-    """Return labels as numbers of classes, int[n].
-
-    Raises
-    ------
-    ValueError
-        One is not a whole number from 0 to ``classes`` - 1; the message names it.
-    """
+    """Return labels as numbers of classes, int[n]."""
     y: npt.NDArray[Any] = np.asarray(labels)
     if y.ndim != 1:
         raise ValueError(f"labels {y.shape}: pass a one-dimensional array")
@@ -49,24 +41,7 @@ def checked_classes(labels: npt.ArrayLike, classes: int) -> npt.NDArray[np.intp]
 def multinomial_losses(
     margins: Floats, classes: npt.NDArray[np.intp], weights: Floats | None = None
 ) -> tuple[float, Floats]:
-    """Compute the cross-entropy of softmax, and its gradient by the margins.
-
-    Parameters
-    ----------
-    margins : float64[n, K]
-    classes : int[n]
-        The class of each example.
-    weights : float64[n], optional
-        Of the examples; default: each is 1.
-
-    Returns
-    -------
-    float
-        Sum of the losses by weight, in nats.
-    float64[n, K]
-        Each is weight times (p_k - 1 if k is the class, else p_k). That of the class is computed as minus the sum of
-        the others, since p_k - 1 would lose it near 1.
-    """
+    """Compute the cross-entropy of softmax, and its gradient by the margins."""
     losses, others, whole = _losses(margins, classes)
     slopes: Floats = others / whole[:, None]
     slopes[np.arange(len(classes)), classes] = -slopes.sum(axis=1)

@@ -20,8 +20,6 @@ import numpy.typing as npt
 from shoal.metrics.exact import Metrics, ratio
 from shoal.metrics.exact_sum import ExactSum
 
-__all__ = ["REMEDY", "StreamMetrics", "check_described", "whole_number"]
-
 REMEDY = "pass what to_dict returned"
 
 
@@ -153,13 +151,7 @@ def check_described(described: object, kind: str, version: int) -> None:
 
 
 def whole_number(value: object, name: str) -> int:
-    """Return a whole number, 0 or more, of a description.
-
-    Raises
-    ------
-    ValueError
-        It is something else.
-    """
+    """Return a whole number, 0 or more, of a description."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{name} is {value!r}: pass a whole number, 0 or more")
     return value

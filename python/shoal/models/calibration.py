@@ -44,11 +44,6 @@ _WORTH_A_PASS = 0.1
 class Platt:
     """Probability 1 / (1 + e^-(slope x margin + intercept)).
 
-    Parameters
-    ----------
-    slope, intercept : float
-        Finite. A slope of 1 and an intercept of 0 change nothing.
-
     Examples
     --------
     >>> import numpy as np
@@ -56,6 +51,7 @@ class Platt:
     [0.5, 0.7311]
     """
 
+    # slope, intercept: Finite. A slope of 1 and an intercept of 0 change nothing.
     slope: float
     intercept: float
 
@@ -83,13 +79,6 @@ class Platt:
 class Isotonic:
     """A non-decreasing function of the margin: linear between its points, constant beyond the first and the last.
 
-    Parameters
-    ----------
-    at : float64[k]
-        Margins of the points, strictly ascending; at least one.
-    probabilities : float64[k]
-        Non-decreasing, above 0 and below 1.
-
     Examples
     --------
     >>> import numpy as np
@@ -97,7 +86,9 @@ class Isotonic:
     [0.2, 0.4, 0.6]
     """
 
+    # Margins of the points, strictly ascending; at least one.
     at: Floats
+    # Non-decreasing, above 0 and below 1.
     probabilities: Floats
 
     def __post_init__(self) -> None:
@@ -129,13 +120,7 @@ Calibration = Platt | Isotonic
 
 
 def from_dict(described: Mapping[str, Any]) -> Calibration:
-    """Make the calibration that `Platt.to_dict` or `Isotonic.to_dict` described.
-
-    Raises
-    ------
-    ValueError
-        It describes neither, or a field is missing or invalid.
-    """
+    """Make the calibration that `Platt.to_dict` or `Isotonic.to_dict` described."""
     kind = described.get("kind")
     try:
         if kind == "platt":
@@ -153,26 +138,6 @@ def from_dict(described: Mapping[str, Any]) -> Calibration:
 def platt(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Platt:
     """Fit slope and intercept by maximum likelihood, with Platt's targets instead of 1 and 0.
 
-    Parameters
-    ----------
-    margins : float64[n]
-        Of held-out examples, finite.
-    labels : [n]
-        0 or 1.
-    weights : [n], optional
-        How often each example counts, 0 or more; not given: once.
-
-    Returns
-    -------
-    Platt
-
-    Raises
-    ------
-    ValueError
-        Lengths differ, a number is out of its range, or all examples together weigh nothing.
-
-    Notes
-    -----
     Targets are (N1 + 1) / (N1 + 2) for label 1 and 1 / (N0 + 2) for label 0, N the weight of a label: Platt,
     Probabilistic outputs for support vector machines, 1999. Newton's method with a line search, as in Lin, Lin & Weng,
     A note on Platt's probabilistic outputs, Machine Learning 68, 2007, on centred and scaled margins.
@@ -224,28 +189,6 @@ def platt(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None 
 def isotonic(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Isotonic:
     """Fit the non-decreasing function of least weighted squared error.
 
-    Parameters
-    ----------
-    margins : float64[n]
-        Of held-out examples, finite. Equal ones are pooled first.
-    labels : [n]
-        0 or 1.
-    weights : [n], optional
-        How often each example counts, 0 or more; not given: once.
-
-    Returns
-    -------
-    Isotonic
-        It is constant from the first margin of a block of pooled examples to its last. Probabilities are kept at least
-        1 / (N + 2) from 0 and 1, N the weight of all examples, so that a log-loss stays finite.
-
-    Raises
-    ------
-    ValueError
-        Lengths differ, a number is out of its range, or all examples together weigh nothing.
-
-    Notes
-    -----
     Pool adjacent violators: Ayer et al., Annals of Mathematical Statistics 26, 1955; for calibration Zadrozny & Elkan,
     KDD 2002. Linear after the sort.
     """

@@ -22,8 +22,6 @@ from shoal.metrics import GroupedAUC, Metrics, StreamMetrics
 from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir
 
-__all__ = ["Callback", "Callbacks", "FitProgress"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -130,13 +128,7 @@ def _check_methods(callback: Callback) -> None:
 
 
 class Callbacks:
-    """The callbacks of one fit: a `FitObserver`.
-
-    Raises
-    ------
-    TypeError
-        One is neither a `Callback` nor callable.
-    """
+    """The callbacks of one fit: a `FitObserver`."""
 
     def __init__(self, model: Any, callbacks: Callback | Callable[..., None] | Iterable[Any]) -> None:
         listed = [callbacks] if isinstance(callbacks, Callback) or callable(callbacks) else list(callbacks)

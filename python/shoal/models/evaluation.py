@@ -17,8 +17,6 @@ from shoal.models.learner import Evaluable
 from shoal.models.measured import Evaluation, Margins, MeasuredExamples, Predictions
 from shoal.models.sources import check_iterable, why_empty
 
-__all__ = ["check_data", "evaluate", "measure", "predicted", "predictions"]
-
 Examples = TypeVar("Examples", bound=MeasuredExamples)
 
 

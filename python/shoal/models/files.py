@@ -113,22 +113,7 @@ def is_model(where: StoragePath) -> bool:
 
 
 def checkpoint_in(where: StoragePath) -> tuple[StorageDir, ModelFile | None]:
-    """Find the checkpoint of a directory: the directory itself, or the one that its model names.
-
-    Returns
-    -------
-    StorageDir
-        Of the checkpoint.
-    ModelFile or None
-        None: the directory is the checkpoint.
-
-    Raises
-    ------
-    CorruptionError
-        It is neither a checkpoint nor a model, or the model is damaged.
-    ValueError
-        There is no such directory.
-    """
+    """Find the checkpoint of a directory: the directory itself, or the one that its model names."""
     place = open_dir(where)
     if place.kind() != "directory":
         raise ValueError(f"{place}: there is no such directory")
@@ -151,15 +136,7 @@ def store_for(where: StoragePath, *, threads: int | None = None) -> LocalStore:
 
 
 def check_target(where: StoragePath, *, overwrite: bool) -> None:
-    """Check that a model may be written to a directory; nothing is changed.
-
-    Raises
-    ------
-    ValueError
-        There is a model and ``overwrite`` is False, or there are other files.
-    StorageError
-        It cannot be read.
-    """
+    """Check that a model may be written to a directory; nothing is changed."""
     place = open_dir(where)
     if place.kind() == "file":
         raise ValueError(f"{place} is a file: a model is a directory, choose another name")
@@ -167,13 +144,7 @@ def check_target(where: StoragePath, *, overwrite: bool) -> None:
 
 
 def make_target(where: StoragePath) -> None:
-    """Make a directory for a model and check that files can be written there, before hours of training.
-
-    Raises
-    ------
-    StorageError
-        They cannot.
-    """
+    """Make a directory for a model and check that files can be written there, before hours of training."""
     place = open_dir(where)
     place.make()
     look = f".{MODEL_FILE}.{secrets.token_hex(4)}.tmp"
@@ -232,15 +203,7 @@ def _write(place: StorageDir, name: str, *parts: bytes | memoryview) -> None:
 
 
 def read(where: StoragePath) -> ModelFile:
-    """Read and check the description of a model.
-
-    Raises
-    ------
-    CorruptionError
-        model.json is missing, changed, or of an unknown version.
-    FileNotFoundError
-        There is no such directory.
-    """
+    """Read and check the description of a model."""
     place = open_dir(where)
     path = place.address(MODEL_FILE)
     missing = "the directory is not a model, or its first save was interrupted"
@@ -291,24 +254,12 @@ def describe(described: ModelFile) -> dict[str, Any]:
 
 
 def for_export(where: StoragePath, described: ModelFile) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the parts of an export that predict with a model's tables: a description, and files by name.
-
-    Raises
-    ------
-    CorruptionError
-        The model is damaged.
-    """
+    """Return the parts of an export that predict with a model's tables: a description, and files by name."""
     return describe(described), {} if described.tower is None else {"tower.pt": read_tower(where, described)}
 
 
 def read_tower(where: StoragePath, described: ModelFile) -> bytes:
-    """Read the dense part of a click model.
-
-    Raises
-    ------
-    CorruptionError
-        It is missing or was changed.
-    """
+    """Read the dense part of a click model."""
     place = open_dir(where)
     if described.tower is None:
         raise CorruptionError(f"{place.address(MODEL_FILE)} does not name a tower")
@@ -323,15 +274,7 @@ def read_tower(where: StoragePath, described: ModelFile) -> bytes:
 
 
 def load(where: StoragePath, store: Store) -> ModelFile:
-    """Read a model's weights into ``store``, which has no table of its names yet, and return its description.
-
-    Raises
-    ------
-    CorruptionError
-        A file is missing, cut short or changed. Nothing was loaded.
-    ValueError
-        The store has a table of one of the model's names.
-    """
+    """Read a model's weights into ``store``, which has no table of its names yet, and return its description."""
     place = open_dir(where)
     described = read(place)
     names = (described.table, *described.more_tables)

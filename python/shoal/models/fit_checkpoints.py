@@ -39,8 +39,6 @@ from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
 
-__all__ = ["FitCheckpointer", "Resume", "begin_or_resume"]
-
 _ENDED = 1  # flag of a worker that has no batch left
 # Made here: msgspec crashes where several threads are the first to decode a type.
 _worker_state = msgspec.msgpack.Decoder(WorkerState)
@@ -70,22 +68,6 @@ class Checkpointed(Protocol):
 class FitCheckpointer:
     """Keeps checkpoints of a fit in a directory; a `FitObserver`.
 
-    Parameters
-    ----------
-    model : Model or ClickModel
-    directory : path, URL or StorageDir
-    checkpoint_every : int or None
-        Batches between two checkpoints of a pass; None: one after each pass.
-    overwrite : bool
-        Whether the first checkpoint may replace an existing model.
-
-    Raises
-    ------
-    ValueError
-        ``checkpoint_every`` is below 1.
-
-    Notes
-    -----
     With several workers all of them make one, of the same directory, which all of them see. Ctrl-C then leaves the
     last checkpoint, since it may reach them at different batches.
     """
@@ -220,24 +202,6 @@ def begin_or_resume(
     """Restore the state of the fit in a checkpointer's directory, or check that a fit may begin there.
 
     Of several workers worker 0 makes the directory, and all of them restore the fit, or none does.
-
-    Returns
-    -------
-    FitState or None
-        None: the fit begins. With several workers, ``workers`` has the state of this one.
-
-    Raises
-    ------
-    CorruptionError
-        A file is missing, cut short or changed.
-    FitFinishedError
-        The fit there has finished.
-    ShoalError
-        Another worker cannot begin; the message has its error.
-    StorageError
-        No files can be written there.
-    ValueError
-        The fit there was begun with other settings or data; or there is a model that may not be replaced.
     """
     if resume not in (False, True, "appended"):
         raise ValueError(f"resume is {resume!r}: pass True, False or 'appended'")

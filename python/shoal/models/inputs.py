@@ -32,8 +32,6 @@ from shoal.data.arrow import table_of
 from shoal.data.columns import missing_texts
 from shoal.models.history import Record
 
-__all__ = ["EPOCHS_OF_ARRAYS", "TrainingData", "class_weights", "is_table", "prediction_data", "training_data"]
-
 # Passes over an array or a frame by default. Such data is small: one pass has too few steps.
 EPOCHS_OF_ARRAYS = 10
 
@@ -80,13 +78,7 @@ def training_data(
     features: Mapping[str, Any],
     classes: int = 2,
 ) -> TrainingData:
-    """Return batches to learn from; see `shoal.models.Model.fit`. ``features`` of a frame that are None are ignored.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Labels are missing or not of ``classes`` classes, lengths differ, or an argument does not apply to this data.
-    """
+    """Return batches to learn from; see `shoal.models.Model.fit`. ``features`` of a frame that are None are ignored."""
     asked = {name: value for name, value in features.items() if value is not None}
     check_data(data)
     if not is_table(data):
@@ -126,13 +118,7 @@ def training_data(
 def prediction_data(
     record: Record, data: Any, y: Any = None, sample_weight: Any = None, *, labelled: bool, classes: int = 2
 ) -> Any:
-    """Return batches to predict, or to measure if ``labelled``; labels are of ``classes`` classes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The data has other columns than the model has learned from, or labels are missing.
-    """
+    """Return batches to predict, or to measure if ``labelled``; labels are of ``classes`` classes."""
     check_data(data)
     if not is_table(data):
         for name, value in (("y", y), ("sample_weight", sample_weight)):
@@ -181,13 +167,7 @@ def class_weights(
     labels: npt.NDArray[np.float32] | None,
     classes: int = 2,
 ) -> tuple[float, ...] | None:
-    """Return the weight of an example of each class; None: all 1.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is neither "balanced" nor weights of the classes; or the classes cannot be counted beforehand.
-    """
+    """Return the weight of an example of each class; None: all 1."""
     if asked is None:
         return None
     known = tuple(range(classes)) if known is None else known

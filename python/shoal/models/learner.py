@@ -131,53 +131,36 @@ class Learner(Evaluable, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitState:
-    """The state of a fit: with the weights, all that is needed to continue as if it had never stopped.
+    """The state of a fit: with the weights, all that is needed to continue as if it had never stopped."""
 
-    Attributes
-    ----------
-    epoch : int
-        The current pass, from 0, or the next one.
-    batches : int
-        Batches learned from in this pass.
-    read : int
-        Examples that the reader returned for them.
-    known : int
-        Examples that the learner had learned from when the pass began.
-    position : dict or None
-        Of the reader after the last batch; None: the pass is read from its beginning, and ``batches`` are skipped.
-    seen : dict or None
-        `Learner.accumulator` of the pass; None between passes.
-    features : int
-        Of the pass so far.
-    seconds : float
-        That the pass has taken so far.
-    windows : Windows
-        Of the learning curve.
-    unmeasured, repeated : int
-        As those of `shoal.models.history.Pass`.
-    best_gain : float or None
-        The best value for early stopping so far; None before the first pass.
-    best_pass, best_examples : int
-        Its pass and number of examples; 0 before the first pass.
-    workers : tuple of WorkerState
-        Within a pass of several workers: the state of each, which takes the place of ``batches``, ``read``,
-        ``position``, ``seen``, ``features``, ``windows``, ``unmeasured`` and ``repeated``.
-    """
-
+    # The current pass, from 0, or the next one.
     epoch: int = 0
+    # Batches learned from in this pass.
     batches: int = 0
+    # Examples that the reader returned for them.
     read: int = 0
+    # Examples that the learner had learned from when the pass began.
     known: int = 0
+    # Of the reader after the last batch; None: the pass is read from its beginning, and `batches` are skipped.
     position: dict[str, Any] | None = None
+    # `Learner.accumulator` of the pass; None between passes.
     seen: dict[str, Any] | None = None
+    # Of the pass so far.
     features: int = 0
+    # That the pass has taken so far.
     seconds: float = 0.0
+    # Of the learning curve.
     windows: Windows = field(default_factory=Windows)
+    # unmeasured, repeated: As those of `shoal.models.history.Pass`.
     unmeasured: int = 0
     repeated: int = 0
+    # The best value for early stopping so far; None before the first pass.
     best_gain: float | None = None
+    # best_pass, best_examples: Its pass and number of examples; 0 before the first pass.
     best_pass: int = 0
     best_examples: int = 0
+    # Within a pass of several workers: the state of each, which takes the place of `batches`, `read`, `position`,
+    # `seen`, `features`, `windows`, `unmeasured` and `repeated`.
     workers: tuple[WorkerState, ...] = ()
 
 

@@ -15,8 +15,6 @@ from shoal.models.learner import Floats
 from shoal.models.scales import Scales
 from shoal.table.table import Table
 
-__all__ = ["BIAS_KEY", "LinearWeights"]
-
 # The key of the bias: the first eight bytes of SHA-256 of "shoal bias". A small or a round number would be more likely
 # to be the key of a feature, which would then share its row.
 BIAS_KEY = 0x1208DA918DB99F36

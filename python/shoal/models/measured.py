@@ -23,8 +23,6 @@ from shoal.data.rebatch import joined_or_none
 from shoal.metrics import Curves, GroupedAUC, Metrics, MulticlassAccumulator, gauc, measure_with_curves
 from shoal.metrics.checked import Floats
 
-__all__ = ["ClassMetrics", "Evaluation", "Margins", "MeasuredExamples", "Predictions"]
-
 
 class Evaluation(NamedTuple):
     """The metrics of a learner's predictions; ``grouped`` is None without groups, ``curves`` of several classes."""

@@ -25,8 +25,6 @@ from shoal.models.measured import Evaluation
 from shoal.models.model_trainer import ModelTrainer
 from shoal.models.pass_coordinator import PassCoordinator
 
-__all__ = ["MergedPass", "measure_together", "merge_pass"]
-
 _FAILED = 1  # flag of a message that is an error's
 
 
@@ -83,15 +81,7 @@ def merge_pass(coordinator: PassCoordinator, trainers: Sequence[ModelTrainer], *
 def measure_together(
     coordinator: PassCoordinator, models: Sequence[Learner], data: Iterable[Batch] | None
 ) -> list[Evaluation]:
-    """Measure models on the data of all workers.
-
-    Raises
-    ------
-    ShoalError
-        Worker 0 cannot measure; the message has its error.
-    ValueError
-        As `shoal.models.evaluation.measure`.
-    """
+    """Measure models on the data of all workers."""
     if coordinator.is_alone:
         assert data is not None
         return measure(models, data)

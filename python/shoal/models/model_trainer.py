@@ -23,8 +23,6 @@ from shoal.models.sources import feature_name
 from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
 
-__all__ = ["BEGINNING", "ModelTrainer"]
-
 log = logging.getLogger(__name__)
 
 BEGINNING = FitState()

@@ -39,8 +39,6 @@ from shoal.table.arrays import Rows
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
 
-__all__ = ["MultiClass", "MulticlassRegression"]
-
 MultiClass = Literal["multinomial", "ovr"]
 T = TypeVar("T", np.float32, np.float64)
 

@@ -54,8 +54,6 @@ from shoal.store.base import Store
 from shoal.table.future import Future
 from shoal.table.table import Table
 
-__all__ = ["PassCoordinator", "Position", "WorkersMoveError"]
-
 _ENDED = np.uint64(1 << 32)
 _BEGUN = np.uint64(1 << 33)
 _NEVER = 1e9  # number of passes that a worker writes when it makes no more
@@ -85,65 +83,24 @@ class WorkersMoveError(Exception):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far a worker is in a program that all workers run: see `PassCoordinator.continue_from`.
+    """How far a worker is in a program that all workers run: see `PassCoordinator.continue_from`."""
 
-    Attributes
-    ----------
-    fit : int
-        Number of the model's fit, from 1.
-    clock, pass_clock : int
-        Of the worker, and that at which its pass began, or was resumed.
-    exchanges : int
-        Made so far.
-    barriers : dict
-        `shoal.Store.barriers`.
-    passes, last_clock : int
-        That this worker has ended in the fit, and the clock of the last one's end.
-    """
-
+    # Number of the model's fit, from 1.
     fit: int
+    # clock, pass_clock: Of the worker, and that at which its pass began, or was resumed.
     clock: int
     pass_clock: int
+    # Made so far.
     exchanges: int
+    # `shoal.Store.barriers`.
     barriers: dict[str, int]
+    # passes, last_clock: That this worker has ended in the fit, and the clock of the last one's end.
     passes: int
     last_clock: int
 
 
 class PassCoordinator:
-    """The agreement of the workers of a store about passes while they fit a model.
-
-    Parameters
-    ----------
-    store : Store
-    name : str
-        Of the model's table.
-    can_replace : bool
-        Whether the fit publishes states, from which the replacement of a worker continues, if the job waits for one.
-    can_change : bool
-        Whether the fit hands over its state when the number of workers changes.
-    can_lose : bool
-        Whether it does so when one of them has died, too.
-    remedy : str
-        Of a fit that does not publish states.
-
-    Attributes
-    ----------
-    needs_all : bool
-        Whether the fit ends with an error when one of the workers is lost or leaves.
-    can_replace : bool
-        Whether a replacement continues this fit.
-    may_change : bool
-        Whether the number of workers may change in this fit.
-    may_lose : bool
-        Whether it changes, too, if one of them dies.
-    publishes : bool
-        Whether the fit publishes states.
-    fit : int
-        Number of this fit among those of the model in this store, from 1.
-    change : bytes or None
-        What the predecessor of this worker has published of its last counted clock, by `publish_change`.
-    """
+    """The agreement of the workers of a store about passes while they fit a model."""
 
     def __init__(
         self,
@@ -156,13 +113,16 @@ class PassCoordinator:
         remedy: str = "",
     ) -> None:
         self._store = store
+        # Whether the number of workers may change in this fit.
         self.may_change = store.workers_range is not None and not store.taking_splits
+        # Whether it changes, too, if one of them dies.
         self.may_lose = self.may_change and can_lose
         if store.workers_range is not None and not can_change:
             raise ShoalError(
                 f"the job may have {store.workers_range[0]} to {store.workers_range[1]} workers, and this kind of fit "
                 f"needs a fixed number{remedy}: pass one number of workers (--workers {store.num_workers})"
             )
+        # Whether the fit ends with an error when one of the workers is lost or leaves.
         self.needs_all = False
         self._absent: frozenset[int] = frozenset()  # workers that left the job before this fit began
         self._is_alone = store.num_workers == 1 or store.taking_splits
@@ -172,12 +132,16 @@ class PassCoordinator:
         self._pass_clock = store.clock
         self._behind = 0  # clocks to repeat that have counted
         self._looking: Future[npt.NDArray[np.float32]] | None = None  # the pull of `find_left`
+        # What the predecessor of this worker has published of its last counted clock, by `publish_change`.
         self.change: bytes | None = None
+        # Whether a replacement continues this fit.
         self.can_replace = can_replace and store.replacement_seconds > 0 and not store.taking_splits
+        # Whether the fit publishes states.
         self.publishes = self.can_replace or self.may_lose
         self._name = name
         self._fits = _fits.setdefault(store, Counter())
         self._fits[name] += 1
+        # Number of this fit among those of the model in this store, from 1.
         self.fit = self._fits[name]
         if store.is_replacement and not store.taking_splits and not self.can_replace:
             raise ShoalError(
@@ -222,13 +186,7 @@ class PassCoordinator:
                 raise
 
     def _begin(self, settings: Mapping[str, object]) -> None:
-        """Begin a fit, all workers together.
-
-        Raises
-        ------
-        ValueError
-            The workers have different settings; all of them raise it.
-        """
+        """Begin a fit, all workers together."""
         if not self._is_alone:
             self._last_clock = 0
             encoded = msgspec.json.encode(
@@ -338,12 +296,7 @@ class PassCoordinator:
 
     @contextlib.contextmanager
     def handing_over(self, is_told_to_leave: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """End the job, for the next one to continue, if the workers move outside of a pass: their states are there.
-
-        Raises
-        ------
-        WorkersChangedError
-        """
+        """End the job, for the next one to continue, if the workers move outside of a pass: their states are there."""
         try:
             yield
         except WorkersMoveError:
@@ -406,16 +359,7 @@ class PassCoordinator:
     # ---- passes ------------------------------------------------------------------------------------------------------
 
     def end_pass(self, empty_clock: Callable[[], None] = lambda: None, meet: Callable[[], bool] = lambda: True) -> None:
-        """Mark the end of this worker's pass, and return when all workers have ended theirs.
-
-        Parameters
-        ----------
-        empty_clock : callable
-            Called after each clock in which this worker has learned from nothing.
-        meet : callable
-            Under ASP, where no such clocks are needed: takes part in the next call of all workers within a pass;
-            returns whether all of them have ended it.
-        """
+        """Mark the end of this worker's pass, and return when all workers have ended theirs."""
         self._passes += 1
         if self._is_alone:
             return
@@ -497,11 +441,6 @@ class PassCoordinator:
         """Return the ranks of the workers that have left this fit, as known by an earlier call: does not wait.
 
         Under BSP nothing is known while a worker has not ended the clock before.
-
-        Raises
-        ------
-        ShoalError
-            As of a pull: `FencedError` if this worker was declared dead.
         """
         if self._looking is None:
             self._looking = self._table.pull_async(self._ranks + _ENDED)

@@ -28,8 +28,6 @@ from shoal.models.shares import Share, WorkerState, share_of
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["PassReader"]
-
 
 class _Place(NamedTuple):
     """Where a batch ends: which share, its batches, examples and examples read so far, the reader's cursor."""
@@ -42,34 +40,7 @@ class _Place(NamedTuple):
 
 
 class PassReader:
-    """The batches of a pass, an iterable for one iteration.
-
-    Parameters
-    ----------
-    reader : iterable of Batch
-        Of this worker.
-    plan : Plan
-    at : FitState
-        The pass, and where it is resumed.
-    rank, workers : int
-        Of this worker; of data without splits.
-    follow : bool
-        Whether to record the position of a reader.
-    in_parts : bool
-        Whether states are those of one of several workers, also of a single one.
-
-    Attributes
-    ----------
-    begin : FitState
-        ``at``.
-    last : object
-        The reader that was read last.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The fit was begun with data that can be divided or resumed, unlike this.
-    """
+    """The batches of a pass, an iterable for one iteration."""
 
     def __init__(
         self,
@@ -82,9 +53,11 @@ class PassReader:
         follow: bool,
         in_parts: bool = False,
     ) -> None:
+        # `at`.
         self.begin = at
         self._plan = plan
         self._whole = plan.source(reader, at.epoch)
+        # The reader that was read last.
         self.last: object = self._whole
         self._own = (rank, workers)
         if isinstance(self._whole, Reader):

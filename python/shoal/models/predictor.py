@@ -26,8 +26,6 @@ from shoal.models.measured import Margins, MeasuredExamples
 from shoal.models.plan import Plan
 from shoal.table.table import Table
 
-__all__ = ["Method", "Predictor", "check_same_features", "read_calibration"]
-
 _NAMED_COLUMNS = ("csv", "parquet", "arrow")  # formats with the same keys
 _FEATURES = ("categorical", "numeric", "lists", "interactions")  # of a schema: the sources of keys
 Method = Literal["isotonic", "platt"]
@@ -376,13 +374,7 @@ class Predictor(ABC):
 
 
 def read_calibration(described: dict[str, Any] | None, where: object) -> Calibration | None:
-    """Make the calibration that the file of a model describes; ``where`` names the file in errors.
-
-    Raises
-    ------
-    CorruptionError
-        The description is invalid.
-    """
+    """Make the calibration that the file of a model describes; ``where`` names the file in errors."""
     if described is None:
         return None
     try:

@@ -72,14 +72,9 @@ class Sampling:
     Example number i of a fit (counted on over its passes) is kept if it is positive, or if a hash of (seed, i), read as
     a number in [0, 1), is below ``rate``. The weight of a kept negative is multiplied by 1 / rate, so that the
     expectation of every sum over negatives, of gradients and of metrics, is the sum over all of them.
-
-    Parameters
-    ----------
-    rate : float
-        Above 0, at most 1.
-    seed : int
     """
 
+    # Above 0, at most 1.
     rate: float
     seed: int
 
@@ -172,26 +167,14 @@ def warmed_up(batches: Iterable[Batch], learned: int, workers: int = 1) -> Itera
 
 
 def shuffle_buffer(shuffle: bool | int) -> int:
-    """Return the batches of the buffer, 0 for the order of the data.
-
-    Raises
-    ------
-    ValueError
-        It is negative.
-    """
+    """Return the batches of the buffer, 0 for the order of the data."""
     if isinstance(shuffle, bool):
         return SHUFFLE_BATCHES if shuffle else 0
     return whole("shuffle", shuffle, 0, "the number of batches to shuffle among, True for 16, or 0")
 
 
 def examples_of(reader: Iterable[Batch]) -> Iterator[Batch]:
-    """Iterate, and close the iterator in any case at the end: a reader's thread then ends with the pass.
-
-    Raises
-    ------
-    TypeError
-        It yields an object that is not a batch.
-    """
+    """Iterate, and close the iterator in any case at the end: a reader's thread then ends with the pass."""
     iterator = iter(reader)
     try:
         for batch in iterator:

@@ -16,17 +16,7 @@ _FILE_SECONDS = 10.0  # if standard error is not a terminal, where every update 
 
 
 class ProgressBar:
-    """A bar on standard error: fraction of the data, examples/s, progressive log-loss, and AUC or accuracy.
-
-    Parameters
-    ----------
-    title : str
-    reader : object
-        Its ``progress()`` is the displayed fraction; without that method none is displayed.
-    seen : sequence of StreamMetrics
-        One for each model; with several models the bar shows the least log-loss.
-    show : bool
-    """
+    """A bar on standard error: fraction of the data, examples/s, progressive log-loss, and AUC or accuracy."""
 
     def __init__(self, title: str, reader: object, seen: Sequence[StreamMetrics], *, show: bool) -> None:
         self._share: Callable[[], float] | None = getattr(reader, "progress", None)
@@ -69,16 +59,7 @@ class ProgressBar:
 
 
 class ProgressLines:
-    """Lines on standard error as Vowpal Wabbit prints them: mean loss since the start and since the line before.
-
-    Parameters
-    ----------
-    title : str
-    seen : StreamMetrics
-        Of the model that learns.
-    every : int or float
-        When a line is due: see `shoal.metrics.Progressive`.
-    """
+    """Lines on standard error as Vowpal Wabbit prints them: mean loss since the start and since the line before."""
 
     def __init__(self, title: str, seen: StreamMetrics, every: float) -> None:
         self._title = title

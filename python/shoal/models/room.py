@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from shoal.store.base import Store
 from shoal.store.local import LocalStore
 
-__all__ = ["RoomForRows", "forecast"]
-
 log = logging.getLogger(__name__)
 
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
@@ -41,12 +39,6 @@ class RoomForRows:
     """The tables of stores while a model learns in one pass.
 
     Only of tables in the memory of this process that have no bound: no memory budget and no rule of expiry.
-
-    Parameters
-    ----------
-    stores : sequence of Store
-    reader : object
-        Its ``progress()`` is the share of the pass that has been read; without that method nothing is forecast.
     """
 
     def __init__(self, stores: Sequence[Store], reader: object) -> None:

@@ -27,8 +27,6 @@ from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.store.local import LocalStore, local
 
-__all__ = ["SavedModel"]
-
 # Attributes that a pickle omits: they are created again.
 _OF_THIS_PROCESS = ("_store", "_owns_store", "_sorters", "_tables")
 
@@ -51,13 +49,7 @@ class SavedModel(SavedPredictor):
         """Make the model that ``described`` describes, from tables that are in the store."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a pickle or a copy: all of the model, with its rows as the files of a checkpoint.
-
-        Raises
-        ------
-        TypeError
-            The rows are on a cluster.
-        """
+        """Return the state of a pickle or a copy: all of the model, with its rows as the files of a checkpoint."""
         if not isinstance(self._store, LocalStore):
             raise TypeError(
                 f"the rows of this {type(self).__name__} are on a cluster and cannot be pickled: save the model, "

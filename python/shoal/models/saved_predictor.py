@@ -15,8 +15,6 @@ from shoal.models.predictor import Predictor, read_calibration
 from shoal.store.base import Store
 from shoal.table.table import Table
 
-__all__ = ["SavedPredictor", "StoreOwner"]
-
 
 class StoreOwner:
     """Base class of objects over a store; a context manager that closes the store if the object owns it.
@@ -89,13 +87,7 @@ class SavedPredictor(StoreOwner, Predictor):
         )
 
     def _remember(self, described: files.ModelFile, where: object) -> None:
-        """Set the record and the calibration from a description; ``where`` names its source in errors.
-
-        Raises
-        ------
-        CorruptionError
-            The calibration is invalid. The model is unchanged.
-        """
+        """Set the record and the calibration from a description; ``where`` names its source in errors."""
         self._calibration = read_calibration(described.calibration, where)
         self._record = Record(
             described.history,

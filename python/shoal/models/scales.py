@@ -36,8 +36,6 @@ from shoal.store.base import Store
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
 
-__all__ = ["OCCURRENCES", "Scales", "make_table", "scales_name"]
-
 OCCURRENCES = 2**20
 # Squares are stored times this: values from 1e-12 to LARGEST then have sums within float32, of 10^12 occurrences.
 _SHRINK = 2.0**-40
@@ -52,13 +50,7 @@ def scales_name(table: str) -> str:
 
 
 def make_table(store: Store, name: str, seed: int) -> Table:
-    """Make the table of the scales that belongs to a table of linear weights, or find it.
-
-    Raises
-    ------
-    ValueError
-        The store has another table of that name, or a filter changes its values.
-    """
+    """Make the table of the scales that belongs to a table of linear weights, or find it."""
     own = scales_name(name)
     if not store.sends_exactly(own):
         raise ValueError(
@@ -72,13 +64,7 @@ def make_table(store: Store, name: str, seed: int) -> Table:
 
 
 class Scales:
-    """The scales of a model's features.
-
-    Parameters
-    ----------
-    table : Table
-        As `make_table` makes it.
-    """
+    """The scales of a model's features."""
 
     __slots__ = ("table",)
 
@@ -90,13 +76,7 @@ class Scales:
         return _divided(batch, keys, _scales_of(self.table.pull_unique(keys).astype(np.float64)))
 
     def learn(self, batch: Batch, keys: KeyBatch) -> tuple[Batch, Sums]:
-        """As `normalized`, with scales that include this batch; also return its sums, for `push`.
-
-        Raises
-        ------
-        ValueError
-            A value is beyond 2^63.
-        """
+        """As `normalized`, with scales that include this batch; also return its sums, for `push`."""
         known = self.table.pull_unique(keys).astype(np.float64)
         added = _sums_of(batch, keys)
         is_fixed = known[:, 0] >= OCCURRENCES

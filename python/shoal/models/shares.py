@@ -24,64 +24,42 @@ from shoal.data import Reader
 from shoal.metrics import accumulator_from_dict
 from shoal.models.history import Windows
 
-__all__ = ["Share", "WorkerState", "divided", "share_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What is left of one split of the data.
+    """What is left of one split of the data."""
 
-    Attributes
-    ----------
-    rank, workers : int
-        The split: `shoal.Reader.split`.
-    batches, examples : int
-        Batches of the plan up to the position, and their examples.
-    read : int
-        Examples that the reader returned for them.
-    position : dict or None
-        Of the reader after them; None: the split is read from its beginning, and ``batches`` are skipped.
-    skip : int
-        Batches after the position that other workers learn from.
-    step : int
-        Distance from one batch of this worker to the next.
-    """
-
+    # rank, workers: The split: `shoal.Reader.split`.
     rank: int = 0
     workers: int = 1
+    # batches, examples: Batches of the plan up to the position, and their examples.
     batches: int = 0
     examples: int = 0
+    # Examples that the reader returned for them.
     read: int = 0
+    # Of the reader after them; None: the split is read from its beginning, and `batches` are skipped.
     position: dict[str, Any] | None = None
+    # Batches after the position that other workers learn from.
     skip: int = 0
+    # Distance from one batch of this worker to the next.
     step: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """The state of one worker within a pass.
+    """The state of one worker within a pass."""
 
-    Attributes
-    ----------
-    shares : tuple of Share
-        What it has left of the pass; the first one may be in part learned from.
-    seen : dict
-        `shoal.models.learner.Learner.accumulator` of the pass.
-    features : int
-        Of the pass so far.
-    windows : Windows
-        Of the learning curve.
-    random : bytes
-        Of a learner that draws random numbers: their state.
-    unmeasured, repeated : int
-        As those of `shoal.models.history.Pass`.
-    """
-
+    # What it has left of the pass; the first one may be in part learned from.
     shares: tuple[Share, ...]
+    # `shoal.models.learner.Learner.accumulator` of the pass.
     seen: dict[str, Any]
+    # Of the pass so far.
     features: int = 0
+    # Of the learning curve.
     windows: Windows = field(default_factory=Windows)
+    # Of a learner that draws random numbers: their state.
     random: bytes = b""
+    # unmeasured, repeated: As those of `shoal.models.history.Pass`.
     unmeasured: int = 0
     repeated: int = 0
 

@@ -13,8 +13,6 @@ from shoal.data import Batch, Reader, hash_strings
 from shoal.data.interactions import field_of
 from shoal.models.learner import Evaluable
 
-__all__ = ["check_iterable", "check_stream", "check_valid", "feature_name", "fingerprint", "path_of", "why_empty"]
-
 
 def fingerprint(data: object) -> dict[str, Any] | None:
     """Describe the data of a reader; None of anything else."""

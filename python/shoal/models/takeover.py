@@ -44,8 +44,6 @@ from shoal.models.pass_reader import PassReader
 from shoal.models.plan import Plan
 from shoal.models.shares import Share, WorkerState, divided
 
-__all__ = ["Publisher", "hand_over", "taken_over"]
-
 log = logging.getLogger(__name__)
 
 _SECONDS = 5.0  # between two states that are published within a pass
@@ -82,13 +80,7 @@ _own = msgspec.msgpack.Decoder(list[bytes])
 
 
 class Publisher:
-    """Publishes the state of a fit, if others continue that of a worker that dies.
-
-    Parameters
-    ----------
-    models : sequence of Learner
-    coordinator : PassCoordinator
-    """
+    """Publishes the state of a fit, if others continue that of a worker that dies."""
 
     def __init__(self, models: Sequence[Learner], coordinator: PassCoordinator) -> None:
         self._models = models
@@ -144,13 +136,7 @@ class Publisher:
 def hand_over(
     models: Sequence[Learner], coordinator: PassCoordinator, fit_states: Sequence[FitState], *, leaves: bool
 ) -> NoReturn:
-    """Hand over the states of a worker within a pass to the job that continues its own.
-
-    Raises
-    ------
-    WorkersChangedError
-        Always, when that is done.
-    """
+    """Hand over the states of a worker within a pass to the job that continues its own."""
     described = [
         _described(model, model.own_state(), b"" if coordinator.rank else model.common_state()) for model in models
     ]
@@ -188,11 +174,6 @@ def taken_over(
 
     Others are the predecessor of this worker, or the workers of the job that this one continues: what they had left of
     the pass is divided. The records of the models are theirs then. Without states the fit is over.
-
-    Raises
-    ------
-    WorkerLostError
-        A worker has died, or has ended the fit early, and there is no state of it from which the others could continue.
     """
     if coordinator.continued:
         return _continued(models, coordinator, reader, plan)
@@ -259,11 +240,6 @@ def _left_by_lost(
 
     It begins with the last state that the worker has published in this pass, or with the whole of its split. If that is
     not the last one at all, the worker waited for the next pass to begin; otherwise the one before may be incomplete.
-
-    Raises
-    ------
-    WorkerLostError
-        It had published none.
     """
     clock, repeats = coordinator.lost[rank]
     for state in map(_published.decode, published[rank]):

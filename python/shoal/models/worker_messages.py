@@ -38,8 +38,6 @@ import numpy.typing as npt
 from shoal.optim import SGD
 from shoal.store.base import Store
 
-__all__ = ["Exchanged", "WorkerMessages"]
-
 _BLOCK = 1024  # bytes
 _HEAD = struct.Struct("<QQQ")  # number of the call, flag, length
 _RANK_BITS = 32
@@ -78,53 +76,21 @@ class Exchanged(NamedTuple):
 
 
 class WorkerMessages:
-    """Messages among the workers of a store that fit a model together.
-
-    Parameters
-    ----------
-    store : Store
-    name : str
-        Of the model; the same on all workers.
-    barrier : callable
-        Waits for all workers.
-
-    Attributes
-    ----------
-    number : int
-        Of the last message.
-    absent : frozenset of int
-        Ranks of workers that take no part; what they had put before is ignored.
-    """
+    """Messages among the workers of a store that fit a model together."""
 
     def __init__(self, store: Store, name: str, barrier: Callable[[], None]) -> None:
+        # Ranks of workers that take no part; what they had put before is ignored.
         self.absent: frozenset[int] = frozenset()
         self._store = store
         self._barrier = barrier
         self._table = store.table(f"{name}-messages", dim=_BLOCK, optimizer=SGD(lr=1.0))
         self._slots = _SLOTS if store.replacement_seconds else 1
         self._written = _written.setdefault(store, {}).setdefault(name, _Written())
+        # Of the last message.
         self.number = store.job << _CALL_BITS
 
     def exchange(self, message: bytes = b"", *, flag: int = 0, to: int | None = None) -> Exchanged:
-        """Send a message to all workers, or to the worker ``to``; return those of all.
-
-        Parameters
-        ----------
-        message : bytes
-        flag : int
-            Sent to all workers.
-        to : int, optional
-            The rank of the only worker that receives the messages; the others get empty ones.
-
-        Returns
-        -------
-        Exchanged
-
-        Raises
-        ------
-        ShoalError
-            As of any call.
-        """
+        """Send a message to all workers, or to the worker ``to``; return those of all."""
         self.number += 1
         slot = self.number % self._slots
         if not self._store.barrier_is_past:

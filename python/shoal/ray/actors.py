@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from shoal.cluster.scheduler.scheduler import Scheduler
     from shoal.cluster.server.server import Server
 
-__all__ = ["METHODS", "JoinedRole", "SchedulerActor", "SchedulerSettings", "ServerActor", "ServerSettings"]
-
 METHODS = 4  # methods that run at the same time
 
 
@@ -88,13 +86,7 @@ class _Role:
         return f"shoal {self.name}"
 
     def joined(self, timeout: float) -> JoinedRole:
-        """Wait until the role is ready.
-
-        Raises
-        ------
-        DeadlineExceededError
-            It is not, after ``timeout`` seconds.
-        """
+        """Wait until the role is ready."""
         if not self._ready.wait(timeout):
             raise DeadlineExceededError(f"{self.name} was not ready after {timeout:g} s")
         if self._fault is not None:

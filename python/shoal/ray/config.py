@@ -14,8 +14,6 @@ from shoal.base.scalars import make_plain
 from shoal.consistency import BSP, Consistency
 from shoal.storage.roots import StorageRoots
 
-__all__ = ["PLACEMENTS", "ShoalConfig"]
-
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
 
-__all__ = ["Connection", "key_directory", "read_keys"]
-
 
 def read_keys(directory: str | os.PathLike[str], role: str) -> dict[str, str]:
     """Read the files that a role needs: all public keys, and its own secret one."""

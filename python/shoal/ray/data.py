@@ -34,8 +34,6 @@ from shoal.data.hashing import MISSING_TEXT
 from shoal.data.interactions import Interactions, field_of
 from shoal.data.settings import FileSplit, Settings
 
-__all__ = ["Hash", "HashColumns"]
-
 _ROWS = 1 << 14  # of a piece of a block that is hashed at once
 _COLUMNS = ("label", "weight", "keys", "values", "fields")  # of a hashed block
 

@@ -25,8 +25,6 @@ from ray.exceptions import RayError
 
 from shoal.errors import DeadlineExceededError
 
-__all__ = ["Demand", "reserved", "wait_for_nodes"]
-
 _log = logging.getLogger("shoal.ray")
 
 _EXPIRE_SECONDS = 120.0  # of a reservation, after which others get its resources
@@ -37,17 +35,11 @@ _POLL_SECONDS = 0.5  # between two looks at the nodes
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Resources that a run requests.
+    """Resources that a run requests."""
 
-    Parameters
-    ----------
-    bundles : sequence of (str, int, mapping)
-        Of whom, how many of them, and the resources of each.
-    reads : bool
-        Whether tasks of Ray read datasets meanwhile, which takes CPUs that are not reserved.
-    """
-
+    # Of whom, how many of them, and the resources of each.
     bundles: Sequence[tuple[str, int, Mapping[str, float]]]
+    # Whether tasks of Ray read datasets meanwhile, which takes CPUs that are not reserved.
     reads: bool = False
 
     def missing(self, total: Mapping[str, float]) -> str:
@@ -65,13 +57,7 @@ class Demand:
 
 
 def wait_for_nodes(demand: Demand, timeout: float) -> None:
-    """Wait until the nodes of Ray have the resources of a run in all, whether they are free or not.
-
-    Raises
-    ------
-    DeadlineExceededError
-        They do not, after ``timeout`` seconds.
-    """
+    """Wait until the nodes of Ray have the resources of a run in all, whether they are free or not."""
     missing = demand.missing(ray.cluster_resources())
     if not missing:
         return
@@ -93,15 +79,7 @@ def wait_for_nodes(demand: Demand, timeout: float) -> None:
 
 @contextlib.contextmanager
 def reserved(name: str, bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """Reserve resources with the coordinator of Ray Train and Ray Data, for the length of a ``with`` block.
-
-    Parameters
-    ----------
-    name : str
-        Of the reservation; another one of the same name is replaced.
-    bundles : sequence of mapping
-        Each is on one node.
-    """
+    """Reserve resources with the coordinator of Ray Train and Ray Data, for the length of a ``with`` block."""
     try:
         from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
             ResourceRequestPriority,

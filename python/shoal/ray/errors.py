@@ -14,8 +14,6 @@ from ray.exceptions import RayError
 
 from shoal.errors import ShoalError
 
-__all__ = ["find_cause", "unwrap"]
-
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and those that it wraps, outermost first; each once."""

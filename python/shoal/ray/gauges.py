@@ -12,19 +12,11 @@ from ray.util.metrics import Gauge
 
 from shoal.cluster.protocol.metrics import SERVER, Values
 
-__all__ = ["ServerGauges"]
-
 _REPORT_SECONDS = 5.0  # between two reports
 
 
 class ServerGauges:
-    """The gauges ``ray_shoal_server_*`` of a server, with the tag ``server``.
-
-    Parameters
-    ----------
-    name : str
-        Value of the tag.
-    """
+    """The gauges ``ray_shoal_server_*`` of a server, with the tag ``server``."""
 
     def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._gauges = {

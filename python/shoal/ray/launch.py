@@ -37,8 +37,6 @@ from shoal.ray.demand import Demand, wait_for_nodes
 from shoal.ray.errors import unwrap
 from shoal.ray.servers import RayCluster
 
-__all__ = ["ProgramEnd", "connected", "run_workers"]
-
 _POLL_SECONDS = 0.2  # between two checks of the servers
 _LINES = 1000  # in a batch, at most
 _WORKER = {"CPU": 1.0}  # resources of a worker
@@ -108,11 +106,6 @@ def connected(config: ShoalConfig, workers: int) -> Iterator[None]:
     """Connect to the cluster of Ray that RAY_ADDRESS names or that runs on this machine, or start one for the block.
 
     One that is started has as many CPUs as all processes request, or those of this machine if they are more.
-
-    Raises
-    ------
-    DeadlineExceededError
-        The nodes of a running cluster have less in all than the processes request.
     """
     demand = Demand([("servers", config.servers, config.resources_per_server), ("workers", workers, _WORKER)])
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
@@ -145,35 +138,7 @@ def run_workers(
     grace: float = GRACE_SECONDS,
     warn: Callable[[str], None] = no_op,
 ) -> ProgramEnd | None:
-    """Run a program as all workers of a cluster.
-
-    Parameters
-    ----------
-    cluster : RayCluster
-    command : sequence of str
-        The program and its arguments; a ``.py`` file is run by Python.
-    workers : int
-    emit : callable
-        Called with every line of a worker's output, from threads.
-    grace : float
-        Seconds that workers have to end after Ctrl-C or SIGTERM.
-    warn : callable
-        Called with messages about the end of the workers.
-
-    Returns
-    -------
-    ProgramEnd or None
-        The first that failed; None if all ended with status 0.
-
-    Raises
-    ------
-    ShoalError
-        The cluster cannot continue.
-    DeadlineExceededError
-        Ray has found no place for the workers.
-    KeyboardInterrupt
-        Ctrl-C or SIGTERM: the workers received it too, and have ended. A second one kills them at once.
-    """
+    """Run a program as all workers of a cluster."""
     options = {"num_cpus": _WORKER["CPU"], "max_concurrency": 2, "scheduling_strategy": "SPREAD"}
     log_format = find_log_format(os.environ)
     actors = [

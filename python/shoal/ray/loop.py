@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
 
-__all__ = ["in_cluster", "restore", "snapshot", "store"]
-
 
 class _Session:
     """The loop that runs in this process."""

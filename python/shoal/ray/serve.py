@@ -24,8 +24,6 @@ from starlette.responses import Response
 from shoal.models.learner import Floats
 from shoal.serve import Limits, ServedModel, make_app
 
-__all__ = ["PredictionServer"]
-
 _GAUGES = {
     "version": "The loaded version",
     "reloads": "Versions loaded after the first",
@@ -34,29 +32,7 @@ _GAUGES = {
 
 
 class PredictionReplica:
-    """A replica of `PredictionServer`.
-
-    Parameters
-    ----------
-    directory : path or URL
-        An export of a model, or a directory of them, which every node can read.
-    watch : float or None
-        Seconds between two searches for a newer version; None: only ``POST /reload`` of each replica searches.
-    threads : int
-        Threads that share the work of one prediction.
-    verify : bool
-        Whether every byte of a version is checked before it becomes current.
-    cache : path, optional
-        Where exports of object stores are kept on a node; see `shoal.open_export`.
-    storage_options : mapping, optional
-        Of the file system of a URL.
-    limits : shoal.serve.Limits, optional
-        Of requests.
-    hosts : collection of str, optional
-        Names at which ``POST /reload`` is accepted; see `shoal.serve.make_app`.
-    refuse_unknown_columns : bool
-        Whether a request with columns that the model does not know is refused.
-    """
+    """A replica of `PredictionServer`."""
 
     def __init__(
         self,
@@ -97,13 +73,7 @@ class PredictionReplica:
         return response
 
     async def predict(self, examples: Any) -> Floats:
-        """Return the probability of label 1 for each example; the method of a ``DeploymentHandle``.
-
-        Parameters
-        ----------
-        examples : frame, array, sparse matrix, or iterable of shoal.Batch
-            As for `shoal.LogisticRegression.predict_proba`.
-        """
+        """Return the probability of label 1 for each example; the method of a ``DeploymentHandle``."""
         predictions: Floats = await run_in_threadpool(self._served.now.predictor.predict_proba, examples)
         return predictions
 

@@ -56,8 +56,6 @@ from shoal.ray.config import ShoalConfig
 from shoal.ray.connection import Connection, key_directory, read_keys
 from shoal.ray.errors import find_cause, unwrap
 
-__all__ = ["RayCluster", "Role", "start"]
-
 _log = logging.getLogger("shoal.ray")
 
 _MAX_RESTARTS = 5  # of the scheduler, and of servers, within
@@ -68,22 +66,15 @@ _STOP_SECONDS = 5.0  # for the roles to end before their actors are killed
 
 @dataclass(slots=True, eq=False)
 class Role:
-    """An actor of the cluster.
+    """An actor of the cluster."""
 
-    Attributes
-    ----------
-    name : str
-        ``"scheduler"`` or ``"server 2"``; the actor's name in Ray is that of the cluster and this one.
-    actor : ActorHandle
-    place : JoinedRole or None
-        Where it runs; None until it has joined.
-    """
-
+    # `"scheduler"` or `"server 2"`; the actor's name in Ray is that of the cluster and this one.
     name: str
     actor: Any
     ended: Any  # the reference to the result of `run`
     bundle: int  # of the placement group; -1 for the scheduler, and for spare servers
     joining: Any = None  # the reference to the result of `joined`, until it is known
+    # Where it runs; None until it has joined.
     place: JoinedRole | None = None
 
 

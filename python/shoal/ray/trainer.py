@@ -23,8 +23,6 @@ from shoal.ray.servers import RayCluster, start
 if TYPE_CHECKING:
     from ray.train.backend import BackendConfig
 
-__all__ = ["ShoalTrainer"]
-
 
 class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no types for it
     """Run a training loop on workers of Ray Train, with tables on servers of shoal.

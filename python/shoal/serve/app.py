@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
     from shoal.serve.served import Model
 
-__all__ = ["make_app", "serve"]
-
 _SMALL = 8 << 10  # bytes; a smaller body is predicted in the event loop
 _LIVE_THREADS = 32
 _VERSION_DIGITS = 20

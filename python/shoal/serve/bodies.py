@@ -18,8 +18,6 @@ from shoal.serve.lines import decode_csv, decode_lines
 if TYPE_CHECKING:
     from shoal.models.learner import Floats
 
-__all__ = ["ARROW", "CSV", "JSON", "TEXT", "encode", "examples"]
-
 JSON = "application/json"
 TEXT = "text/plain"
 CSV = "text/csv"
@@ -30,26 +28,7 @@ _UNSPECIFIED_TYPES = ("", "application/x-www-form-urlencoded")  # the second is 
 def examples(
     body: bytes | bytearray, content_type: str, spec: InputSpec, account: Account, unknown: set[str] | None = None
 ) -> Batch:
-    """Make a batch of the body of a request.
-
-    Parameters
-    ----------
-    body : bytes
-    content_type : str
-        `JSON`: ``{"instances": [...]}``, see instances.py. `TEXT`: lines as in the training data. `CSV`: rows with the
-        header of the training data. `ARROW`: a stream of record batches with columns ``keys``, ``values`` and
-        ``fields`` (lists), or with the model's own.
-    spec : InputSpec
-        Of the model.
-    account : Account
-        Of the request.
-    unknown : set of str, optional
-        The columns of the body that the model does not know are added to it.
-
-    Raises
-    ------
-    RequestError
-    """
+    """Make a batch of the body of a request."""
     unknown = set() if unknown is None else unknown
     kind = content_type.partition(";")[0].strip().lower()
     try:
@@ -69,13 +48,7 @@ def examples(
 
 
 def encode(version: int, probabilities: Floats, accept: str) -> tuple[bytes, str]:
-    """Write predictions: the body, and its content type; those of several classes are a list for each instance.
-
-    Raises
-    ------
-    RequestError
-        One of them is not a number, since a value of the request is too large for the model.
-    """
+    """Write predictions: the body, and its content type; those of several classes are a list for each instance."""
     usable = np.isfinite(probabilities).reshape(len(probabilities), -1).all(axis=1)
     if len(bad := np.flatnonzero(~usable)):
         raise RequestError(f"instance {bad[0]}: the model has no probability for it, its values are too large")

@@ -32,8 +32,6 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from shoal.serve.limits import Limits
 
-__all__ = ["Listener", "Server", "protocol", "usable_connections"]
-
 _Protocol: Any = AutoHTTPProtocol  # either of uvicorn's
 _log = logging.getLogger("shoal.serve")
 
@@ -117,14 +115,7 @@ class Server(uvicorn.Server):
 
 
 def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Protocol]:
-    """Make the protocol of connections with these limits, for uvicorn's ``http=``.
-
-    Parameters
-    ----------
-    limits : Limits
-    count : callable
-        Called with the reason for each connection that is closed without an answer of the application.
-    """
+    """Make the protocol of connections with these limits, for uvicorn's ``http=``."""
     most, seconds = usable_connections(limits.connections), limits.request_seconds
     if most < limits.connections:
         _log.warning("%d connections at a time: the process may open few files (ulimit -n)", most)

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
     from shoal.serve.limits import Account
 
-__all__ = ["CRITEO_COLUMNS", "Examples", "InputSpec"]
-
 MOST_COLUMNS = 10_000  # of a table in a body
 _NAME_LENGTH = 80  # of an unknown column in a message
 _NAMED = ("csv", "parquet", "arrow")
@@ -48,34 +46,20 @@ CRITEO_COLUMNS = (*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
-    """Some instances of a request as rows of features.
+    """Some instances of a request as rows of features."""
 
-    Parameters
-    ----------
-    instances : int64[n]
-        Their numbers in the request, ascending.
-    indptr : int64[n + 1]
-    keys : uint64[nnz]
-    values : float32[nnz] or None
-        None: all are 1.
-    fields : uint64[nnz] or None
-        None if the model needs none.
-    """
-
+    # Their numbers in the request, ascending.
     instances: npt.NDArray[np.int64]
     indptr: npt.NDArray[np.int64]
     keys: npt.NDArray[np.uint64]
+    # None: all are 1.
     values: npt.NDArray[np.float32] | None
+    # None if the model needs none.
     fields: npt.NDArray[np.uint64] | None
 
 
 class InputSpec:
-    """The inputs of a model.
-
-    Parameters
-    ----------
-    model : Predictor
-    """
+    """The inputs of a model."""
 
     def __init__(self, model: Predictor) -> None:
         schema: Mapping[str, Any] = model.schema
@@ -179,13 +163,7 @@ class InputSpec:
         return f"this model learned from {self.format or 'batches'}: send {', or '.join(ways)}"
 
     def batch(self, examples: Examples, account: Account, *, crossed: bool = True) -> Examples:
-        """Add the interactions, unless the features have them already.
-
-        Raises
-        ------
-        TooLargeError, BusyError
-            The features would take more memory than a request may.
-        """
+        """Add the interactions, unless the features have them already."""
         account.decoded(len(examples.keys) * self._row_bytes)
         if crossed or not len(self.pairs):
             return examples if self.needs_fields else replace(examples, fields=None)
@@ -264,11 +242,5 @@ def _line_format(form: str | None, *, fielded: bool) -> Format | None:
 
 
 def criteo_column(name: str) -> int:
-    """Return the number of a column of Criteo's logs, 0 for the label.
-
-    Raises
-    ------
-    ValueError
-        There is no such column.
-    """
+    """Return the number of a column of Criteo's logs, 0 for the label."""
     return 0 if name in ("0", "label") else column_of(name)

@@ -30,8 +30,6 @@ from shoal.serve.inputs import CRITEO_COLUMNS, Examples, InputSpec, criteo_colum
 from shoal.serve.limits import Account, RequestError
 from shoal.serve.lines import of_lines
 
-__all__ = ["decode_json"]
-
 _VALUE_BYTES = 96  # of a JSON value as a Python object, with its entry in a dictionary
 _EXCERPT = 80
 _WHOLE = re.compile(r"[+-]?\d{1,24}", re.ASCII)
@@ -61,13 +59,7 @@ _ANY = msgspec.json.Decoder()
 
 
 def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account, unknown: set[str]) -> Batch:
-    """Make a batch of a body of JSON, and add the columns that the model does not know to ``unknown``.
-
-    Raises
-    ------
-    RequestError
-        It names the instance, and the column where there is one.
-    """
+    """Make a batch of a body of JSON, and add the columns that the model does not know to ``unknown``."""
     account.decoded(_VALUE_BYTES * (1 + body.count(b",") + body.count(b"[") + body.count(b"{")))
     try:
         raws = _REQUEST.decode(body).instances

@@ -27,8 +27,6 @@ from shoal.data.rebatch import joined
 from shoal.serve.inputs import MOST_COLUMNS, Examples, InputSpec, to_batch
 from shoal.serve.limits import Account, RequestError
 
-__all__ = ["decode_arrow"]
-
 _MOST_BATCHES = 10_000
 _COLUMN_BYTES = 4096  # for a column of a batch, even a short one: it takes as much time as this many bytes of text
 _CELL_BYTES = 32  # of a cell while its column is hashed
@@ -38,12 +36,7 @@ _ROWS = 1 << 14  # that are read at a time
 
 
 def decode_arrow(body: bytes | bytearray, spec: InputSpec, account: Account, unknown: set[str]) -> Batch:
-    """Make a batch of an Arrow stream, and add the columns that the model does not know to ``unknown``.
-
-    Raises
-    ------
-    RequestError
-    """
+    """Make a batch of an Arrow stream, and add the columns that the model does not know to ``unknown``."""
     arrow = pyarrow()
     try:
         return _decode(arrow.py_buffer(body), spec, account, unknown)

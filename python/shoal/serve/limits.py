@@ -14,8 +14,6 @@ import threading
 from dataclasses import dataclass, fields
 from typing import Self
 
-__all__ = ["Account", "Budget", "BusyError", "Limits", "RequestError", "TooLargeError", "UnavailableError"]
-
 
 class RequestError(ValueError):
     """A request that cannot be answered: the message has the reason."""
@@ -92,13 +90,7 @@ class Budget:
         return self._held
 
     def add(self, size: int) -> None:
-        """Reserve bytes.
-
-        Raises
-        ------
-        BusyError
-            Fewer are left.
-        """
+        """Reserve bytes."""
         with self._lock:
             if self._held + size > self.limits.in_flight_bytes:
                 raise BusyError(
@@ -128,12 +120,7 @@ class Account:
         self._budget.give_back(self._body + self._decoded)
 
     def body(self, size: int) -> None:
-        """Add bytes of the body.
-
-        Raises
-        ------
-        TooLargeError, BusyError
-        """
+        """Add bytes of the body."""
         limit = min(self._budget.limits.body_bytes, self._budget.limits.in_flight_bytes)
         if self._body + size > limit:
             raise TooLargeError(f"a body of {self._body + size} bytes or more: at most {limit} are accepted")
@@ -141,12 +128,7 @@ class Account:
         self._body += size
 
     def decoded(self, size: int) -> None:
-        """Add bytes that are about to be decoded.
-
-        Raises
-        ------
-        TooLargeError, BusyError
-        """
+        """Add bytes that are about to be decoded."""
         limit = min(self._budget.limits.decoded_bytes, self._budget.limits.in_flight_bytes - self._body)
         if self._decoded + size > limit:
             raise TooLargeError(

@@ -17,20 +17,13 @@ from shoal.data.fill import MalformedLineError, parse_text
 from shoal.serve.inputs import CRITEO_COLUMNS, MOST_COLUMNS, Examples, InputSpec, to_batch
 from shoal.serve.limits import Account, RequestError
 
-__all__ = ["decode_csv", "decode_lines", "of_lines"]
-
 _EXCERPT = 80
 # Of a feature: the arrays of a batch, which double as they grow.
 _FEATURE_BYTES = 2 * 28
 
 
 def decode_lines(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
-    """Make a batch of a body of lines of text.
-
-    Raises
-    ------
-    RequestError
-    """
+    """Make a batch of a body of lines of text."""
     if spec.lines is None:
         raise RequestError(f"lines of text: {spec}")
     examples = of_lines(bytes(body), spec, account)
@@ -62,11 +55,6 @@ def decode_csv(body: bytes | bytearray, spec: InputSpec, account: Account, unkno
     """Make a batch of rows of csv, with the header, the separators and the missing cells of the training data.
 
     The columns that the model does not know are added to ``unknown``.
-
-    Raises
-    ------
-    RequestError
-        It names the instance, and the column where there is one.
     """
     form = spec.csv()
     if form is None:

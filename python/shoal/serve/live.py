@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
     from shoal.torch.live import LiveClickModel
 
-__all__ = ["DENSE_SECONDS", "LiveModel", "by_keys"]
-
 DENSE_SECONDS = 1.0  # between two reads of the dense part of a click model
 _RETRY_SECONDS = 1.0  # between two attempts to connect
 

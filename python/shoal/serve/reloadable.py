@@ -11,8 +11,6 @@ from typing import Self
 
 from shoal.errors import ClosedError
 
-__all__ = ["Reloadable"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ from shoal.storage.open import open_dir
 if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
 
-__all__ = ["Model", "ServedModel"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
@@ -36,17 +34,7 @@ class Model:
 
 
 def make_model(version: ExportVersion, threads: int | None) -> Model:
-    """Make the model of an export, over its tables.
-
-    Raises
-    ------
-    ValueError
-        The export has no model: it was made from tables.
-    CorruptionError
-        The description of its model, or its dense part, is damaged.
-    ImportError
-        It is a click model, and PyTorch is not installed.
-    """
+    """Make the model of an export, over its tables."""
     description = version.model
     if description is None:
         raise ValueError(

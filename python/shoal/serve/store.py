@@ -16,8 +16,6 @@ from shoal.table.shard import OTHER_STORE, ShardReader, pull_and_expand
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.table import Table
 
-__all__ = ["ExportStore"]
-
 
 def _refuse() -> NoReturn:
     raise ValueError("an export is read-only: train in a store, and export it again")

@@ -30,8 +30,6 @@ from shoal.serve.served import Model, ServedModel
 from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
 
-__all__ = ["ServedVersions", "Settings", "UnknownVersionError", "parse_policy", "settings_of"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -100,13 +98,7 @@ class Settings:
 
 
 def parse_policy(text: str) -> dict[str, Any]:
-    """Read latest, latest:2, all, or numbers as 3,5; the result is of `Settings`.
-
-    Raises
-    ------
-    ValueError
-        It is none of these.
-    """
+    """Read latest, latest:2, all, or numbers as 3,5; the result is of `Settings`."""
     name, colon, number = text.partition(":")
     if text == "all":
         return {"versions": "all"}
@@ -279,19 +271,7 @@ class ServedVersions(Reloadable):
         before.close(but=state)  # requests that a version answers hold its files
 
     def _loaded(self, settings: Settings, known: Mapping[int, ServedModel]) -> tuple[_State, list[Exception]]:
-        """Open the versions of the settings; of ``known`` ones those that are other exports now.
-
-        Returns
-        -------
-        _State, list of Exception
-            The versions, and the errors of versions that cannot be used. A version is replaced by its known export, or
-            by lower versions, where the policy allows that.
-
-        Raises
-        ------
-        Exception
-            No version can be used, or one that the settings name cannot. Nothing is open.
-        """
+        """Open the versions of the settings; of ``known`` ones those that are other exports now."""
         exports = self._folder.read()
         state = _State(settings, {})
         errors: list[Exception] = []
@@ -346,13 +326,7 @@ def _number_of(key: str) -> float:
 
 
 def settings_of(body: bytes, before: Settings) -> Settings:
-    """Read settings from JSON; those that are not given stay as before.
-
-    Raises
-    ------
-    ValueError
-        The body is no JSON of settings.
-    """
+    """Read settings from JSON; those that are not given stay as before."""
     given = _given.decode(body)
     latest = before.latest if given.latest is None else given.latest
     versions = None if given.latest is not None else before.versions

@@ -37,20 +37,6 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 from shoal.errors import CorruptionError, SaveConflictError, StorageError
 from shoal.storage.checksummed_json import decode_checksummed
 
-__all__ = [
-    "MAX_JSON_BYTES",
-    "FileReader",
-    "FileWriter",
-    "StorageDir",
-    "StoragePath",
-    "check_name",
-    "content_digest",
-    "missing_directories",
-    "remove_empty_directories",
-    "remove_if_failed",
-    "storage_errors",
-]
-
 
 class FileReader(Protocol):
     """A file that is open for reading."""
@@ -80,13 +66,7 @@ class FileWriter(ABC):
             self.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append data.
-
-        Raises
-        ------
-        StorageError
-            The data cannot be written. The file is discarded.
-        """
+        """Append data."""
         try:
             self._write(data)
         except BaseException:  # no context manager on the fast path: pieces are small and many
@@ -94,13 +74,7 @@ class FileWriter(ABC):
                 raise
 
     def commit(self) -> None:
-        """Make the file visible; no more data can be written.
-
-        Raises
-        ------
-        StorageError
-            It cannot be written. The file is discarded.
-        """
+        """Make the file visible; no more data can be written."""
         if self._open:
             with self._given_up():
                 self._commit()
@@ -160,13 +134,7 @@ class StorageDir(ABC):
 
     @abstractmethod
     def path_to(self, other: StorageDir) -> str:
-        """Return another directory's path relative to this one: `child` follows it.
-
-        Raises
-        ------
-        ValueError
-            There is no such path: it is on another kind of storage.
-        """
+        """Return another directory's path relative to this one: `child` follows it."""
 
     @abstractmethod
     def is_same(self, other: StorageDir) -> bool:
@@ -186,70 +154,27 @@ class StorageDir(ABC):
 
     @abstractmethod
     def make(self, *, durable: bool = True) -> None:
-        """Make the directory and its missing parents, if the storage has directories.
-
-        Raises
-        ------
-        StorageError
-            It cannot be made.
-        """
+        """Make the directory and its missing parents, if the storage has directories."""
 
     @abstractmethod
     def kind(self) -> Literal["directory", "file"] | None:
-        """Return the kind of the entry, None if it is missing; an object store has a directory if a file is in it.
-
-        Raises
-        ------
-        StorageError
-            It cannot be read.
-        """
+        """Return the kind of the entry, None if it is missing; an object store has a directory if a file is in it."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Names of the files; none if the directory is missing.
-
-        Raises
-        ------
-        StorageError
-            It cannot be read.
-        """
+        """Names of the files; none if the directory is missing."""
 
     @abstractmethod
     def subdirectories(self) -> list[str]:
-        """Names of the subdirectories; none if this directory is missing.
-
-        Raises
-        ------
-        StorageError
-            It cannot be read.
-        """
+        """Names of the subdirectories; none if this directory is missing."""
 
     @abstractmethod
     def subdirectories_with(self, name: str) -> dict[str, str]:
-        """Find the subdirectories that hold a file of a given name.
-
-        Returns
-        -------
-        dict of str
-            For each directory's name, a text that changes whenever that file does.
-
-        Raises
-        ------
-        StorageError
-            The directory cannot be read.
-        """
+        """Find the subdirectories that hold a file of a given name."""
 
     @abstractmethod
     def read(self, name: str, *, limit: int | None = None) -> bytes:
-        """Read a whole file.
-
-        Raises
-        ------
-        FileNotFoundError
-            The file is missing.
-        StorageError
-            It cannot be read, is not a regular file, or has more than ``limit`` bytes.
-        """
+        """Read a whole file."""
 
     @abstractmethod
     def open(self, name: str) -> contextlib.AbstractContextManager[FileReader]:
@@ -257,64 +182,18 @@ class StorageDir(ABC):
 
     @abstractmethod
     def create(self, name: str, *, durable: bool = True, cached: bool = True) -> FileWriter:
-        """Open a new file for writing, for a ``with`` block.
-
-        Parameters
-        ----------
-        name : str
-            Not the name of an existing file.
-        durable : bool
-            Whether it is on disk once it is committed.
-        cached : bool
-            Whether to keep it in the system's page cache for later reads. Otherwise a durable file is written past
-            the page cache if the system supports that.
-
-        Raises
-        ------
-        StorageError
-            It cannot be written, or exists.
-        """
+        """Open a new file for writing, for a ``with`` block."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file if it exists.
-
-        Raises
-        ------
-        StorageError
-            It cannot be removed.
-        """
+        """Remove a file if it exists."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Remove the directory and its contents if it exists.
-
-        Raises
-        ------
-        StorageError
-            Something cannot be removed.
-        """
+        """Remove the directory and its contents if it exists."""
 
     def read_checksummed(self, name: str, *, missing: str, what: str | None = None) -> bytes:
-        """Read the body of a checksummed file.
-
-        Parameters
-        ----------
-        name : str
-        missing : str
-            Meaning of a missing file, for the message.
-        what : str, optional
-            The kind of directory, if the caller has named it: a missing directory is then the caller's error.
-
-        Raises
-        ------
-        CorruptionError
-            It is missing or was changed.
-        FileNotFoundError
-            There is no such directory, and ``what`` is not None.
-        StorageError
-            It cannot be read.
-        """
+        """Read the body of a checksummed file."""
         try:
             raw = self.read(name, limit=MAX_JSON_BYTES)
         except FileNotFoundError:
@@ -335,24 +214,7 @@ class StorageDir(ABC):
 
     @abstractmethod
     def publish(self, name: str, data: bytes, *, before: str | None, durable: bool = True) -> None:
-        """Replace a small file atomically.
-
-        Parameters
-        ----------
-        name : str
-        data : bytes
-        before : str or None
-            The `version` to replace.
-        durable : bool
-            Whether it, and all files created here before it, are on disk afterwards.
-
-        Raises
-        ------
-        SaveConflictError
-            The file has another version now. It is unchanged.
-        StorageError
-            It cannot be written.
-        """
+        """Replace a small file atomically."""
 
     def _conflict(self, name: str) -> SaveConflictError:
         return SaveConflictError(

@@ -17,18 +17,6 @@ from shoal import _core
 from shoal.errors import CorruptionError
 from shoal.storage.regular import read_regular
 
-__all__ = [
-    "UNREADABLE",
-    "decode_checksummed",
-    "encode_checksummed",
-    "make_directory",
-    "read_checksummed",
-    "sync_directory",
-    "write_atomically",
-    "write_checksummed",
-]
-
-
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # of bytes that are not the expected JSON
 
 
@@ -88,13 +76,7 @@ def encode_checksummed(body: bytes) -> bytes:
 
 
 def decode_checksummed(raw: bytes, address: object) -> bytes:
-    """Return the body of a checksummed file; ``address`` names the file in messages.
-
-    Raises
-    ------
-    CorruptionError
-        It was changed.
-    """
+    """Return the body of a checksummed file; ``address`` names the file in messages."""
     try:
         decoded = _decoder.decode(raw)
     except UNREADABLE as error:
@@ -111,19 +93,7 @@ def write_checksummed(path: Path, body: bytes, *, durable: bool = True) -> None:
 
 
 def read_checksummed(path: Path, *, missing: str) -> bytes:
-    """Read the body of a checksummed file.
-
-    Parameters
-    ----------
-    path : Path
-    missing : str
-        Meaning of a missing file, for the message.
-
-    Raises
-    ------
-    CorruptionError
-        It is missing or was changed.
-    """
+    """Read the body of a checksummed file."""
     try:
         raw = read_regular(path)
     except FileNotFoundError:

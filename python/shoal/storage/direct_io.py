@@ -12,8 +12,6 @@ from pathlib import Path
 
 from shoal.storage.base import FileWriter
 
-__all__ = ["WRITE_BYTES", "DirectFileWriter", "open_direct"]
-
 WRITE_BYTES = 2 << 20  # written at a time, at multiples of it: some systems then map the file in pages as large
 _BUFFERS = 3  # of WRITE_BYTES each: one is filled while the disk reads the others by DMA
 

@@ -17,8 +17,6 @@ from shoal.storage.checksummed_json import make_directory, sync_directory, write
 from shoal.storage.direct_io import WRITE_BYTES, DirectFileWriter, open_direct
 from shoal.storage.regular import open_regular, read_regular
 
-__all__ = ["LocalDir"]
-
 _LOCK_SECONDS = 30.0  # seconds that another process may take to publish a file
 _RETRY_SECONDS = 0.005  # seconds between two tries to lock a directory
 _SENT_BYTES = 16 << 20  # written before write-back is started

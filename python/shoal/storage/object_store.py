@@ -14,8 +14,6 @@ from shoal.errors import StorageError
 from shoal.storage.base import FileReader, FileWriter, StorageDir, check_name, content_digest, storage_errors
 from shoal.storage.regular import TOO_LARGE
 
-__all__ = ["RemoteDir", "parts_of"]
-
 _PART_BYTES = 16 << 20  # of one upload request: S3 accepts at most 10,000 parts per file
 _BLOCK_BYTES = 4 << 20  # of one download request, also for smaller ranges: latency dominates small requests
 _BLOCKS = 4  # of a file that are cached for later reads near them

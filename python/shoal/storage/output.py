@@ -17,8 +17,6 @@ from typing import Any
 from shoal.base.machine import local_path
 from shoal.storage.open import open_dir
 
-__all__ = ["MANIFESTS", "check_output"]
-
 # The files whose presence makes a directory a model, a checkpoint or an export.
 MANIFESTS = ("model.json", "manifest.json")
 
@@ -30,26 +28,7 @@ def check_output(
     inputs: Iterable[str] = (),
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Check that a file of results may be written; nothing is changed.
-
-    Parameters
-    ----------
-    path : path or URL
-    overwrite : bool
-        Whether an existing file may be replaced.
-    inputs : iterable of path or URL
-        The files that are read for the results.
-    storage_options : mapping, optional
-        Options of the file system of a URL.
-
-    Raises
-    ------
-    ValueError
-        It is a directory or an input, it belongs to a model, a checkpoint or an export, or it exists and may not be
-        replaced.
-    StorageError
-        The directory cannot be read.
-    """
+    """Check that a file of results may be written; nothing is changed."""
     name = os.fspath(path)
     for one in inputs:
         if _is_same(name, one):

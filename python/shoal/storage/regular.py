@@ -9,21 +9,11 @@ from pathlib import Path
 
 from shoal.errors import StorageError
 
-__all__ = ["TOO_LARGE", "open_regular", "read_regular"]
-
 TOO_LARGE = "{} cannot be read: it has {} bytes, and at most {} are expected"
 
 
 def open_regular(path: Path) -> int:
-    """Open a file for reading; return its descriptor.
-
-    Raises
-    ------
-    StorageError
-        It is a directory, a pipe, a socket or a device, which could wait for ever or never end.
-    OSError
-        It cannot be opened.
-    """
+    """Open a file for reading; return its descriptor."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe does not wait for its writer
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -34,15 +24,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, limit: int | None = None) -> bytes:
-    """Read a whole file.
-
-    Raises
-    ------
-    StorageError
-        It is not a regular file, or has more than ``limit`` bytes.
-    OSError
-        It cannot be read.
-    """
+    """Read a whole file."""
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if limit is not None and size > limit:

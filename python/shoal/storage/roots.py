@@ -26,25 +26,11 @@ from shoal.storage.base import StorageDir
 from shoal.storage.local import LocalDir
 from shoal.storage.object_store import RemoteDir, parts_of
 
-__all__ = ["CREDENTIALS", "StorageRoots"]
-
 CREDENTIALS = frozenset({"anon", "key", "secret", "token", "username", "password"})
 
 
 class StorageRoots:
     """Directories and URLs below which another process may name directories.
-
-    Parameters
-    ----------
-    roots : sequence of path or URL, optional
-        Default: the current directory, unless that is the root of the file system.
-    options : mapping, optional
-        Options of the file system of URLs; a caller may repeat them, and add credentials.
-
-    Raises
-    ------
-    ValueError
-        A root is empty, has a chained protocol, or is a ``file://`` URL.
 
     Examples
     --------
@@ -84,13 +70,7 @@ class StorageRoots:
         return ", ".join([*map(str, self._directories), *urls])
 
     def open(self, where: str, options: Mapping[str, Any]) -> StorageDir:
-        """Open a directory that another process names.
-
-        Raises
-        ------
-        StorageError
-            It is outside of all roots, or an option is refused. The message does not reveal whether the path exists.
-        """
+        """Open a directory that another process names."""
         if "\0" in where:
             raise self._outside(where)
         if "://" not in where:

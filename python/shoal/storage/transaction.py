@@ -35,8 +35,6 @@ from shoal.errors import StorageError
 from shoal.storage.base import FileWriter, StorageDir, missing_directories, remove_empty_directories
 from shoal.storage.checksummed_json import encode_checksummed
 
-__all__ = ["DataFile", "DataFileWriter", "ManifestTransaction", "check_replaceable", "map_in_order"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -53,17 +51,7 @@ class DataFile(msgspec.Struct, frozen=True):
 
 
 class DataFileWriter:
-    """Appends data to new files, each of which begins with a header.
-
-    Parameters
-    ----------
-    storage_dir : StorageDir
-    stem, suffix : str
-        The files are STEM-0SUFFIX, STEM-1SUFFIX, ...
-    header : bytes
-    durable, cached : bool
-        As for `StorageDir.create`.
-    """
+    """Appends data to new files, each of which begins with a header."""
 
     def __init__(
         self,
@@ -85,13 +73,7 @@ class DataFileWriter:
         self.files: list[DataFile] = []
 
     def append(self, data: np.ndarray[Any, Any]) -> tuple[int, int]:
-        """Append data; return the index of its file and its offset there.
-
-        Raises
-        ------
-        StorageError
-            It cannot be written.
-        """
+        """Append data; return the index of its file and its offset there."""
         if self._file is None:
             name = f"{self._stem}-{len(self.files)}{self._suffix}"
             self.files.append(DataFile(name, 0))
@@ -127,29 +109,7 @@ def check_replaceable(
     overwrite: bool,
     form: str | None = None,
 ) -> None:
-    """Check that a directory may be replaced: it is missing, empty, or has such a manifest; nothing is changed.
-
-    Parameters
-    ----------
-    storage_dir : StorageDir
-    manifest : str
-        The manifest's name.
-    what : str
-        The kind of data to be written, for messages: "a checkpoint".
-    is_ours : callable
-        As for `ManifestTransaction`: a writer that is killed before it publishes its manifest leaves such names.
-    overwrite : bool
-        Whether an existing one may be replaced.
-    form : str, optional
-        The required format of the manifest, if several formats have manifests of that name.
-
-    Raises
-    ------
-    ValueError
-        The directory holds anything else, or one that may not be replaced.
-    StorageError
-        The directory cannot be read.
-    """
+    """Check that a directory may be replaced: it is missing, empty, or has such a manifest; nothing is changed."""
     if storage_dir.kind() != "directory":  # making the directory refuses a file
         return
     if storage_dir.version(manifest) is not None:
@@ -167,28 +127,7 @@ def check_replaceable(
 
 
 class ManifestTransaction:
-    """New files and their manifest, which replace those of a directory. A context manager.
-
-    Parameters
-    ----------
-    storage_dir : StorageDir
-        Created if missing.
-    manifest : str
-        The manifest's name.
-    is_ours : callable
-        Whether a file name belongs to such a manifest: earlier files are removed at the end.
-    folders : bool
-        Whether a manifest names directories too.
-    durable : bool
-        Whether to wait for the disk.
-
-    Raises
-    ------
-    SaveConflictError
-        On exit: another process has published a manifest since this transaction began; it is kept.
-    StorageError
-        The storage fails. The previous files are unchanged.
-    """
+    """New files and their manifest, which replace those of a directory. A context manager."""
 
     def __init__(
         self,

@@ -9,25 +9,17 @@ import math
 import time
 from collections.abc import Callable
 
-__all__ = ["Activity"]
-
 _MEASURE_SECONDS = 1.0  # between two computations of loss and AUC
 
 
 class Activity:
-    """Progress of training, and the last checkpoint, of one store.
-
-    Attributes
-    ----------
-    examples : int
-        Learned from.
-    loss, auc : float, optional
-        The newest ones that were reported; None before.
-    """
+    """Progress of training, and the last checkpoint, of one store."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # Learned from.
         self.examples = 0
+        # loss, auc: The newest ones that were reported; None before.
         self.loss: float | None = None
         self.auc: float | None = None
         self._measure_at = -math.inf

@@ -38,8 +38,6 @@ from shoal.table.spec import TableSpec, check_table_count
 from shoal.table.table import Table
 from shoal.table.tiered import Tiered
 
-__all__ = ["Data", "Data_co", "Splittable", "Store"]
-
 _ZEROS = Zeros()
 _ADD = Add()
 _FTRL = FTRL()

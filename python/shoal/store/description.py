@@ -9,8 +9,6 @@ from shoal import _core
 from shoal.base.sizes import memory_bytes
 from shoal.table.spec import TableSpec
 
-__all__ = ["check_same", "make_budget"]
-
 
 def make_budget(memory: int, slots: int) -> _core.Budget:
     """Make a memory budget of ``memory`` bytes, divided equally among ``slots`` slots."""

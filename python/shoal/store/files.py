@@ -25,8 +25,6 @@ from shoal.table.future import BackgroundTask, Future, no_op
 from shoal.table.spec import TableSpec, check_table_count
 from shoal.table.table import Table
 
-__all__ = ["StoreFiles"]
-
 _REPEAT_SECONDS = 300.0  # in which a save is repeated while slots move
 _PAUSE_SECONDS = 0.5
 

@@ -19,8 +19,6 @@ from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 from shoal.table.tiered import AnyLocalShard, Tiered, TieredLocalShard
 
-__all__ = ["LocalStore", "SingleProcessStore", "local"]
-
 
 def local(*, threads: int | None = None, slots: int = 1024, memory: int | str | None = None) -> "LocalStore":
     """Make a store in this process.

@@ -10,20 +10,6 @@ import numpy.typing as npt
 
 from shoal import _core
 
-__all__ = [
-    "AnyRows",
-    "Counts",
-    "Keys",
-    "Rows",
-    "as_counts",
-    "as_floats",
-    "as_keys",
-    "as_out",
-    "as_rows",
-    "mix",
-    "unmix",
-]
-
 Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
 Rows: TypeAlias = npt.NDArray[np.float32]
 AnyRows: TypeAlias = npt.NDArray[Any]  # float32, or int64 of a table of integers

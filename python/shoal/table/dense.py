@@ -22,8 +22,6 @@ from shoal.optim import Optimizer
 from shoal.table.future import After, Future
 from shoal.table.table import Table
 
-__all__ = ["BLOCK", "DenseTable", "shape_of"]
-
 Values: TypeAlias = npt.NDArray[Any]  # float32, or int64
 
 # 4 KB: a hash adds 0.2 % on the wire, and a million numbers make a thousand blocks, which spread evenly over servers.
@@ -184,13 +182,7 @@ class DenseTable:
     # --- as an array --------------------------------------------------------------------------------------------
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Read the array, for functions of NumPy: ``numpy.asarray(dense)``.
-
-        Raises
-        ------
-        ValueError
-            ``copy=False`` is asked for: what is read is always a copy.
-        """
+        """Read the array, for functions of NumPy: ``numpy.asarray(dense)``."""
         if copy is False:
             raise ValueError(f"dense table {self.name!r} cannot be read without a copy: use copy=None or True")
         return self.pull() if dtype is None else self.pull().astype(dtype, copy=False)

@@ -12,8 +12,6 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from shoal.errors import DeadlineExceededError
 
-__all__ = ["After", "BackgroundTask", "Future", "Waitable", "no_op", "requests_of"]
-
 Result = TypeVar("Result")
 
 
@@ -149,13 +147,7 @@ After: TypeAlias = Future[Any] | list[Future[Any]] | tuple[Future[Any], ...]
 
 
 def requests_of(after: After) -> list[Waitable]:
-    """Return the requests behind futures of pushes and pulls; calls that were complete when they returned have none.
-
-    Raises
-    ------
-    TypeError
-        One is something else, such as the future of a save.
-    """
+    """Return the requests behind futures of pushes and pulls; calls that were complete when they returned have none."""
     requests = []
     futures = after if isinstance(after, list | tuple) else [after]
     for future in futures:

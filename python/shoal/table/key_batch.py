@@ -9,8 +9,6 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.table.arrays import AnyRows, Keys, as_floats, as_keys, as_out
 
-__all__ = ["KeyBatch"]
-
 
 class KeyBatch:
     """The keys of one batch in hash order, each once: sort once, then pull and push many times.

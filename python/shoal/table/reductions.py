@@ -16,19 +16,6 @@ import numpy.typing as npt
 
 from shoal import _core
 
-__all__ = [
-    "CHANGES_ROWS",
-    "OF_ANY_LENGTH",
-    "Function",
-    "Reducible",
-    "changed",
-    "count",
-    "digest",
-    "norm",
-    "topk",
-    "total",
-]
-
 Answers = npt.NDArray[np.float64]
 
 

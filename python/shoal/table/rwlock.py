@@ -21,8 +21,6 @@ from typing import TypeVar
 
 from shoal.errors import WrongProcessError
 
-__all__ = ["RwLock"]
-
 Result = TypeVar("Result")
 
 
@@ -44,13 +42,7 @@ class RwLock:
         return os.getpid() == self._pid
 
     def check_process(self) -> None:
-        """Raise in a child after a fork.
-
-        Raises
-        ------
-        WrongProcessError
-            The lock, and the store it belongs to, are the parent's.
-        """
+        """Raise in a child after a fork."""
         if not self.is_ours:
             raise WrongProcessError(
                 "this store was made before a fork and belongs to the parent process: make a new store in the "

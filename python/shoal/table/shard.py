@@ -16,18 +16,6 @@ from shoal.table.future import Future, Waitable
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.user_functions import Description, failure
 
-__all__ = [
-    "OTHER_STORE",
-    "LocalCalls",
-    "LocalShard",
-    "PendingAnswers",
-    "PendingPush",
-    "Shard",
-    "ShardReader",
-    "Snapshot",
-    "pull_and_expand",
-]
-
 OTHER_STORE = "after takes futures of calls of the same store, got one of another store: wait for it instead"
 
 
@@ -85,22 +73,10 @@ class ShardReader(Protocol):
         """Read hashes and weights of a slot."""
 
     def after(self, requests: Sequence[Waitable], /) -> Self:
-        """Return a view of the same rows, whose pulls and pushes begin when these requests have succeeded.
-
-        Raises
-        ------
-        ValueError
-            One is not of this store.
-        """
+        """Return a view of the same rows, whose pulls and pushes begin when these requests have succeeded."""
 
     def as_shard(self) -> "Shard":
-        """Return the shard, for everything but reading by key.
-
-        Raises
-        ------
-        ValueError
-            The rows are read-only.
-        """
+        """Return the shard, for everything but reading by key."""
 
 
 class Shard(ShardReader, Protocol):
@@ -268,15 +244,7 @@ class LocalShard(LocalCalls, _core.Shard):
         return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget)
 
     def reserve(self, rows: Sequence[int], /) -> None:
-        """Make room for so many rows in each slot.
-
-        Raises
-        ------
-        ValueError
-            They need more memory than is free, where the system would kill this process.
-        MemoryBudgetExceededError
-            The store's memory budget has no room for them.
-        """
+        """Make room for so many rows in each slot."""
         count = sum(rows)
         needed, free = self.bytes_at(count) - self.stats()["bytes"], available_bytes()
         if 0 < free < needed:

@@ -27,8 +27,6 @@ from shoal.lifecycle import (
 from shoal.optim import SGD, Add, Init, Optimizer, Zeros, make_init, make_optimizer
 from shoal.user_optimizer import UserOptimizer, make_user_optimizer
 
-__all__ = ["DTYPES", "MAX_NAME_LENGTH", "MAX_TABLES", "RowRecord", "TableRecord", "TableSpec", "check_table_count"]
-
 DTYPES = ("float32", "float16", "bfloat16", "int64")
 MAX_TABLES = 1024  # of a store: a table without rows takes 0.6 MB in 1024 slots
 MAX_NAME_LENGTH = 1024  # characters of a table's name
@@ -187,13 +185,7 @@ class RowRecord(_WeightRecord, frozen=True, kw_only=True):
         return ", ".join(f"{name} {getattr(self, name)!r}" for name in fields)
 
     def spec(self) -> TableSpec:
-        """Return the description of a table of float32 weights with such rows, which is only read.
-
-        Raises
-        ------
-        ValueError, TypeError
-            This version does not support the description.
-        """
+        """Return the description of a table of float32 weights with such rows, which is only read."""
         return TableSpec(
             name=self.name,
             dim=self.dim,
@@ -252,13 +244,7 @@ class TableRecord(_UpdateRecord, frozen=True, kw_only=True, omit_defaults=True):
         }
 
     def spec(self) -> TableSpec:
-        """Rebuild the description.
-
-        Raises
-        ------
-        ValueError, TypeError
-            This version does not support the description.
-        """
+        """Rebuild the description."""
         return TableSpec(
             name=self.name,
             dim=self.dim,

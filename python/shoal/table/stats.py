@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["TIER_NUMBERS", "TableStats", "TierStats", "tier_stats"]
-
 # The numbers of a tier in the order in which servers send them.
 TIER_NUMBERS = (
     "rows_in_memory",

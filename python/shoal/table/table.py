@@ -32,8 +32,6 @@ from shoal.table.stats import TableStats
 from shoal.table.tiered import tier_of
 from shoal.user_functions import counted, describe, merged
 
-__all__ = ["Table"]
-
 # A pull of rows of at least this many floats, of keys of which at least this share is unique, writes rows directly to
 # their positions: 0.6 to 0.9 of the CPU time (docs/decisions/0022-local-pull.md).
 _ONE_PASS_DIM = 32

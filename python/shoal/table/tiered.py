@@ -17,8 +17,6 @@ from shoal.table.shard import LocalCalls, LocalShard
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.stats import TierStats, tier_stats
 
-__all__ = ["AnyLocalShard", "Tiered", "TieredLocalShard", "open_space", "parse_tier", "tier_of"]
-
 _LEFT = "shoal-tier-*"  # files that had a name for a moment, where the file system knows no files without one
 
 
@@ -80,15 +78,7 @@ class TieredLocalShard(LocalCalls, _core.TieredShard):
 
     @classmethod
     def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, storage: Tiered) -> Self:
-        """Make an empty shard of a table, with its file in a directory that is made if missing.
-
-        Raises
-        ------
-        ValueError
-            The memory is too small, or the table has a rule that needs all rows in memory.
-        StorageError
-            The directory or the file cannot be made.
-        """
+        """Make an empty shard of a table, with its file in a directory that is made if missing."""
         directory = Path(storage.path)
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -117,13 +107,7 @@ class TieredLocalShard(LocalCalls, _core.TieredShard):
 
 
 def parse_tier(text: str) -> Tiered:
-    """Parse DIR:SIZE, such as ``/mnt/nvme:8GiB``.
-
-    Raises
-    ------
-    ValueError
-        It is something else.
-    """
+    """Parse DIR:SIZE, such as ``/mnt/nvme:8GiB``."""
     path, colon, memory = text.rpartition(":")
     if not (colon and path):
         raise ValueError(f"{text!r} is not DIR:SIZE, such as /mnt/nvme:8GiB")
@@ -131,13 +115,7 @@ def parse_tier(text: str) -> Tiered:
 
 
 def open_space(space: _core.TierSpace, tier: Tiered, name: str) -> None:
-    """Open the directory of a server's tiers below the path of the tier, without what an earlier tier has left there.
-
-    Raises
-    ------
-    StorageError
-        No file can be made there.
-    """
+    """Open the directory of a server's tiers below the path of the tier, without what an earlier one left there."""
     directory = Path(tier.path) / name
     try:
         directory.mkdir(parents=True, exist_ok=True)

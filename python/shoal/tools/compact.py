@@ -9,8 +9,6 @@ from shoal.export import manifest as exported
 from shoal.export.compact import compact_export
 from shoal.storage.open import open_dir
 
-__all__ = ["compact", "has_export"]
-
 
 def has_export(directory: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
     """Return whether a directory is an export or contains exports."""

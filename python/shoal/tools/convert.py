@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from shoal.table.spec import TableSpec
     from shoal.table.table import Table
 
-__all__ = ["VW_CONSTANT", "load_parquet", "read_npz_rows", "read_parquet_rows", "read_vw_model", "write_parquet"]
-
 Keys = npt.NDArray[np.uint64]
 
 # In the head of a readable model: counts of old versions, options of new ones.

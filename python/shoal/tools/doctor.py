@@ -33,8 +33,6 @@ from shoal.base.machine import ROOT, available_bytes, cores, meminfo, read_text
 from shoal.optim import FTRL, Optimizer
 from shoal.tools import sizing
 
-__all__ = ["Finding", "Job", "clock", "disk", "job", "limits", "memory", "processor", "versions"]
-
 _FILES = 4096  # open files that a server of a large cluster may need
 _SLOW_DISK = 100e6  # bytes per second
 _SLOW_SYNC = 0.05  # seconds
@@ -45,43 +43,26 @@ _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of /proc/cpuinfo; the l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One finding.
+    """One finding."""
 
-    Attributes
-    ----------
-    topic : str
-        What was examined.
-    level : {"ok", "note", "problem"}
-        A note is slow or risky; a problem stops or endangers a job.
-    text : str
-        What was found.
-    remedy : str
-        What to do; empty if nothing has to be done.
-    """
-
+    # What was examined.
     topic: str
+    # A note is slow or risky; a problem stops or endangers a job.
     level: Literal["ok", "note", "problem"]
+    # What was found.
     text: str
+    # What to do; empty if nothing has to be done.
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A planned table.
-
-    Attributes
-    ----------
-    keys : int
-    dim : int
-    optimizer : Optimizer
-    servers : int
-        Each on a machine like this one.
-    replicas : int
-    """
+    """A planned table."""
 
     keys: int
     dim: int = 1
     optimizer: Optimizer = field(default_factory=FTRL)
+    # Each on a machine like this one.
     servers: int = 1
     replicas: int = 0
 
@@ -225,11 +206,6 @@ def disk(directory: Path) -> tuple[list[Finding], float]:
     """Measure the disk of a directory; returns its speed in bytes per second too.
 
     Writes 256 MiB to a temporary file there, as far as there is room, and removes it.
-
-    Raises
-    ------
-    OSError
-        The directory does not exist, or nothing can be written there.
     """
     state = os.statvfs(directory)
     free = state.f_bavail * state.f_frsize
@@ -272,18 +248,7 @@ def disk(directory: Path) -> tuple[list[Finding], float]:
 
 
 def job(plan: Job, *, free_bytes: int, disk_bytes: int, disk_speed: float) -> list[Finding]:
-    """Compare what a planned table needs with this machine; each of its servers is on one like it.
-
-    Parameters
-    ----------
-    plan : Job
-    free_bytes : int
-        Available memory; 0: unknown.
-    disk_bytes : int
-        Free bytes of the disk of the checkpoints.
-    disk_speed : float
-        Bytes per second that it writes.
-    """
+    """Compare what a planned table needs with this machine; each of its servers is on one like it."""
     needs = sizing.estimate(
         plan.keys, dim=plan.dim, optimizer=plan.optimizer, servers=plan.servers, replicas=plan.replicas
     )

@@ -15,8 +15,6 @@ from shoal.store.base import Store
 if TYPE_CHECKING:
     from shoal.models.saved_predictor import SavedPredictor
 
-__all__ = ["load"]
-
 
 def load(
     directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None

@@ -49,13 +49,7 @@ class DrawnLog:
 
 
 class PlantedModel:
-    """A logistic model over Criteo's columns that draws its own examples.
-
-    Parameters
-    ----------
-    seed : int
-        Of the model and of all examples.
-    """
+    """A logistic model over Criteo's columns that draws its own examples."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed

@@ -32,8 +32,6 @@ from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
-__all__ = ["Estimate", "Rates", "TierEstimate", "estimate", "measure_rates"]
-
 SAMPLE_BYTES = 256 << 20  # of the table that rates are measured on: larger than caches
 BATCH = 65536
 _LEAST_SECONDS = 0.5

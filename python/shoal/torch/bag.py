@@ -21,8 +21,6 @@ from shoal.table.table import Table
 from shoal.torch import ops
 from shoal.torch.sparse import Keys, PendingLookup, Rows, SparseModule, floats_of, keys_of
 
-__all__ = ["EmbeddingBag"]
-
 Mode: TypeAlias = Literal["sum", "mean", "max"]
 _MODES = ("sum", "mean", "max")
 

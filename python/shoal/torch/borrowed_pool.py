@@ -23,8 +23,6 @@ import torch
 
 from shoal import _core
 
-__all__ = ["borrow"]
-
 _MAPS = Path("/proc/self/maps")
 
 

@@ -57,8 +57,6 @@ from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule
 from shoal.torch.tower import read_tower
 
-__all__ = ["ClickModel", "Precision"]
-
 Precision = Literal["float32", "bfloat16"]
 
 _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead

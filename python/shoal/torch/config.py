@@ -48,8 +48,6 @@ from shoal.torch.other_columns import with_other_columns
 from shoal.torch.tables import TableRule, tables
 from shoal.torch.tower import check_module, described_by
 
-__all__ = ["Config", "Data", "Logging", "Output", "TableSettings", "Tables", "Train", "build", "load", "parse", "read"]
-
 Spec = dict[str, Any]  # {"name": "Adagrad", "lr": 0.02}
 _COLUMNS = ("csv", "tsv", "parquet")
 _OF_DATA = ("make", "fields", "item", "dense")  # parameters of models that follow from [data]
@@ -265,22 +263,7 @@ class Config(Struct, frozen=True, kw_only=True):
 
 
 def read(path: str | os.PathLike[str], more: Mapping[tuple[str, str], Any] | None = None) -> Config:
-    """Read a configuration.
-
-    Parameters
-    ----------
-    path : path
-        A TOML file.
-    more : mapping of (section, key) to value, optional
-        Replace those of the file.
-
-    Raises
-    ------
-    ValueError
-        The file is not TOML, or a key is unknown, missing or of another type; the message names file, section and key.
-    OSError
-        The file cannot be read.
-    """
+    """Read a configuration."""
     try:
         raw = tomllib.loads(local_path(path).read_text(encoding="utf-8"))
         return parse(raw, with_other_columns(raw, more or {}))
@@ -393,25 +376,8 @@ def _takes(kind: type[nn.Module]) -> dict[str, Any]:
 def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     """Make the model that a configuration describes, with its tables in ``store``.
 
-    Parameters
-    ----------
-    config : Config or mapping
-        Or the result of `Config.made_by`.
-    store : Store
-
-    Returns
-    -------
-    ClickModel
-
-    Notes
-    -----
     Dense parameters are drawn from a generator of the configuration's seed; torch's own generator continues from there,
     so that dropout is repeatable too.
-
-    Raises
-    ------
-    ValueError
-        The model does not support a history or dense columns, which the data has.
     """
     made_by = config.made_by() if isinstance(config, Config) else dict(config)
     module, fields = _make_module(made_by, store)
@@ -509,15 +475,7 @@ def load(
 
 
 def exported(description: Mapping[str, Any], tower: bytes, store: Store) -> ClickModel:
-    """Make the click model of an export, of a description by `shoal.models.files.for_export`; it only predicts.
-
-    Raises
-    ------
-    ValueError
-        Its module was not made by a configuration.
-    CorruptionError
-        The dense part is damaged, or that of another model.
-    """
+    """Make the click model of an export, of a description by `shoal.models.files.for_export`; it only predicts."""
     if not description["click"]:
         raise ValueError("the module of this click model was not made by a configuration, so it cannot be rebuilt")
     check_module(functools.partial(_make_module, description["click"]), tower, "tower.pt")

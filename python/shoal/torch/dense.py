@@ -29,8 +29,6 @@ from shoal.store.base import Store
 from shoal.table.dense import BLOCK, DenseTable
 from shoal.table.future import Future
 
-__all__ = ["DenseParameters", "cut", "trained"]
-
 _SGD = SGD()
 _PAUSE = 0.02  # seconds between two checks whether the first worker has set the array
 
@@ -220,13 +218,7 @@ def cut(
 
 
 def trained(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield the parameters that are trained, with their names, in the order of the array.
-
-    Raises
-    ------
-    ValueError
-        One is not float32.
-    """
+    """Yield the parameters that are trained, with their names, in the order of the array."""
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue

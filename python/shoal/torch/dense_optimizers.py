@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["DENSE_OPTIMIZERS", "dense_optimizer", "with_defaults"]
-
 DENSE_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "NAdam", "RAdam")
 _WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 

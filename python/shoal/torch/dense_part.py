@@ -39,17 +39,6 @@ from shoal.torch.dense_recovery import STEP_SECONDS, DenseRecovery
 from shoal.torch.gloo_group import GlooGroup, enter_meeting, open_meeting
 from shoal.torch.step_log import Sizes, StepLog
 
-__all__ = [
-    "DENSE_TABLE",
-    "AllReduced",
-    "Alone",
-    "DensePart",
-    "DenseSharing",
-    "MakeOptimizer",
-    "OnServers",
-    "dense_part",
-]
-
 DenseSharing = Literal["allreduce", "servers"]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 DENSE_TABLE = "dense"  # of a dense part on servers
@@ -116,14 +105,7 @@ class DensePart(Protocol):
 
 
 class Alone:
-    """The dense part of one process.
-
-    Parameters
-    ----------
-    make : callable
-        Returns the optimizer, None if there are no parameters.
-    has_parameters : bool
-    """
+    """The dense part of one process."""
 
     tables: Sequence[Table] = ()
     can_lose_workers = False
@@ -193,15 +175,7 @@ class Alone:
 
 
 class AllReduced(Alone):
-    """The dense part of each of several workers, whose gradients are summed.
-
-    Parameters
-    ----------
-    make : callable
-        As `Alone`.
-    store : Store
-    parameters : sequence of nn.Parameter
-    """
+    """The dense part of each of several workers, whose gradients are summed."""
 
     def __init__(
         self, make: Callable[[], torch.optim.Optimizer | None], store: Store, parameters: Sequence[nn.Parameter]
@@ -222,13 +196,7 @@ class AllReduced(Alone):
         return self._store.consistency.is_bulk
 
     def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
-        """Connect the workers to each other, and make their parameters those of worker 0.
-
-        Raises
-        ------
-        ShoalError
-            They cannot connect.
-        """
+        """Connect the workers to each other, and make their parameters those of worker 0."""
         if is_over or self._group is not None or self._recovery is not None:
             return
         self._coordinator = coordinator
@@ -348,13 +316,7 @@ class AllReduced(Alone):
             yield parameter, its.view_as(parameter)
 
     def _all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Sum numbers over all workers, in place, and return them.
-
-        Raises
-        ------
-        WorkerLostError
-            A worker has ended or was declared dead, or did not take part for ten minutes.
-        """
+        """Sum numbers over all workers, in place, and return them."""
         if self._group is None:
             raise RuntimeError("the workers of this model are not connected: train it with shoal.torch.train")
         try:
@@ -376,14 +338,7 @@ class AllReduced(Alone):
 
 
 class OnServers:
-    """The dense part of any number of workers, on the servers, in a table "dense".
-
-    Parameters
-    ----------
-    module : nn.Module
-    store : Store
-    optimizer : Optimizer
-    """
+    """The dense part of any number of workers, on the servers, in a table "dense"."""
 
     optimizer = None
     is_on_servers = True
@@ -468,13 +423,7 @@ def dense_part(
     optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None,
     dense: DenseSharing,
 ) -> DensePart:
-    """Make the dense part of a module; see `shoal.torch.ClickModel`.
-
-    Raises
-    ------
-    ValueError
-        ``optimizer`` does not fit ``dense``.
-    """
+    """Make the dense part of a module; see `shoal.torch.ClickModel`."""
     if dense not in ("allreduce", "servers"):
         raise ValueError(f"dense is {dense!r}: pass 'allreduce' or 'servers'")
     parameters = list(module.parameters())

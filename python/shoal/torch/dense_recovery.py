@@ -42,8 +42,6 @@ from shoal.torch.gloo_group import GlooGroup, enter_meeting, open_meeting
 from shoal.torch.peers import PeerAddress, PeerServer, ask
 from shoal.torch.step_log import GRADIENTS, JOIN, SIZES, Sizes, StepLog
 
-__all__ = ["STEP_SECONDS", "DenseRecovery"]
-
 log = logging.getLogger("shoal.torch")
 
 STEP_SECONDS = 600.0  # for all workers to reach a step: each of them reads and computes a batch meanwhile
@@ -108,14 +106,7 @@ class _Arrival(NamedTuple):
 
 
 class DenseRecovery:
-    """The sums of one worker in a fit whose workers are replaced.
-
-    Parameters
-    ----------
-    store : Store
-    coordinator : PassCoordinator
-    steps : StepLog
-    """
+    """The sums of one worker in a fit whose workers are replaced."""
 
     def __init__(self, store: Store, coordinator: PassCoordinator, steps: StepLog) -> None:
         self._store = store
@@ -135,18 +126,7 @@ class DenseRecovery:
     # ---- joining and leaving -----------------------------------------------------------------------------------------
 
     def join(self, *, has_begun: bool) -> None:
-        """Take the dense part of the other workers; at the beginning that of worker 0.
-
-        Parameters
-        ----------
-        has_begun : bool
-            Whether the predecessor of this worker has joined, and so had all others.
-
-        Raises
-        ------
-        WorkerLostError
-            All of them have died since.
-        """
+        """Take the dense part of the other workers; at the beginning that of worker 0."""
         self._coordinator.publish_address(_pack(self._server.address))
         if not has_begun:
             self._coordinator.wait_for_all()

@@ -14,8 +14,6 @@ from torch import Tensor
 from shoal.torch import ops
 from shoal.torch.sparse import PendingLookup, SparseModule, keys_of
 
-__all__ = ["Embedding"]
-
 Shape = tuple[int, ...]
 
 

@@ -14,8 +14,6 @@ from torch import nn
 
 from shoal.torch.fields import Fields, Inputs
 
-__all__ = ["GRADIENT_LIMIT", "are_finite", "check_finite", "largest_value"]
-
 # Squares of larger gradients overflow in the state of Adam and Adagrad: their parameters would never move again.
 GRADIENT_LIMIT = 1.8e19
 _LARGE = 1e4  # a value that makes predictions overflow where others of about 1 do not
@@ -31,13 +29,7 @@ def are_finite(tensors: Iterable[torch.Tensor | None], limit: float = math.inf) 
 
 
 def check_finite(module: nn.Module) -> None:
-    """Raise ValueError if a dense parameter or a buffer of a module holds NaN or infinity.
-
-    Raises
-    ------
-    ValueError
-        The message names it.
-    """
+    """Raise ValueError if a dense parameter or a buffer of a module holds NaN or infinity."""
     state: Mapping[str, object] = module.state_dict()
     for name, tensor in state.items():
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not are_finite([tensor]):

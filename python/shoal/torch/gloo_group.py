@@ -22,8 +22,6 @@ import torch.distributed as dist
 
 from shoal.store.base import Store
 
-__all__ = ["GlooGroup", "enter_meeting", "open_meeting"]
-
 _CHECK_SECONDS = 0.5  # between two calls of `check`
 
 _torch: Any = dist  # whose stubs lack some names
@@ -37,35 +35,13 @@ def open_meeting(store: Store, seconds: float) -> tuple[Any, str]:
 
 
 def enter_meeting(store: Store, place: str, seconds: float) -> Any:
-    """Enter the place that another worker has opened.
-
-    Raises
-    ------
-    RuntimeError
-        It cannot be reached.
-    ValueError
-        ``place`` is none.
-    """
+    """Enter the place that another worker has opened."""
     host, _, port = place.rpartition(" ")
     return _torch.TCPStore(host, int(port), store.num_workers, timeout=datetime.timedelta(seconds=seconds))
 
 
 class GlooGroup:
-    """The connections of a worker to all others.
-
-    Parameters
-    ----------
-    store : Store
-    meeting : object
-        Of `open_meeting` or `enter_meeting`.
-    seconds : float
-        After which a sum that not all workers have come to fails.
-
-    Raises
-    ------
-    RuntimeError
-        They cannot connect.
-    """
+    """The connections of a worker to all others."""
 
     def __init__(self, store: Store, meeting: Any, seconds: float) -> None:
         gloo = _torch.ProcessGroupGloo
@@ -76,20 +52,7 @@ class GlooGroup:
         self._group = gloo(meeting, store.rank, store.num_workers, options)
 
     def all_reduce(self, numbers: torch.Tensor, check: Callable[[], None]) -> None:
-        """Sum numbers over all workers, in place.
-
-        Parameters
-        ----------
-        numbers : tensor
-            Not to be used again if this raises an error.
-        check : callable
-            Raises an error to give the sum up.
-
-        Raises
-        ------
-        RuntimeError
-            A connection has ended, or a worker did not come in time.
-        """
+        """Sum numbers over all workers, in place."""
         work = self._group.allreduce([numbers], _torch.AllreduceOptions())
         slice_of_time = datetime.timedelta(seconds=_CHECK_SECONDS)
         while True:

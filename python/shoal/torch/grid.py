@@ -30,8 +30,6 @@ from shoal.store.local import local
 from shoal.torch.click_model import ClickModel
 from shoal.torch.config import Config, build, parse
 
-__all__ = ["ClickModelGrid"]
-
 _SHORT = {"architecture": "model.name", "dim": "model.dim", "lr": "train.optimizer.lr"}  # as the options
 _VARIED = ("model", "tables", "train.optimizer")
 

@@ -28,8 +28,6 @@ from shoal.torch.dense import cut, trained
 from shoal.torch.dense_part import DENSE_TABLE
 from shoal.torch.sparse import SparseModule
 
-__all__ = ["LiveClickModel"]
-
 
 class LiveClickModel(ClickModel):
     """A click model over the tables of a cluster that trains it with ``dense = "servers"``; it only predicts."""
@@ -39,23 +37,7 @@ class LiveClickModel(ClickModel):
 
     @classmethod
     def of(cls, description: Mapping[str, Any], store: Store) -> Self:
-        """Make the model of a description, with the dense part as it is now.
-
-        Parameters
-        ----------
-        description : mapping
-            As `shoal.models.files.describe` returns it.
-        store : Store
-            Connected with ``mode="read"``; the caller closes it.
-
-        Raises
-        ------
-        ValueError
-            Its module was not made by a configuration, its dense part is not on servers, or the store has no such
-            tables, or others.
-        ShoalError
-            The servers cannot be read.
-        """
+        """Make the model of a description, with the dense part as it is now."""
         made_by = description["click"]
         if not made_by:
             raise ValueError("the module of this click model was not made by a configuration, so it cannot be rebuilt")
@@ -75,15 +57,7 @@ class LiveClickModel(ClickModel):
         return model.refreshed() or model
 
     def refreshed(self) -> Self | None:
-        """Read the dense part; return the model with its values, or None if they have not changed.
-
-        Raises
-        ------
-        ValueError
-            The servers have another dense part, or no worker has set it yet.
-        ShoalError
-            The servers cannot be read.
-        """
+        """Read the dense part; return the model with its values, or None if they have not changed."""
         table = self._dense_table
         if table is None:
             self.tables[0].contains(np.zeros(1, np.uint64))  # raises if they cannot be read

@@ -28,8 +28,6 @@ import torch
 from shoal.data import Batch, Reader
 from shoal.data.rebatch import Cursor
 
-__all__ = ["BatchDataset", "BatchLoader"]
-
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
 

@@ -24,8 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["embed", "pool", "register"]
-
 
 class Module(Protocol):
     """A module that ops call, a `SparseModule`."""

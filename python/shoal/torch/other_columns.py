@@ -10,23 +10,13 @@ from typing import Any
 
 from shoal.data.readers import READERS
 
-__all__ = ["with_other_columns"]
-
 More = Mapping[tuple[str, str], Any]  # values by section and key
 
 _COLUMNS = ("csv", "tsv", "parquet")
 
 
 def with_other_columns(raw: Mapping[str, Any], more: More) -> More:
-    """Return ``more`` with the categorical columns, if neither it nor the file ``raw`` names them.
-
-    Raises
-    ------
-    ValueError
-        An ignored column is not among them.
-    OSError
-        The training data cannot be read.
-    """
+    """Return ``more`` with the categorical columns, if neither it nor the file ``raw`` names them."""
     section = raw.get("data", {})
     data = {
         **(section if isinstance(section, dict) else {}),

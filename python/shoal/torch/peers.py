@@ -22,8 +22,6 @@ from collections.abc import Callable
 
 import msgspec
 
-__all__ = ["PeerAddress", "PeerServer", "ask"]
-
 _LENGTH_BYTES = 8
 _SECRET_BYTES = 16
 _MAX_QUESTION_BYTES = 1 << 16
@@ -42,17 +40,7 @@ class PeerAddress(msgspec.Struct, frozen=True):
 
 
 class PeerServer:
-    """Answers the questions of other workers, in threads, until it is closed.
-
-    Parameters
-    ----------
-    host : str
-        Address of this machine on which it listens.
-    incarnation : int
-        Of this worker.
-    answer : callable
-        Returns the answer to a question. An error of it ends the connection.
-    """
+    """Answers the questions of other workers, in threads, until it is closed."""
 
     def __init__(self, host: str, incarnation: int, answer: Callable[[bytes], bytes]) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -98,13 +86,7 @@ class PeerServer:
 
 
 def ask(address: PeerAddress, question: bytes, timeout: float) -> bytes:
-    """Ask a worker, and return its answer.
-
-    Raises
-    ------
-    OSError
-        It does not answer: TimeoutError if there is nothing for ``timeout`` seconds.
-    """
+    """Ask a worker, and return its answer."""
     with socket.create_connection((address.host, address.port), timeout) as connection:
         _send(connection, address.secret + question)
         return _receive(connection, _MAX_ANSWER_BYTES)

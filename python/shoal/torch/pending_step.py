@@ -23,8 +23,6 @@ from shoal.table.future import Future
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
 
-__all__ = ["PendingStep", "step_of_backward"]
-
 
 class _Lookup(Protocol):
     """A `PendingLookup`."""

@@ -50,8 +50,6 @@ from shoal.store.base import Store
 from shoal.torch.loader import BatchLoader
 from shoal.torch.sparse import PendingLookup, SparseModule
 
-__all__ = ["Pipeline"]
-
 _THREADS = "shoal pipeline"  # their name
 _NICE = 10  # of the thread that sorts; the others have 0
 

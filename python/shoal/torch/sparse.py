@@ -36,8 +36,6 @@ from shoal.table.table import Table
 from shoal.torch import borrowed_pool, ops
 from shoal.torch.pending_step import PendingStep, step_of_backward
 
-__all__ = ["PendingLookup", "SparseModule", "accumulate", "floats_of", "keys_of", "pull_together"]
-
 Keys: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.float32]
 

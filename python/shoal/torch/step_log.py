@@ -27,8 +27,6 @@ from typing import NamedTuple, Self
 import torch
 from torch import nn
 
-__all__ = ["GRADIENTS", "JOIN", "SIZES", "Sizes", "StepLog"]
-
 JOIN, SIZES, GRADIENTS = range(3)  # what workers do together at a clock, in this order
 
 _KEPT = 2  # results of SIZES
@@ -49,38 +47,17 @@ class Sizes(NamedTuple):
 
 
 class StepLog:
-    """The results of the last steps of one worker.
-
-    Parameters
-    ----------
-    parameters : sequence of nn.Parameter
-        Of the dense part; those that require a gradient are trained.
-    optimizer : callable
-        Returns its optimizer, None if there is none.
-
-    Attributes
-    ----------
-    lock : Lock
-    joined : int
-        Clock at which this worker has the values that all have; -1: not yet.
-    sizes : dict of int to Sizes
-        By clock.
-    worked : int
-        Last clock at which a worker had a batch.
-    ended : int
-        Last clock at which none had one: the end of a pass.
-    stepped : int
-        Clock of the last step of the dense part; -1: none yet.
-    is_partial : bool
-        Whether the state of the optimizer is missing.
-    """
+    """The results of the last steps of one worker."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], optimizer: Callable[[], torch.optim.Optimizer | None]
     ) -> None:
         self.lock = threading.Lock()
+        # Clock at which this worker has the values that all have; -1: not yet.
         self.joined = self.worked = self.ended = self.stepped = -1
+        # By clock.
         self.sizes: dict[int, Sizes] = {}
+        # Whether the state of the optimizer is missing.
         self.is_partial = False
         self._parameters = list(parameters)
         self._trained = [parameter for parameter in self._parameters if parameter.requires_grad]

@@ -13,8 +13,6 @@ from shoal.store.base import Store
 from shoal.torch.embedding import Embedding
 from shoal.torch.models.layers import Maker
 
-__all__ = ["TableRule", "tables"]
-
 _ADAGRAD = Adagrad(lr=0.02)
 _NORMAL = Normal(0.01)
 

@@ -24,8 +24,6 @@ from shoal.errors import CorruptionError
 from shoal.store.base import Store
 from shoal.store.local import local
 
-__all__ = ["check_module", "described_by", "read_tower"]
-
 # `torch.save` stores what it saves; a tensor is rebuilt from a storage, which is read from the file.
 _GLOBAL = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch (?!Typed|Untyped)\w+Storage"

@@ -31,8 +31,6 @@ from shoal.torch.click_model import ClickModel, Precision
 from shoal.torch.dense_part import DenseSharing, MakeOptimizer
 from shoal.torch.fields import Fields
 
-__all__ = ["fit", "train"]
-
 log = logging.getLogger(__name__)
 
 

@@ -27,8 +27,6 @@ from shoal.models.callbacks import Callback, FitProgress
 from shoal.models.history import Point
 from shoal.storage.base import StoragePath
 
-__all__ = ["Tracker"]
-
 _NAMES = ("logloss", "auc", "calibration", "normalized_entropy", "accuracy")
 
 

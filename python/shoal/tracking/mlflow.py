@@ -34,8 +34,6 @@ from shoal.store.local import LocalStore
 from shoal.tools import reports
 from shoal.tracking.base import Tracker
 
-__all__ = ["MLflow", "copy_model"]
-
 _log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 20  # bytes
@@ -260,12 +258,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _check_reachable(uri: str) -> None:
-    """Check that a server listens, for which MLflow would try for minutes without a word.
-
-    Raises
-    ------
-    StorageError
-    """
+    """Check that a server listens, for which MLflow would try for minutes without a word."""
     address = urllib.parse.urlsplit(uri)
     if address.scheme not in ("http", "https") or address.hostname is None:
         return

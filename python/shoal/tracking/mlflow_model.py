@@ -11,16 +11,9 @@ from typing import Any
 
 from shoal.tools.load import load
 
-__all__ = ["TrackedModel"]
-
 
 class TrackedModel:
-    """The model of a run.
-
-    Attributes
-    ----------
-    model : LogisticRegression, FactorizationMachine or ClickModel
-    """
+    """The model of a run."""
 
     def __init__(self, path: str) -> None:
         self.model = load(path)

@@ -20,8 +20,6 @@ from shoal.base.machine import local_path
 from shoal.storage.base import StoragePath
 from shoal.tracking.base import Tracker
 
-__all__ = ["TensorBoard"]
-
 
 class TensorBoard(Tracker):
     """Writes event files for TensorBoard, each run into a directory of its own: NAME-1, NAME-2, ...

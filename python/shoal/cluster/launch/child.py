@@ -24,29 +24,11 @@ from typing import IO
 from shoal.base.timed_queue import TimedQueue
 from shoal.errors import ShoalError
 
-__all__ = ["ChildProcess", "ProcessFailedError", "end_all", "exit_status"]
-
 _LAST_LINES = 40
 
 
 class ChildProcess:
-    """A child process and the last lines of its output.
-
-    Parameters
-    ----------
-    name : str
-    command : sequence of str
-    environment : mapping
-        Variables in addition to this process's.
-    ended : queue
-        Receives this object when the process has ended.
-    emit : callable, optional
-        Called with every line of output, in a thread.
-    emit_error : callable, optional
-        Called with every line of standard error, in another thread; without it that is part of the output.
-    changed : Condition, optional
-        Notified of every line and of the end; guards ``last`` and ``ended_at``.
-    """
+    """A child process and the last lines of its output."""
 
     def __init__(
         self,

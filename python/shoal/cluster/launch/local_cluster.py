@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
 
-__all__ = ["LocalCluster", "launch", "running", "slot_memory"]
-
 _log = logging.getLogger("shoal.launch")
 
 PATIENCE_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -77,15 +75,10 @@ _BSP = BSP()
 
 
 class LocalCluster:
-    """The processes of a cluster on this machine.
-
-    Attributes
-    ----------
-    on_dead_worker : callable or None
-        Called with the rank and the process of a worker whose replacement the job awaits. From a thread.
-    """
+    """The processes of a cluster on this machine."""
 
     def __init__(self) -> None:
+        # Called with the rank and the process of a worker whose replacement the job awaits. From a thread.
         self.on_dead_worker: Callable[[int, int], None] | None = None
         self.ended: TimedQueue[ChildProcess] = TimedQueue()
         self.scheduler: ChildProcess | None = None
@@ -131,15 +124,6 @@ class LocalCluster:
         """Start the scheduler, then the servers, and wait until they have joined.
 
         Parameters are those of `running`.
-
-        Raises
-        ------
-        ValueError
-            One of the numbers is out of its bounds.
-        ProcessFailedError
-            One of them ended; the message has its last output.
-        DeadlineExceededError
-            They did not join in time.
         """
         servers, workers, slots = whole("servers", servers, 1), whole("workers", workers, 1), whole("slots", slots)
         replicas = whole("replicas", replicas)
@@ -320,25 +304,7 @@ class LocalCluster:
             raise DeadlineExceededError(f"the cluster was not complete after {timeout:g} s: {late}")
 
     def drain(self, server: int, *, timeout: float = 60.0) -> str:
-        """Request that the slots of a server move to the others, and that it then ends.
-
-        Parameters
-        ----------
-        server : int
-            Its rank.
-        timeout : float
-            Seconds for the scheduler to answer.
-
-        Returns
-        -------
-        str
-            What follows.
-
-        Raises
-        ------
-        ValueError
-            The cluster has no such server, or the others are too few.
-        """
+        """Request that the slots of a server move to the others, and that it then ends."""
         with self._observe() as client:
             return client.drain(server, timeout=timeout)
 
@@ -406,44 +372,7 @@ def running(
     journal: str | os.PathLike[str] | None = None,
     restart: bool = True,
 ) -> Iterator[LocalCluster]:
-    """Run a scheduler and servers on this machine for the length of a ``with`` block.
-
-    Parameters
-    ----------
-    servers : int
-    workers : int
-        Number of workers of a job, unless they pass it.
-    threads : int
-        Endpoints of each server.
-    memory : int or str, optional
-        Limit for the rows of all servers, in bytes.
-    tier : Tiered, optional
-    slots : int
-    heartbeat : float
-        Seconds.
-    timeout : float
-        Seconds for all to join.
-    replicas : int
-        Copies of each slot on other servers, fewer than ``servers``. With them another server is started in the place
-        of one that dies.
-    copy_rate : int, optional
-        Bytes per second that each endpoint sends at most to make a new copy; default: that of the scheduler.
-    replacement_seconds : float
-        How long a job waits for another worker in the place of one that died.
-    curve : str, optional
-        Directory of the keys of the cluster.
-    storage_roots, storage_options, allow_code
-        As :class:`shoal.cluster.server.server.Server`.
-    journal : path, optional
-        Directory of the scheduler's journal; an earlier journal there is removed. Default: a temporary one.
-    restart : bool
-        Whether a scheduler that dies is started again with its journal; False: it has none.
-
-    Yields
-    ------
-    LocalCluster
-        ``address`` is the scheduler's.
-    """
+    """Run a scheduler and servers on this machine for the length of a ``with`` block."""
     cluster = LocalCluster()
     try:
         cluster.start(

@@ -54,13 +54,7 @@ def forward(program: int, number: int) -> None:
 
 
 def execute(program: list[str]) -> None:
-    """Become a program. One that is not on the path may lie beside this Python, as `shoal` in an inactive environment.
-
-    Raises
-    ------
-    OSError
-        It cannot be run.
-    """
+    """Become a program. One that is not on the path may lie beside this Python (an environment not activated)."""
     try:
         os.execvp(program[0], program)
     except FileNotFoundError:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
     from shoal.table.tiered import Tiered
 
-__all__ = ["GRACE_SECONDS", "no_op", "run_member", "run_workers", "supervised"]
-
 GRACE_SECONDS = 60.0  # for workers to save their state after they are asked to end
 
 _POLL_SECONDS = 0.2  # between two checks of the connection to the scheduler
@@ -96,42 +94,7 @@ def run_workers(
     grace: float = GRACE_SECONDS,
     warn: Callable[[str], None] = no_op,
 ) -> ChildProcess | None:
-    """Run a program as all workers of a cluster.
-
-    Parameters
-    ----------
-    cluster : LocalCluster
-    command : sequence of str
-        The program and its arguments.
-    workers : int or (int, int)
-        Number of workers; of a range the least number is started, and others may join. Returns when they have ended
-        too, and so have the named jobs, whose workers others have started. Of a range one that is killed by a signal
-        has not failed: the others continue without it, or wait for another one if they are too few. Once one has
-        finished, a killed one is not started again; one that was started again before has not failed if another one
-        finishes. One that has left, with status 0, has not finished.
-    emit, emit_error : callable
-        Called with every line of a worker's output, and of its standard error, from threads.
-    restarts : int
-        How often a worker that was killed by a signal is started again, of all workers together. One that the
-        scheduler declares dead while its process exists, such as a stopped one, is killed.
-    grace : float
-        Seconds that workers have to end after Ctrl-C or SIGTERM.
-    warn : callable
-        Called with messages about the end of the workers.
-
-    Returns
-    -------
-    ChildProcess or None
-        The first process that failed, also a server or the scheduler; None if all workers ended with status 0. Of a
-        range the first one that was killed, if all of them were, or if none has finished.
-
-    Raises
-    ------
-    WorkerLostError
-        All workers of a range have left, and none has finished.
-    KeyboardInterrupt
-        Ctrl-C or SIGTERM: the workers received it too, and have ended. A second one kills them at once.
-    """
+    """Run a program as all workers of a cluster."""
     children: list[ChildProcess] = []
 
     def kill_dead(rank: int, process: int) -> None:
@@ -289,46 +252,6 @@ def run_member(
     """Run one process of a cluster that mpirun or srun has started: the same command everywhere.
 
     Process 0 is the scheduler, the next ones are the servers, all others run the program as workers.
-
-    Parameters
-    ----------
-    process : ProcessIdentity
-        The rank of this process in its group.
-    servers : int
-    command : sequence of str
-        The program and its arguments.
-    emit : callable
-        Called with every line of the program's output.
-    address : str, optional
-        Of the scheduler; default: port 5570 of the machine of process 0, if the launcher provides its name.
-    threads : int
-        Endpoints of each server.
-    memory : int or str, optional
-        Limit for the rows of all servers, in bytes.
-    tier : Tiered, optional
-        As :class:`shoal.cluster.server.server.Server`.
-    heartbeat : float
-        Seconds.
-    timeout : float
-        Seconds for all to join.
-    keys : callable
-        Returns the keys of a role.
-    insecure : bool
-        Allow a cluster without keys that other machines can reach.
-    storage_roots, storage_options, allow_code
-        As :class:`shoal.cluster.server.server.Server`.
-    grace, warn
-        As `run_workers`. The scheduler and the servers, which receive the signal too, run until the workers have ended.
-
-    Returns
-    -------
-    (status, str)
-        The exit status, and the failure of another process; empty if there was none.
-
-    Raises
-    ------
-    ValueError
-        The group is too small, or the address of the scheduler is unknown.
     """
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
     from shoal.cluster.scheduler.scheduler import Scheduler

@@ -16,42 +16,12 @@ import socket
 import time
 from collections.abc import Sequence
 
-__all__ = [
-    "all_refuse",
-    "bindable",
-    "check_bind",
-    "complete",
-    "is_loopback",
-    "join_address",
-    "split",
-    "try_all",
-    "try_out",
-]
-
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|(?:(?![\[\]:/])[!-~])*):(?P<port>\d{1,9}|\*)", re.ASCII)
 _ANYWHERE = {"", "*", "0.0.0.0", "::"}
 
 
 def split(address: str, *, wildcard: bool = False) -> tuple[str, int]:
-    """Split an address into host and port.
-
-    Parameters
-    ----------
-    address : str
-        ``tcp://host:port``; an IPv6 host in brackets.
-    wildcard : bool
-        Whether the host may be empty and the port ``*`` or 0, which stand for any, as in an address to bind.
-
-    Returns
-    -------
-    (host, port)
-        Without brackets; 0 is any port.
-
-    Raises
-    ------
-    ValueError
-        The address is malformed.
-    """
+    """Split an address into host and port."""
     if not isinstance(address, str):
         raise TypeError(f"an address is a str, tcp://HOST:PORT, got {address!r}")
     found = _TCP.fullmatch(address)
@@ -84,13 +54,7 @@ def complete(address: str, host: str) -> str:
 
 
 def bindable(host: str) -> str:
-    """Return the host as a socket can be bound to it: a number, or ``*`` for all interfaces.
-
-    Raises
-    ------
-    ValueError
-        The name cannot be resolved here.
-    """
+    """Return the host as a socket can be bound to it: a number, or ``*`` for all interfaces."""
     if host in _ANYWHERE:
         return host if host == "::" else "*"
     try:
@@ -131,22 +95,7 @@ def own_host(address: str) -> str:
 
 
 def check_bind(bind: str, *, secured: bool, insecure: bool) -> None:
-    """Refuse to listen where other machines can connect, unless peers must have keys or the user allows it.
-
-    Parameters
-    ----------
-    bind : str
-        Where to listen.
-    secured : bool
-        Whether peers must have keys.
-    insecure : bool
-        Whether the user allows peers without keys.
-
-    Raises
-    ------
-    ValueError
-        Any machine could connect.
-    """
+    """Refuse to listen where other machines can connect, unless peers must have keys or the user allows it."""
     if not (secured or insecure or is_loopback(split(bind, wildcard=True)[0])):
         raise ValueError(
             f"{bind} is reached from other machines, and without keys every peer may read and change every row: "
@@ -158,19 +107,6 @@ def check_bind(bind: str, *, secured: bool, insecure: bool) -> None:
 def try_out(address: str, timeout: float) -> str | None:
     """Connect to an address and wait for ZeroMQ's greeting.
 
-    Parameters
-    ----------
-    address : str
-    timeout : float
-        Seconds.
-
-    Returns
-    -------
-    str or None
-        The reason of a failure, None if it answers.
-
-    Notes
-    -----
     Blocks for ``timeout`` at most.
     """
     host, port = split(address)
@@ -200,14 +136,6 @@ def try_all(addresses: Sequence[str], timeout: float) -> tuple[str, str] | None:
 def all_refuse(addresses: Sequence[str], timeout: float) -> bool:
     """Whether connections to all addresses are refused: their machine runs, and no process listens there.
 
-    Parameters
-    ----------
-    addresses : sequence of str
-    timeout : float
-        Seconds for each address; one that does not answer has not refused.
-
-    Notes
-    -----
     Blocks, until the first address that does not refuse.
     """
     for address in addresses:

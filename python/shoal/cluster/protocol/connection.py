@@ -26,8 +26,6 @@ from typing import TypeAlias
 
 import zmq
 
-__all__ = ["Connection", "Context", "Socket"]
-
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
@@ -46,36 +44,18 @@ _names = itertools.count()
 
 
 class Connection:
-    """A connection to one address.
-
-    Parameters
-    ----------
-    context : zmq.Context
-    poller : zmq.Poller
-        Where the socket and its monitor are registered while they are open.
-    address : str
-    prepare : callable
-        Called with each socket before it connects: sets options and keys.
-
-    Attributes
-    ----------
-    socket, monitor : zmq.Socket or None
-        None between :meth:`drop` and :meth:`open`. The monitor is read by :attr:`has_ended` alone.
-    open_at : float
-        When to call :meth:`open`; infinite while it is open.
-    reason : str
-        Why the last connection ended; empty if none has ended.
-    is_greeted : bool
-        Whether the handshake of the connection is done, as far as :attr:`has_ended` has read.
-    """
+    """A connection to one address."""
 
     def __init__(
         self, context: Context, poller: zmq.Poller, address: str, prepare: Callable[[Socket], None], now: float
     ) -> None:
         self.address = address
+        # socket, monitor: None between :meth:`drop` and :meth:`open`. The monitor is read by :attr:`has_ended` alone.
         self.socket: Socket | None = None
         self.monitor: Socket | None = None
+        # Why the last connection ended; empty if none has ended.
         self.reason = ""
+        # When to call :meth:`open`; infinite while it is open.
         self.open_at = now
         self._context = context
         self._poller = poller
@@ -86,13 +66,7 @@ class Connection:
         self.open(now)
 
     def open(self, now: float) -> Socket:
-        """Connect.
-
-        Raises
-        ------
-        zmq.ZMQError
-            No further socket is available, or the context was terminated; the connection stays closed.
-        """
+        """Connect."""
         self._opened, self.open_at, self.is_greeted = now, math.inf, False
         self._fruitless += 1
         try:
@@ -138,14 +112,7 @@ class Connection:
         return ended
 
     def drop(self, reason: str, now: float) -> None:
-        """Close the socket; it may be opened again at :attr:`open_at`.
-
-        Parameters
-        ----------
-        reason : str
-            The reason; empty: the connection has ended.
-        now : float
-        """
+        """Close the socket; it may be opened again at :attr:`open_at`."""
         was_greeted = self.is_greeted
         self.close()
         self.reason = reason or (

@@ -34,8 +34,6 @@ from shoal.base.machine import local_path
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.errors import NotConnectedError
 
-__all__ = ["DOMAIN", "ROLES", "Guard", "Keys", "allowed", "make_keys"]
-
 DOMAIN = "shoal"  # ZAP domain of the sockets of shoal
 ROLES = ("scheduler", "server", "worker")
 
@@ -48,25 +46,6 @@ _PUBLIC = "# A public key of a shoal cluster: its owner is admitted where this f
 def make_keys(directory: str | os.PathLike[str], roles: Sequence[str] = ROLES) -> list[Path]:
     """Make a new pair of keys for each role.
 
-    Parameters
-    ----------
-    directory : path
-        Created with mode 0700 if it does not exist.
-    roles : sequence of str
-        Names of the files, of letters, digits, ``-`` and ``_``.
-
-    Returns
-    -------
-    list of Path
-        The files, public and secret ones in turns.
-
-    Raises
-    ------
-    ValueError
-        A file of a role exists already (nothing was written), or a name cannot be used for a file.
-
-    Notes
-    -----
     A secret file has mode 0600 from the moment it exists.
     """
     if not zmq.has("curve"):
@@ -114,33 +93,19 @@ def allowed(directory: str | os.PathLike[str]) -> dict[bytes, str]:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one process.
+    """The keys of one process."""
 
-    Parameters
-    ----------
-    directory : Path
-        Directory of the keys.
-    role : str
-        Role of this process.
-    public, secret : bytes
-        Its own pair, 40 characters of Z85 each.
-    """
-
+    # Directory of the keys.
     directory: Path
+    # Role of this process.
     role: str
+    # public, secret: Its own pair, 40 characters of Z85 each.
     public: bytes
     secret: bytes = field(repr=False)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], role: str) -> Self:
-        """Read the pair of a role.
-
-        Raises
-        ------
-        ValueError
-            The file is missing, is not a key, or can be read by users other than its owner; one that another user
-            owns may be readable by its group.
-        """
+        """Read the pair of a role."""
         folder = local_path(directory)
         file = _secret_file(folder, role)
         try:
@@ -157,13 +122,7 @@ class Keys:
         return cls(folder, role, _checked(public, file), _checked(secret, file))
 
     def public_of(self, role: str) -> bytes:
-        """Read the public key of another role.
-
-        Raises
-        ------
-        ValueError
-            The file is missing or is not a key.
-        """
+        """Read the public key of another role."""
         file = _public_file(self.directory, role)
         try:
             return _checked(load_certificate(file)[0], file)
@@ -184,13 +143,7 @@ class Keys:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def client_of(self, role: str) -> Callable[[zmq.Socket[Any]], None]:
-        """Return a function that makes an unconnected socket authenticate itself, and accept only a ``role``.
-
-        Raises
-        ------
-        ValueError
-            The key of that role is missing. It is read now, not with each socket.
-        """
+        """Return a function that makes an unconnected socket authenticate itself, and accept only a ``role``."""
         server = self.public_of(role)
 
         def secure(socket: zmq.Socket[Any]) -> None:
@@ -202,23 +155,12 @@ class Keys:
 
 
 class Guard:
-    """Accepts the peers whose keys are in a directory. A context manager.
-
-    Parameters
-    ----------
-    context : zmq.Context
-        Whose sockets, those of C++ threads included, are guarded. One guard for a context.
-    keys : Keys
-
-    Attributes
-    ----------
-    admitted, refused : int
-        Connections so far.
-    """
+    """Accepts the peers whose keys are in a directory. A context manager."""
 
     def __init__(self, context: zmq.Context[Any], keys: Keys) -> None:
         from zmq.auth.thread import ThreadAuthenticator
 
+        # admitted, refused: Connections so far.
         self.admitted = 0
         self.refused = 0
         self._refusals = Refusals(_log)
@@ -259,12 +201,7 @@ class Guard:
         return True
 
     def check(self) -> None:
-        """Raise an error if the thread has ended: no further peer could connect.
-
-        Raises
-        ------
-        NotConnectedError
-        """
+        """Raise an error if the thread has ended: no further peer could connect."""
         if not self._checks.is_alive():
             raise NotConnectedError(
                 "the thread that checks the keys of connections has ended: start this process again"

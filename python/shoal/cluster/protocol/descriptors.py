@@ -13,8 +13,6 @@ import errno
 import os
 import resource
 
-__all__ = ["SPENT", "are_spent", "raise_limit"]
-
 SPENT = (
     "this process has reached its limit of open files, and accepts no connection until some are closed: raise the "
     "limit (ulimit -n, LimitNOFILE=), or find the peer that holds so many connections"

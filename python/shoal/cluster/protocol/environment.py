@@ -23,22 +23,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "PORT",
-    "TRACING",
-    "ProcessIdentity",
-    "Volcano",
-    "find_group",
-    "find_keys",
-    "find_metrics_port",
-    "find_node",
-    "find_scheduler",
-    "find_tracing",
-    "find_worker",
-    "first_host",
-    "volcano",
-]
-
 PORT = 5570
 TRACING = "SHOAL_TRACING"  # the environment variable
 
@@ -47,21 +31,14 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process of a group.
+    """One process of a group."""
 
-    Parameters
-    ----------
-    launcher : str
-        The program that started the group.
-    rank, size : int
-        Rank of this process, and size of the group.
-    host : str, optional
-        The machine of the first process, if known.
-    """
-
+    # The program that started the group.
     launcher: str
+    # rank, size: Rank of this process, and size of the group.
     rank: int
     size: int
+    # The machine of the first process, if known.
     host: str | None = None
 
 
@@ -77,19 +54,6 @@ class Volcano:
 
 def find_worker(environment: Environment) -> ProcessIdentity | None:
     """Find the identity of a worker among the workers.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
-
-    Returns
-    -------
-    ProcessIdentity or None
-
-    Raises
-    ------
-    ValueError
-        A variable is not a number, or the rank is out of range.
 
     Examples
     --------
@@ -107,13 +71,7 @@ def find_worker(environment: Environment) -> ProcessIdentity | None:
 
 
 def find_worker_range(environment: Environment) -> tuple[int, int] | None:
-    """Find the least and the greatest number of workers, if it may change: SHOAL_WORKERS, as in ``2:8``.
-
-    Raises
-    ------
-    ValueError
-        The variable has a colon, and is not two numbers.
-    """
+    """Find the least and the greatest number of workers, if it may change: SHOAL_WORKERS, as in ``2:8``."""
     text = environment.get("SHOAL_WORKERS") or ""
     if ":" not in text:
         return None
@@ -126,11 +84,6 @@ def find_worker_range(environment: Environment) -> tuple[int, int] | None:
 
 def parse_workers(text: str) -> int | tuple[int, int]:
     """Parse a number of workers, or the least and the greatest one: ``4``, ``2:8``.
-
-    Raises
-    ------
-    ValueError
-        The text has another form.
 
     Examples
     --------

@@ -12,8 +12,6 @@ from shoal.errors import (
     ShoalError,
 )
 
-__all__ = ["FATAL_ERRORS", "copy_error", "error_of"]
-
 # By the kind of an `ErrorReply`: after one of these every further request fails with the same error.
 FATAL_ERRORS: dict[str, type[ShoalError]] = {"server-lost": ServerLostError, "fenced": FencedError}
 

@@ -50,8 +50,6 @@ from shoal.base.exposition import render
 from shoal.cluster.protocol.address import bindable, join_address, split
 from shoal.cluster.protocol.metrics import COUNTS, NANOSECONDS, Bounds, Metric, RoleMetrics, Values
 
-__all__ = ["HealthServer", "parse_listen"]
-
 _log = logging.getLogger(__name__)
 
 _STUCK_SECONDS = 60.0
@@ -67,11 +65,6 @@ _REQUEST_SECONDS = 5.0  # for a client to send its request, and again to receive
 def parse_listen(text: str) -> str:
     """Return the address that a port or HOST:PORT stands for; a port alone is one of the loopback interface.
 
-    Raises
-    ------
-    ValueError
-        It is neither.
-
     Examples
     --------
     >>> parse_listen("9100"), parse_listen("0.0.0.0:9100")
@@ -86,25 +79,7 @@ def parse_listen(text: str) -> str:
 
 
 class HealthServer:
-    """Answers probes from its creation on. A context manager that closes itself.
-
-    Parameters
-    ----------
-    listen : str
-        ``tcp://host:port`` to listen on; port 0 or ``*`` is any that is free.
-    clock : callable
-        Returns seconds.
-
-    Attributes
-    ----------
-    address : str
-        ``http://host:port``.
-
-    Raises
-    ------
-    ValueError
-        The address cannot be used.
-    """
+    """Answers probes from its creation on. A context manager that closes itself."""
 
     def __init__(self, listen: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -119,6 +94,7 @@ class HealthServer:
             self._server = _Server(("" if host == "*" else host, port), self)
         except OSError as error:
             raise ValueError(f"no probes can be answered at {listen}: {error.strerror}; pass another port") from None
+        # `http://host:port`.
         self.address = join_address(host, self._server.server_address[1]).replace("tcp://", "http://", 1)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="shoal-health", daemon=True
@@ -145,22 +121,7 @@ class HealthServer:
         rank: int | str | None = None,
         view: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Take the functions of a role that has joined; they are called in other threads.
-
-        Parameters
-        ----------
-        unready : callable
-            Returns why the role is not ready.
-        role : str
-            ``"server"``: the prefix of its metrics is ``shoal_server_``.
-        metrics : mapping of str to Metric
-        read : callable
-            Returns the values of the metrics; one that is missing is 0.
-        rank : int, optional
-            The label ``rank`` of its metrics; of a worker of a named job with the job's name, ``job/rank``.
-        view : callable, optional
-            Returns what the page displays; default: there is no page.
-        """
+        """Take the functions of a role that has joined; they are called in other threads."""
         self._view = view
         self._unready = unready
         self._metrics.register(_RoleCollector(unready, role, metrics, read, rank))
@@ -313,13 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def _receive(self) -> bytes | None:
-        """Receive a request line and headers; return None if there are too many.
-
-        Raises
-        ------
-        OSError
-            They do not arrive in time.
-        """
+        """Receive a request line and headers; return None if there are too many."""
         head, deadline = bytearray(), time.monotonic() + _REQUEST_SECONDS
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
             if (left := deadline - time.monotonic()) <= 0:

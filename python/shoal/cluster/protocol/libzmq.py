@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 
-__all__ = ["backend"]
-
 
 def backend() -> str:
     """Return the path of pyzmq's extension module, which is loaded then."""

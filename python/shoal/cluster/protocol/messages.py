@@ -46,86 +46,7 @@ from msgspec import Meta
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.errors import ProtocolError
-from shoal.table.spec import TableRecord, check_table_count
-
-__all__ = [
-    "GRACE_SECONDS",
-    "MAX_OPEN_REQUESTS",
-    "MAX_WORKERS",
-    "VERSION",
-    "AcceptedReply",
-    "AddTable",
-    "Admit",
-    "ArcStamp",
-    "Assign",
-    "Assigned",
-    "Barrier",
-    "BarrierReply",
-    "CloseStreams",
-    "CreateTable",
-    "Dismiss",
-    "Drain",
-    "DropTable",
-    "EndJob",
-    "EndpointMetrics",
-    "ErrorReply",
-    "Event",
-    "Events",
-    "Fence",
-    "Figures",
-    "GetMap",
-    "GetMapReply",
-    "GetMetrics",
-    "HandOver",
-    "Heartbeat",
-    "Hello",
-    "HelloReply",
-    "Hold",
-    "JobConsistency",
-    "Join",
-    "JoinReply",
-    "Leave",
-    "LeaveReply",
-    "ListTables",
-    "ListTablesReply",
-    "LostWorker",
-    "MalformedMessageError",
-    "MapChanged",
-    "Message",
-    "MetricsReply",
-    "Order",
-    "OrderBody",
-    "OrderReply",
-    "PeerRefusedError",
-    "PendingReply",
-    "Rebalance",
-    "Reply",
-    "ReplyBody",
-    "ReportMetrics",
-    "ReportStream",
-    "Request",
-    "RequestBody",
-    "SchedulerStopped",
-    "ServerGone",
-    "SplitReply",
-    "StartJob",
-    "StopCluster",
-    "StreamProgress",
-    "StreamsClosed",
-    "TableRecord",
-    "TableReply",
-    "TakeSplit",
-    "WorkerGone",
-    "WorkersChange",
-    "check_table_count",
-    "checked",
-    "checked_figures",
-    "decode",
-    "encode",
-    "form_bytes",
-    "framed",
-    "refusal",
-]
+from shoal.table.spec import TableRecord
 
 VERSION = 8
 GRACE_SECONDS = 60.0  # that a process continues while the scheduler is silent, unless it is started otherwise
@@ -758,13 +679,7 @@ def refusal(text: str) -> list[bytes]:
 
 
 def checked(body: RequestBody) -> RequestBody:
-    """Return a request as it arrives.
-
-    Raises
-    ------
-    ValueError
-        A field violates its bounds, or cannot be encoded.
-    """
+    """Return a request as it arrives."""
     try:
         sent = _encoder.encode(body)
     except (OverflowError, UnicodeEncodeError) as error:
@@ -779,13 +694,7 @@ _body_decoder: msgspec.msgpack.Decoder[RequestBody] = msgspec.msgpack.Decoder(Re
 
 
 def checked_figures(figures: Figures | None) -> Figures | None:
-    """Return figures as they arrive.
-
-    Raises
-    ------
-    ValueError, TypeError
-        A number or a name violates its bounds, or cannot be encoded.
-    """
+    """Return figures as they arrive."""
     return _figures_decoder.decode(_encoder.encode(figures))
 
 
@@ -793,13 +702,7 @@ _figures_decoder: msgspec.msgpack.Decoder[Figures | None] = msgspec.msgpack.Deco
 
 
 def decode(frames: list[bytes]) -> Message:
-    """Read the frames of a message.
-
-    Raises
-    ------
-    MalformedMessageError
-        They are not a message, or they are a refusal, whose text the error has.
-    """
+    """Read the frames of a message."""
     if not frames or len(frames[0]) != len(_PREAMBLE) or not frames[0].startswith(_MAGIC):
         raise MalformedMessageError("this is not a control message of shoal: is it the address of a scheduler?")
     if len(frames) == 3 and not frames[1]:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-__all__ = ["SCHEDULER", "SERVER", "WORKER", "Durations", "Metric", "RoleMetrics", "Values"]
-
 # Upper bounds of the buckets of a histogram: the first number that is above a bucket, and how its bound is written.
 Bounds = tuple[tuple[int, str], ...]
 
@@ -29,26 +27,17 @@ class Durations(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric of a role.
+    """A metric of a role."""
 
-    Attributes
-    ----------
-    kind : {"counter", "gauge", "histogram"}
-        The value of a histogram is how often numbers from each key on, up to the next one, occurred; of one with
-        `label` it is a :class:`Durations` for each.
-    help : str
-    label : str
-        If it is not empty, the metric has a number for each value of this label.
-    name : str
-        What Prometheus calls it, without ``shoal_``; default: the role and the name.
-    is_optional : bool
-        Whether it is omitted while it has no value; otherwise it is 0.
-    """
-
+    # The value of a histogram is how often numbers from each key on, up to the next one, occurred; of one with
+    # `label` it is a :class:`Durations` for each.
     kind: Literal["counter", "gauge", "histogram"]
     help: str
+    # If it is not empty, the metric has a number for each value of this label.
     label: str = ""
+    # What Prometheus calls it, without `shoal_`; default: the role and the name.
     name: str = ""
+    # Whether it is omitted while it has no value; otherwise it is 0.
     is_optional: bool = False
 
     @property

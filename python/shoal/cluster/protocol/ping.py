@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from shoal import _core
 
-__all__ = ["NO_WORKER", "encode_ping", "ping_number"]
-
 NO_WORKER = 0xFFFFFFFF  # in the place of a rank, of who is no worker
 
 

@@ -20,26 +20,17 @@ from shoal.cluster.protocol.curve import Keys
 from shoal.cluster.protocol.libzmq import backend
 from shoal.cluster.protocol.ping import encode_ping, ping_number
 
-__all__ = ["Reached", "is_shared", "reach"]
-
 _PINGS = 5
 _CONNECT_SECONDS = 1.0
 
 
 class Reached(NamedTuple):
-    """What became of the pings of an endpoint.
-
-    Attributes
-    ----------
-    address : str
-    seconds : float or None
-        Median time to an answer; None: it has not answered in time.
-    accepts : bool
-        Whether its port accepts connections.
-    """
+    """What became of the pings of an endpoint."""
 
     address: str
+    # Median time to an answer; None: it has not answered in time.
     seconds: float | None
+    # Whether its port accepts connections.
     accepts: bool
 
 
@@ -49,15 +40,7 @@ def is_shared() -> bool:
 
 
 def reach(addresses: Sequence[str], *, keys: Keys | None, timeout: float) -> list[Reached]:
-    """Ping data endpoints of servers, one after the other.
-
-    Parameters
-    ----------
-    addresses : sequence of str
-    keys : Keys, optional
-    timeout : float
-        Seconds for all pings of an endpoint.
-    """
+    """Ping data endpoints of servers, one after the other."""
     context: Context = zmq.Context()
     try:
         return [_reach(context, address, keys, timeout) for address in addresses]

@@ -15,20 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["INTERVAL", "Refusals"]
-
 INTERVAL = 10.0  # seconds between two lines of one reason
 _MAX_LINE_LENGTH = 500
 
 
 class Refusals:
     """Counts refusals, and logs some of them.
-
-    Parameters
-    ----------
-    log : logging.Logger
-    clock : callable
-        The time in seconds; it never decreases.
 
     Examples
     --------
@@ -54,21 +46,7 @@ class Refusals:
         trace: bool = False,
         ids: Mapping[str, Any] | None = None,
     ) -> None:
-        """Count a refusal, and log ``text`` unless the reason was logged within `INTERVAL`.
-
-        Parameters
-        ----------
-        reason : str
-            One of a few words; not text that a peer chooses.
-        text : str
-            The refused peer, and the reason.
-        level : int
-            Of the line.
-        trace : bool
-            Whether the exception that is being handled belongs to the line.
-        ids : mapping, optional
-            Numbers of the call that the line concerns (:mod:`shoal.base.logs`).
-        """
+        """Count a refusal, and log ``text`` unless the reason was logged within `INTERVAL`."""
         with self._lock:
             self._counts[reason] += 1
             count, now = self._counts[reason], self._clock()

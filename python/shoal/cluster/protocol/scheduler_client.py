@@ -103,8 +103,6 @@ from shoal.errors import (
     WrongProcessError,
 )
 
-__all__ = ["SchedulerClient"]
-
 _log = logging.getLogger("shoal.scheduler_client")
 
 _LEAVE_SECONDS = 2.0  # for an abandoned connection to leave
@@ -131,35 +129,7 @@ class PendingRequest:
 
 
 class SchedulerClient:
-    """A connection to the scheduler. A context manager that closes itself, without leaving.
-
-    Parameters
-    ----------
-    address : str
-        The scheduler's: ``tcp://host:port``.
-    role : {"server", "worker", "reader", "launcher", "observer"}
-        An observer only asks for the status.
-    about : str, optional
-        Names this process in messages; default: its host and process id.
-    on_event : callable, optional
-        Called with each event.
-    on_fault : callable, optional
-        Called once, with the fatal error.
-    grace : float, optional
-        Seconds of silence of the scheduler after which the connection fails; default: what the scheduler says.
-    context : zmq.Context, optional
-        Default: a new one.
-    keys : Keys, optional
-        Authenticate this process and the scheduler.
-    clock : callable, optional
-        Returns the clock of a worker, which heartbeats report.
-    progress : callable, optional
-        Returns the progress of a server's streams, which heartbeats report.
-    loads : callable, optional
-        Returns the loads of a server's arcs, which heartbeats report; called once for each.
-    figures : callable, optional
-        Returns what heartbeats report for displays.
-    """
+    """A connection to the scheduler. A context manager that closes itself, without leaving."""
 
     def __init__(
         self,
@@ -258,13 +228,7 @@ class SchedulerClient:
 
     @property
     def welcome(self) -> HelloReply:
-        """The settings of the cluster.
-
-        Raises
-        ------
-        NotConnectedError
-            Before :meth:`hello`.
-        """
+        """The settings of the cluster."""
         if self._welcome is None:
             raise NotConnectedError(f"the scheduler at {self._address} has not answered yet")
         return self._welcome
@@ -282,20 +246,7 @@ class SchedulerClient:
             raise _closed()
 
     def hello(self, *, timeout: float) -> HelloReply:
-        """Send Hello; returns the settings of the cluster.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds.
-
-        Raises
-        ------
-        NotConnectedError
-            There is no answer at the address.
-        ProtocolError
-            Another version of shoal answers.
-        """
+        """Send Hello; returns the settings of the cluster."""
         return self.call(
             Hello(self._role, self._about), HelloReply, timeout=timeout, doing="connecting to the scheduler"
         )
@@ -313,42 +264,7 @@ class SchedulerClient:
         spare: bool = False,
         job: str = "",
     ) -> JoinReply:
-        """Become part of the cluster; returns when all servers, and for a worker all workers, are there.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds.
-        rank : int, optional
-            The rank to take; default: the first free one.
-        addresses : tuple of str
-            Of a server: its endpoints; a host that is left out or ``0.0.0.0`` is filled in by the scheduler.
-        workers : int, optional
-            Of a worker: number of workers of the job; default: that of the scheduler.
-        most : int
-            Of a worker: the greatest number of workers, if it may change, from ``workers`` on; else 0.
-        consistency : Consistency, optional
-            Of a worker.
-        node : str
-            Of a server: the machine that it runs on; two of the same name are assumed to fail together.
-        spare : bool
-            Of a server: no slots move to it because it joins.
-        job : str
-            Of a worker: the name of its job; empty: the default job.
-
-        Returns
-        -------
-        JoinReply
-
-        Raises
-        ------
-        ValueError
-            The rank is not available, or the other workers have another job.
-        NotConnectedError
-            There is no answer, or a server cannot be reached from here.
-        DeadlineExceededError
-            Others are missing: the message names them.
-        """
+        """Become part of the cluster; returns when all servers, and for a worker all workers, are there."""
         deadline = time.monotonic() + timeout
         if self._welcome is None:
             self.hello(timeout=timeout)
@@ -388,29 +304,7 @@ class SchedulerClient:
             map = self.call(GetMap(), GetMapReply, timeout=seconds, doing="asking for the map of slots").map
 
     def call(self, body: RequestBody, kind: type[Body], *, timeout: float, doing: str) -> Body:
-        """Send a request to the scheduler and wait for the reply.
-
-        Parameters
-        ----------
-        body : RequestBody
-        kind : type
-            Of the reply.
-        timeout : float
-            Seconds.
-        doing : str
-            Description of the call, for messages.
-
-        Raises
-        ------
-        DeadlineExceededError
-            There was no reply in time, but the scheduler is alive.
-        NotConnectedError
-            The scheduler does not answer.
-        ValueError
-            The scheduler refuses the request.
-        MemoryBudgetExceededError
-            A server has no room for it.
-        """
+        """Send a request to the scheduler and wait for the reply."""
         asked = self.ask(body)
         try:
             return self.answer(asked, kind, timeout=timeout, doing=doing)
@@ -418,13 +312,7 @@ class SchedulerClient:
             self.forget(asked)
 
     def ask(self, body: RequestBody) -> PendingRequest:
-        """Send a request without waiting for its reply: :meth:`answer` waits, and may be repeated until :meth:`forget`.
-
-        Raises
-        ------
-        ValueError
-            The request is invalid: nothing is sent.
-        """
+        """Send a request; :meth:`answer` waits for its reply, and may be repeated until :meth:`forget`."""
         self.check()
         asked = PendingRequest(checked(body))
         with self._lock:
@@ -493,31 +381,12 @@ class SchedulerClient:
         return self.call(GetStatus(), StatusReply, timeout=timeout, doing="asking for the status of the cluster")
 
     def drain(self, server: int, *, timeout: float) -> str:
-        """Request that a server is emptied and ends; without :meth:`hello` as well.
-
-        Returns
-        -------
-        str
-            What follows. Raises an error if the other servers cannot take its slots.
-        """
+        """Request that a server is emptied and ends; without :meth:`hello` as well."""
         doing = f"asking the scheduler to drain server {server}"
         return self.call(Drain(server), AcceptedReply, timeout=timeout, doing=doing).text
 
     def rebalance(self, *, timeout: float, by: str = "slots") -> str:
-        """Request that slots move until all endpoints have about equally much; without :meth:`hello` as well.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds.
-        by : {"slots", "rows", "bytes", "load"}
-            Of what; see :class:`.ArcStatus`.
-
-        Returns
-        -------
-        str
-            What follows.
-        """
+        """Request that slots move until all endpoints have about equally much; without :meth:`hello` as well."""
         if by not in _BALANCED:
             raise ValueError(f"slots are not evened out by {by!r}: pass one of {', '.join(_BALANCED)}")
         arcs = () if by == "slots" else self.status(timeout=timeout).arcs
@@ -526,52 +395,22 @@ class SchedulerClient:
         return self.call(body, AcceptedReply, timeout=timeout, doing=doing).text
 
     def stop_cluster(self, *, timeout: float) -> str:
-        """Request the end of the cluster; without :meth:`hello` as well.
-
-        Returns
-        -------
-        str
-            What follows.
-        """
+        """Request the end of the cluster; without :meth:`hello` as well."""
         doing = "asking the scheduler to end the cluster"
         return self.call(StopCluster(), AcceptedReply, timeout=timeout, doing=doing).text
 
     def hand_over(self, *, timeout: float, returns: bool, begun: bool) -> None:
-        """Announce that this worker has handed over its state to the job that continues its own.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds.
-        returns : bool
-            Whether this process joins that job.
-        begun : bool
-            Whether there is a state of this job; otherwise the next one begins as it did.
-        """
+        """Announce that this worker has handed over its state to the job that continues its own."""
         doing = "handing over the state of this worker"
         self.call(HandOver(returns, begun), AcceptedReply, timeout=timeout, doing=doing)
 
     def leave(self, *, timeout: float, status: int = 0) -> None:
-        """Leave the cluster: the others do not wait for this process.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds.
-        status : int
-            Of a launcher: exit status of its program. Of a worker 1 if it has ended its work early.
-        """
+        """Leave the cluster: the others do not wait for this process."""
         self._leaves = True
         self.call(Leave(status), LeaveReply, timeout=timeout, doing="leaving the cluster")
 
     def fail(self, error: ShoalError) -> None:
-        """Have every call raise an error from now on; without effect after another fatal error.
-
-        Parameters
-        ----------
-        error : ShoalError
-            Passed to ``on_fault`` as well, in the calling thread.
-        """
+        """Have every call raise an error from now on; without effect after another fatal error."""
         with self._lock:
             if self._fault is not None or not self._open:
                 return
@@ -583,17 +422,7 @@ class SchedulerClient:
             call.answered.set()
 
     def next_order(self, timeout: float) -> Order | Assign | CloseStreams | None:
-        """Return the next order for a server, or an assignment or streams to close: these may arrive repeatedly.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds to wait.
-
-        Returns
-        -------
-        Order, Assign, CloseStreams or None
-        """
+        """Return the next order for a server, or an assignment or streams to close: these may arrive repeatedly."""
         try:
             return self._orders.get(timeout=timeout)
         except queue.Empty:
@@ -628,13 +457,7 @@ class SchedulerClient:
                 self._context.term()
 
     def abandon(self, at_end: Callable[[], None]) -> None:
-        """Leave without waiting: for finalizers, which may run anywhere and must not lock.
-
-        Parameters
-        ----------
-        at_end : callable
-            Called in the connection's thread when it has left, or after two seconds; closes it.
-        """
+        """Leave without waiting: for finalizers, which may run anywhere and must not lock."""
         if os.getpid() == self._pid:
             self._at_end = at_end
             self._wake()

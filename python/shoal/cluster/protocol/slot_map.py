@@ -23,8 +23,6 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-__all__ = ["Arc", "ClusterMap", "Endpoint", "Run", "Stream", "cut_evenly"]
-
 _MIN_ARCS_PER_ENDPOINT = 4
 _MIN_ARCS = 8
 
@@ -32,20 +30,13 @@ _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class Endpoint(msgspec.Struct, frozen=True, array_like=True):
-    """One data loop.
+    """One data loop."""
 
-    Parameters
-    ----------
-    id : int
-        Never used again, also not after its server has died.
-    address : str
-        Address at which workers reach it: ``tcp://host:port``.
-    server : int
-        Rank of the server that it belongs to.
-    """
-
+    # Never used again, also not after its server has died.
     id: _Number
+    # Address at which workers reach it: `tcp://host:port`.
     address: str
+    # Rank of the server that it belongs to.
     server: _Number
 
     @property
@@ -55,43 +46,28 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Arc(msgspec.Struct, frozen=True, array_like=True):
-    """A range of slots that moves as one.
+    """A range of slots that moves as one."""
 
-    Parameters
-    ----------
-    first_slot, end_slot : int
-        Its slots: from the first up to, not including, the end.
-    primary : int
-        Id of the endpoint that serves it.
-    term : int
-        Epoch at which its primary or its backups last changed.
-    """
-
+    # first_slot, end_slot: Its slots: from the first up to, not including, the end.
     first_slot: _Number
     end_slot: _Number
+    # Id of the endpoint that serves it.
     primary: _Number
+    # Epoch at which its primary or its backups last changed.
     term: _Number
 
 
 class Stream(msgspec.Struct, frozen=True, array_like=True):
-    """What a primary sends to one of its backups.
+    """What a primary sends to one of its backups."""
 
-    Parameters
-    ----------
-    id : int
-        Never used again.
-    primary, backup : int
-        Ids of two endpoints.
-    arcs : tuple of int
-        Indices of the arcs of which the backup has a copy in sync, ascending.
-    arriving : tuple of int
-        Indices of the arcs that are being copied, ascending.
-    """
-
+    # Never used again.
     id: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+    # primary, backup: Ids of two endpoints.
     primary: _Number
     backup: _Number
+    # Indices of the arcs of which the backup has a copy in sync, ascending.
     arcs: tuple[_Number, ...]
+    # Indices of the arcs that are being copied, ascending.
     arriving: tuple[_Number, ...] = ()
 
 
@@ -107,22 +83,6 @@ class Run(NamedTuple):
 class ClusterMap(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """All endpoints, arcs and streams.
 
-    Parameters
-    ----------
-    epoch : int
-        At least 1; grows with every change.
-    endpoints : tuple of Endpoint
-        The living ones, by id.
-    arcs : tuple of Arc
-        In slot order: the first begins at slot 0, each other one where the one before it ends.
-    streams : tuple of Stream
-        At most one from an endpoint to another.
-
-    Raises
-    ------
-    ValueError
-        A slot has no owner, or two; or an arc or stream names an endpoint or arc that is not in the map.
-
     Examples
     --------
     >>> map = cut_evenly(1, 1024, [("tcp://10.0.0.1:5571", 0), ("tcp://10.0.0.2:5571", 1)])
@@ -130,9 +90,13 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, dict=True):
     (1024, 8, 0, 1)
     """
 
+    # At least 1; grows with every change.
     epoch: int
+    # The living ones, by id.
     endpoints: tuple[Endpoint, ...]
+    # In slot order: the first begins at slot 0, each other one where the one before it ends.
     arcs: tuple[Arc, ...]
+    # At most one from an endpoint to another.
     streams: tuple[Stream, ...] = ()
 
     def __post_init__(self) -> None:
@@ -200,35 +164,17 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return tuple(dict.fromkeys(run.endpoint for run in self.runs))
 
     def endpoint(self, id: int) -> Endpoint:
-        """Return an endpoint.
-
-        Raises
-        ------
-        KeyError
-            No living endpoint has this id.
-        """
+        """Return an endpoint."""
         return self._by_id[id]
 
     def run_of(self, slot: int) -> Run:
-        """Return the run of a slot.
-
-        Raises
-        ------
-        IndexError
-            There is no such slot.
-        """
+        """Return the run of a slot."""
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of {self.slots}")
         return self.runs[bisect_right(self.runs, slot, key=lambda run: run.first_slot) - 1]
 
     def of_slot(self, slot: int) -> Endpoint:
-        """Return the owner of a slot.
-
-        Raises
-        ------
-        IndexError
-            There is no such slot.
-        """
+        """Return the owner of a slot."""
         return self.run_of(slot).endpoint
 
     def arcs_of(self, first: int, end: int) -> tuple[Arc, ...]:
@@ -258,13 +204,6 @@ def cut_evenly(epoch: int, slots: int, loops: Sequence[tuple[str, int]]) -> Clus
 
     Each endpoint gets one run of slots, which is cut evenly into a power of two of arcs: at least 4, and at least 8 in
     all, where there are that many slots.
-
-    Parameters
-    ----------
-    epoch : int
-    slots : int
-        At least as many as endpoints.
-    loops : sequence of (address, server)
     """
     count = len(loops)
     if count > slots:

@@ -11,22 +11,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = [
-    "ArcStatus",
-    "EndpointStatus",
-    "FailoverStatus",
-    "GetStatus",
-    "JobStatus",
-    "LauncherStatus",
-    "Outcome",
-    "ServerStatus",
-    "StatusReply",
-    "StreamStatus",
-    "WorkerStatus",
-    "as_dict",
-]
-
-
 Outcome = Literal["", "unfinished", "moving", "finished"]  # of the last job whose number of workers may change
 
 

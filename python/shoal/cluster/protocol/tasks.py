@@ -27,21 +27,6 @@ from shoal import _core
 from shoal.errors import CorruptionError, MemoryBudgetExceededError, StorageError
 from shoal.table.spec import TableRecord
 
-__all__ = [
-    "ERROR_TYPES",
-    "MAX_POLL_SECONDS",
-    "MIN_PATIENCE_SECONDS",
-    "STALL_SECONDS",
-    "VISIBILITY_SECONDS",
-    "ReadTask",
-    "Report",
-    "Task",
-    "WriteTask",
-    "digest_words",
-    "encode",
-    "error_kind",
-]
-
 STALL_SECONDS = 300.0  # in which a disk writes a file of a GiB at 4 MB per second
 VISIBILITY_SECONDS = 2.0  # until a network file system shows a file that another machine has written
 MAX_POLL_SECONDS = 0.1  # between two polls, and between two reports
@@ -110,13 +95,7 @@ def digest_words(digest: str) -> list[int]:
 
 
 def encode(task: Task) -> bytes:
-    """Encode a task.
-
-    Raises
-    ------
-    TypeError
-        The storage options have values that cannot be sent.
-    """
+    """Encode a task."""
     try:
         return msgspec.msgpack.encode(task)
     except TypeError as error:

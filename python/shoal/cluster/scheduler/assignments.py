@@ -31,32 +31,23 @@ from shoal.cluster.scheduler.orders import Orders
 from shoal.cluster.scheduler.peers import Peers
 from shoal.cluster.scheduler.planner import owned
 
-__all__ = ["Assignments"]
-
 _RESEND_SECONDS = 0.1  # until an assignment is sent again; each time twice as long as before
 _MAX_RESEND_SECONDS = 1.0
 _MAX_SECONDS = 30.0  # in which a server that is alive confirms its assignment
 
 
 class Assignments:
-    """The map, and which servers have carried it out.
-
-    Attributes
-    ----------
-    newest : ClusterMap or None
-        None before all servers have joined.
-    published : ClusterMap or None
-        The newest one that workers know.
-    is_held : bool
-        Whether no assignment is sent: it is open which copies of a dead server's arcs serve next.
-    """
+    """The map, and which servers have carried it out."""
 
     def __init__(self, settings: Settings, peers: Peers, orders: Orders) -> None:
         self._settings = settings
         self._peers = peers
         self._orders = orders
+        # None before all servers have joined.
         self.newest: ClusterMap | None = None
+        # The newest one that workers know.
         self.published: ClusterMap | None = None
+        # Whether no assignment is sent: it is open which copies of a dead server's arcs serve next.
         self.is_held = False
 
     def restore(self, map: ClusterMap | None) -> None:

@@ -24,8 +24,6 @@ import zmq
 
 from shoal.cluster.protocol.messages import Events, encode
 
-__all__ = ["ConnectionMonitor"]
-
 _Socket: TypeAlias = "zmq.Socket[bytes]"
 
 _FIRST_CHECK_SECONDS = 0.002
@@ -35,20 +33,7 @@ _names = itertools.count()
 
 
 class ConnectionMonitor:
-    """The ends of a ROUTER's connections.
-
-    Parameters
-    ----------
-    context : zmq.Context
-        That of the socket.
-    router : zmq.Socket
-        With ZMQ_ROUTER_MANDATORY.
-
-    Attributes
-    ----------
-    socket : zmq.Socket
-        To poll: it is readable when a connection has ended.
-    """
+    """The ends of a ROUTER's connections."""
 
     def __init__(self, context: zmq.Context[_Socket], router: _Socket) -> None:
         self._router = router
@@ -57,20 +42,14 @@ class ConnectionMonitor:
         name = f"inproc://shoal-connections-{os.getpid()}-{next(_names)}"
         # Events of failed handshakes are not requested: see protocol/connection.py.
         router.monitor(name, int(zmq.EVENT_DISCONNECTED))
+        # To poll: it is readable when a connection has ended.
         self.socket: _Socket = context.socket(zmq.PAIR)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)  # libzmq's thread would block while it is not read
         self.socket.connect(name)
 
     def observe(self, route: bytes, frame: zmq.Frame) -> None:
-        """Record the descriptor that a message came from.
-
-        Parameters
-        ----------
-        route : bytes
-        frame : zmq.Frame
-            A frame of the message, except the route.
-        """
+        """Record the descriptor that a message came from."""
         try:
             descriptor = int(frame.get(zmq.SRCFD))
         except (zmq.ZMQError, ValueError):

@@ -17,8 +17,6 @@ from shoal.base.plural import counted
 from shoal.cluster.protocol.messages import LostWorker, OrderReply
 from shoal.cluster.scheduler.members import Continuation, Job
 
-__all__ = ["continuation_of", "least_clock", "lost_ranks", "lost_worker", "why_over"]
-
 
 def least_clock(fenced: Iterable[OrderReply]) -> int:
     """Return the least clock that a fenced worker has reached at any endpoint."""

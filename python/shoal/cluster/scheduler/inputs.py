@@ -31,34 +31,6 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import Outcome
 
-__all__ = [
-    "Asked",
-    "Bound",
-    "Confirmed",
-    "Died",
-    "DrainRequested",
-    "Ended",
-    "EventsSeen",
-    "FailoverState",
-    "Input",
-    "JobLineState",
-    "JobState",
-    "MembersSilent",
-    "MembershipState",
-    "Obeyed",
-    "PassState",
-    "PeerState",
-    "Planned",
-    "Probed",
-    "RebalanceRequested",
-    "ReplacementOverdue",
-    "Restarted",
-    "Settings",
-    "SplitState",
-    "Stamped",
-    "VacancyState",
-]
-
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     pass
@@ -217,13 +189,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Settings(_State, frozen=True):
-    """The settings of a cluster; constant as long as it exists.
-
-    Raises
-    ------
-    ValueError
-        A number is out of its bounds.
-    """
+    """The settings of a cluster; constant as long as it exists."""
 
     servers: Annotated[int, msgspec.Meta(ge=1)]
     workers: Annotated[int, msgspec.Meta(ge=1)]

@@ -58,23 +58,12 @@ from shoal.cluster.scheduler.peers import Peers
 from shoal.cluster.scheduler.servers import Servers
 from shoal.cluster.scheduler.tables import Tables
 
-__all__ = ["Jobs"]
-
 _MAY_BE_DEAD_AFTER = 2  # heartbeats missed
 _RETURN_SECONDS = 20.0  # for the workers of a job to join the one that continues it
 
 
 class Jobs:
-    """The job of a name, the one that forms, and the workers that wait.
-
-    Attributes
-    ----------
-    name : str
-        Empty for the default job.
-    job : Job or None
-    members_silent : bool
-        Whether a member of the job may be dead.
-    """
+    """The job of a name, the one that forms, and the workers that wait."""
 
     def __init__(
         self,
@@ -86,6 +75,7 @@ class Jobs:
         tables: Tables,
         numbers: NumberSource,
     ) -> None:
+        # Empty for the default job.
         self.name = name
         self._settings = settings
         self._peers = peers
@@ -94,6 +84,7 @@ class Jobs:
         self._tables = tables
         self._numbers = numbers
         self.job: Job | None = None
+        # Whether a member of the job may be dead.
         self.members_silent = False
         self._outcome: Outcome = ""
         self._incarnations: dict[int, int] = {}

@@ -52,8 +52,6 @@ from shoal.base.machine import local_path
 from shoal.cluster.scheduler.inputs import Input, MembershipState
 from shoal.errors import CorruptionError, StorageError
 
-__all__ = ["VERSION", "Journal"]
-
 _log = logging.getLogger("shoal.scheduler")
 
 VERSION = 1
@@ -107,13 +105,7 @@ def count_frames(data: bytes, begin: int) -> int:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a regular file, without following a link or waiting for a pipe; return its descriptor.
-
-    Raises
-    ------
-    OSError
-        It is something else, or cannot be opened.
-    """
+    """Open a regular file, without following a link or waiting for a pipe; return its descriptor."""
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -137,19 +129,7 @@ def _commits(count: int) -> str:
 
 
 class Journal:
-    """A journal in a directory, which is created if it does not exist. A context manager that closes itself.
-
-    Parameters
-    ----------
-    directory : path
-
-    Raises
-    ------
-    StorageError
-        Another scheduler uses the journal, or the directory cannot be used.
-    ValueError
-        It is a URL.
-    """
+    """A journal in a directory, which is created if it does not exist. A context manager that closes itself."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = local_path(directory)
@@ -206,18 +186,7 @@ class Journal:
             self._fail("be written", error)
 
     def load(self) -> tuple[MembershipState, list[Input]] | None:
-        """Read the journal, and continue it.
-
-        Returns
-        -------
-        (MembershipState, list of Input) or None
-            The last snapshot and the inputs after it; None if there is no snapshot: call :meth:`begin`.
-
-        Raises
-        ------
-        CorruptionError
-            A file is missing or damaged; the message names it and the position.
-        """
+        """Read the journal, and continue it."""
         try:
             return self._load()
         except OSError as error:
@@ -320,13 +289,7 @@ class Journal:
         self._appended.append(entry)
 
     def commit(self) -> None:
-        """Store all appended inputs; returns when they are on the disk.
-
-        Raises
-        ------
-        StorageError
-            They cannot be stored. The journal cannot be used any more, and nothing that depends on them may be sent.
-        """
+        """Store all appended inputs; returns when they are on the disk."""
         if self._failed is not None:
             raise StorageError(*self._failed.args)
         if not self._appended:
@@ -342,13 +305,7 @@ class Journal:
         self._log_bytes += len(frame)
 
     def begin(self, state: MembershipState) -> None:
-        """Store a state in place of all that was committed before; appended inputs must be committed.
-
-        Raises
-        ------
-        StorageError
-            It cannot be stored, as in :meth:`commit`.
-        """
+        """Store a state in place of all that was committed before; appended inputs must be committed."""
         if self._failed is not None:
             raise StorageError(*self._failed.args)
         if self._appended:

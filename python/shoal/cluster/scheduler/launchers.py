@@ -6,25 +6,16 @@ from typing import Any
 
 from shoal.cluster.scheduler.inputs import MembershipState
 
-__all__ = ["Launchers"]
-
 
 class Launchers:
-    """The launchers, and how their programs have ended.
-
-    Attributes
-    ----------
-    done : int
-        Number of launchers whose program ended with status 0.
-    failed : str
-        Description of the launcher whose program failed first, or that was lost; empty while there is none.
-    status : int
-        Exit status of that program; 1 for one that was lost.
-    """
+    """The launchers, and how their programs have ended."""
 
     def __init__(self) -> None:
+        # Number of launchers whose program ended with status 0.
         self.done = 0
+        # Description of the launcher whose program failed first, or that was lost; empty while there is none.
         self.failed = ""
+        # Exit status of that program; 1 for one that was lost.
         self.status = 0
 
     def save(self) -> dict[str, Any]:

@@ -30,26 +30,6 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.scheduler.inputs import ContinuationState, JobState, PassState, PeerState, VacancyState
 from shoal.cluster.scheduler.splits import SplitTracker
 
-__all__ = [
-    "AddressProbe",
-    "Continuation",
-    "DataPass",
-    "FormingJob",
-    "Job",
-    "LauncherPeer",
-    "LivenessProbe",
-    "Outgoing",
-    "Peer",
-    "ReaderPeer",
-    "ServerPeer",
-    "Vacancy",
-    "WorkerPeer",
-    "disagreement",
-    "restore_job",
-    "restore_peer",
-    "why_refused",
-]
-
 _MAX_OLD_ROUTES = 8
 
 Outgoing: TypeAlias = list[tuple[bytes, Message]]  # messages to send, each with its route

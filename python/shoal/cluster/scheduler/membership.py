@@ -151,8 +151,6 @@ from shoal.cluster.scheduler.servers import Servers
 from shoal.cluster.scheduler.status import label_of, status_of
 from shoal.cluster.scheduler.tables import Tables
 
-__all__ = ["COPY_RATE", "Membership"]
-
 _MAX_PEERS = 1 << 15  # further ones wait until others have left
 _MAX_WAITING = 1024  # requests of a peer
 _DISCONNECTED_CHECK_SECONDS = 0.01
@@ -164,35 +162,7 @@ _TOO_MANY = f"more than {MAX_OPEN_REQUESTS} replies are not confirmed: a request
 
 
 class Membership:
-    """The members of the cluster, and what they have agreed on.
-
-    Parameters
-    ----------
-    servers : int
-        Number of servers of the cluster.
-    workers : int
-        Number of workers of a job, unless the workers pass it.
-    slots : int
-        Number of slots of the hash space.
-    heartbeat : float
-        Seconds between heartbeats. A peer is dead after 5 without one.
-    grace : float
-        Seconds that the other processes continue while the scheduler is silent.
-    replicas : int
-        Copies of each slot on other servers than the one that serves it. With 0 the loss of a server ends the job.
-    copy_rate : int
-        Bytes per second that each endpoint sends at most to make a new copy.
-    replacement_seconds : float
-        How long a job waits for another worker in the place of one that died.
-    rng : random.Random
-        Makes the seed of the numbers of the cluster and of jobs.
-    now : float
-        The time, in seconds from any origin; it never decreases.
-    counts : callable
-        Returns how often something was refused, by reason; part of the metrics that workers request.
-    record : callable
-        Called with each input before it has an effect.
-    """
+    """The members of the cluster, and what they have agreed on."""
 
     def __init__(
         self,
@@ -244,23 +214,7 @@ class Membership:
     # --- input ----------------------------------------------------------------------------------------------
 
     def handle(self, route: bytes, host: str, message: Message, now: float) -> Outgoing:
-        """Process a message.
-
-        Parameters
-        ----------
-        route : bytes
-            Destination of replies; a peer may change it.
-        host : str
-            Address of the connection's other end.
-        message : Message
-        now : float
-            Seconds.
-
-        Returns
-        -------
-        list of (route, message)
-            Messages to send.
-        """
+        """Process a message."""
         peers = self._peers
         peers.advance(now)
         if isinstance(message, Request):

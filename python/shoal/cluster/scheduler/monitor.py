@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from shoal.cluster.protocol.messages import Figures
 from shoal.cluster.protocol.status import ArcStatus, StatusReply, as_dict
 
-__all__ = ["MemberFigures", "Monitor", "quantile"]
-
 _WINDOW_SECONDS = 10.0
 _STEP_SECONDS = 2.0
 _MAX_POINTS = 450
@@ -72,15 +70,7 @@ class Monitor:
         return self._view
 
     def observe(self, status: StatusReply, members: Iterable[MemberFigures], now: float) -> None:
-        """Make a new view.
-
-        Parameters
-        ----------
-        status : StatusReply
-        members : iterable of MemberFigures
-        now : float
-            Seconds of the clock of ``members``.
-        """
+        """Make a new view."""
         newest = {one.key: one for one in members}
         self._samples = {key: self._samples.get(key, deque()) for key in newest}
         for key, one in newest.items():

@@ -19,24 +19,11 @@ from shoal.cluster.scheduler.jobs import Jobs
 from shoal.cluster.scheduler.members import WorkerPeer
 from shoal.cluster.scheduler.peers import Peers
 
-__all__ = ["NamedJobs"]
-
 _MAX_NAMES = 64  # of jobs at the same time
 
 
 class NamedJobs:
-    """The default job and the named ones.
-
-    Parameters
-    ----------
-    peers : Peers
-    make : callable
-        Makes the jobs of a name.
-
-    Attributes
-    ----------
-    default : Jobs
-    """
+    """The default job and the named ones."""
 
     def __init__(self, peers: Peers, make: Callable[[str], Jobs]) -> None:
         self._peers = peers

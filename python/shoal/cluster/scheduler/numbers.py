@@ -7,18 +7,9 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["NumberSource"]
-
 
 class NumberSource:
-    """Numbers of the cluster, of jobs and of streams.
-
-    Parameters
-    ----------
-    seed : bytes
-    drawn : int
-        How many were drawn before.
-    """
+    """Numbers of the cluster, of jobs and of streams."""
 
     def __init__(self, seed: bytes, drawn: int = 0) -> None:
         self.seed = seed

@@ -21,8 +21,6 @@ from shoal.cluster.protocol.messages import AddTable, ErrorReply, Order, OrderBo
 from shoal.cluster.scheduler.members import ServerPeer
 from shoal.cluster.scheduler.peers import Peers
 
-__all__ = ["Operation", "Orders"]
-
 _RESEND_SECONDS = 0.1  # until an order is sent again; each time twice as long as before
 _MAX_RESEND_SECONDS = 1.0
 
@@ -34,13 +32,7 @@ def _resume(operation: Operation, results: list[OrderReply]) -> OrderBody:
 
 
 class Orders:
-    """The operations, and the order in progress.
-
-    Attributes
-    ----------
-    steps : int
-        Number of orders so far, which identifies the one in progress.
-    """
+    """The operations, and the order in progress."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -51,6 +43,7 @@ class Orders:
         self._results: dict[int, OrderReply] = {}
         self._is_paused = False
         self._is_stepping = False
+        # Number of orders so far, which identifies the one in progress.
         self.steps = 0
 
     @property

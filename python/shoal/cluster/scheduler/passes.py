@@ -6,8 +6,6 @@ from shoal.cluster.protocol.messages import ErrorReply, ReplyBody, SplitReply, T
 from shoal.cluster.scheduler.members import DataPass, Job, WorkerPeer
 from shoal.cluster.scheduler.splits import SplitTracker
 
-__all__ = ["take_split"]
-
 _MAX_SPLITS = 1 << 24
 _MAX_PASSES = 1024  # unfinished ones
 

@@ -44,8 +44,6 @@ from shoal.cluster.scheduler.members import (
 )
 from shoal.cluster.scheduler.monitor import MemberFigures
 
-__all__ = ["DEAD_AFTER", "ROLES", "Peers"]
-
 DEAD_AFTER = 5  # heartbeats missed
 _MAX_FORMER = 4096  # senders that are remembered after they have left
 _RECONNECT_SECONDS = 1.0  # in which a peer whose connection has ended connects again, and at least half a heartbeat
@@ -63,23 +61,7 @@ ROLES: dict[str, type[Peer]] = {
 
 
 class Peers:
-    """The known processes.
-
-    Parameters
-    ----------
-    settings : Settings
-    now : float
-        The time, in seconds from any origin; it never decreases.
-
-    Attributes
-    ----------
-    notes : deque of str
-        Events for the log; the caller removes them.
-    refused : deque of (str, str)
-        Reason and text of each refusal; the caller removes them.
-    probes : deque
-        Addresses to probe; the caller removes them.
-    """
+    """The known processes."""
 
     def __init__(self, settings: Settings, now: float) -> None:
         self._settings = settings
@@ -90,8 +72,11 @@ class Peers:
         self.known: dict[bytes, Peer] = {}
         self.servers: dict[int, ServerPeer] = {}
         self.out: Outgoing = []
+        # Events for the log; the caller removes them.
         self.notes: deque[str] = deque()
+        # Reason and text of each refusal; the caller removes them.
         self.refused: deque[tuple[str, str]] = deque()
+        # Addresses to probe; the caller removes them.
         self.probes: deque[AddressProbe | LivenessProbe] = deque()
         self._by_route: dict[bytes, Peer] = {}
         self._disconnected: dict[bytes, Peer] = {}  # by sender

@@ -25,73 +25,43 @@ from typing import NamedTuple
 
 from shoal.cluster.protocol.slot_map import Arc, ClusterMap, Endpoint, Stream
 
-__all__ = ["Layout", "Wishes", "describe_slots", "find_uneven", "owned", "plan", "ring"]
-
-
 _NO_STAMPS: Mapping[tuple[int, int], int] = {}
 
 
 class Wishes(NamedTuple):
-    """The goals of the plan.
+    """The goals of the plan."""
 
-    Parameters
-    ----------
-    replicas : int
-        Copies of each arc in addition to the one that serves it.
-    draining : collection of int
-        Ranks of servers that shall have none.
-    balance : bool
-        Whether the endpoints shall serve equal weights.
-    avoid : collection of (int, int)
-        Primary and backup between which no stream shall be opened at present.
-    weights : sequence of int
-        Of each arc; empty: all weigh 1.
-    most_moves : int
-        How many copies of arcs that have to move may be begun at once.
-    """
-
+    # Copies of each arc in addition to the one that serves it.
     replicas: int
+    # Ranks of servers that shall have none.
     draining: Collection[int] = ()
+    # Whether the endpoints shall serve equal weights.
     balance: bool = False
+    # Primary and backup between which no stream shall be opened at present.
     avoid: Collection[tuple[int, int]] = ()
+    # Of each arc; empty: all weigh 1.
     weights: Sequence[int] = ()
+    # How many copies of arcs that have to move may be begun at once.
     most_moves: int = sys.maxsize
 
 
 class Layout:
-    """The map in a form that can be changed.
-
-    Parameters
-    ----------
-    map : ClusterMap
-    draw : callable
-        Returns the id of a stream.
-    nodes : mapping
-        The machines of the servers, by rank: servers of one node may fail together.
-
-    Attributes
-    ----------
-    endpoints : dict of Endpoint
-        By id.
-    primaries : list of int
-        Of each arc, the endpoint that serves it.
-    copies : list of set of int
-        Of each arc, the endpoints that have a copy in sync.
-    arriving : list of set of int
-        Of each arc, the endpoints to which it is being copied.
-    moves_begun : int
-        Copies that were begun because an arc has to move.
-    """
+    """The map in a form that can be changed."""
 
     def __init__(self, map: ClusterMap, draw: Callable[[], int], nodes: Mapping[int, str]) -> None:
         self._map = map
         self._draw = draw
         self._nodes = nodes
         self._streams = {(stream.primary, stream.backup): stream.id for stream in map.streams}
+        # By id.
         self.endpoints: dict[int, Endpoint] = {endpoint.id: endpoint for endpoint in map.endpoints}
+        # Of each arc, the endpoint that serves it.
         self.primaries = [arc.primary for arc in map.arcs]
+        # Of each arc, the endpoints that have a copy in sync.
         self.copies: list[set[int]] = [set() for _ in map.arcs]
+        # Of each arc, the endpoints to which it is being copied.
         self.arriving: list[set[int]] = [set() for _ in map.arcs]
+        # Copies that were begun because an arc has to move.
         self.moves_begun = 0
         for stream in map.streams:
             for arc in stream.arcs:
@@ -169,23 +139,7 @@ class Layout:
     def remove_endpoints(
         self, gone: Collection[int], unsure: Collection[int], stamps: Mapping[tuple[int, int], int] = _NO_STAMPS
     ) -> list[int]:
-        """Remove endpoints that have died, and serve their arcs from copies.
-
-        Parameters
-        ----------
-        gone : collection of int
-            Their ids.
-        unsure : collection of int
-            Arcs that they may have served although the map has them elsewhere.
-        stamps : mapping of int
-            How far the copies of their arcs are, by endpoint and first slot. The one with the greatest stamp serves,
-            and the others remain copies, since it has what they lack. Copies without a stamp are given up.
-
-        Returns
-        -------
-        list of int
-            Arcs of which there is no copy left; they keep their primary.
-        """
+        """Remove endpoints that have died, and serve their arcs from copies."""
         lost = []
         for id in gone:
             self.endpoints.pop(id, None)
@@ -252,21 +206,7 @@ class Layout:
 
 
 def plan(layout: Layout, wishes: Wishes, *, may_move: bool) -> bool:
-    """Change a layout toward the goals.
-
-    Parameters
-    ----------
-    layout : Layout
-        Changed in place.
-    wishes : Wishes
-    may_move : bool
-        Whether arcs may be served from elsewhere now.
-
-    Returns
-    -------
-    bool
-        Whether something was changed.
-    """
+    """Change a layout toward the goals."""
     planner = _Planner(layout, wishes)
     if may_move and planner.move():
         return True
@@ -278,11 +218,6 @@ def find_uneven(layout: Layout, wishes: Wishes) -> tuple[int, int, list[int]] | 
     """Return two endpoints between which a move would make them more even, and the arcs that it may move, best first.
 
     A move that makes the more loaded one of the two lighter by less than 2 % of an endpoint's mean is not worth a copy.
-
-    Returns
-    -------
-    (int, int, list of int) or None
-        The endpoint that gives, the one that takes, and the arcs. None if no move is of use.
     """
     if not wishes.balance:
         return None
@@ -480,17 +415,6 @@ def ring(map: ClusterMap, replicas: int, draw: Callable[[], int], nodes: Mapping
 
     The order of the servers takes one of each node in turn, and those of a node that has the arc already are passed
     over if there are others.
-
-    Parameters
-    ----------
-    map : ClusterMap
-        Of a cluster that has just formed.
-    replicas : int
-        Less than the number of servers.
-    draw : callable
-        Returns the id of a stream.
-    nodes : mapping
-        The machines of the servers, by rank.
     """
     layout = Layout(map, draw, nodes)
     servers = _alternate({endpoint.server for endpoint in map.endpoints}, nodes)

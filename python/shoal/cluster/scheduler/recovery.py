@@ -12,36 +12,11 @@ from shoal.cluster.scheduler.inputs import Settings
 from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.membership import Membership
 
-__all__ = ["recover"]
-
 _log = logging.getLogger("shoal.scheduler")
 
 
 def recover(journal: Journal, new: Membership, *, counts: Callable[[], dict[str, int]] = dict) -> Membership:
-    """Replay a journal; its membership appends its inputs to it.
-
-    Parameters
-    ----------
-    journal : Journal
-    new : Membership
-        What a new cluster begins with; its settings are those that are asked for.
-    counts
-        See :class:`.Membership`.
-
-    Returns
-    -------
-    Membership
-        That of the journal, or `new` if there is none or its cluster was ended.
-
-    Raises
-    ------
-    ValueError
-        The cluster of the journal has other settings.
-    CorruptionError
-        The journal is damaged.
-    StorageError
-        It cannot be read or written.
-    """
+    """Replay a journal; its membership appends its inputs to it."""
     found = journal.load()
     if found is not None:
         state, entries = found

@@ -38,8 +38,6 @@ from shoal.cluster.scheduler.peers import Peers
 from shoal.cluster.scheduler.planner import Layout, Wishes, describe_slots, find_uneven, owned, plan, ring
 from shoal.cluster.scheduler.stamps import Stamps
 
-__all__ = ["Replicas"]
-
 _AVOID_SECONDS = 5.0  # in which a stream that was closed is not opened again
 _ORDER_SECONDS = 0.05  # until a move is planned again that an operation is in the way of
 _MOVE_BYTES = 8 << 20  # that an arc counts at least when it moves: its requests wait for some milliseconds meanwhile
@@ -61,21 +59,7 @@ class _Dead(NamedTuple):
 
 
 class Replicas:
-    """Arcs, copies and streams.
-
-    Attributes
-    ----------
-    draining : set of int
-        Ranks of servers that are to have no arcs and copies.
-    drained : set of int
-        Ranks of servers that were emptied, unless another server has the rank now.
-    commands : dict of ReplyBody
-        Replies to the last requests of tools, by sender and number.
-    failovers : deque of FailoverState
-        The last ones.
-    num_failovers : int
-        Of this process.
-    """
+    """Arcs, copies and streams."""
 
     def __init__(
         self, settings: Settings, peers: Peers, orders: Orders, assignments: Assignments, numbers: NumberSource
@@ -92,12 +76,17 @@ class Replicas:
         self._plan_at: float | None = None
         self._move_at = 0.0  # before which no copy of an arc that has to move begins
         self._noted: ClusterMap | None = None  # the last one that `carried_out` has seen
+        # Ranks of servers that are to have no arcs and copies.
         self.draining: set[int] = set()
         self._dead: dict[int, _Dead] = {}  # servers whose arcs are not assigned yet, by rank
         self.stamps = Stamps(peers)
+        # Ranks of servers that were emptied, unless another server has the rank now.
         self.drained: set[int] = set()
+        # Replies to the last requests of tools, by sender and number.
         self.commands: dict[tuple[bytes, int], ReplyBody] = {}
+        # The last ones.
         self.failovers: deque[FailoverState] = deque(maxlen=_MAX_FAILOVERS)
+        # Of this process.
         self.num_failovers = 0
 
     def save(self) -> dict[str, Any]:
@@ -162,13 +151,7 @@ class Replicas:
     # --- the end of a server ----------------------------------------------------------------------------------
 
     def lose(self, server: ServerPeer, why: str) -> tuple[str, str]:
-        """Serve the arcs of a server that has died from their copies.
-
-        Returns
-        -------
-        (str, str)
-            Empty, or, if some have no copy, what is lost, and the reason with the slots.
-        """
+        """Serve the arcs of a server that has died from their copies."""
         map = self._assignments.newest
         if map is None:
             return "", ""

@@ -55,8 +55,6 @@ from shoal.cluster.scheduler.membership import COPY_RATE, Membership
 from shoal.cluster.scheduler.recovery import recover
 from shoal.cluster.scheduler.silence import Pinger
 
-__all__ = ["Scheduler"]
-
 _log = logging.getLogger("shoal.scheduler")
 
 _JOURNAL_GRACE_SECONDS = 600.0  # long enough to start the scheduler again by hand
@@ -72,21 +70,6 @@ _HANDSHAKE_MS = 10000  # for a connection to complete its handshake
 
 class Scheduler:
     """The scheduler. A context manager that closes itself.
-
-    Parameters
-    ----------
-    bind : str
-        Where to listen: ``tcp://host:port``; port 0 or ``*`` is any that is free.
-    servers, workers, slots, heartbeat, replicas, copy_rate, replacement_seconds
-        See :class:`shoal.cluster.scheduler.membership.Membership`.
-    journal : path, optional
-        Directory of the journal, from which a scheduler that is started again continues; default: none.
-    grace : float, optional
-        Seconds that servers and workers continue while the scheduler is silent; default: 600 with a journal, else 60.
-    keys : Keys, optional
-        Accept only peers whose keys are in its directory.
-    insecure : bool
-        Allow listening without keys on an address that other machines can reach: `ValueError` otherwise.
 
     Examples
     --------
@@ -208,17 +191,7 @@ class Scheduler:
         return self._membership
 
     def refused(self) -> dict[str, int]:
-        """Return the number of refused messages and connections, by reason.
-
-        Returns
-        -------
-        dict of int
-            ``garbage``: not a control message. ``invalid``: one of another version, or with a field out of its bounds.
-            ``unknown``: the sender was a member of an earlier scheduler at this address. ``unreachable``: a server
-            whose address does not answer. ``failed``: a message whose processing raised an unexpected exception.
-            ``key``: a connection without a key of this cluster. ``descriptors``: seconds in which no further file could
-            be opened. Reasons that did not occur are omitted.
-        """
+        """Return the number of refused messages and connections, by reason."""
         keys = {} if self._guard is None or not self._guard.refused else {"key": self._guard.refused}
         return {**self._refusals.counts(), **keys}
 
@@ -265,20 +238,6 @@ class Scheduler:
 
         All peers are notified then; not after :meth:`leave`.
 
-        Parameters
-        ----------
-        going : callable
-            Called repeatedly.
-
-        Raises
-        ------
-        StorageError
-            The journal cannot be written.
-        NotConnectedError
-            No further peer could connect, since keys are not checked any more.
-
-        Notes
-        -----
         After an error the scheduler is closed, and no peer is notified: another scheduler may take its address and
         continue its journal.
         """

@@ -32,19 +32,9 @@ from shoal.cluster.scheduler.peers import Peers
 from shoal.cluster.scheduler.replicas import Replicas
 from shoal.cluster.scheduler.tables import Tables
 
-__all__ = ["Servers"]
-
 
 class Servers:
-    """The servers that have joined.
-
-    Attributes
-    ----------
-    broken : str
-        Description of the lost server; empty while none was lost.
-    counts : dict
-        The scheduler's own metrics, as they were when the last server reported its metrics.
-    """
+    """The servers that have joined."""
 
     def __init__(
         self,
@@ -61,7 +51,9 @@ class Servers:
         self._assignments = assignments
         self._replicas = replicas
         self._tables = tables
+        # Description of the lost server; empty while none was lost.
         self.broken = ""
+        # The scheduler's own metrics, as they were when the last server reported its metrics.
         self.counts: dict[str, int] = {}
 
     def save(self) -> dict[str, Any]:

@@ -25,8 +25,6 @@ import zmq
 from shoal.cluster.protocol.connection import Connection, Context, Socket
 from shoal.cluster.protocol.ping import encode_ping, ping_number
 
-__all__ = ["PING_SECONDS", "Pinger", "SilenceDetector"]
-
 PING_SECONDS = 0.25  # from one round to the next
 _MISSED = 4  # unanswered pings in a row
 _LATE_SECONDS = 0.1  # a round that begins later than this is not counted
@@ -43,15 +41,10 @@ class _Endpoint:
 
 
 class SilenceDetector:
-    """Decides which endpoints are silent.
-
-    Attributes
-    ----------
-    next_time : float
-        When the next round begins; infinite while no endpoint is observed.
-    """
+    """Decides which endpoints are silent."""
 
     def __init__(self) -> None:
+        # When the next round begins; infinite while no endpoint is observed.
         self.next_time = math.inf
         self._endpoints: dict[str, _Endpoint] = {}
         self.longest = 0.0  # seconds between two answers of an endpoint
@@ -78,22 +71,7 @@ class SilenceDetector:
     def begin_round(
         self, now: float, connected: Collection[str]
     ) -> tuple[dict[str, int], list[tuple[int, str, float]]]:
-        """Begin a round, once all answers that have arrived are recorded.
-
-        Parameters
-        ----------
-        now : float
-            Not before :attr:`next_time`.
-        connected : collection of str
-            Addresses whose connections are alive.
-
-        Returns
-        -------
-        dict
-            The pings to send: their numbers, by address.
-        list of (int, str, float)
-            Ranks of silent servers, why, and the seconds since their last answers.
-        """
+        """Begin a round, once all answers that have arrived are recorded."""
         counts = now - self.next_time <= _LATE_SECONDS
         self.uncounted += not counts
         self.next_time = now + PING_SECONDS
@@ -115,20 +93,7 @@ class SilenceDetector:
 
 
 class Pinger:
-    """Pings the endpoints of the servers.
-
-    Parameters
-    ----------
-    context : zmq.Context
-    poller : zmq.Poller
-        Where the sockets are registered.
-    secure : callable
-        Called with each socket: sets its keys.
-
-    Attributes
-    ----------
-    detector : SilenceDetector
-    """
+    """Pings the endpoints of the servers."""
 
     def __init__(self, context: Context, poller: zmq.Poller, secure: Callable[[Socket], None]) -> None:
         self.detector = SilenceDetector()

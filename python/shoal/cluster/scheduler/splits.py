@@ -24,19 +24,11 @@ from typing import Self
 
 from shoal.cluster.scheduler.inputs import SplitState
 
-__all__ = ["SplitTracker"]
-
 _MIN_FINISHED = 3  # splits, before their mean time is used
 
 
 class SplitTracker:
-    """The splits of one pass.
-
-    Parameters
-    ----------
-    count : int
-        Number of splits.
-    """
+    """The splits of one pass."""
 
     def __init__(self, count: int) -> None:
         if count < 0:
@@ -60,21 +52,7 @@ class SplitTracker:
         return self._finished
 
     def take(self, worker: bytes, now: float, *, reissue: float = 0.0) -> int | None:
-        """Assign a split.
-
-        Parameters
-        ----------
-        worker : bytes
-        now : float
-            Seconds.
-        reissue : float
-            A split that takes longer than this many times the mean is assigned again; 0: never.
-
-        Returns
-        -------
-        int or None
-            None if none is free now.
-        """
+        """Assign a split."""
         split: int | None
         if self._back:
             split = self._back.popleft()

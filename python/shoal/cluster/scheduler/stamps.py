@@ -17,26 +17,19 @@ from shoal.cluster.scheduler.inputs import Died
 from shoal.cluster.scheduler.members import ServerPeer
 from shoal.cluster.scheduler.peers import Peers
 
-__all__ = ["Stamps"]
-
 _RESEND_SECONDS = 0.1
 _MAX_SECONDS = 30.0  # in which a server that is alive answers
 
 
 class Stamps:
-    """The stamps that servers have reported since the first death, and those that are awaited.
-
-    Attributes
-    ----------
-    known : dict of int
-        By endpoint and first slot.
-    """
+    """The stamps that servers have reported since the first death, and those that are awaited."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._awaited: dict[bytes, set[int]] = {}  # streams, by the server that is to close them
         self._since: dict[bytes, float] = {}  # counted as `Peers.running`
         self._send_at = 0.0
+        # By endpoint and first slot.
         self.known: dict[tuple[int, int], int] = {}
 
     @property

@@ -22,8 +22,6 @@ from shoal.cluster.protocol.status import (
 from shoal.cluster.scheduler.inputs import FailoverState, Settings
 from shoal.cluster.scheduler.members import Job, LauncherPeer, Peer, ServerPeer, WorkerPeer
 
-__all__ = ["label_of", "status_of"]
-
 
 def status_of(
     peers: Iterable[Peer],

@@ -13,16 +13,13 @@ from shoal.cluster.protocol.messages import (
     DropTable,
     ErrorReply,
     ReplyBody,
-    TableRecord,
     TableReply,
-    check_table_count,
     form_bytes,
 )
 from shoal.cluster.scheduler.members import Peer, WorkerPeer
 from shoal.cluster.scheduler.orders import Operation, Orders
 from shoal.cluster.scheduler.peers import Peers
-
-__all__ = ["Tables"]
+from shoal.table.spec import TableRecord, check_table_count
 
 _MAX_TABLES_BYTES = 1 << 23  # of the descriptions of all tables, which are sent in one message
 

@@ -59,8 +59,6 @@ from shoal.cluster.server.code import AllowedCode
 from shoal.cluster.server.counters import ServerCounters
 from shoal.errors import MemoryBudgetExceededError
 
-__all__ = ["Outcome", "ServerControl", "obey"]
-
 _log = logging.getLogger("shoal.server")
 
 _WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for invalid input of an order
@@ -164,19 +162,7 @@ class _Ordered(NamedTuple):
 
 
 class ServerControl:
-    """Executes the scheduler's orders and assignments.
-
-    Parameters
-    ----------
-    services : mapping
-        The endpoints of this server by the addresses with which it joins.
-    sender : bytes
-        The name of this process in messages to the scheduler.
-    server_key : str
-        The public key of servers, 40 characters of Z85, for streams; empty: no encryption.
-    code : AllowedCode
-        The code of users that this server may run.
-    """
+    """Executes the scheduler's orders and assignments."""
 
     def __init__(
         self,
@@ -246,13 +232,7 @@ class ServerControl:
         )
 
     def unready(self, replicas: int) -> list[str]:
-        """Return why the server is not ready: no map is carried out, its slots lack copies, or copies are arriving.
-
-        Parameters
-        ----------
-        replicas : int
-            Copies that each slot is to have. From any thread.
-        """
+        """Return why the server is not ready: no map is carried out, its slots lack copies, or copies are arriving."""
         map = self._map
         if map is None:
             return ["it has no map"]
@@ -398,13 +378,7 @@ class ServerControl:
     # --- what follows -------------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> list[OrderReply | Assigned | ReportStream]:
-        """Return what is to be sent to the scheduler: replies and confirmations, and requests, each once.
-
-        Parameters
-        ----------
-        now : float
-            Seconds of any steady clock.
-        """
+        """Return what is to be sent to the scheduler: replies and confirmations, and requests, each once."""
         out: list[OrderReply | Assigned | ReportStream] = []
         if self._ordered is not None and all(service.committed(at) for service, at in self._ordered.positions):
             out.append(self._ordered.reply)

@@ -15,30 +15,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from shoal.cluster.protocol.messages import TableRecord
 from shoal.errors import UserCodeError
+from shoal.table.spec import TableRecord
 from shoal.user_functions import SourceFunction
 from shoal.user_optimizer import UserOptimizer, class_path, make_user_optimizer, why_unavailable
-
-__all__ = ["SOURCE", "AllowedCode", "code_arguments"]
 
 SOURCE = "source"  # allows functions that are sent as their source
 
 
 class AllowedCode:
-    """The directories and modules that a server was started with.
-
-    Parameters
-    ----------
-    allowed : sequence of str or path
-        Directories, which are appended to ``sys.path``; names of modules, each with its submodules; and ``source``, for
-        functions that are sent as their source.
-
-    Raises
-    ------
-    ValueError
-        One is neither.
-    """
+    """The directories and modules that a server was started with."""
 
     def __init__(self, allowed: Sequence[str | os.PathLike[str]] = ()) -> None:
         self._directories: list[str] = []
@@ -70,13 +56,7 @@ class AllowedCode:
         return reason and f"{what}: {reason}"
 
     def function(self, code: Mapping[str, Any]) -> Callable[..., Any]:
-        """Find a function of rows, by its import path or its source.
-
-        Raises
-        ------
-        UserCodeError
-            This server may not run it, or there is no such function.
-        """
+        """Find a function of rows, by its import path or its source."""
         if "source" in code:
             if not self._runs_source:
                 raise UserCodeError(
@@ -112,13 +92,7 @@ class AllowedCode:
         return ""
 
     def check(self, forms: Iterable[TableRecord]) -> None:
-        """Import the classes of the tables of a cluster.
-
-        Raises
-        ------
-        UserCodeError
-            One is not possible.
-        """
+        """Import the classes of the tables of a cluster."""
         for form in forms:
             if refusal := self.refusal(form):
                 raise UserCodeError(refusal)
@@ -136,12 +110,6 @@ class AllowedCode:
 
 
 def code_arguments(allowed: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the arguments of ``shoal server`` for what is allowed.
-
-    Raises
-    ------
-    ValueError
-        As `AllowedCode`.
-    """
+    """Return the arguments of ``shoal server`` for what is allowed."""
     AllowedCode(allowed)
     return [f"--allow-code={os.fspath(one)}" for one in allowed]

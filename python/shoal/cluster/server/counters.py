@@ -17,8 +17,6 @@ from shoal import _core
 from shoal.cluster.protocol.messages import Figures
 from shoal.cluster.protocol.metrics import Durations, Values
 
-__all__ = ["ReplicationLag", "ServerCounters"]
-
 _BUSY_SECONDS = 0.01  # that a reader of metrics waits for an endpoint that is executing a request
 _MAX_SAMPLES = 1024
 _MAX_HOT_KEYS = 16  # of an endpoint
@@ -54,15 +52,7 @@ class ReplicationLag:
 
 
 class ServerCounters:
-    """The metrics of a server's endpoints.
-
-    Parameters
-    ----------
-    services : mapping
-        The endpoints by their addresses.
-    names : callable
-        Returns the names of the tables by their numbers.
-    """
+    """The metrics of a server's endpoints."""
 
     def __init__(self, services: Mapping[str, _core.Service], names: Callable[[], Mapping[int, str]]) -> None:
         self._services = dict(services)
@@ -96,11 +86,6 @@ class ServerCounters:
         """Return the values of the metrics ``shoal.cluster.protocol.metrics.SERVER``.
 
         Those of an endpoint that has been executing a request for a moment are as they were before.
-
-        Parameters
-        ----------
-        loops : iterable
-            The data loops of the endpoints.
         """
         with self._lock:
             return self._read(loops)

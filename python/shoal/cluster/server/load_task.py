@@ -16,16 +16,9 @@ from shoal.cluster.protocol.tasks import ReadTask, Report
 from shoal.errors import CorruptionError, StorageError
 from shoal.storage.base import StorageDir
 
-__all__ = ["execute", "prepare"]
-
 
 def prepare(task: ReadTask, directory: StorageDir, session: _core.CheckpointSession) -> list[History]:
-    """Find the checkpoint in the directory, and the files of these slots.
-
-    Raises
-    ------
-    StorageError
-    """
+    """Find the checkpoint in the directory, and the files of these slots."""
     deadline = time.monotonic() + tasks.VISIBILITY_SECONDS
     while True:
         try:

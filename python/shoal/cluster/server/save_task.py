@@ -24,16 +24,9 @@ from shoal.cluster.protocol.tasks import Report, WriteTask
 from shoal.errors import StorageError
 from shoal.storage.base import StorageDir
 
-__all__ = ["execute", "prepare"]
-
 
 def prepare(task: WriteTask, directory: StorageDir, session: _core.CheckpointSession) -> None:
-    """Check that this is the directory that the worker means, and that this process may write there.
-
-    Raises
-    ------
-    StorageError
-    """
+    """Check that this is the directory that the worker means, and that this process may write there."""
     deadline = time.monotonic() + tasks.VISIBILITY_SECONDS
     while not _sees_token(task, directory):
         if time.monotonic() > deadline:

@@ -53,8 +53,6 @@ from shoal.store.description import make_budget
 from shoal.table.tiered import Tiered, open_space
 from shoal.user_functions import set_resolver
 
-__all__ = ["Server"]
-
 _log = logging.getLogger("shoal.server")
 
 _POLL_SECONDS = 0.2  # between two checks whether to continue
@@ -67,55 +65,7 @@ _FIGURES_SECONDS = 1.0  # between two readings of the metrics for displays
 
 
 class Server:
-    """A server. A context manager that closes itself.
-
-    Parameters
-    ----------
-    scheduler : str
-        Address of the scheduler.
-    bind : str, optional
-        Where to listen, ``tcp://host:port``; several threads use this port and the following ones, unless it is 0 or
-        ``*``, any that is free. Default: any port, of the loopback interface if the scheduler is on it, else of all
-        interfaces.
-    advertise : str, optional
-        Name or address of this machine as the scheduler and all workers reach it; default: the source address of its
-        connection to the scheduler.
-    threads : int
-        Number of endpoints, each with its own thread.
-    memory : int, optional
-        Bytes that the rows of all tables may use here, an equal share for each of its slots; default: no limit.
-    slot_memory : int, optional
-        The share of a slot, in place of `memory`.
-    tier : Tiered, optional
-        Keep rows that do not fit in its memory in a directory of this server below its path; what an earlier tier has
-        left there is removed first. Not with a memory budget. Default: all rows are in memory.
-    rank : int, optional
-        The rank to take; default: the first free one.
-    node : str, optional
-        Name of the machine that it runs on; default: the host name. Copies of a slot are on servers of different nodes
-        where possible.
-    spare : bool
-        Join a cluster that has formed, but serve no slots yet: this server holds copies that a dead one has left to be
-        made, and serves slots after the next rebalance.
-    timeout : float
-        Seconds to wait for the scheduler and for the other servers.
-    grace : float, optional
-        Seconds of silence of the scheduler after which the server ends; default: what the scheduler says.
-    keys : Keys, optional
-        Accept only peers that have keys of this cluster.
-    insecure : bool
-        Allow listening without keys on an address that other machines can reach: `ValueError` otherwise.
-    storage_roots : sequence of path or URL, optional
-        Where the files of saves and loads may be, which workers name; default: with keys anywhere, without keys in the
-        current directory. See :class:`shoal.storage.roots.StorageRoots`.
-    storage_options : mapping, optional
-        Options of the file system that opens URLs below them, such as ``{"endpoint_url": ...}``: if it is omitted,
-        workers may pass nothing but credentials.
-    allow_code : sequence of str or path
-        Directories and names of modules from which the optimizers of tables (`shoal.UserOptimizer`) and functions of
-        rows may be imported; and ``source``, for functions that are sent as their source (`shoal.by_source`). It is
-        code that the process runs, with all its rights. Default: none.
-    """
+    """A server. A context manager that closes itself."""
 
     def __init__(
         self,
@@ -270,30 +220,11 @@ class Server:
         self._stopping = True
 
     def drain(self, patience: float) -> None:
-        """Request that the slots move to other servers, and make :meth:`run` return when they have.
-
-        Parameters
-        ----------
-        patience : float
-            Seconds after which it returns in any case. It returns at once if the other servers are too few.
-        """
+        """Request that the slots move to other servers, and make :meth:`run` return when they have."""
         self._drain_seconds = patience
 
     def run(self, going: Callable[[], bool] = lambda: True) -> None:
-        """Execute orders until :meth:`stop` is called, ``going`` returns False, or the scheduler ends.
-
-        Parameters
-        ----------
-        going : callable
-            Called repeatedly.
-
-        Raises
-        ------
-        NotConnectedError
-            The scheduler was silent for too long, or keys are not checked any more, so no further peer could connect.
-        FencedError
-            The scheduler has declared this server dead.
-        """
+        """Execute orders until :meth:`stop` is called, ``going`` returns False, or the scheduler ends."""
         raise_limit()
         control = self._control
         assert control is not None

@@ -29,8 +29,6 @@ from shoal.cluster.server import load_task, save_task
 from shoal.storage.open import open_dir
 from shoal.storage.roots import StorageRoots
 
-__all__ = ["TaskRunner"]
-
 _log = logging.getLogger("shoal.tasks")
 
 _MAX_PATIENCE_SECONDS = 86400.0  # whatever a worker asks for
@@ -41,14 +39,7 @@ _task: msgspec.msgpack.Decoder[WriteTask | ReadTask] = msgspec.msgpack.Decoder(W
 
 
 class TaskRunner:
-    """Executes the tasks that workers send to an endpoint, until it is stopped.
-
-    Parameters
-    ----------
-    service : _core.Service
-    roots : StorageRoots, optional
-        Where files may be read and written; default: anywhere.
-    """
+    """Executes the tasks that workers send to an endpoint, until it is stopped."""
 
     def __init__(self, service: _core.Service, roots: StorageRoots | None = None) -> None:
         self._service = service

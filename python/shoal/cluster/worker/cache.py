@@ -13,8 +13,6 @@ from shoal.base.scalars import make_plain
 from shoal.consistency import Consistency
 from shoal.optim import Optimizer
 
-__all__ = ["Cache", "choose_cache"]
-
 _MAX_ROWS = 2**31
 _MAX_STALENESS = 2**31 - 1
 

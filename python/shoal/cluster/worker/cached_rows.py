@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,33 +39,17 @@ from shoal.cluster.worker.calls import Call
 from shoal.errors import ShoalError
 from shoal.table.arrays import Counts, Rows
 
-__all__ = ["CachedPull", "CachedRows"]
-
 Op = _core.Op
 
 _ANY_CLOCK = 2**32 - 1
 _READERS = 2**32 - 1  # numbers of pulls are 1 to this
 
 
-class Submit(Protocol):
-    """Submits a pull or a push of the table."""
-
-    def __call__(self, op: int, *, after: Sequence[Call] = (), **what: Any) -> Call: ...
+Submit = Callable[..., Call]  # submits a pull or a push of the table
 
 
 class CachedPull:
-    """A pull that some rows of are here. Made by :class:`CachedRows`.
-
-    Parameters
-    ----------
-    owner : CachedRows
-    reader : int
-        Its number.
-    clock : int
-        The clock at which it was made.
-    rows : float32[n, dim]
-        Filled when it is done.
-    """
+    """A pull that some rows of are here. Made by :class:`CachedRows`."""
 
     __slots__ = (
         "_fetched",
@@ -117,34 +100,7 @@ class CachedPull:
 
 
 class CachedRows:
-    """The rows that a worker keeps of a table.
-
-    Parameters
-    ----------
-    cache : _core.RowCache
-        Owned by this object.
-    dim, slots : int
-        Of the table.
-    local_steps : bool
-        Whether the cache makes the optimizer's steps: whole rows are fetched, and changes of them sent.
-    staleness : int
-        Clocks for which a gradient may be held back.
-    waits : int, optional
-        The staleness of the job under SSP; None: ASP.
-    submit : callable
-        Submits a pull or a push of the table.
-    clock : callable
-        Returns the worker's clock.
-    repetitions : callable
-        Returns how many messages were sent again.
-
-    Attributes
-    ----------
-    lock : RLock
-        May be held while the clock ends.
-    pulls : dict
-        Pulls that have not brought their rows, by their numbers.
-    """
+    """The rows that a worker keeps of a table."""
 
     def __init__(
         self,
@@ -174,21 +130,15 @@ class CachedRows:
         self._reader = 0
         self._unacknowledged: list[Call] = []  # pushes
         self._mark = 0  # repetitions before the first of them
+        # May be held while the clock ends.
         self.lock = threading.RLock()
+        # Pulls that have not brought their rows, by their numbers.
         self.pulls: dict[int, CachedPull] = {}
 
     # --- pulls ------------------------------------------------------------------------------------------------------
 
     def pull(self, hashes: npt.NDArray[np.uint64], rows: Rows) -> CachedPull:
-        """Read rows, here where they are new enough.
-
-        Parameters
-        ----------
-        hashes : uint64[n]
-            Strictly ascending.
-        rows : float32[n, dim]
-            Contiguous; filled when the pull is done.
-        """
+        """Read rows, here where they are new enough."""
         with self.lock:
             return self._read(hashes, rows, self._clock(), may_join=True)
 
@@ -333,21 +283,7 @@ class CachedRows:
     # --- pushes -----------------------------------------------------------------------------------------------------
 
     def push(self, hashes: npt.NDArray[np.uint64], grads: Rows, counts: Counts | None) -> Call | None:
-        """Hold gradients back where their rows have an entry, and send the others.
-
-        Parameters
-        ----------
-        hashes : uint64[n]
-            Strictly ascending.
-        grads : float32[n, dim]
-        counts : uint32[n], optional
-            Occurrences, for a table that counts them.
-
-        Returns
-        -------
-        Call or None
-            The push of the others; None: all are held back.
-        """
+        """Hold gradients back where their rows have an entry, and send the others."""
         with self.lock:
             return self._send(self._cache.add(hashes, grads, counts, self._clock(), self._slots))
 

@@ -32,8 +32,6 @@ from shoal.table.shard import OTHER_STORE, pull_and_expand
 from shoal.table.spec import TableSpec
 from shoal.user_functions import Description
 
-__all__ = ["MIN_KEYS", "CachedShard"]
-
 Op = _core.Op
 
 MIN_KEYS = 16  # a call with fewer goes to the servers

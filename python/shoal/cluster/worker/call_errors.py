@@ -21,8 +21,6 @@ from shoal.errors import (
     ShoalError,
 )
 
-__all__ = ["deadline_error", "dependency_error", "held_error", "refusal_error", "server_lost_error"]
-
 Status = _core.Status
 
 

@@ -13,19 +13,11 @@ from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.worker.calls import Call
 from shoal.errors import ShoalError
 
-__all__ = ["CallFailures"]
-
 _UNAWAITED_OPS = frozenset({_core.Op.PUSH, _core.Op.TICK})  # calls that the caller need not wait for
 
 
 class CallFailures:
-    """Failed calls, logged and, where no thread may wait for them, kept until their errors are raised.
-
-    Parameters
-    ----------
-    log : logging.Logger
-        Told of each failure, of many like it once in a while.
-    """
+    """Failed calls, logged and, where no thread may wait for them, kept until their errors are raised."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log: Refusals | None = Refusals(log)

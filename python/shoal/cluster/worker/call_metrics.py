@@ -10,8 +10,6 @@ from collections import Counter, defaultdict
 from shoal import _core
 from shoal.cluster.protocol.metrics import Durations
 
-__all__ = ["CallMetrics"]
-
 
 class CallMetrics:
     """Counters, by operation."""

@@ -20,18 +20,6 @@ from shoal import _core
 from shoal.cluster.worker.filters import EncodedPayload, Filter
 from shoal.errors import ShoalError
 
-__all__ = [
-    "Call",
-    "CallTrace",
-    "EndpointState",
-    "Frames",
-    "MisroutedSlots",
-    "Policy",
-    "RequestPart",
-    "WorkerIdentity",
-    "new_call",
-]
-
 Op = _core.Op
 Status = _core.Status
 Dtype = _core.WireDtype
@@ -47,42 +35,28 @@ _ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS, Op.LOAD_FILTER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """When to send again, and how much at a time. Times are in seconds.
+    """When to send again, and how much at a time. Times are in seconds."""
 
-    Parameters
-    ----------
-    resend_after : float
-        Time without an answer after which a part is sent again.
-    backoff : float
-        Factor by which each further wait is longer.
-    longest : float
-        Upper bound of these waits.
-    bytes_per_second : float
-        Assumed lower bound of a connection's throughput: the bytes in flight add their share to `resend_after`.
-    deferred_after : float
-        As `resend_after`, for a part that the server has deferred: its answer may have been lost with a connection.
-    pause : float
-        After "not now" (retry, overloaded, not admitted yet, a server whose map is older), growing by `backoff`,
-    longest_pause : float
-        but no longer than this.
-    credit : int
-        Bytes in flight to one endpoint.
-    message_bytes : int
-        Payload of one message, request or answer. Larger parts are cut, so that both sides compute on some while others
-        are transferred.
-    largest_message : int
-        Bytes that a server accepts.
-    """
-
+    # Time without an answer after which a part is sent again.
     resend_after: float = 1.0
+    # Factor by which each further wait is longer.
     backoff: float = 2.0
+    # Upper bound of these waits.
     longest: float = 30.0
+    # Assumed lower bound of a connection's throughput: the bytes in flight add their share to `resend_after`.
     bytes_per_second: float = 10e6
+    # As `resend_after`, for a part that the server has deferred: its answer may have been lost with a connection.
     deferred_after: float = 5.0
+    # After "not now" (retry, overloaded, not admitted yet, a server whose map is older), growing by `backoff`,
     pause: float = 0.02
+    # but no longer than this.
     longest_pause: float = 1.0
+    # Bytes in flight to one endpoint.
     credit: int = 64 << 20
+    # Payload of one message, request or answer. Larger parts are cut, so that both sides compute on some while others
+    # are transferred.
     message_bytes: int = 1 << 20
+    # Bytes that a server accepts.
     largest_message: int = 64 << 20
 
 
@@ -185,37 +159,26 @@ class CallTrace(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request of the user.
-
-    Attributes
-    ----------
-    op, table, clock : int
-    sequence : int
-        Of a write; 0 of others.
-    serial : int
-        Order of submission, also of parts that are cut again.
-    was_held : bool
-        Whether it began later than it was submitted.
-    done : bool
-        Settled, with a result or an error.
-    error : ShoalError or None
-    result : object
-        Of a pull and a state ``out``; contains uint8[n]; erase the rows erased; prefetch how many answers said that
-        the servers have rows on disk; slot (hashes, rows); section
-        (rows, bytes, bytes of the filter after them); save poll (whether it was known, bytes); stats, reduce, sweep
-        and save begin one array for each endpoint, in slot order; others None.
-    """
+    """One request of the user."""
 
     op: int
     table: int
     clock: int
     started: float
     deadline: float
+    # Of a write; 0 of others.
     sequence: int = 0
+    # Order of submission, also of parts that are cut again.
     serial: int = 0
+    # Whether it began later than it was submitted.
     was_held: bool = False
+    # Settled, with a result or an error.
     done: bool = False
     error: ShoalError | None = None
+    # Of a pull and a state `out`; contains uint8[n]; erase the rows erased; prefetch how many answers said that the
+    # servers have rows on disk; slot (hashes, rows); section (rows, bytes, bytes of the filter after them); save poll
+    # (whether it was known, bytes); stats, reduce, sweep and save begin one array for each endpoint, in slot order;
+    # others None.
     result: Any = None
     on_done: Callable[[Call], None] | None = None
     find_error: Callable[[Any], ShoalError | None] | None = None
@@ -283,51 +246,7 @@ def new_call(
     find_error: Callable[[Any], ShoalError | None] | None = None,
     trace: CallTrace | None = None,
 ) -> Call:
-    """Describe a call.
-
-    Parameters
-    ----------
-    op, table, clock : int
-    now, deadline : float
-        Seconds; the call is settled at the deadline at the latest.
-    slots : int
-        Of the store.
-    hashes : uint64[m], optional
-        Strictly ascending, with `begins`: uint64[slots + 1], slot s is ``hashes[begins[s]:begins[s + 1]]``. For
-        pull, push, assign, erase, contains, state, prefetch; each endpoint gets its own hashes, none if it has none.
-    values : float32[m, dim], optional
-        Of push and assign.
-    counts : uint32[m], optional
-        Of push, 1 or more: how often each hash occurred, for tables that count. None: each once.
-    out : array, optional
-        Where answers are written: float32[m, dim] of pull, uint8[m] of contains, float32[m, width] of state.
-    dim, aux : int
-        As the op has them in its header; for a state, `dim` is that of the answer, 0 if unknown.
-    slot : int, optional
-        For slot, section, load rows and load filter: selects the endpoint, and is the default of `aux`.
-        For save poll and save end: any slot of the endpoint.
-    payload : sequence of buffers
-        Of loads, saves, reduce and sweep, with `count` and `dtype`: the same for every endpoint.
-    filter : Filter, optional
-        Applied to a pull, a push or a prefetch.
-    on_done : callable, optional
-        Called with the call when it is settled, from the method that settles it (also from this one).
-    ahead : int
-        Clocks by which a pull is for a later one than `clock`: it waits as a pull of that clock does.
-    dated : bool
-        Whether the answers to a pull shall say which clocks they include: `Call.included`.
-    whole : bool
-        Whether the values of a pull or a push are whole rows, or changes of them; `dim` is their number of numbers.
-    find_error : callable, optional
-        Called with the answers of all endpoints: returns the error that they report, or None.
-    trace : CallTrace, optional
-        Records the call (:mod:`shoal.cluster.worker.tracing`).
-
-    Raises
-    ------
-    ValueError
-        An argument that the op needs is missing, or one that it does not have is present.
-    """
+    """Describe a call."""
     call = Call(op, table, clock, now, deadline)
     call.on_done = on_done
     call.find_error = find_error

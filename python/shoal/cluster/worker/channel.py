@@ -57,8 +57,6 @@ from shoal.cluster.worker.calls import Call, CallTrace
 from shoal.cluster.worker.requests import Requests
 from shoal.errors import ClosedError, DeadlineExceededError, ShoalError, TransportError, WrongProcessError
 
-__all__ = ["CallFuture", "Channel"]
-
 _log = logging.getLogger("shoal.worker")
 
 _POLL_SECONDS = 0.02
@@ -89,13 +87,7 @@ class CallFuture:
         return self.call.done
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the call is settled; raise its error.
-
-        Raises
-        ------
-        DeadlineExceededError
-            The call is not settled after ``timeout`` seconds, and continues; or it has passed its own deadline.
-        """
+        """Wait until the call is settled; raise its error."""
         self.channel.wait(self.call, timeout)
 
     def result(self) -> Any:
@@ -105,23 +97,7 @@ class CallFuture:
 
 
 class Channel:
-    """The data plane of one worker. A context manager that closes itself.
-
-    Parameters
-    ----------
-    requests : Requests
-        Owned by the channel.
-    clock : int
-        The clock at which the worker begins.
-    timeout : float
-        Seconds in which every call is settled.
-    refresh : callable, optional
-        Returns the scheduler's map. Called in the background thread when a server has refused slots.
-    secure : callable, optional
-        Called with each socket before it connects: sets its keys.
-    context : zmq.Context, optional
-        Default: a new one, terminated by :meth:`close`.
-    """
+    """The data plane of one worker. A context manager that closes itself."""
 
     def __init__(
         self,
@@ -188,15 +164,7 @@ class Channel:
         return self._timeout
 
     def check(self) -> None:
-        """Check that the channel can be used.
-
-        Raises
-        ------
-        WrongProcessError
-            The channel was made by the parent before a fork.
-        ClosedError
-            The channel was closed.
-        """
+        """Check that the channel can be used."""
         if os.getpid() != self._pid:
             raise WrongProcessError(
                 "this store was connected before a fork and belongs to the parent process: connect in the child, or "
@@ -209,12 +177,6 @@ class Channel:
         """Start a call at the present clock and return.
 
         Returns at once, unless the pending calls are at their limit.
-
-        Parameters
-        ----------
-        op, table : int
-        what
-            Arguments of :meth:`Requests.submit`. The caller does not change its arrays until the call is settled.
         """
         self.check()
         size = sum(memoryview(part).nbytes for part in (what.get("hashes"), what.get("values")) if part is not None)
@@ -304,13 +266,7 @@ class Channel:
                     )
 
     def drain(self, timeout: float | None = None) -> None:
-        """Wait until all calls made so far are settled, successfully or not.
-
-        Raises
-        ------
-        DeadlineExceededError
-            Some are not settled after ``timeout`` seconds.
-        """
+        """Wait until all calls made so far are settled, successfully or not."""
         self.check()
         deadline = _deadline(timeout)
         with self._lock:

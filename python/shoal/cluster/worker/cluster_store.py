@@ -40,7 +40,6 @@ from shoal.cluster.protocol.messages import (
     JoinReply,
     MetricsReply,
     SplitReply,
-    TableRecord,
     TableReply,
     TakeSplit,
     WorkerGone,
@@ -64,10 +63,8 @@ from shoal.errors import ClusterChangedError, DeadlineExceededError, ProtocolErr
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.description import check_same
-from shoal.table.spec import TableSpec
+from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.table import Table
-
-__all__ = ["ClusterStore"]
 
 _log = logging.getLogger("shoal.cluster")
 
@@ -338,16 +335,6 @@ class ClusterStore(ConnectedStore):
     def server_metrics(self) -> list[dict[str, Any]]:
         """Return the metrics of the servers.
 
-        Returns
-        -------
-        list of dict
-            One for each endpoint, in the order of their slots: ``server``, ``address``, and its counters, among them
-            the observed staleness: ``pull_staleness``, clocks between a pull and the slowest worker when it was
-            answered, and ``push_staleness``, pushes of others between a worker's pull and its push, each as a histogram
-            ``{lower bound of the bucket: count}``.
-
-        Notes
-        -----
         Blocks for a round trip by way of the scheduler. Safe from any thread.
         """
         self._check_usable()
@@ -357,13 +344,6 @@ class ClusterStore(ConnectedStore):
     def scheduler_metrics(self) -> dict[str, int]:
         """Return how often the scheduler has refused something, by reason.
 
-        Returns
-        -------
-        dict of int
-            See :meth:`shoal.cluster.scheduler.scheduler.Scheduler.refused`; reasons that did not occur are left out.
-
-        Notes
-        -----
         Blocks for a round trip to the scheduler and the servers. Safe from any thread.
         """
         self._check_usable()
@@ -372,25 +352,6 @@ class ClusterStore(ConnectedStore):
     def drain(self, server: int) -> str:
         """Request that the slots of a server move to the others, and that it then ends.
 
-        Parameters
-        ----------
-        server : int
-            Its rank.
-
-        Returns
-        -------
-        str
-            What follows.
-
-        Raises
-        ------
-        ValueError
-            The cluster has no such server, or the others are too few for its replicas.
-        ServerLostError
-            A server was lost with its rows.
-
-        Notes
-        -----
         Blocks for a round trip to the scheduler, not until the server is empty: :meth:`cluster` shows the progress.
         Pulls and pushes continue meanwhile. Safe from any thread.
         """
@@ -400,26 +361,6 @@ class ClusterStore(ConnectedStore):
     def rebalance(self, by: str = "slots") -> str:
         """Request that slots move until all endpoints have about equal numbers of slots, or of what ``by`` names.
 
-        Parameters
-        ----------
-        by : {"slots", "rows", "bytes", "load"}
-            What is made equal: slots, rows, bytes of rows, or rows that were read or changed in about the last 20
-            heartbeats.
-
-        Returns
-        -------
-        str
-            What follows.
-
-        Raises
-        ------
-        ServerLostError
-            A server was lost with its rows.
-        ValueError
-            For another ``by``.
-
-        Notes
-        -----
         Blocks for a round trip to the scheduler, not until the slots have moved: :meth:`cluster` shows the progress.
         Pulls and pushes continue meanwhile. Safe from any thread.
         """

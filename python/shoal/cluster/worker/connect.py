@@ -25,8 +25,6 @@ from shoal.cluster.worker.filters import Filters
 from shoal.cluster.worker.reader_store import ReaderStore
 from shoal.consistency import BSP, Consistency
 
-__all__ = ["connect", "traces"]
-
 _BSP = BSP()
 
 
@@ -205,15 +203,7 @@ def connect(
 
 
 def traces(tracing: bool | None) -> bool:
-    """Return whether calls are traced; set up the SDK of OpenTelemetry if the environment wants it.
-
-    Raises
-    ------
-    ImportError
-        The SDK or the exporter is not installed.
-    ValueError
-        The variable has another value than 0 and 1.
-    """
+    """Return whether calls are traced; set up the SDK of OpenTelemetry if the environment wants it."""
     if tracing is not None:
         if not isinstance(tracing, bool):
             raise TypeError(f"tracing is True or False, got {tracing!r}")

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from shoal.cluster.protocol.health import HealthServer
     from shoal.cluster.worker.tracing import CallTracer
 
-__all__ = ["ConnectedStore", "ask_map", "bounded"]
-
 _log = logging.getLogger("shoal.cluster")
 
 _LEAVE_SECONDS = 2.0
@@ -214,13 +212,6 @@ class ConnectedStore(Store):
     def cluster(self) -> dict[str, Any]:
         """Return the status of the cluster: its members, its job and the scheduler.
 
-        Returns
-        -------
-        dict
-            What ``shoal cluster ADDRESS status --json`` prints; see `docs/cluster.md`.
-
-        Notes
-        -----
         Blocks for a round trip to the scheduler. Safe from any thread.
         """
         self._check_usable()

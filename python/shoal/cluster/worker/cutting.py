@@ -17,21 +17,13 @@ from shoal import _core
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.worker.calls import Call, Policy, RequestPart
 
-__all__ = ["cut", "row_bytes"]
-
 Op = _core.Op
 
 _MAX_PARTS = 128  # of a call at one endpoint: a part's number is a byte, and a newer map may need some more
 
 
 def cut(call: Call, map: ClusterMap, policy: Policy, first: int, end: int) -> Iterator[RequestPart]:
-    """Yield a part for each message that slots [first, end) of a call need under this map.
-
-    Raises
-    ------
-    ValueError
-        The rows of one slot are too many for a message.
-    """
+    """Yield a part for each message that slots [first, end) of a call need under this map."""
     begins = call.begins
     if call.slot is not None:
         endpoint = map.of_slot(call.slot)

@@ -17,8 +17,6 @@ from shoal.cluster.worker.calls import Call, Frames, RequestPart, WorkerIdentity
 from shoal.cluster.worker.filters import EncodedPayload
 from shoal.table.reductions import OF_ANY_LENGTH
 
-__all__ = ["answer_buffer", "encode", "in_slot_order", "store_answer"]
-
 Op = _core.Op
 
 
@@ -29,19 +27,7 @@ def encode(
     known: Mapping[bytes, None],
     pushes: Sequence[RequestPart],
 ) -> Frames:
-    """Return the frames of a part, the header first.
-
-    Parameters
-    ----------
-    part : RequestPart
-    worker : WorkerIdentity
-    map : ClusterMap
-        By which the part was cut, or a newer one.
-    known : mapping
-        Digests of the key lists that the endpoint has.
-    pushes : sequence of RequestPart
-        The parts that a tick names.
-    """
+    """Return the frames of a part, the header first."""
     call = part.call
     payload = _payload(part, map, known, pushes)
     count = part.end - part.begin
@@ -136,13 +122,7 @@ def answer_buffer(part: RequestPart) -> npt.NDArray[Any] | None:
 
 
 def store_answer(part: RequestPart, reply: Any) -> None:
-    """Store an answer as the result of its call.
-
-    Raises
-    ------
-    ValueError
-        The answer does not fit the request.
-    """
+    """Store an answer as the result of its call."""
     call = part.call
     if call.dated:
         clocks = reply.clock if reply.dated else 0
@@ -174,11 +154,6 @@ def in_slot_order(call: Call, map: ClusterMap) -> list[npt.NDArray[Any]]:
     """Return the answers of all endpoints, in the order of their first slots.
 
     Where an endpoint has several runs of slots, the answers of a function with numbers for each slot are cut by run.
-
-    Raises
-    ------
-    ValueError
-        An answer has another length than its slots need.
     """
     owners = map.owners
     if call.op != Op.REDUCE or call.aux in OF_ANY_LENGTH or len(map.runs) == len(owners):

@@ -28,8 +28,6 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.base.scalars import make_plain
 
-__all__ = ["EncodedPayload", "Filter", "Filters", "choose"]
-
 Dtype = _core.WireDtype
 
 _DTYPES = {"float32": Dtype.FLOAT32, "float16": Dtype.FLOAT16, "bfloat16": Dtype.BFLOAT16}
@@ -118,29 +116,16 @@ class EncodedPayload:
 
 
 class Filter:
-    """The state of one table's filters, for one worker.
-
-    Parameters
-    ----------
-    filters : Filters
-    rank, incarnation, job : int
-        The worker's.
-
-    Attributes
-    ----------
-    counts : Counter
-        pushes, pulls (messages); key_bytes_saved, gradient_bytes_saved, weight_bytes_saved; lists_sent, lists_named (by
-        digest), lists_lost (the server had none: sent after all); rows_dropped, rows_raised by `threshold`.
-    gradient_error : float
-        Sum of (sent - passed)^2 over all gradients.
-    largest_error : float
-        Largest error of a gradient by rounding to 16 bits.
-    """
+    """The state of one table's filters, for one worker."""
 
     def __init__(self, filters: Filters, rank: int, incarnation: int, job: int) -> None:
         self.filters = filters
+        # pushes, pulls (messages); key_bytes_saved, gradient_bytes_saved, weight_bytes_saved; lists_sent, lists_named
+        # (by digest), lists_lost (the server had none: sent after all); rows_dropped, rows_raised by `threshold`.
         self.counts: Counter[str] = Counter()
+        # Sum of (sent - passed)^2 over all gradients.
         self.gradient_error = 0.0
+        # Largest error of a gradient by rounding to 16 bits.
         self.largest_error = 0.0
         self._seed = filters.seed ^ (rank << 32 | incarnation)
         self._job = job

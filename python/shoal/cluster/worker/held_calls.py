@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from shoal.cluster.worker.calls import Call
 
-__all__ = ["HeldCalls"]
-
 
 class _Hold(NamedTuple):
     is_write: bool
@@ -28,15 +26,10 @@ class _Hold(NamedTuple):
 
 
 class HeldCalls:
-    """The calls of a worker that wait for other calls.
-
-    Attributes
-    ----------
-    clocks : Counter
-        Number of held calls, by clock.
-    """
+    """The calls of a worker that wait for other calls."""
 
     def __init__(self) -> None:
+        # Number of held calls, by clock.
         self.clocks: Counter[int] = Counter()
         self._holds: dict[Call, _Hold] = {}  # in the order of the calls
         self._followers: dict[Call, dict[Call, None]] = {}

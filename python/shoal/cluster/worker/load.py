@@ -27,53 +27,18 @@ from shoal.cluster.protocol.tasks import ReadTask, digest_words
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.tasks import TaskCoordinator
 
-__all__ = ["ServerLoad"]
-
 _KIND = 3  # in SAVE_BEGIN: the session is for the rows of a load
 
 
 class ServerLoad(TaskCoordinator):
-    """Tables whose loads have begun, and whose rows the servers read. A context manager.
-
-    Parameters
-    ----------
-    channel : Channel
-    tables : sequence of int
-        The servers' numbers of the tables.
-    """
+    """Tables whose loads have begun, and whose rows the servers read. A context manager."""
 
     def __init__(self, channel: Channel, tables: Sequence[int]) -> None:
         super().__init__(channel, "load")
         self._tables = tables
 
     def read(self, link: ChainEntry, slots: int, on_progress: Callable[[int], None]) -> list[int]:
-        """Have all endpoints read the tables of a checkpoint.
-
-        Parameters
-        ----------
-        link : ChainEntry
-            The last of a chain that this process has checked. It has these tables, in this order.
-        slots : int
-            How many the store has.
-        on_progress : callable
-            Called with the number of further rows, repeatedly.
-
-        Returns
-        -------
-        list of int
-            Rows of each table.
-
-        Raises
-        ------
-        StorageError
-            A server does not see the checkpoint or cannot read it: the message names it.
-        CorruptionError
-            A file is damaged.
-        MemoryBudgetExceededError
-            A server has not enough memory for the rows.
-        ServerLostError, DeadlineExceededError
-            A server is lost or makes no progress.
-        """
+        """Have all endpoints read the tables of a checkpoint."""
         directory, options = link.storage_dir.to_spec()
         task = ReadTask(
             directory=directory, options=dict(options), patience=self._patience(), digest=link.digest, slots=slots

@@ -34,8 +34,6 @@ from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 from shoal.user_functions import Description
 
-__all__ = ["ReaderStore"]
-
 _ANONYMOUS = WorkerIdentity(NO_WORKER, 0, 0)
 _READ_ONLY = "a store that was connected with mode='read' reads tables and changes nothing: connect as a worker to {}"
 
@@ -170,24 +168,6 @@ class ReaderStore(ConnectedStore):
     def table(self, name: str, **description: Any) -> Table:
         """Return a table of the cluster.
 
-        Parameters
-        ----------
-        name : str
-        **description
-            As for :meth:`shoal.Store.table`. If any of it is given, all of it must be that of the cluster's table;
-            otherwise the table is taken as it is.
-
-        Returns
-        -------
-        Table
-
-        Raises
-        ------
-        ValueError
-            The cluster has no such table, or one with another description.
-
-        Notes
-        -----
         Blocks for a round trip to the scheduler when a name is first used.
         """
         if not description and (known := self._tables.get(name)) is not None:

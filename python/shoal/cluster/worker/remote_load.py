@@ -19,8 +19,6 @@ from shoal.cluster.worker.channel import CallFuture, Channel
 from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 
-__all__ = ["RemoteLoadTarget"]
-
 Op = _core.Op
 
 _MAX_SECTION_BYTES = 16 << 20  # of rows in one message

@@ -26,8 +26,6 @@ from shoal.table.spec import TableSpec
 from shoal.table.stats import TIER_NUMBERS
 from shoal.user_functions import Description, failure
 
-__all__ = ["NO_DELTAS", "RemoteShard", "UnsynchronizedSnapshot"]
-
 Op = _core.Op
 
 NO_DELTAS = (
@@ -128,9 +126,11 @@ class PullAfterPush:
 
     @property
     def done(self) -> bool:
+        """Whether nothing is left to wait for."""
         return self._next() is None
 
     def wait(self, timeout: float | None = None) -> None:
+        """Wait for the pulls, one after another, and for the push."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (call := self._next()) is not None:
             self.channel.wait_until_settled(call.call, _left(deadline))
@@ -353,13 +353,7 @@ class RemoteShard:
     def run_function(
         self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
     ) -> CallFuture:
-        """Call a function of a user on all servers; one that changes rows does so exactly once.
-
-        Raises
-        ------
-        ValueError
-            Servers cannot find the function.
-        """
+        """Call a function of a user on all servers; one that changes rows does so exactly once."""
         if description.unsendable:
             raise ValueError(description.unsendable)
         parameters = description.parameters(hashes)

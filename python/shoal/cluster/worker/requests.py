@@ -80,8 +80,6 @@ from shoal.errors import (
     ShoalError,
 )
 
-__all__ = ["WINDOW", "Requests"]
-
 Op = _core.Op
 Status = _core.Status
 Dtype = _core.WireDtype
@@ -102,25 +100,7 @@ _REFUSED_FOR_NOW = frozenset({Status.RETRY, Status.OVERLOADED, Status.NOT_ADMITT
 
 
 class Requests:
-    """The requests of one worker.
-
-    Parameters
-    ----------
-    worker : WorkerIdentity
-    map : ClusterMap
-    policy : Policy, optional
-    atomic_clocks : bool
-        Whether a clock must end on all endpoints or on none, even if this worker dies: needed where pushes act at the
-        end of their clock (BSP). With several endpoints it costs each clock a round trip.
-
-    Attributes
-    ----------
-    outgoing : deque of (address, frames)
-        To be sent, in order. What cannot be sent may be dropped: it is treated as lost, and sent again.
-    counts : Counter
-        sent, resent, answers, strays (late or unknown), garbled, deferred, refused (slots), retry, overloaded,
-        not_admitted, bad_request, reconnected, moved (parts that a newer map has sent elsewhere).
-    """
+    """The requests of one worker."""
 
     def __init__(
         self, worker: WorkerIdentity, map: ClusterMap, policy: Policy | None = None, *, atomic_clocks: bool = True
@@ -131,7 +111,10 @@ class Requests:
         self._atomic_clocks = atomic_clocks
         self._ticks: dict[Call, None] = {}  # not settled, in their order
         self._kept: Counter[int] = Counter()  # by clock: parts, not answered, of what servers keep for its end
+        # To be sent, in order. What cannot be sent may be dropped: it is treated as lost, and sent again.
         self.outgoing: deque[tuple[str, Frames]] = deque()
+        # sent, resent, answers, strays (late or unknown), garbled, deferred, refused (slots), retry, overloaded,
+        # not_admitted, bad_request, reconnected, moved (parts that a newer map has sent elsewhere).
         self.counts: Counter[str] = Counter()
         self._peers: dict[str, EndpointState] = {}
         self._parts: dict[tuple[str, int, int], RequestPart] = {}  # sent, not answered
@@ -161,30 +144,7 @@ class Requests:
         after: Sequence[Call] = (),
         **what: Any,
     ) -> Call:
-        """Start a call.
-
-        Parameters
-        ----------
-        op, table, clock : int
-        now, deadline : float
-            Seconds; the call is settled at the deadline at the latest.
-        write : bool, optional
-            Whether it must happen exactly once, where the op does not determine it (reduce, sweep).
-        after : sequence of Call
-            Calls of this object. It begins when all have succeeded, and fails if one of them fails.
-        what
-            The other arguments of :func:`shoal.cluster.worker.calls.new_call`.
-
-        Returns
-        -------
-        Call
-            Settled at once if no message is needed, a server is lost, or the requests are closed.
-
-        Raises
-        ------
-        ValueError
-            As `new_call`, or the rows of one slot do not fit into a message.
-        """
+        """Start a call."""
         call = new_call(op, table, clock, now, deadline, self.map.slots, **what)
         self._begun += 1
         call.serial = self._begun
@@ -210,25 +170,7 @@ class Requests:
         on_done: Callable[[Call], None] | None = None,
         trace: CallTrace | None = None,
     ) -> Call:
-        """End a clock: send every endpoint the list of its pushes.
-
-        Parameters
-        ----------
-        clock : int
-            The clock that ends. The pushes that were submitted with it, and did not fail, are listed.
-        tables : sequence of int
-            Tables that this worker pushed to in this clock.
-        now, deadline : float
-            Its time begins when it is sent, after the reads of its clock.
-        on_done, trace
-            As for :func:`shoal.cluster.worker.calls.new_call`.
-
-        Returns
-        -------
-        Call
-            Settled when every endpoint has accepted it. Waiting for it is not needed: if it fails, all that is
-            submitted afterwards fails with its error.
-        """
+        """End a clock: send every endpoint the list of its pushes."""
         call = Call(Op.TICK, 0, clock, now, deadline)
         call.on_done = on_done
         call.trace = trace
@@ -403,13 +345,7 @@ class Requests:
     # --- replies ------------------------------------------------------------------------------------------------
 
     def receive(self, address: str, frames: Sequence[Any] | _core.ReceivedMessage, now: float) -> bool:
-        """Process a message from an endpoint. Raises nothing, whatever the message contains.
-
-        Returns
-        -------
-        bool
-            False: it is damaged, and what follows over the same connection may be too.
-        """
+        """Process a message from an endpoint. Raises nothing, whatever the message contains."""
         name = _core.peek(frames)
         part = None if name is None else self._parts.get((address, *name))
         try:
@@ -598,12 +534,6 @@ class Requests:
         slots, unsent parts, and parts at endpoints that have changed. A call to every endpoint begins again as a whole:
         an answer of an endpoint is for the slots that it had. A map that is not newer only makes refused slots be sent
         again after a pause.
-
-        Parameters
-        ----------
-        map : ClusterMap
-            Of the same number of slots.
-        now : float
         """
         if self._closed is not None:
             return
@@ -645,16 +575,7 @@ class Requests:
     # --- endings ------------------------------------------------------------------------------------------------
 
     def lose(self, server: int, reason: str, now: float) -> None:
-        """Treat a server as lost: calls that wait for it, and later ones that need it under the present map, fail.
-
-        Parameters
-        ----------
-        server : int
-            Its rank.
-        reason : str
-            Such as "silent for 10.2 s"; it becomes part of the error.
-        now : float
-        """
+        """Treat a server as lost: calls that wait for it, and later ones that need it under the present map, fail."""
         for endpoint in self.map.endpoints:
             if endpoint.server == server:
                 self._lost[endpoint.address] = reason
@@ -690,15 +611,7 @@ class Requests:
                 self._send(what, now)
 
     def reconnected(self, address: str, reason: str, now: float) -> None:
-        """Send again at once, in order, what an endpoint has not answered, after its connection was replaced.
-
-        Parameters
-        ----------
-        address : str
-        reason : str
-            Why the former connection ended; it becomes part of errors.
-        now : float
-        """
+        """Send again at once, in order, what an endpoint has not answered, after its connection was replaced."""
         peer = self._peers.get(address)
         if peer is None:
             return

@@ -37,8 +37,6 @@ from shoal.errors import ClusterChangedError, ProtocolError, SaveConflictError, 
 from shoal.storage.base import StorageDir
 from shoal.table.spec import TableRecord, TableSpec
 
-__all__ = ["ServerSnapshotSet"]
-
 _log = logging.getLogger("shoal.saving")
 
 _KINDS = ("plain", "base", "delta")  # as SAVE_BEGIN numbers them
@@ -65,36 +63,6 @@ class _BusyError(Exception):
 class ServerSnapshotSet(TaskCoordinator):
     """Snapshots of the servers' tables at this worker's clock. A context manager.
 
-    Parameters
-    ----------
-    channel : Channel
-    tables : sequence of (int, TableSpec, str)
-        The servers' number of each table, and whether it is saved "plain", as a "base" of deltas, or as a "delta".
-    base : ChainEntry, optional
-        The checkpoint that deltas refer to.
-    last : str
-        Digest of the last checkpoint since which this worker has had changes tracked.
-    on_done : callable, optional
-        Called with the digest of the checkpoint that is written.
-    lost : callable, optional
-        Returns the workers that are known to be dead. A snapshot that a server holds for one of them is waited for
-        until that server knows it too, at most for the timeout of a call.
-
-    Raises
-    ------
-    ValueError
-        Servers do not track the changes since ``base``.
-    SnapshotLostError
-        They did, and one of them does not know the changes any more.
-    SaveConflictError
-        Another worker is saving one of the tables.
-    ClusterChangedError
-        Slots moved to other endpoints each time that the snapshots were taken, for the timeout of a call.
-    ShoalError
-        As of any call.
-
-    Notes
-    -----
     Waits for this worker's clock, as a pull does.
     """
 
@@ -167,17 +135,7 @@ class ServerSnapshotSet(TaskCoordinator):
     def write(
         self, directory: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
     ) -> list[SavedTable]:
-        """Have all endpoints write; see :class:`shoal.checkpoint.write.SnapshotSet`.
-
-        Raises
-        ------
-        StorageError
-            A server does not see the directory or cannot write there: the message names it.
-        SnapshotLostError
-            A server had no memory left for the snapshot.
-        ServerLostError, DeadlineExceededError
-            A server is lost or makes no progress.
-        """
+        """Have all endpoints write; see :class:`shoal.checkpoint.write.SnapshotSet`."""
         task = self._prepare(directory, stem, version, durable=durable)
         reports = self._run_until("done", msgspec.structs.replace(task, go=True), on_progress)
         return join_tables([_decode_saved(*pair) for pair in zip(self._endpoints, reports, strict=True)])

@@ -30,8 +30,6 @@ from shoal.cluster.protocol.tasks import (
 from shoal.cluster.worker.channel import Channel
 from shoal.errors import ClusterChangedError, DeadlineExceededError, ProtocolError, ShoalError
 
-__all__ = ["TaskCoordinator"]
-
 Op = _core.Op
 
 _MIN_POLL_SECONDS = 0.001
@@ -42,15 +40,7 @@ _report = msgspec.msgpack.Decoder(Report)
 
 
 class TaskCoordinator:
-    """A task that all endpoints execute. A context manager that cancels an unfinished task.
-
-    Parameters
-    ----------
-    channel : Channel
-        Its newest map at the beginning has the endpoints: those that serve slots. If slots move, the task fails.
-    what : str
-        "save" or "load".
-    """
+    """A task that all endpoints execute. A context manager that cancels an unfinished task."""
 
     def __init__(self, channel: Channel, what: str) -> None:
         self._channel = channel
@@ -85,12 +75,7 @@ class TaskCoordinator:
         return answers
 
     def _check_map(self) -> None:
-        """Check that the endpoints still have the slots that they had at the beginning.
-
-        Raises
-        ------
-        ClusterChangedError
-        """
+        """Check that the endpoints still have the slots that they had at the beginning."""
         map = self._channel.map
         if map.runs != self._map.runs:
             raise ClusterChangedError(

@@ -10,8 +10,6 @@ from heapq import heapify, heappop, heappush
 
 from shoal.cluster.worker.calls import Call, RequestPart
 
-__all__ = ["Timers"]
-
 
 class Timers:
     """Times of parts and calls. The entry of a part is stale unless it is the part's present `due`."""

@@ -52,8 +52,6 @@ from shoal.table.table import Table
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["CallTracer", "RecordedCall", "TracedChannel", "TracedRequests", "TracedTable", "set_up_exporter"]
-
 _log = logging.getLogger("shoal.tracing")
 
 Op = _core.Op
@@ -81,16 +79,7 @@ class _RequestTrace:
 
 
 class RecordedCall:
-    """A call that is traced: :class:`.CallTrace`.
-
-    Parameters
-    ----------
-    tracer : CallTracer
-    span : Span
-        Recorded, and begun.
-    context : Context
-        With the span, for those of its requests.
-    """
+    """A call that is traced: :class:`.CallTrace`."""
 
     __slots__ = ("_tracer", "context", "ended", "error", "requests", "span")
 
@@ -144,18 +133,7 @@ class RecordedCall:
 
 
 class CallTracer:
-    """Makes the spans of a store's calls.
-
-    Attributes
-    ----------
-    table_names : dict
-        Names of tables, by their numbers.
-
-    Raises
-    ------
-    ImportError
-        opentelemetry-api is not installed.
-    """
+    """Makes the spans of a store's calls."""
 
     def __init__(self) -> None:
         try:
@@ -164,6 +142,7 @@ class CallTracer:
             raise ImportError(f"traces require opentelemetry: {_EXTRA}") from error
         self._trace = trace
         self._tracer = trace.get_tracer("shoal", version("shoal"))
+        # Names of tables, by their numbers.
         self.table_names: dict[int, str] = {}
         self._settled: deque[RecordedCall] = deque()
         self._thread = threading.local()
@@ -327,13 +306,7 @@ class TracedTable(Table):
 
 
 class TracedRequests(Requests):
-    """Requests that record what happens to the parts of traced calls. It uses the class's own hooks, and no others.
-
-    Parameters
-    ----------
-    worker, map, atomic_clocks
-        As for :class:`.Requests`.
-    """
+    """Requests that record what happens to the parts of traced calls. It uses the class's own hooks, and no others."""
 
     def __init__(self, worker: WorkerIdentity, map: ClusterMap, *, atomic_clocks: bool = True) -> None:
         super().__init__(worker, map, atomic_clocks=atomic_clocks)
@@ -386,16 +359,7 @@ class TracedRequests(Requests):
 
 
 class TracedChannel(Channel):
-    """A channel whose calls are traced.
-
-    Parameters
-    ----------
-    requests : Requests
-        Of :meth:`CallTracer.make_requests`.
-    tracer : CallTracer
-    options
-        The other parameters of :class:`.Channel`.
-    """
+    """A channel whose calls are traced."""
 
     def __init__(self, requests: Requests, *, tracer: CallTracer, **options: Any) -> None:
         self._tracer = tracer
@@ -455,22 +419,7 @@ class TracedChannel(Channel):
 
 
 def set_up_exporter(environment: Mapping[str, str] = os.environ) -> None:
-    """Set up the SDK of OpenTelemetry from its environment variables, unless the program has.
-
-    Parameters
-    ----------
-    environment : mapping
-        OTEL_TRACES_EXPORTER (otlp, console, none or the name of another exporter that is installed; default: otlp) and
-        OTEL_EXPORTER_OTLP_PROTOCOL (http/protobuf or grpc; default: http/protobuf) choose the exporter. The SDK reads
-        the others: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME (default: shoal), OTEL_TRACES_SAMPLER, OTEL_BSP_...
-
-    Raises
-    ------
-    ImportError
-        The SDK or the exporter is not installed.
-    ValueError
-        There is no such protocol.
-    """
+    """Set up the SDK of OpenTelemetry from its environment variables, unless the program has."""
     try:
         from opentelemetry import trace
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource

@@ -32,8 +32,6 @@ from shoal.tools.reports.page import Facts, HeldOut, page
 if TYPE_CHECKING:
     from shoal.torch import ClickModel
 
-__all__ = ["report"]
-
 FILE = "report.html"
 TOP = 30
 

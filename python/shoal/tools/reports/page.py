@@ -49,54 +49,34 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The contents of a report.
+    """The contents of a report."""
 
-    Attributes
-    ----------
-    title, subtitle : str
-        What was trained.
-    rows : int
-        Of the table.
-    nonzero : int or None
-        How many linear weights are not zero; None of a model that has more than those.
-    history : History
-        May be empty.
-    held_out : HeldOut or None
-        Measured for the report; without it the last validation of the history is shown.
-    settings, data : sequence of (str, str)
-        Names and values.
-    weights : sequence of (str, float)
-        The largest, in the order to be shown.
-    version : str
-        Of shoal.
-    calibration : str or None
-        How the model is calibrated, which what was measured while it learned is not; None: it is not.
-    classes : int or None
-        Number of classes; None of a model of log-odds.
-    """
-
+    # title, subtitle: What was trained.
     title: str
     subtitle: str
+    # Of the table.
     rows: int
+    # How many linear weights are not zero; None of a model that has more than those.
     nonzero: int | None
+    # May be empty.
     history: History
+    # Measured for the report; without it the last validation of the history is shown.
     held_out: HeldOut | None
+    # settings, data: Names and values.
     settings: Sequence[tuple[str, str]]
     data: Sequence[tuple[str, str]]
+    # The largest, in the order to be shown.
     weights: Sequence[tuple[str, float]]
+    # Of shoal.
     version: str
+    # How the model is calibrated, which what was measured while it learned is not; None: it is not.
     calibration: str | None = None
+    # Number of classes; None of a model of log-odds.
     classes: int | None = None
 
 
 def page(facts: Facts) -> str:
-    """Write the report.
-
-    Returns
-    -------
-    str
-        The whole file, ASCII and UTF-8 text.
-    """
+    """Write the report."""
     shown = facts.held_out or _validation(facts.history)
     title = html.escape(facts.title)
     body = "".join(

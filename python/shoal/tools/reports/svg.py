@@ -33,23 +33,7 @@ Point = tuple[float, float]
 
 
 class Plot:
-    """A picture with two axes, to be filled with marks and rendered.
-
-    Parameters
-    ----------
-    name : str
-        Unique on its page: it names the clipping path.
-    what : str
-        One sentence that describes the plot, for screen readers.
-    x, y : (float, float)
-        The least and the largest value shown.
-    x_label, y_label : str
-        The axes' names.
-    x_text, y_text : callable, optional
-        Write a tick's value; as many decimals as the ticks need, if not given.
-    width, height : float
-        In CSS pixels; the picture scales to the room it gets.
-    """
+    """A picture with two axes, to be filled with marks and rendered."""
 
     def __init__(
         self,
@@ -172,15 +156,7 @@ class Plot:
 
 
 def ticks(low: float, high: float, about: float) -> tuple[list[float], int]:
-    """Choose round values from ``low`` to ``high``, 1, 2 or 5 times a power of ten apart.
-
-    Returns
-    -------
-    values : list of float
-        About as many as asked for, at least one.
-    decimals : int
-        Digits after the decimal point that distinguish them.
-    """
+    """Choose round values from ``low`` to ``high``, 1, 2 or 5 times a power of ten apart."""
     step = (high - low) / max(about, 1.0)
     power = math.floor(math.log10(step))
     step = next(m * 10.0**power for m in (1, 2, 5, 10) if m * 10.0**power >= step * (1 - 1e-9))

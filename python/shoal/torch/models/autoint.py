@@ -19,13 +19,6 @@ class Attention(nn.Module):
 
     A head's weight of field k for field m is the softmax over k of <W_query e_m, W_key e_k> (equations 5 to 8; the
     product is not scaled).
-
-    Parameters
-    ----------
-    dim : int
-    width : int
-        Numbers of output for each field, a multiple of ``heads``.
-    heads : int
     """
 
     def __init__(self, dim: int, width: int, heads: int) -> None:

@@ -17,15 +17,7 @@ from shoal.torch.models.layers import Lookup, Maker, flat, look_up, tower
 
 
 class Cross(nn.Module):
-    """Cross layers: x_(l+1) = x_0 * (W_l x_l + b_l) + x_l, with W_l = U_l V_l of low rank if a rank is given.
-
-    Parameters
-    ----------
-    width : int
-        Numbers in x_0.
-    layers : int
-    rank : int or None
-    """
+    """Cross layers: x_(l+1) = x_0 * (W_l x_l + b_l) + x_l, with W_l = U_l V_l of low rank if a rank is given."""
 
     def __init__(self, width: int, layers: int, rank: int | None) -> None:
         super().__init__()

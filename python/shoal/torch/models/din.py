@@ -19,12 +19,6 @@ class Interest(nn.Module):
 
     The weight is the output of a small tower for (h, i, h - i, h * i), h being a vector of the history and i the
     item's. It is not normalized over the history (section 4.3), so that many similar items mean strong interest.
-
-    Parameters
-    ----------
-    dim : int
-    hidden : sequence of int
-        Widths of the tower's layers.
     """
 
     def __init__(self, dim: int, hidden: Sequence[int]) -> None:

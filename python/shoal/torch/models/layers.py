@@ -25,17 +25,7 @@ Maker = Callable[[str, int], nn.Module]
 
 
 class Lookup(nn.Module):
-    """Rows of fixed fields, from one table or from one for each field.
-
-    Parameters
-    ----------
-    make : Maker
-    name : str
-        Of the table; with ``per_field`` a number is appended.
-    fields : int
-    dim : int
-    per_field : bool
-    """
+    """Rows of fixed fields, from one table or from one for each field."""
 
     def __init__(self, make: Maker, name: str, fields: int, dim: int, *, per_field: bool) -> None:
         super().__init__()
