@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from shoal import _core
+from shoal.base.decoders import json_decoder
 from shoal.base.progress import rows_bar
 from shoal.checkpoint.format import (
     EMPTY,
@@ -45,8 +46,7 @@ from shoal.storage.transaction import map_in_order
 from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec, check_table_count
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_manifest = msgspec.json.Decoder(Manifest)
+_manifest = json_decoder(Manifest)
 
 
 def read_manifest(where: StoragePath) -> Manifest:

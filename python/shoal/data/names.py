@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.decoders import json_decoder
 from shoal.base.machine import local_path
 from shoal.data.spelling import Spell, Texts, decoded, encoded, paired
 from shoal.errors import CorruptionError
@@ -58,9 +59,8 @@ class _Version1(msgspec.Struct, frozen=True, kw_only=True):
     names: dict[int, str]
 
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_description = msgspec.json.Decoder(_Description)
-_version1 = msgspec.json.Decoder(_Version1)
+_description = json_decoder(_Description)
+_version1 = json_decoder(_Version1)
 
 
 class FeatureNames(Mapping[int, str]):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.decoders import json_decoder
 from shoal.errors import CorruptionError, ShoalError, StorageError
 from shoal.storage.base import MAX_JSON_BYTES, StorageDir, StoragePath
 from shoal.storage.checksummed_json import UNREADABLE, decode_checksummed
@@ -97,8 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     extras: list[Extra] = []
 
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_manifest = msgspec.json.Decoder(Manifest)
+_manifest = json_decoder(Manifest)
 
 
 def is_export(where: StoragePath) -> bool:

@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from shoal.base.decoders import msgpack_decoder
 from shoal.data import Reader
 from shoal.errors import ShoalError
 from shoal.metrics import StreamMetrics, accumulator_from_dict
@@ -40,8 +41,7 @@ from shoal.storage.open import open_dir
 from shoal.store.base import Store
 
 _ENDED = 1  # flag of a worker that has no batch left
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_worker_state = msgspec.msgpack.Decoder(WorkerState)
+_worker_state = msgpack_decoder(WorkerState)
 
 
 class Checkpointed(Protocol):

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal.base.decoders import msgpack_decoder
 from shoal.data import Batch
 from shoal.data.rebatch import joined_or_none
 from shoal.metrics import Curves, GroupedAUC, Metrics, MulticlassAccumulator, gauc, measure_with_curves
@@ -80,9 +81,8 @@ class _Part(msgspec.Struct, frozen=True):
     margins: list[bytes]
 
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_part = msgspec.msgpack.Decoder(_Part)
-_described = msgspec.msgpack.Decoder(list[dict[str, Any]])
+_part = msgpack_decoder(_Part)
+_described = msgpack_decoder(list[dict[str, Any]])
 
 
 class Margins(MeasuredExamples):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.base.decoders import msgpack_decoder
 from shoal.data import Batch
 from shoal.errors import ShoalError
 from shoal.metrics import accumulator_from_dict
@@ -39,9 +40,8 @@ class _WorkerPass(msgspec.Struct, frozen=True):
     repeated: int = 0
 
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_pass = msgspec.msgpack.Decoder(_WorkerPass)
-_evaluations = msgspec.msgpack.Decoder(list[Evaluation])
+_pass = msgpack_decoder(_WorkerPass)
+_evaluations = msgpack_decoder(list[Evaluation])
 
 
 class MergedPass(NamedTuple):

@@ -34,6 +34,7 @@ from typing import NoReturn
 
 import msgspec
 
+from shoal.base.decoders import msgpack_decoder
 from shoal.base.plural import counted
 from shoal.data import Batch
 from shoal.errors import WorkerLostError, WorkersChangedError
@@ -74,9 +75,8 @@ class _Published(msgspec.Struct, frozen=True):
     models: list[_Model]
 
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_published = msgspec.msgpack.Decoder(_Published)
-_own = msgspec.msgpack.Decoder(list[bytes])
+_published = msgpack_decoder(_Published)
+_own = msgpack_decoder(list[bytes])
 
 
 class Publisher:

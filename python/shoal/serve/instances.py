@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal.base.decoders import json_decoder
 from shoal.data import Batch, hash_strings
 from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, missing_numbers
 from shoal.data.criteo import INTEGER_COLUMNS
@@ -53,9 +54,9 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     instances: list[msgspec.Raw]
 
 
-_REQUEST = msgspec.json.Decoder(_Request)
-_SPARSE = msgspec.json.Decoder(_Sparse)
-_ANY = msgspec.json.Decoder()
+_REQUEST = json_decoder(_Request)
+_SPARSE = json_decoder(_Sparse)
+_ANY = json_decoder(Any)
 
 
 def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account, unknown: set[str]) -> Batch:

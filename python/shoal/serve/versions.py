@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from shoal.base.decoders import json_decoder
 from shoal.errors import CorruptionError, ShoalError
 from shoal.export import manifest as manifests
 from shoal.export.read import ExportFolder
@@ -349,5 +350,4 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
     split: dict[str, float] | None = None
 
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_given = msgspec.json.Decoder(_Given)
+_given = json_decoder(_Given)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from shoal import _core
+from shoal.base.decoders import json_decoder
 from shoal.errors import CorruptionError
 from shoal.storage.regular import read_regular
 
@@ -25,8 +26,7 @@ class _Checksummed(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_decoder = msgspec.json.Decoder(_Checksummed)
+_decoder = json_decoder(_Checksummed)
 
 
 def sync_directory(directory: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from shoal import _core
+from shoal.base.decoders import msgpack_decoder
 from shoal.cluster.protocol.tasks import (
     MAX_POLL_SECONDS,
     MIN_PATIENCE_SECONDS,
@@ -34,8 +35,7 @@ _log = logging.getLogger("shoal.tasks")
 _MAX_PATIENCE_SECONDS = 86400.0  # whatever a worker asks for
 _JOIN_SECONDS = 2.0
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_task: msgspec.msgpack.Decoder[WriteTask | ReadTask] = msgspec.msgpack.Decoder(WriteTask | ReadTask)
+_task: msgspec.msgpack.Decoder[WriteTask | ReadTask] = msgpack_decoder(WriteTask | ReadTask)
 
 
 class TaskRunner:

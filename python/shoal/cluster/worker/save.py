@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
+from shoal.base.decoders import msgpack_decoder
 from shoal.checkpoint.format import SLOT_FILE, ChainEntry, SavedTable
 from shoal.checkpoint.write import join_tables, unknown_base
 from shoal.cluster.protocol.slot_map import Endpoint
@@ -44,8 +45,7 @@ _NUMBERS_PER_TABLE = 4  # in the answer
 _BUSY, _NO_BASE = 1, 2  # first number of an answer that refuses
 _DIGEST_WORDS = 4
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_saved = msgspec.msgpack.Decoder(list[SavedTable])
+_saved = msgpack_decoder(list[SavedTable])
 
 
 class _BusyError(Exception):

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from shoal import _core
+from shoal.base.decoders import msgpack_decoder
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.protocol.tasks import (
     ERROR_TYPES,
@@ -35,8 +36,7 @@ Op = _core.Op
 _MIN_POLL_SECONDS = 0.001
 _RELEASE_SECONDS = 2.0  # for a server to receive that the task is cancelled
 
-# Made here: msgspec crashes where several threads are the first to decode a type.
-_report = msgspec.msgpack.Decoder(Report)
+_report = msgpack_decoder(Report)
 
 
 class TaskCoordinator:
