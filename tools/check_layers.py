@@ -37,6 +37,7 @@ PYTHON = {
     "_core": "",
     "_reader": "",
     "errors": "_core",
+    "config": "base",
     "consistency": "base",
     "schedules": "_core base",
     "optim": "_core errors schedules base",
@@ -53,20 +54,21 @@ PYTHON = {
     "sketches": "_core base table store",
     "data": "_core _reader errors base storage",
     "metrics": "_core errors base",
-    "models": "_core errors consistency optim lifecycle base table storage checkpoint store data metrics",
-    "torch": "_core errors consistency schedules optim lifecycle base table storage checkpoint store data metrics "
-    "models",
-    "serve": "_core errors consistency optim base table storage checkpoint export store data models torch",
+    "models": "_core config errors consistency optim lifecycle base table storage checkpoint store data metrics",
+    "torch": "_core config errors consistency schedules optim lifecycle base table storage checkpoint store data "
+    "metrics models",
+    "serve": "_core config errors consistency optim base table storage checkpoint export store data models torch",
     "sklearn": "_core errors optim store data metrics models",
     "cluster.protocol": "_core errors consistency base table.spec",
-    "cluster.worker": "_core errors consistency optim user_functions base table storage checkpoint store "
+    "cluster.worker": "_core config errors consistency optim user_functions base table storage checkpoint store "
     "cluster.protocol",
-    "cluster.server": "_core errors user_optimizer user_functions base table storage checkpoint store cluster.protocol",
-    "cluster.scheduler": "errors base table.spec cluster.protocol",
-    "cluster.launch": "errors consistency base table storage store cluster.protocol cluster.worker cluster.server "
-    "cluster.scheduler",
+    "cluster.server": "_core config errors user_optimizer user_functions base table storage checkpoint store "
+    "cluster.protocol",
+    "cluster.scheduler": "errors config base table.spec cluster.protocol",
+    "cluster.launch": "errors config consistency base table storage store cluster.protocol cluster.worker "
+    "cluster.server cluster.scheduler",
     "cluster": "",
-    "ray": "_core errors consistency base table storage checkpoint export store data models torch serve "
+    "ray": "_core config errors consistency base table storage checkpoint export store data models torch serve "
     "cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch",
     "tools": "",
     "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
@@ -77,12 +79,12 @@ PYTHON = {
     "tools.planted": "_core metrics",
     "tools.load": "errors storage checkpoint export store models torch",
     "tools.compact": "errors storage checkpoint export",
-    "cli": "_core errors consistency optim lifecycle base table storage checkpoint export store data metrics models "
-    "torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
+    "cli": "_core config errors consistency optim lifecycle base table storage checkpoint export store data metrics "
+    "models torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
     "ray tools.reports tools.sizing tools.doctor tools.convert tools.compact tracking",
     "__main__": "cli",
-    "__init__": "errors consistency schedules optim user_optimizer user_functions lifecycle base table export store "
-    "data metrics models sketches torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports "
+    "__init__": "errors config consistency schedules optim user_optimizer user_functions lifecycle base table export "
+    "store data metrics models sketches torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports "
     "tools.sizing tools.convert tools.load tools.compact tracking",
 }
 

@@ -16,8 +16,6 @@ from typing import ClassVar
 
 from shoal.base.scalars import make_plain
 
-__all__ = ["ASP", "BSP", "SSP", "Consistency"]
-
 _MOST_CLOCKS = 2**31
 
 
@@ -109,3 +107,17 @@ class ASP(Consistency):
     """Asynchronous: pushes are applied as they arrive, and no pull waits for any worker."""
 
     mode: ClassVar[str] = "asp"
+
+
+def parse_consistency(text: str) -> Consistency:
+    """Read bsp, ssp:4 or asp, in any case; ValueError if it is none of them.
+
+    >>> parse_consistency("BSP"), parse_consistency("ssp:4")
+    (BSP(reduce='sum'), SSP(staleness=4))
+    """
+    name, colon, staleness = text.lower().partition(":")
+    if (name, colon) in (("bsp", ""), ("asp", "")):
+        return BSP() if name == "bsp" else ASP()
+    if (name, colon) == ("ssp", ":") and staleness.isascii() and staleness.isdigit():
+        return SSP(int(staleness))
+    raise ValueError(f"{text!r} is not a consistency: write bsp, ssp:N (such as ssp:4) or asp")

@@ -82,7 +82,7 @@ def find_worker_range(environment: Environment) -> tuple[int, int] | None:
     return found if isinstance(found, tuple) else None
 
 
-def parse_workers(text: str) -> int | tuple[int, int]:
+def parse_workers(text: int | str) -> int | tuple[int, int]:
     """Parse a number of workers, or the least and the greatest one: ``4``, ``2:8``.
 
     Examples
@@ -90,7 +90,7 @@ def parse_workers(text: str) -> int | tuple[int, int]:
     >>> parse_workers("4"), parse_workers("2:8")
     (4, (2, 8))
     """
-    words = text.split(":")
+    words = str(text).split(":")
     try:
         numbers = [int(word) for word in words]
     except ValueError:

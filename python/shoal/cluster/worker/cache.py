@@ -101,3 +101,14 @@ def choose_cache(cache: Cache | Mapping[str, Cache] | None, table: str) -> Cache
     if found is not None and not isinstance(found, Cache):
         raise TypeError(f"cache is a shoal.Cache, or one for each table's name, got {found!r}")
     return found
+
+
+def parse_cache(text: str) -> Cache:
+    """Read ROWS:STALENESS, such as 1000000:8, or ROWS:STALENESS:sums, without local steps; ValueError otherwise."""
+    numbers = text.split(":")
+    local_steps = numbers[2:] != ["sums"]
+    if not local_steps:
+        numbers.pop()
+    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise ValueError(f"{text!r} is not ROWS:STALENESS, such as 1000000:8, or ROWS:STALENESS:sums")
+    return Cache(rows=int(numbers[0]), staleness=int(numbers[1]), local_steps=local_steps)

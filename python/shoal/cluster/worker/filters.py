@@ -104,6 +104,30 @@ def choose(filters: Filters | Mapping[str, Filters] | None, table: str) -> Filte
     return found
 
 
+def parse_filters(text: str, seed: int = 0) -> Filters:
+    """Read key_caching,zeros,gradients=bfloat16,threshold=0.1; ValueError if it is something else."""
+    given: dict[str, Any] = {}
+    for word in text.split(","):
+        name, equals, value = word.partition("=")
+        if bool(equals) != (name in ("gradients", "weights", "threshold")) or name not in _NAMES:
+            raise ValueError(
+                f"{word!r} is not a filter: pass key_caching, zeros, gradients=bfloat16, weights=bfloat16 or "
+                "threshold=0.1"
+            )
+        if name in given:
+            raise ValueError(f"{text!r} names {name} twice: name it once")
+        given[name] = value or True
+    if "threshold" in given:
+        try:
+            given["threshold"] = float(given["threshold"])
+        except ValueError:
+            raise ValueError(f"threshold={given['threshold']} is not a number") from None
+    return Filters(seed=seed, **given)
+
+
+_NAMES = ("key_caching", "zeros", "gradients", "weights", "threshold")
+
+
 @dataclass(slots=True)
 class EncodedPayload:
     """The frames of a part, and the fields of its header that depend on them."""

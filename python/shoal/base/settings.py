@@ -1,0 +1,289 @@
+"""Settings: what a field of a configuration says of itself, and what follows from it.
+
+A configuration is a frozen struct. Each of its fields has a name, a type, a default and a `Setting`: one sentence,
+bounds and how its value is written. From these come the checks of constructors, files and JSON (here), the options of
+the command line (`shoal.cli.options`), and the reference in the documentation (``tools/settings_page.py``).
+
+    class ReaderConfig(Config, frozen=True, kw_only=True):
+        batch_size: Annotated[int, Setting("examples per batch", ge=1, metavar="N")] = 8192
+
+The values are those of JSON and TOML: numbers, text, lists (as tuples) and mappings of them. A rule, a size or an
+address is text, which stays as it was given; its function in ``check`` reads it.
+
+Threads: configurations are immutable.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+
+from shoal.base.scalars import plain
+from shoal.base.suggest import nearest
+
+C = TypeVar("C", bound="Config")
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    tuple: "a list",
+    dict: "a table",
+}
+
+
+class Setting(Struct, frozen=True):
+    """What a field of a configuration says of itself.
+
+    Attributes
+    ----------
+    text : str
+        What it means, in a sentence without its full stop.
+    ge, gt, le : float, optional
+        Bounds of a number.
+    metavar : str
+        What stands for the value in a help. ``A,B,...``: a list is one word of the command line.
+    unset : str
+        What None, or another default that says nothing, means.
+    check : str
+        ``module:function`` that reads the value, and raises ValueError if it is wrong.
+    variable : str
+        The environment variable that has the value if it is not given.
+    const : object
+        The value of the option without a word.
+    positional : bool
+        Whether the command line has it as an argument, not as an option.
+    several : bool
+        Whether one option takes several words.
+    in_file : bool
+        Whether it may be in a file: an action of one run may not.
+    is_option : bool
+        Whether the command line has it.
+    """
+
+    text: str
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    metavar: str = ""
+    unset: str = ""
+    check: str = ""
+    variable: str = ""
+    const: Any = None
+    positional: bool = False
+    several: bool = False
+    in_file: bool = True
+    is_option: bool = True
+
+    def bounds(self) -> str:
+        """Return the numbers to pass, for messages; "" if all are right."""
+        if self.gt is not None:
+            return f"a number above {self.gt:g}"
+        if self.ge is not None:
+            return f"{self.ge:g} or more" if self.le is None else f"{self.ge:g} to {self.le:.0f}"
+        return "" if self.le is None else f"{self.le:g} or less"
+
+
+class Field(Struct, frozen=True):
+    """A field of a configuration: its name, its types without None, the words that it may be, and its setting."""
+
+    name: str
+    kinds: tuple[type, ...]
+    choices: tuple[str, ...]
+    section: type[Config] | None
+    default: Any
+    setting: Setting
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is NODEFAULT
+
+    def checked(self, value: Any) -> Any:
+        """Return a value in the field's own type.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is of another type, or out of bounds: the message begins with the name, and has the value and the remedy.
+        """
+        if self.section is not None:
+            return value
+        value = plain(value)
+        if self.choices and value not in self.choices:
+            near = nearest(value, self.choices) if isinstance(value, str) else None
+            hint = f"did you mean {near!r}? It" if near is not None else "it"
+            raise ValueError(f"{self.name} is {value!r:.80}: {hint} is one of {', '.join(self.choices)}")
+        if isinstance(value, list):
+            value = tuple(value)
+        elif isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if type(value) is int and float in self.kinds and int not in self.kinds:
+            value = float(value)
+        if type(value) not in self.kinds:
+            if isinstance(value, Mapping) and dict in self.kinds:
+                return dict(value)
+            what = " or ".join(_KINDS[kind] for kind in self.kinds)
+            raise TypeError(f"{self.name} is {value!r:.80}: pass {self.setting.bounds() or what}")
+        setting = self.setting
+        if type(value) in (int, float) and not (
+            (setting.ge is None or value >= setting.ge)
+            and (setting.gt is None or setting.gt < value < float("inf"))
+            and (setting.le is None or value <= setting.le)
+        ):
+            raise ValueError(f"{self.name} is {value}: pass {setting.bounds()}")
+        if setting.check and type(value) is not bool:
+            read = _function(setting.check)
+            try:
+                for one in value if isinstance(value, tuple) else [value]:
+                    read(one)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{self.name}: {error}") from None
+        return value
+
+
+@functools.cache
+def _function(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A configuration, whose constructor checks it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A value is of another type, or out of its bounds: the message has the name, the value and what to pass.
+    """
+
+    def __post_init__(self) -> None:
+        for field in fields(type(self)):
+            value = getattr(self, field.name)
+            if value is None or value is field.default:
+                continue
+            found = field.checked(value)
+            if found is not value:
+                msgspec.structs.force_setattr(self, field.name, found)
+
+    def to_json(self) -> str:
+        """Return the configuration as one JSON object, as `from_json` reads it."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what `to_json` has written."""
+        return read(cls, msgspec.json.decode(text))
+
+
+@functools.cache
+def fields(kind: type[Config]) -> tuple[Field, ...]:
+    """Return the fields of a configuration, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_field(one, hints[one.name]) for one in msgspec.structs.fields(kind))
+
+
+def _field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
+    default = info.default if info.default_factory is NODEFAULT else info.default_factory()
+    inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    setting = next((one for one in said if isinstance(one, Setting)), None)
+    if isinstance(inner, type) and issubclass(inner, Config):
+        what = (inner.__doc__ or "").partition("\n")[0]
+        return Field(info.name, (), (), inner, default, setting or Setting(what))
+    if setting is None:
+        raise TypeError(f"field {info.name!r} has no Setting")
+    kinds: list[type] = []
+    choices: list[str] = []
+    for one in get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,):
+        if get_origin(one) is Literal:
+            choices += get_args(one)
+            kinds.append(str)
+        elif one is not NoneType:
+            kinds.append(get_origin(one) or one)
+    return Field(info.name, tuple(kinds), tuple(choices), None, default, setting)
+
+
+# ---- reading and writing ---------------------------------------------------------------------------------------------
+
+
+def read(kind: type[C], given: Mapping[str, Any], where: str = "") -> C:
+    """Make a configuration of mappings, as TOML and JSON have them.
+
+    Raises
+    ------
+    ValueError
+        A key is unknown, or a value is wrong: the message has the section, and the nearest known key.
+    """
+    known = {field.name: field for field in fields(kind)}
+    check_names(given, known, where or "the configuration")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        section = known[name].section
+        if section is None:
+            values[name] = value
+        elif not isinstance(value, Mapping):
+            raise ValueError(f"[{name}] is {value!r:.80}: it must be a section")
+        else:
+            values[name] = read(section, value, f"[{name}]")
+    missing = [name for name, field in known.items() if field.is_required and name not in values]
+    if missing:
+        raise ValueError(f"{where or 'the configuration'} has no {missing[0]}: {known[missing[0]].setting.text}")
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} {error}".lstrip()) from None
+
+
+def check_names(given: Mapping[str, Any] | Sequence[str], known: Sequence[str] | Mapping[str, Any], where: str) -> None:
+    """Raise ValueError for an unknown name; the message has the nearest known one."""
+    for name in given:
+        if name not in known:
+            near = nearest(name, known)
+            hint = "there are" if near is None else f"did you mean {near!r}? There are"
+            raise ValueError(f"{where} has no key {name!r}: {hint} {', '.join(known)}")
+
+
+def read_file(file: str) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    try:
+        with open(file, "rb") as opened:
+            return tomllib.load(opened)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def to_toml(config: Config) -> str:
+    """Return a configuration as TOML, with its defaults, without what is not set and what may not be in a file."""
+    lines = []
+    sections = []
+    for field in fields(type(config)):
+        value = getattr(config, field.name)
+        if field.section is not None and value is not None:
+            sections.append(f"[{field.name}]\n{to_toml(value)}")
+        elif field.setting.in_file and value is not None:
+            lines.append(f"{field.name} = {_toml(value)}\n")
+    return "\n".join(["".join(lines), *sections] if lines else sections)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(one)}" for name, one in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False) if not isinstance(value, float) else repr(value)

@@ -1,0 +1,135 @@
+"""Configurations: what their constructors, files and JSON accept, and what an error says."""
+
+import re
+import tomllib
+from typing import Annotated, Literal
+
+import pytest
+
+from shoal.base.settings import Config, Setting, fields, read, to_toml
+from shoal.config import ClusterConfig, ConnectConfig, SchedulerConfig, ServerConfig
+from shoal.consistency import ASP, BSP, SSP, parse_consistency
+
+
+class Reader(Config, frozen=True, kw_only=True):
+    """How files are read."""
+
+    threads: Annotated[int, Setting("threads that parse", ge=1)] = 1
+    share: Annotated[float, Setting("share of the examples", gt=0)] = 1.0
+    on_error: Annotated[Literal["raise", "skip"], Setting("what becomes of a malformed line")] = "raise"
+    columns: Annotated[tuple[str, ...], Setting("names of columns")] = ()
+
+
+class Job(Config, frozen=True, kw_only=True):
+    """A job."""
+
+    output: Annotated[str, Setting("directory of the model")]
+    resume: Annotated[bool, Setting("continue", in_file=False)] = False
+    reader: Reader = Reader()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"threads": 0}, ValueError, "threads is 0: pass 1 or more"),
+        ({"threads": 1.5}, TypeError, "threads is 1.5: pass 1 or more"),
+        ({"threads": True}, TypeError, "threads is True: pass 1 or more"),
+        ({"share": 0}, ValueError, "share is 0.0: pass a number above 0"),
+        ({"share": float("nan")}, ValueError, "share is nan: pass a number above 0"),
+        ({"on_error": "skp"}, ValueError, "on_error is 'skp': did you mean 'skip'? It is one of raise, skip"),
+        ({"columns": "a"}, TypeError, "columns is 'a': pass a list"),
+    ],
+)
+def test_a_constructor_names_the_value_that_is_wrong_and_what_to_pass(given, error, says):
+    with pytest.raises(error) as raised:
+        Reader(**given)
+    assert str(raised.value) == says
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"output": "m", "reader": {"thread": 2}}, "[reader] has no key 'thread': did you mean 'threads'? There are "),
+        ({"output": "m", "reader": {"threads": 0}}, "[reader] threads is 0: pass 1 or more"),
+        ({"output": "m", "reader": {"threads": "2"}}, "[reader] threads is '2': pass 1 or more"),
+        ({"output": "m", "reader": 2}, "[reader] is 2: it must be a section"),
+        ({"reader": {}}, "the configuration has no output: directory of the model"),
+    ],
+)
+def test_a_file_is_refused_with_the_section_and_the_nearest_key(given, says):
+    with pytest.raises(ValueError, match="^" + re.escape(says)):
+        read(Job, given)
+
+
+def test_values_are_kept_in_the_type_of_their_field(tmp_path):
+    reader = Reader(share=1, columns=["a", "b"])
+    assert (reader.share, type(reader.share), reader.columns) == (1.0, float, ("a", "b"))
+    assert SchedulerConfig(bind="tcp://a:1", journal=tmp_path).journal == str(tmp_path)
+
+
+def test_toml_has_every_setting_of_a_file_and_gives_the_same_configuration():
+    job = Job(output='a "quoted" é', resume=True, reader=Reader(columns=["a", "b"], share=0.5))
+    text = to_toml(job)
+    assert "resume" not in text
+    assert "on_error" in text
+    assert read(Job, tomllib.loads(text) | {"resume": True}) == job
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SchedulerConfig(bind="tcp://127.0.0.1:*", servers=3, replicas=1, copy_rate="50MiB", grace=5),
+        ServerConfig(
+            scheduler="tcp://10.0.0.1:5570",
+            tier="/mnt/nvme:8GiB",
+            storage_roots=["/models"],
+            storage_options={"endpoint_url": "http://minio:9000"},
+            allow_code=["source"],
+        ),
+        ConnectConfig(cluster="", consistency="SSP:2", workers="2:8", cache="100:1", filters="zeros,threshold=0.1"),
+    ],
+)
+def test_a_child_gets_the_configuration_of_its_launcher_as_one_object(config):
+    assert type(config).from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        (ClusterConfig, {"copy_rate": "fast"}, "copy_rate: 'fast' is not a size"),
+        (ConnectConfig, {"consistency": "bps"}, "consistency: 'bps' is not a consistency: write bsp, ssp:N"),
+        (ConnectConfig, {"workers": "4:2"}, "workers: '4:2' is not a number of workers"),
+        (ConnectConfig, {"workers": 0}, "workers is 0: pass 1 or more"),
+        (ConnectConfig, {"cache": "8"}, "cache: '8' is not ROWS:STALENESS"),
+        (ConnectConfig, {"filters": "zeroes"}, "filters: 'zeroes' is not a filter"),
+        (ConnectConfig, {"filters": "zeros,zeros"}, "names zeros twice"),
+    ],
+)
+def test_text_that_is_no_rule_is_refused_where_it_is_given(kind, given, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        kind(**given)
+
+
+def test_a_consistency_has_one_spelling_in_any_case():
+    assert [parse_consistency(text) for text in ("bsp", "BSP", "SSP:2", "ssp:2", "asp", "Asp")] == [
+        BSP(),
+        BSP(),
+        SSP(2),
+        SSP(2),
+        ASP(),
+        ASP(),
+    ]
+
+
+def test_a_server_has_one_bound_of_its_memory():
+    with pytest.raises(ValueError, match="a memory budget or a tier"):
+        ServerConfig(scheduler="tcp://a:1", memory="8GiB", tier="/mnt:8GiB")
+    with pytest.raises(ValueError, match="pass one of them"):
+        ServerConfig(scheduler="tcp://a:1", memory="8GiB", slot_memory="1MiB")
+
+
+@pytest.mark.parametrize("kind", [SchedulerConfig, ServerConfig, ConnectConfig])
+def test_every_setting_is_one_sentence_without_its_full_stop(kind):
+    for field in fields(kind):
+        assert field.setting.text
+        assert not field.setting.text.endswith(".")
