@@ -9,7 +9,7 @@
 quality/twins.py describes what the two have in common. Settings (the learning rate of the rows, the passes) were chosen
 by AUC on a part of the training examples, for logistic regression, FM and DeepFM, whose settings the other models
 share; then the rate was lowered until torch reproduced its own losses. The test part is used at the end
-(bench/README.md lists four rates that were lowered after that).
+(docs/ctr-quality.md lists four rates that were lowered after that).
 
 Requirements, which are checked: the losses of the first 200 steps agree to 1e-5, or to four times the difference
 between runs of torch whose batches have their examples in another order (two orders; if they are not enough, up to

@@ -1,4 +1,4 @@
-"""The table compared with raw memory: runs build/release/bench/cpp/shoal_bench at the sizes of bench/README.md.
+"""The table compared with raw memory: runs build/release/bench/cpp/shoal_bench at the sizes of bench/table.md.
 
     make bench                                     everything
     python bench/bench_table.py --keys 1e6 1e7     some sizes, FTRL at dim 1

@@ -35,7 +35,7 @@ include_patterns = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "licenses/README.md",
-    "bench/README.md",
+    "bench/*.md",
     "csrc/README.md",
     "tests/fuzz/README.md",
     "docs/**.md",
@@ -101,7 +101,7 @@ if missing := sorted(set(PUBLIC.values()) - described):
     raise ConfigError(f"docs/api does not describe {', '.join(missing)}")
 
 # Pages whose tables of links are the site's navigation.
-NAVIGATION = ("docs/index", "docs/decisions/README")
+NAVIGATION = ("docs/index", "docs/decisions/README", "bench/README")
 
 
 def show_titles(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -183,7 +183,11 @@ def test_the_documented_requirements_are_those_of_the_package():
 
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-PROSE = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "csrc/README.md"))]
+PROSE = [
+    *PAGES,
+    *sorted((ROOT / "bench").glob("*.md")),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "csrc/README.md")),
+]
 
 
 def site_pages():
@@ -224,7 +228,7 @@ def test_links_between_pages_lead_to_files_and_headings(page):
 
 def test_every_page_is_linked_from_the_index():
     docs = ROOT / "docs"
-    indexes = (docs / "index.md", docs / "decisions" / "README.md")
+    indexes = (docs / "index.md", docs / "decisions" / "README.md", ROOT / "bench" / "README.md")
     linked = {
         (page.parent / link.partition("#")[0]).resolve() for page in indexes for link in LINK.findall(page.read_text())
     }

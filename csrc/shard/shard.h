@@ -111,7 +111,7 @@ struct ShardStats {
 };
 
 // One lock per slot, or one lock for all slots, which is cheaper with a single caller: calls of 1000 keys take 0.8 of the
-// time and two thirds of the instructions (bench/README.md, "Wide rows").
+// time and two thirds of the instructions (bench/table.md, "Wide rows").
 enum class Locks : std::uint8_t { kBySlot, kOne };
 
 // Memory for the intermediate values of a call, so that small batches allocate nothing. Any shards may use it, one call at a time.

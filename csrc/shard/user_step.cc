@@ -27,7 +27,7 @@ namespace shoal {
 namespace {
 
 // Elements of each array in a chunk. A call takes a few microseconds in addition to the arithmetic; arrays of 128 KiB stay
-// in the second-level cache (bench/README.md, "Optimizers in Python").
+// in the second-level cache (bench/table.md, "Optimizers in Python").
 constexpr std::size_t kChunkElements = 32768;
 
 // The arrays of a batch, in one piece of memory:

@@ -5,7 +5,7 @@
 // the zeros are dropped by the encoding (wire/values.h). Rows at t and above are sent unchanged.
 //
 //   gain       a factorization machine with 16 factors sends 12 % fewer bytes at the same log-loss with t = 0.1, 42 % fewer at
-//              a log-loss higher by 0.0007 with t = 0.5; at dim 1 the gain is small (bench/README.md, "Logistic regression on
+//              a log-loss higher by 0.0007 with t = 0.5; at dim 1 the gain is small (bench/cluster.md, "Logistic regression on
 //              a cluster")
 //   variance   a row adds at most t * m - m * m to that of its largest element, t^2 / 4 at worst; Significance sums what was
 //              actually added

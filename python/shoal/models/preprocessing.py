@@ -39,7 +39,7 @@ WARM_UP_SHARE = 0.1
 WARM_UP_LEAST = 32
 
 # Features of the batches that are sorted ahead: smaller batches take longer to pass to a thread than to sort, larger
-# ones are sorted by all threads of the store ("Sorting ahead" in bench/README.md).
+# ones are sorted by all threads of the store ("Sorting ahead" in bench/training.md).
 WORTH_A_THREAD = 16384
 SHARED_BY_THREADS = 131072
 

@@ -6,7 +6,7 @@ would compete with them for the cores. Work is therefore passed to ``GOMP_parall
 Why not a setting. OMP_WAIT_POLICY=passive and GOMP_SPINCOUNT also end the competition, but they are read when the
 process starts, apply to all of its OpenMP code, and make the dense part slower. On a quiet machine of two cores the
 rows of a step took 15.5 ms with threads of the store, 9.4 ms if OpenMP also spins 0.1 ms only, and 7 ms in the
-borrowed pool; the dense part took 77 to 78 ms, and 85 ms with few spins (bench/README.md, "OpenMP").
+borrowed pool; the dense part took 77 to 78 ms, and 85 ms with few spins (docs/decisions/0046-torch-threads.md).
 Why the process map. torch does not export its thread pool; its wheels have a libgomp of their own, under a name with a
 digest in it; and the process may have loaded another one.
 
