@@ -36,7 +36,7 @@ help:
 	@echo 'make fast    the Python tests that need no object store, no examples and no processes: five minutes'
 	@echo 'make long    the tests that make test leaves out: other settings, seeds and sizes of what it tests'
 	@echo 'make ray-versions               the Python tests on Ray, with the earlier versions RAY_VERSIONS=...'
-	@echo 'make sim     failures of a simulated cluster with replicas: SEEDS=10 of each scenario (tests/sim/sweep.py)'
+	@echo 'make sim     failures of a simulated cluster with replicas: SEEDS=10 of each scenario (tests/support/sim/sweep.py)'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
 	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire fuzz-service: what peers send (tests/fuzz/README.md)'
 	@echo 'make wheel   wheels for this architecture, in dist: PYTHONS=python3.12, ARCH=aarch64 to cross-compile'
@@ -188,7 +188,7 @@ pytest_alone = $(BIN)/python -m pytest --quiet
 # Three processes for two cores: a sixth of the time of a test is waiting, and each process imports all of them (10 s),
 # but for those that need Ray alone.
 pytest = $(pytest_alone) -n $(shell expr '(' 3 '*' $(JOBS) + 1 ')' / 2) --dist worksteal \
-    $(patsubst %,--ignore=tests/test_ray_%.py,cluster nodes serve tune)
+    $(patsubst %,--ignore=tests/ray/test_%.py,cluster nodes serve tune)
 
 py: py-most py-ray
 
@@ -199,7 +199,7 @@ py-most: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus
 # In one process, which starts clusters of Ray once.
 py-ray: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests on Ray'
-	@$(pytest_alone) -m 'ray and not long' tests/test_ray*.py
+	@$(pytest_alone) -m 'ray and not long' tests/ray
 
 fast: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests, but for the slow ones'
@@ -208,7 +208,7 @@ fast: $(STAMPS)/install $(STAMPS)/torch
 long: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests: the long ones'
 	@$(pytest) -m 'long and not ray'
-	@$(pytest_alone) -m 'long and ray' tests/test_ray*.py
+	@$(pytest_alone) -m 'long and ray' tests/ray
 
 # Other versions of Ray than that of requirements/dev.txt, each in a copy of the environment that shares its files.
 RAY_VERSIONS ?= 2.58.1 2.59.0
@@ -221,13 +221,13 @@ ray-%: $(STAMPS)/install $(STAMPS)/dev-tools
 	@build/ray-$*/bin/python -m pip --disable-pip-version-check --no-input -qq install 'ray[default,data,train,tune]==$*'
 	@build/ray-$*/bin/python -m pytest --quiet -m ray -p no:cacheprovider
 
-# ---- simulation: tests/sim/sweep.py ----
+# ---- simulation: tests/support/sim/sweep.py ----
 
 sim: SEEDS ?= 10
 sim: FIRST ?= 0
 sim: $(STAMPS)/install $(STAMPS)/dev-tools
 	$(say) 'simulating failures: $(SEEDS) seeds of each scenario'
-	@PYTHONPATH=tests $(BIN)/python -m sim.sweep --seeds $(SEEDS) --first $(FIRST) --jobs $(JOBS) --scenario '$(SCENARIO)'
+	@PYTHONPATH=tests/support $(BIN)/python -m sim.sweep --seeds $(SEEDS) --first $(FIRST) --jobs $(JOBS) --scenario '$(SCENARIO)'
 
 # ---- fuzzing: tests/fuzz/README.md ----
 

@@ -4,8 +4,8 @@
     python bench/bench_consistency.py --picture docs/staleness.svg
 
 The requests are those of the real client, and the endpoint is the one that servers run; the network, the durations and
-the workers are a model (tests/sim). A thousand workers therefore fit into one process, and the same seed gives the same
-figures on every machine.
+the workers are a model (tests/support/sim). A thousand workers therefore fit into one process, and the same seed gives
+the same figures on every machine.
 
 The model. A worker pulls, computes, pushes, ticks, and begins again. Computing takes 100 ms on average (log-normal,
 with a standard deviation of a fifth). A message takes 100 us plus a random delay (exponential, mean 20 us). There is a
@@ -32,7 +32,7 @@ from typing import Any
 
 from figures import check
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 import numpy as np
 

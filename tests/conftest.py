@@ -13,6 +13,7 @@ import pytest
 import fork_server
 from cluster_fakes import Wire
 from held_saves import Held
+from paths import GOLDEN
 from places import cut_connection, object_store
 from ray_nodes import RayNodes, ray_nodes
 
@@ -81,7 +82,7 @@ def rng() -> np.random.Generator:
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of files that every later version must read."""
-    return Path(__file__).parent / "golden"
+    return GOLDEN
 
 
 @pytest.fixture(scope="session")

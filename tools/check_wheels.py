@@ -5,8 +5,8 @@
 A wheel for this machine is installed into an environment of its own, whose PATH has no compiler and where pip may not
 build anything. Its module must report the instruction sets that the kernel lists: else it would run slow code. The
 tests that cibuildwheel runs (pyproject.toml) must pass; with ``--fast`` those of ``make fast``, with the packages of
-requirements/dev.txt. A wheel for the other architecture runs tests/wheel_smoke.py under qemu-user, with a Python that
-tools/get_python has fetched; the weights that it trains must have the bits of those trained here.
+requirements/dev.txt. A wheel for the other architecture runs tests/support/wheel_smoke.py under qemu-user, with a
+Python that tools/get_python has fetched; the weights that it trains must have the bits of those trained here.
 ``--cpp`` runs the C++ tests as tools/build_wheels.py compiles them, under qemu-user if they are for the other
 architecture.
 
@@ -33,7 +33,7 @@ import build_wheels
 from build_wheels import ROOT
 
 _WORK = ROOT / "build" / "wheels" / "tests"
-_SMOKE = ROOT / "tests" / "wheel_smoke.py"
+_SMOKE = ROOT / "tests" / "support" / "wheel_smoke.py"
 _TIMEOUT_SECONDS = 3600
 # By the name that a module reports: that of /proc/cpuinfo.
 _FLAGS = {name: name for name in ("avx2", "avx512f", "avx512bw", "avx512vl")} | {

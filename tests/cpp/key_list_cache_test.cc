@@ -23,7 +23,7 @@ namespace {
 using Hashes = std::vector<std::uint64_t>;
 
 TEST(a_digest_is_murmur3_x64_128_of_the_bytes) {
-  // From tests/oracle/wire.py, whose murmur3_128 gives the published digest of a sentence.
+  // From tests/support/oracle/wire.py, whose murmur3_128 gives the published digest of a sentence.
   const Hashes none;
   const Hashes one = {1};
   const Hashes three = {1, 2, 3};

@@ -1,5 +1,5 @@
 // ReplicatedService: what heartbeats ask while a thread executes a request, and a primary and its backup in threads of their own.
-// tests/test_replication.py and test_replication_moves.py have what they compute.
+// tests/cluster/server/test_replication.py and test_replication_moves.py have what they compute.
 
 #include "server/replicated_service.h"
 

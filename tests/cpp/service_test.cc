@@ -1,5 +1,5 @@
 // Service compared with a map of weights: split, repeated, refused and concurrent requests, and exhausted memory.
-// tests/test_service.py has its rules one by one.
+// tests/cluster/server/test_service.py has its rules one by one.
 
 #include "server/service.h"
 

@@ -5,7 +5,7 @@
 //   then, repeatedly: u16 length, the bytes of a frame; the last frame may be truncated
 //
 // tests/fuzz/wire/fuzz_wire.cc feeds it from libFuzzer, wire_corpus_test.cc from the committed corpus;
-// tests/test_wire.py reads the same files.
+// tests/cluster/protocol/test_wire.py reads the same files.
 
 #pragma once
 

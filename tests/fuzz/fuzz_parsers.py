@@ -13,9 +13,9 @@ from pathlib import Path
 
 import atheris
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from fuzz.compare import FORMATS, check
+from fuzzing.compare import FORMATS, check
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ fsync: it is never ahead of the log, and shows whether the log was cut short lat
 operation is in progress, a snapshot replaces it: an empty log is created, then the snapshot is written under another
 name and renamed, then the older files are removed.
 
-Invariants (tests/test_journal.py)
+Invariants (tests/cluster/scheduler/test_journal.py)
   J1  After `commit` has returned, every later `load` returns the appended inputs, whatever ends the process.
   J2  The greatest snapshot and its log are complete, except for the last frame of the log, which may be torn: it was
       not committed, and `load` cuts it off.

@@ -19,7 +19,7 @@ server, and receives the results. One operation runs at a time, the others wait 
 orders in the same order (state machine replication with one leader). An order is sent again until it is acknowledged;
 the next one is sent after that.
 
-Invariants (tests/test_membership.py tests them on random schedules):
+Invariants (tests/cluster/scheduler/test_membership.py tests them on random schedules):
   I1  A rank has at most one worker that was not declared dead, and its incarnation rises with every admission.
   I2  A worker receives JoinReply after every server has admitted it. No other gets its rank before it left or was
       declared dead and every server has dismissed it.

@@ -10,7 +10,7 @@ The death of a server is for ever: its endpoints and streams have numbers that a
 what comes over a stream that its assignment does not list. So a server that was declared dead and is alive can
 acknowledge nothing.
 
-Invariants (tests/test_replicas.py tests them on random schedules)
+Invariants (tests/cluster/scheduler/test_replicas.py tests them on random schedules)
   R1  An arc has at most one primary in each epoch, and one that is not the first had it in sync.
   R2  After the death of a server each of its arcs that has a copy is served again.
   R3  In the end every arc has as many copies as there are other servers for them, at most `replicas`.

@@ -1,0 +1,27 @@
+"""Prediction servers over the tables of a running cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from cluster_fakes import TIMEOUT
+from shoal.serve import serve
+
+
+@contextlib.contextmanager
+def serving(live):
+    ports, started, servers = [], threading.Event(), []
+
+    def ready(host, number):
+        ports.append(number)
+        started.set()
+
+    thread = threading.Thread(target=lambda: serve(live, port=0, ready=ready, until=servers.append))
+    thread.start()
+    assert started.wait(TIMEOUT)
+    try:
+        yield ports[0]
+    finally:
+        servers[0].should_exit = True
+        thread.join()

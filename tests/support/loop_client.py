@@ -1,0 +1,84 @@
+"""A client of a data loop."""
+
+import numpy as np
+import zmq
+
+from shoal import _core
+from shoal._core import Op, Status
+
+JOB, TABLE, SLOTS = 77, 1, 64
+WAIT_MS = 60_000  # only spent by a test that fails
+
+
+def make_service():
+    """A service that owns all slots, with one table of dim 1 (SGD, lr 1) and one worker."""
+    service = _core.Service(SLOTS, [(0, SLOTS)])
+    service.set_map(1, [(0, SLOTS)])
+    service.start_job(JOB, "asp", 0, False)
+    service.admit(0, 1, 0)
+    add_table(service, TABLE, 1)
+    return service
+
+
+def add_table(service, number, dim):
+    service.add_table(
+        number,
+        dim=dim,
+        dtype="float32",
+        optimizer="SGD",
+        params={"lr": 1.0, "weight_decay": 0.0},
+        init="Zeros",
+        init_parameter=0.0,
+        init_seed=0,
+        seed=0,
+    )
+
+
+class Client:
+    """A worker's side of one connection, one request at a time."""
+
+    def __init__(self, context, address, keys=None):
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.ipv6 = True
+        if keys is not None:
+            keys.client_of("server")(self.socket)
+        self.socket.connect(address)
+        self.sequence = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close(0)
+
+    def send(self, op, payload=(), **fields):
+        self.sequence += 1
+        fields = {"table": TABLE, "worker": 0, "incarnation": 1, "job": JOB, "epoch": 1} | fields
+        sequence = self.sequence if op in {Op.PUSH, Op.ASSIGN, Op.ERASE} else 2**63 + self.sequence
+        header = _core.encode_header(op=op, payload=payload, sequence=sequence, **fields)
+        self.socket.send_multipart([header, *payload])
+        return sequence
+
+    def receive(self):
+        assert self.socket.poll(WAIT_MS), "no reply"
+        return _core.decode(self.socket.recv_multipart())
+
+    def ask(self, *arguments, **fields):
+        sequence = self.send(*arguments, **fields)
+        reply = self.receive()
+        assert reply.sequence == sequence
+        return reply
+
+    def push(self, hashes, grads):
+        reply = self.ask(Op.PUSH, [hashes, grads], dtype=1, dim=grads.shape[1], count=len(hashes))
+        assert reply.status == Status.OK, reply.text
+
+    def pull(self, hashes, dim=1, table=TABLE):
+        reply = self.ask(Op.PULL, [hashes], dtype=1, dim=dim, count=len(hashes), table=table)
+        assert reply.status == Status.OK, reply.text
+        return np.array(reply.values).reshape(-1, dim)
+
+
+def hashes_of(n, seed=1):
+    return np.unique(np.random.default_rng(seed).integers(0, 2**64, n, dtype=np.uint64))
