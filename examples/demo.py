@@ -16,7 +16,7 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,19 +26,18 @@ import numpy.typing as npt
 from shoal.data import Batch, Reader, read_criteo
 from shoal.data.readers import READERS
 from shoal.metrics import Metrics, measure, probabilities
-from shoal.models import History, LogisticRegression, Point, files, merged
+from shoal.models import History, LogisticRegression, files
 from shoal.optim import FTRL
 from shoal.storage.output import check_output
 from shoal.store.local import local
 from shoal.tools.planted import Floats, PlantedModel, write_log
+from shoal.tools.reports import charts
 
 LogLine = Callable[[str], None]
 
 # Small batches learn more from one pass of a short log, see docs/training.md.
 BATCH_SIZE = 1024
 OPTIMIZER = FTRL(alpha=0.08, beta=1.0, l1=1.0)
-
-_WINDOWS = 64  # in the picture: more of them show noise
 
 
 # ---- a real file -----------------------------------------------------------------------------------------------------
@@ -267,7 +266,7 @@ def account(report: DemoReport, history: History, data_format: str) -> Iterator[
     yield ""
     yield "progressive: each batch is predicted before it is learned from"
     yield f"    {'examples':>12}  {'logloss so far':>14}  {'in the window':>13}  {'AUC so far':>10}"
-    for point in _widened(history, 16):
+    for point in charts.widened(history.points, 16):
         yield f"    {point.examples:>12,}  {point.logloss:>14.4f}  {point.window_logloss:>13.4f}  {point.auc:>10.4f}"
     yield ""
     yield f"held out: {report.held_out.examples:,} examples, {100 * report.held_out.base_rate:.1f} % positive"
@@ -308,22 +307,9 @@ def account(report: DemoReport, history: History, data_format: str) -> Iterator[
     yield f"    shoal train lr --data {report.data['train']} --format {data_format} --output other --alpha 0.1 --l1 2"
 
 
-def _widened(history: History, most: int) -> list[Point]:
-    """Merge the windows of the learning curve until there are at most ``most``."""
-    points = list(history.points)
-    while len(points) > most:
-        points = merged(points)
-    return points
-
-
 def _always(m: Metrics) -> float:
     """Log-loss of always predicting the base rate."""
     return m.logloss / m.normalized_entropy
-
-
-def _windows_label(points: Sequence[Point]) -> str:
-    """Describe the windows of the learning curve: those of small first batches and the last one are shorter."""
-    return f"in windows of up to {max(p.window_examples for p in points):,} examples"
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -332,63 +318,20 @@ def _windows_label(points: Sequence[Point]) -> str:
 def draw(path: Path, history: History, reached: Metrics, best: Metrics | None) -> Path | None:
     """Draw the learning curve as a PNG; None without matplotlib."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter
+        figure, axes = charts.figure(2, width=9, height=6.5)
     except ImportError:
         return None
-    points = history.points
-    examples = np.array([p.examples for p in points])
-    wide = _widened(history, _WINDOWS)
-    windows = np.array([p.window_logloss for p in wide])
-    blue, green, orange, grey = "#1f5fa8", "#2a8c5a", "#d9731a", "#666666"
-
-    figure = Figure(figsize=(9, 6.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    loss, area = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    title = f"Logistic regression, one pass over {points[-1].examples:,} examples"
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-
-    ends = np.array([p.examples for p in wide])
-    widths = np.array([p.window_examples for p in wide])
-    loss.plot(ends - widths / 2, windows, color=blue, alpha=0.45, lw=1.2, label=_windows_label(wide))
-    loss.plot(examples, [p.logloss for p in points], color=blue, lw=2.2, label="since the beginning")
-    always = _always(reached)
-    bounds = [("always the base rate", always, grey, ":")]
-    if best is not None:
-        bounds.append(("best reachable", best.logloss, green, "--"))
-    for name, y, color, style in bounds:
-        loss.axhline(y, color=color, ls=style, lw=1.5, label=f"{name}: {y:.4f}")
-    dot = {"color": orange, "ms": 8, "zorder": 5, "clip_on": False}
-    loss.plot(examples[-1:], [reached.logloss], "o", label=f"held out, at the end: {reached.logloss:.4f}", **dot)
-    lowest = min(float(windows.min()), *(y for _, y, _, _ in bounds), reached.logloss)
-    loss.set_ylim(lowest - 0.08 * (always - lowest), always + 0.25 * (always - lowest))
-    loss.set_ylabel("log-loss (nats per example)")
-    loss.set_title("progressive: each batch is predicted before it is learned from", loc="left", fontsize=9, color=grey)
-    loss.legend(frameon=False, fontsize=9, bbox_to_anchor=(1.0, 0.8), loc="upper right")
-
-    area.plot(examples, [p.auc for p in points], color=blue, lw=2.2, label="since the beginning")
-    if best is not None:
-        area.axhline(best.auc, color=green, ls="--", lw=1.5, label=f"best reachable: {best.auc:.4f}")
-    area.plot(examples[-1:], [reached.auc], "o", label=f"held out, at the end: {reached.auc:.4f}", **dot)
-    area.set_ylabel("AUC")
-    area.set_xlabel("examples learned from")
-    area.xaxis.set_major_formatter(FuncFormatter(_short))
-    area.set_xlim(0, examples[-1])
-    area.legend(frameon=False, fontsize=9, loc="lower right")
-    for axes in (loss, area):
-        axes.grid(axis="y", color="#dddddd", lw=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    examples = history.points[-1].examples
+    figure.suptitle(f"Logistic regression, one pass over {examples:,} examples", x=0.01, ha="left", fontweight="bold")
+    always = [("always the base rate", _always(reached), charts.GREY)]
+    for each, which in zip(axes, ("logloss", "auc"), strict=True):
+        limit = [] if best is None else [("best reachable", getattr(best, which), charts.GREEN)]
+        levels = [*(always if which == "logloss" else []), *limit]
+        charts.learning(each, history, which, levels=levels, checks=[(examples, getattr(reached, which))])
+        each.legend(frameon=False, fontsize=9)
+    axes[0].set_xlabel("")
+    figure.savefig(path, dpi=150)
     return path
-
-
-def _short(x: float, _place: int) -> str:
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if x >= size:
-            return f"{x / size:g}{unit}"
-    return f"{x:g}"
 
 
 def main() -> None:

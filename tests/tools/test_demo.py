@@ -14,7 +14,6 @@ from paths import ROOT
 from shoal import cli
 from shoal.data import hash_strings, read_criteo, read_libsvm
 from shoal.metrics import measure, probabilities
-from shoal.models import Point
 from shoal.tools.planted import PlantedModel, buckets, criteo_text
 
 SPEC = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
@@ -222,11 +221,3 @@ def test_errors_of_the_demonstration_are_one_line(tmp_path, monkeypatch, argumen
     assert (ended, told) == (status, "")
     assert says in error
     assert "Traceback" not in error
-
-
-def test_the_legend_of_the_picture_tells_how_long_windows_are():
-    history = [
-        Point(examples=e, pass_number=1, window_examples=n, window_logloss=0.5, logloss=0.5, auc=0.7)
-        for e, n in ((256, 256), (8448, 8192), (16640, 8192), (17000, 360))
-    ]
-    assert demo._windows_label(history) == "in windows of up to 8,192 examples"

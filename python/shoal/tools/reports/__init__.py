@@ -2,7 +2,7 @@
 
     model directory --> history, settings, counts, largest weights --+--> page.py --> report.html
     held-out data ----> margins --> metrics, deciles, ROC -----------+      |
-                                                                          svg.py
+                                                                          charts.py
 
 Threads: `report` makes a store of its own; any thread may call it.
 """
@@ -86,6 +86,8 @@ def report(
         ``out`` is a directory, exists, or belongs to a model; ``top`` is negative, or the data is of another format.
     StorageError
         The file cannot be written.
+    ImportError
+        matplotlib is missing: ``pip install 'shoal[plot]'``.
 
     Notes
     -----

@@ -1,40 +1,34 @@
-"""A report as one HTML file: no script, no network, no other file.
-
-    title, kind of model
-    tiles             log-loss, NE, AUC, calibration, examples, rows; of several classes accuracy
-    learning curve    progressive log-loss and AUC, or accuracy, over examples
-    predictions       of two classes: calibration by decile, ROC curve, the deciles as a table
-    passes            a line each
-    settings, data    what it was trained with and on
-    weights           the largest
+"""A report as one HTML file: no script, no network, no other file. ``page.html`` is its template.
 
 An empty section is left out, or says why it is empty. Every text is escaped; the page's content security policy forbids
-it to load anything. The style sheet is ``style.css``, light or dark as the system is set.
+it to load anything but the charts in it.
 
 Threads: functions are pure.
 """
 
 from __future__ import annotations
 
+import base64
+import functools
 import html
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import string
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.metrics import Curves, Metrics
 from shoal.metrics.exact import entropy
 from shoal.models import History, Pass
-from shoal.models import Point as CurvePoint
-from shoal.models.history import merged
-from shoal.tools.reports.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Plot, Point, short
+from shoal.tools.reports import charts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NONE = "\N{EN DASH}"
-_WINDOWS = 64  # of a pass in the picture: more of them show noise
-_CURVES = 20  # passes drawn as a curve each; with more passes, each is one point
 _LINES = 40  # passes in the table
-_SQUARE = WIDTH - LEFT - RIGHT + TOP + BOTTOM  # a height that makes the area of a plot as high as wide
+_SQUARE = 5.4  # inches high: a chart whose area is as high as wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,31 +70,20 @@ class Facts:
 
 
 def page(facts: Facts) -> str:
-    """Write the report."""
+    """Write the report, the whole file."""
     shown = facts.held_out or _validation(facts.history)
-    title = html.escape(facts.title)
-    body = "".join(
-        [
-            f'<header><p class="eyebrow">shoal report</p><h1>{title}</h1><p>{html.escape(facts.subtitle)}</p></header>',
-            _tiles(facts, shown),
-            _learning(facts.history, shown, facts.classes),
-            _predictions(shown, facts.calibration) if facts.classes is None else "",
-            _passes(facts.history, facts.classes),
-            '<div class="pair"><section><h2>Settings</h2>',
-            _pairs(facts.settings),
-            "</section><section><h2>Data and table</h2>",
-            _pairs(facts.data),
-            "</section></div>",
-            _weights(facts.weights, facts.nonzero, facts.classes),
-            f"<footer>Written by shoal {html.escape(facts.version)}. docs/metrics.md defines every number.</footer>",
-        ]
-    )
-    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>{body}</main>\n</body>\n</html>\n"
+    template = string.Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=html.escape(facts.title),
+        subtitle=html.escape(facts.subtitle),
+        tiles=_tiles(facts, shown),
+        learning=_learning(facts.history, shown, facts.classes),
+        predictions=_predictions(shown, facts.calibration) if facts.classes is None else "",
+        passes=_passes(facts.history, facts.classes),
+        settings=_pairs(facts.settings),
+        data=_pairs(facts.data),
+        weights=_weights(facts.weights, facts.nonzero, facts.classes),
+        version=html.escape(facts.version),
     )
 
 
@@ -133,14 +116,10 @@ def _tiles(facts: Facts, shown: HeldOut | None) -> str:
     tiles += [
         (f"{facts.rows:,}", "rows", "" if facts.nonzero is None else f"{facts.nonzero:,} not zero"),
     ]
-    return (
-        '<div class="tiles">'
-        + "".join(
-            f'<div class="tile"><span>{html.escape(name)}</span><b>{html.escape(value)}</b>'
-            f"<span>{html.escape(note)}</span></div>"
-            for value, name, note in tiles
-        )
-        + "</div>"
+    return "".join(
+        f'<div class="tile"><span>{html.escape(name)}</span><b>{html.escape(value)}</b>'
+        f"<span>{html.escape(note)}</span></div>"
+        for value, name, note in tiles
     )
 
 
@@ -166,128 +145,43 @@ def _tiles_of(m: Metrics, name: str) -> list[tuple[str, str, str]]:
 def _learning(history: History, shown: HeldOut | None, classes: int | None) -> str:
     points = [p for p in history.points if p.window_examples > 0]
     if not points:
-        return (
-            '<section><h2>Learning curve</h2><p class="note">The model has no history: it was not fitted on a reader.'
-            "</p></section>"
-        )
-    last = points[-1].examples
-    ends = {
-        done.number: max((p.examples for p in points if p.pass_number == done.number), default=0)
-        for done in history.passes
-    }
-    checks = [(ends[done.number], done.valid, done.number) for done in history.passes if done.valid is not None]
+        return _section("Learning curve", "The model has no history: it was not fitted on a reader.")
+    ends = {p.pass_number: p.examples for p in points}
+    checks = [(ends.get(done.number, 0), done.valid) for done in history.passes if done.valid is not None]
+    held_out = "validation"
     if shown is not None and not checks:
-        checks = [(last, shown.metrics, 0)]
-    which, called = ("auc", "AUC") if classes is None else ("accuracy", "accuracy")
-    if classes is not None:
-        base, constant = math.log(classes), "equal probabilities"
-    else:
-        base = entropy(_progressive(history).metrics.base_rate) if history.passes else math.nan
-        constant = "base rate"
-    curves = {number: list(some) for number, some in groupby(points, key=lambda p: p.pass_number)}
-    many = len(curves) > _CURVES
-    if many:
-        points = [curve[-1] for curve in curves.values()]
-        curves = {0: points}
-
-    so_far = [p.logloss for p in points]
-    loss_range = _range(
-        [
-            *_inner([] if many else [p.window_logloss for p in points]),
-            *_inner(so_far),
-            so_far[-1],
-            base,
-            *(m.logloss for _, m, _ in checks),
-        ]
-    )
-    loss = Plot(
-        "clip-loss",
-        f"Progressive log-loss over {last:,} examples, {so_far[-1]:.4f} at the end",
-        x=(0, last),
-        y=loss_range,
-        x_label="examples learned from",
-        y_label="log-loss, nats per example",
-        x_text=short,
-    )
-    so_good = [_quality(p, which) for p in points]
-    quality = Plot(
-        f"clip-{which}",
-        f"Progressive {called} over {last:,} examples, {so_good[-1]:.4f} at the end",
-        x=(0, last),
-        y=_range([*_inner(so_good), so_good[-1], *(_quality(m, which) for _, m, _ in checks)], most=1.0),
-        x_label="examples learned from",
-        y_label=called,
-        x_text=short,
-    )
-    article = "the " if classes is None else ""
-    loss.level(base, "base", f"always predicting {article}{constant}: {base:.4f}")
-    for number, curve in curves.items():
-        if number > min(curves):
-            begin = curve[0].examples - curve[0].window_examples
-            for plot in (loss, quality):
-                plot.upright(begin, "pass", f"pass {number} begins")
-        if not many:
-            wide = list(curve)  # of one pass: windows of different passes are not merged
-            while len(wide) > _WINDOWS:
-                wide = merged(wide)
-            loss.line([(p.examples - p.window_examples / 2, p.window_logloss) for p in wide], "thin")
-        loss.line([(p.examples, p.logloss) for p in curve], "main")
-        quality.line([(p.examples, _quality(p, which)) for p in curve], "main")
-    loss.dots(
-        [
-            (
-                p.examples,
-                p.logloss,
-                f"pass {p.pass_number}, {p.examples:,} examples: {p.logloss:.4f}"
-                + ("" if many else f" so far, {p.window_logloss:.4f} in the window"),
-            )
-            for p in points
-        ],
-        "hit",
-        6.0,
-    )
-    quality.dots(
-        [
-            (
-                p.examples,
-                good,
-                f"pass {p.pass_number}, {p.examples:,} examples: {good:.4f}{'' if many else ' so far'}",
-            )
-            for p, good in zip(points, so_good, strict=True)
-        ],
-        "hit",
-        6.0,
-    )
-    for plot, number_of in ((loss, "logloss"), (quality, which)):
-        plot.dots(
-            [
-                (at, value, f"{shown.name if shown and not number else f'validation after pass {number}'}: {value:.4f}")
-                for at, m, number in checks
-                for value in [_quality(m, number_of)]
-            ],
-            "valid",
-            2.5 if many else 5.0,
+        checks, held_out = [(points[-1].examples, shown.metrics)], shown.name
+    if classes is None:
+        which, called = "auc", "AUC"
+        base = (
+            "always the base rate",
+            entropy(_progressive(history).metrics.base_rate) if history.passes else math.nan,
         )
-    held = [("valid", "held out")] if checks else []
+    else:
+        which, called = "accuracy", "Accuracy"
+        base = ("equal probabilities", math.log(classes))
+    figures = [
+        _chart(
+            f"Progressive {title} over {points[-1].examples:,} examples",
+            functools.partial(
+                charts.learning,
+                history=history,
+                which=name,
+                levels=[(*base, charts.GREEN)] if name == "logloss" else [],
+                checks=[(at, _quality(m, name)) for at, m in checks],
+                held_out=held_out,
+            ),
+        )
+        for name, title in (("logloss", "log-loss"), (which, called))
+    ]
     begins = {1, *(fit.first_pass for fit in history.fits)}
-    again = " Later passes of a fit have seen its examples before."
-    note = (
-        f"Progressive: each batch is predicted before it is learned from. "
-        f"{'Each point is a pass.' if many else 'Each pass starts its mean anew.'}"
-        f"{again if any(done.number not in begins for done in history.passes) else ''}"
-    )
-    main = ("main", "a pass" if many else "so far")
-    windows = [] if many else [("thin", "in a window")]
-    return (
-        f'<section><h2>Learning curve</h2><p class="note">{note}</p><div class="pair">'
-        + _figure_of("Log-loss", loss, [main, *windows, ("base", constant), *held])
-        + _figure_of(called if classes is None else called.capitalize(), quality, [main, *held])
-        + "</div></section>"
-    )
+    again = any(done.number not in begins for done in history.passes)
+    note = "Progressive: each batch is predicted before it is learned from. Each pass starts its mean anew."
+    note += " Later passes of a fit have seen its examples before." if again else ""
+    return _section("Learning curve", note, f'<div class="pair">{"".join(figures)}</div>')
 
 
-def _quality(measured: Metrics | CurvePoint, which: str) -> float:
-    """Return a number of metrics; NaN where there is none."""
+def _quality(measured: Metrics, which: str) -> float:
     value = getattr(measured, which)
     return math.nan if value is None else float(value)
 
@@ -309,86 +203,31 @@ def _calibrated(shown: HeldOut, calibration: str | None) -> str:
 
 
 def _predictions(shown: HeldOut | None, calibration: str | None) -> str:
+    title = "Calibration and ROC"
     if shown is None or shown.curves is None:
-        return (
-            '<section><h2>Calibration and ROC</h2><p class="note">Not measured: pass held-out data to the report '
-            "(shoal report --data FILE), or to the training (--valid FILE).</p></section>"
+        return _section(
+            title,
+            "Not measured: pass held-out data to the report (shoal report --data FILE), or to the training "
+            "(--valid FILE).",
         )
     m, curves = shown.metrics, shown.curves
     weight = "" if m.weight == m.examples else f" of weight {m.weight:,.6g}"
     where = html.escape(f"{shown.name}, {m.examples:,} examples{weight}")
+    by_decile = _chart(
+        "Share of positives over mean predicted probability, in ten parts of equal weight",
+        functools.partial(charts.calibration, curves=curves),
+        height=_SQUARE,
+    )
     roc = (
-        _figure_of("ROC curve", _roc(curves, m.auc), [("main", f"AUC {m.auc:.4f}"), ("ideal", "a coin: 0.5")])
+        _chart(f"ROC curve, AUC {m.auc:.4f}", functools.partial(charts.roc, curves=curves, auc=m.auc), height=_SQUARE)
         if curves.fpr
         else '<p class="note">All examples are of one class: there is no ROC curve.</p>'
     )
-    return (
-        f'<section><h2>Calibration and ROC</h2><p class="note">On {where}{_calibrated(shown, calibration)}.</p>'
-        '<div class="pair">'
-        + _figure_of(
-            "Calibration by decile",
-            _calibration(curves),
-            [("main", "observed"), ("bar", "95 %"), ("ideal", "as predicted")],
-        )
-        + roc
-        + "</div>"
-        + _deciles(curves)
-        + "</section>"
+    return _section(
+        title,
+        f"On {where}{_calibrated(shown, calibration)}.",
+        f'<div class="pair">{by_decile}{roc}</div>{_deciles(curves)}',
     )
-
-
-def _calibration(curves: Curves) -> Plot:
-    points = [(d.mean_probability, d.mean_label) for d in curves.deciles]
-    most = min(1.0, 1.06 * max((max(p) for p in points), default=1.0)) or 1.0
-    plot = Plot(
-        "clip-calibration",
-        "Share of positives over mean predicted probability, in ten parts of equal weight",
-        x=(0, most),
-        y=(0, most),
-        x_label="mean predicted probability",
-        y_label="share of positives",
-        height=_SQUARE,
-    )
-    plot.line([(0, 0), (most, most)], "ideal")
-    plot.spans([(d.mean_probability, *_interval(d.mean_label, d.weight)) for d in curves.deciles], "bar")
-    plot.line(points, "main")
-    plot.dots(
-        [
-            (
-                d.mean_probability,
-                d.mean_label,
-                f"predicted {d.mean_probability:.4g}, observed {d.mean_label:.4g}, {d.weight:,.6g} examples",
-            )
-            for d in curves.deciles
-        ],
-        "dot",
-    )
-    return plot
-
-
-def _interval(share: float, n: float, z: float = 1.96) -> Point:
-    """Wilson's 95 % interval of a share (JASA 22, 1927); weights are taken as counts."""
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    return middle - half, middle + half
-
-
-def _roc(curves: Curves, auc: float) -> Plot:
-    plot = Plot(
-        "clip-roc",
-        f"ROC curve: true positive rate over false positive rate, the area below is {auc:.4f}",
-        x=(0, 1),
-        y=(0, 1),
-        x_label="false positive rate",
-        y_label="true positive rate",
-        height=_SQUARE,
-    )
-    points = list(zip(curves.fpr, curves.tpr, strict=True))
-    plot.area(points, "wash")
-    plot.line([(0, 0), (1, 1)], "ideal")
-    plot.line(points, "main")
-    plot.dots([(x, y, f"{y:.1%} of the positives, {x:.1%} of the negatives") for x, y in points], "hit", 5.0)
-    return plot
 
 
 def _deciles(curves: Curves) -> str:
@@ -403,7 +242,7 @@ def _deciles(curves: Curves) -> str:
         for d in curves.deciles
     ]
     head = ("predicted probability", "examples (weight)", "mean predicted", "share of positives", "calibration")
-    return f'<div class="card" style="margin-top:16px">{_table(head, rows)}</div>'
+    return f'<div class="card">{_table(head, rows)}</div>'
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -433,8 +272,8 @@ def _passes(history: History, classes: int | None) -> str:
     measured = ["positive", "log-loss", "NE", "AUC", "calibration"] if classes is None else ["log-loss", "accuracy"]
     head = ["pass", "", "examples", *measured, "time", "examples/s"]
     head += ["GAUC"] if grouped else []
-    note = f'<p class="note">The latest {_LINES} of {len(history.passes):,}.</p>' if earlier > 0 else ""
-    return f'<section><h2>Passes</h2>{note}<div class="card">{_table(head, rows)}</div></section>'
+    note = f"The latest {_LINES} of {len(history.passes):,}." if earlier > 0 else ""
+    return _section("Passes", note, f'<div class="card">{_table(head, rows)}</div>')
 
 
 def _cells(m: Metrics) -> tuple[str, ...]:
@@ -464,11 +303,12 @@ def _weights(weights: Sequence[tuple[str, float]], nonzero: int | None, classes:
     several = classes is not None
     size = "of each feature the largest, by size" if several else "by size"
     odds = " of its class, against a class without weight for it," if several else ""
-    return (
-        f'<section><h2>Largest weights</h2><p class="note">{len(weights):,} of {nonzero:,} that are not zero, {size}. '
-        f"A feature of value 1 multiplies the odds{odds} by the exponential of its weight.</p>"
+    return _section(
+        "Largest weights",
+        f"{len(weights):,} of {nonzero:,} that are not zero, {size}. "
+        f"A feature of value 1 multiplies the odds{odds} by the exponential of its weight.",
         '<div class="card"><table><thead><tr><th>feature</th><th>weight</th><th>odds</th><th></th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></section>"
+        f"<tbody>{rows}</tbody></table></div>",
     )
 
 
@@ -487,15 +327,15 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
 
 
-def _figure_of(title: str, plot: Plot, keys: Sequence[tuple[str, str]]) -> str:
-    legend = "".join(
-        f'<span class="key"><i class="c-{kind}{" dot" if kind == "valid" else ""}"></i>{html.escape(text)}</span>'
-        for kind, text in keys
-    )
-    return (
-        f'<figure class="card"><figcaption><strong>{html.escape(title)}</strong>{legend}</figcaption>'
-        f"{plot.render()}</figure>"
-    )
+def _section(title: str, note: str, body: str = "") -> str:
+    shown = f'<p class="note">{note}</p>' if note else ""
+    return f"<section><h2>{title}</h2>{shown}{body}</section>"
+
+
+def _chart(what: str, draw: Callable[[Axes], None], height: float = 3.3) -> str:
+    """Return a chart as an image in the page, with one sentence for screen readers."""
+    data = base64.b64encode(charts.svg(draw, height=height)).decode()
+    return f'<div class="card"><img alt="{html.escape(what)}" src="data:image/svg+xml;base64,{data}"></div>'
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -507,21 +347,3 @@ def _figure(x: float, digits: int) -> str:
 
 def _percent(x: float) -> str:
     return f"{100 * x:.2f} %" if math.isfinite(x) else NONE
-
-
-def _inner(values: Sequence[float]) -> Iterator[float]:
-    """Yield the least and the largest value without the highest and lowest twentieth; the first windows vary most."""
-    there = sorted(v for v in values if math.isfinite(v))
-    if there:
-        cut = len(there) // 20
-        yield there[cut]
-        yield there[-1 - cut]
-
-
-def _range(values: Iterable[float], most: float = math.inf) -> Point:
-    there = [v for v in values if math.isfinite(v)]
-    if not there:
-        return 0.0, 1.0
-    low, high = min(there), max(there)
-    room = 0.08 * (high - low) or 0.02
-    return low - room, min(high + room, most) if high < most else high + 0.0
