@@ -2,15 +2,13 @@
 
     python bench/bench_workers.py speed        [--rounds 3]   DeepFM and DLRM with one and two workers
     python bench/bench_workers.py checkpoints  [--rounds 3]   a step of two workers, with checkpoints and without
-    python bench/bench_workers.py replaced     [--rounds 3]   a step of two workers that can be replaced, and a death
     python bench/bench_workers.py quality      [--model lr]   AUC of 1, 2 and 4 workers under BSP, SSP(2) and ASP
 
 Workers are processes of one job on a launched cluster. A step of the job has one batch, of which each of W workers
 takes every W-th example: under BSP a fit without warm-up is that of one worker with whole batches. ``speed`` and
 ``checkpoints`` use the click log of bench_ctr.py: 26 ids an example, rows of dim 16, a network of 400, 400, 400 and one
 output, dense parameters by all-reduce; CPU time is that of the workers and the servers. ``quality`` needs SHOAL_DATA,
-the directory of the data sets. ``replaced`` kills worker 1 in a step and starts another one at once; the time from
-there to the end of that step is that of the job, on worker 0.
+the directory of the data sets.
 
 Checks: each example was trained once; losses have fallen; under BSP the AUC of several workers is that of one, within
 0.001. If it is not, the exit status is 1.
@@ -22,7 +20,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -48,7 +45,6 @@ QUALITY_SETS = ("a9a", "ijcnn1", "movielens_tags")  # of LR
 CLICK_SETS = ("movielens_tags", "flights_nyc2017", "criteo_attribution")  # of DeepFM: as many keys in each example
 ROWS = 1_000_000  # of the click log
 WARM, STEPS, EVERY = 5, 40, 8  # steps: before the measured ones, measured, from one checkpoint to the next
-REPLACEMENT_SECONDS, LAST = 60.0, 20  # LAST is the step in which the worker is killed
 
 
 # ---- a worker --------------------------------------------------------------------------------------------------------
@@ -60,15 +56,12 @@ def share(examples: list[shoal.Batch], rank: int, workers: int) -> list[shoal.Ba
 
 
 @contextlib.contextmanager
-def stamps(store: shoal.Store, last: int | None = None) -> Iterator[list[float]]:
-    """Note when each clock ends: a step of the fit. Before the end of step ``last`` the process is killed."""
+def stamps(store: shoal.Store) -> Iterator[list[float]]:
+    """Note when each clock ends: a step of the fit."""
     times: list[float] = []
     tick = store.tick
 
     def stamped() -> None:
-        if len(times) + 1 == last:
-            print(json.dumps(time.perf_counter()), flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
         tick()
         times.append(time.perf_counter())
 
@@ -106,8 +99,7 @@ def fit_clicks(store: shoal.Store, task: dict[str, Any]) -> dict[str, Any]:
         how |= {"directory": task["directory"], "checkpoint_every": EVERY}
     store.barrier()
     before, cpu, start = store.metrics(), time.process_time(), time.perf_counter()
-    is_victim = task.get("dies") and store.rank == 1 and not store.is_replacement
-    with stamps(store, LAST if is_victim else None) as times:
+    with stamps(store) as times:
         model = shoal.torch.train(module, data, **how)
     store.barrier()
     return {
@@ -117,8 +109,6 @@ def fit_clicks(store: shoal.Store, task: dict[str, Any]) -> dict[str, Any]:
         "examples": model.history.passes[-1].metrics.examples,
         "logloss": model.history.passes[-1].metrics.logloss,
         "steps": np.diff(times).tolist(),
-        "ends": times,
-        "unmeasured": model.history.passes[-1].unmeasured,
     }
 
 
@@ -160,13 +150,8 @@ def work(address: str, rank: int, workers: int, consistency: str, task: dict[str
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def job(
-    servers: int, workers: int, consistency: str, task: dict[str, Any], replacement_seconds: float = 0.0
-) -> tuple[list[dict[str, Any]], float]:
-    """Run a job on a cluster of its own; return what each worker reports, and the CPU seconds of the servers.
-
-    If worker 1 dies, the report of worker 0 has the moment of its death.
-    """
+def job(servers: int, workers: int, consistency: str, task: dict[str, Any]) -> tuple[list[dict[str, Any]], float]:
+    """Run a job on a cluster of its own; return what each worker reports, and the CPU seconds of the servers."""
     roots = [tempfile.gettempdir()]
     with (
         local_cluster.running(
@@ -174,7 +159,6 @@ def job(
             workers=workers,
             timeout=120.0,
             storage_roots=roots,
-            replacement_seconds=replacement_seconds,
         ) as cluster,
         contextlib.ExitStack() as stack,
     ):
@@ -189,24 +173,16 @@ def job(
             return process
 
         running = [start(rank) for rank in range(workers)]
-        death = None
-        if task.get("dies"):
-            assert running[1].stdout is not None
-            death = json.loads(running[1].stdout.readline())
-            running[1] = start(1)
         lines = [process.stdout.readline() for process in running if process.stdout]
         check(all(lines), "a worker has failed")
         spent = sum(cpu_seconds(child.process.pid) for child in cluster.servers)
         check(not any(process.wait() for process in running), "a worker has failed")
-        found = [json.loads(line) for line in lines]
-        found[0]["death"] = death
-        return found, spent
+        return [json.loads(line) for line in lines], spent
 
 
 def checked(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Check what the workers of a click fit report: the same merged metrics."""
-    counted = {one["examples"] + one["unmeasured"] for one in found}
-    check(counted == {STEPS * BATCH}, f"not {STEPS * BATCH:,} examples: {found}")
+    check({one["examples"] for one in found} == {STEPS * BATCH}, f"not {STEPS * BATCH:,} examples: {found}")
     check(all(one["logloss"] < np.log(2) for one in found), "the log-loss is not below that of a coin")
     return found
 
@@ -256,45 +232,6 @@ def checkpoints(rounds: int) -> None:
         print(f"| {text} | {spread(medians[kept], 1)} | {p50:.1f} | {p95:.1f} | {top:.1f} |")
 
 
-def copy_times() -> None:
-    """Print the microseconds in which the dense part is kept before a step."""
-    from shoal.torch.step_log import StepLog
-
-    with shoal.local(threads=1) as store:
-        module, optimizer = network("deepfm", store, FIELDS, 16, (400, 400, 400))
-        parameters = list(module.parameters())
-        steps, taken = StepLog(parameters, lambda: optimizer), []
-        for clock in range(300):
-            start = time.perf_counter()
-            with steps.stepping(clock):
-                taken.append(1e6 * (time.perf_counter() - start))
-    print(f"keeping {sum(one.numel() for one in parameters):,} parameters takes {spread(taken[100:], 0)} us a step")
-
-
-def replaced(rounds: int) -> None:
-    """Measure the steps of two workers that can be replaced and that cannot, and the time that a death takes."""
-    copy_times()
-    steps: dict[float, list[float]] = {0.0: [], REPLACEMENT_SECONDS: []}
-    cpu: dict[float, list[float]] = {0.0: [], REPLACEMENT_SECONDS: []}
-    deaths = []
-    for turn in range(rounds):
-        for seconds in (0.0, REPLACEMENT_SECONDS) if turn % 2 else (REPLACEMENT_SECONDS, 0.0):
-            found, _ = job(1, 2, "BSP", {"model": "deepfm", "directory": ""}, seconds)
-            steps[seconds].append(1e3 * float(np.median([one["steps"] for one in checked(found)])))
-            cpu[seconds].append(sum(one["cpu"] for one in found) / STEPS * 1e3)
-        task = {"model": "deepfm", "directory": "", "dies": True}
-        found, _ = job(1, 2, "BSP", task, REPLACEMENT_SECONDS)
-        # The other worker may have ended the step itself, but the next one needs both.
-        deaths.append(checked(found)[0]["ends"][LAST] - found[0]["death"])
-    print("| workers | a step, ms: medians of the rounds | CPU ms of both workers a step |")
-    print("|---|---|---|")
-    for seconds, text in ((0.0, "cannot be replaced"), (REPLACEMENT_SECONDS, "can be replaced")):
-        print(f"| {text} | {spread(steps[seconds], 1)} | {spread(cpu[seconds], 1)} |")
-    ratio = [b / a for a, b in zip(steps[0.0], steps[REPLACEMENT_SECONDS], strict=True)]
-    print(f"in turns {spread(ratio, 3)} times the time of a step")
-    print(f"from SIGKILL in step {LAST} to the end of step {LAST + 1} on the other worker: {spread(deaths, 1)} s")
-
-
 def quality(model: str, *, warm_up: bool) -> bool:
     """Measure the AUC for each number of workers and each consistency; return whether BSP is within the mark."""
     print("| set | workers | " + " | ".join(CONSISTENCIES) + " |")
@@ -318,7 +255,7 @@ def quality(model: str, *, warm_up: bool) -> bool:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("speed", "checkpoints", "replaced", "quality"))
+    parser.add_argument("what", nargs="?", choices=("speed", "checkpoints", "quality"))
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--model", choices=("lr", "deepfm"), default="lr", help="of quality (default: lr)")
     parser.add_argument("--warm-up", action="store_true", help="as fit does by default, for quality of lr")
@@ -332,8 +269,6 @@ def main() -> None:
         speed(asked.rounds)
     if asked.what in (None, "checkpoints"):
         checkpoints(asked.rounds)
-    if asked.what in (None, "replaced"):
-        replaced(asked.rounds)
     if asked.what in (None, "quality"):
         if not os.environ.get("SHOAL_DATA"):
             print("SHOAL_DATA, the directory of the data sets, is not set: quality is not measured")

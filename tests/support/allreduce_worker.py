@@ -1,10 +1,10 @@
-"""A worker that trains a click model whose dense part is summed by all-reduce, and kills itself where it is told to.
+"""A worker that trains a click model whose dense part is summed by all-reduce, and ends itself where it is told to.
 
     python allreduce_worker.py ADDRESS RANK WORKERS CONFIG OUT [POINT]
 
 A point is a name of `POINTS`, which say before or after which call, and at which one of them, the process gets SIGKILL.
-With "-stop" it gets SIGSTOP, with "-error" it raises an error, with "-slow" it sleeps; with "-impatient" its sums end
-by themselves after a fraction of that. Trains twice, and writes what it has learned, as JSON, to standard output.
+With "-stop" it gets SIGSTOP, with "-error" it raises an error. Resumes the fit whose checkpoint is in OUT, if there is
+one, and writes what it has learned, as JSON, to standard output.
 """
 
 from __future__ import annotations
@@ -24,48 +24,31 @@ import torch
 
 import shoal
 from shoal.cluster.worker.cluster_store import ClusterStore
-from shoal.models import files, merging, takeover
+from shoal.models import files
 from shoal.models.fit_checkpoints import FitCheckpointer
 from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Plan
-from shoal.torch import dense_recovery, gloo_group
 from shoal.torch.click_model import ClickModel
 from shoal.torch.config import build, parse
-from shoal.torch.dense_part import AllReduced
+from shoal.torch.gloo_group import GlooGroup
 from shoal.torch.trainer import fit
 
 TIMEOUT = 120.0
 EPOCHS, EVERY = 2, 4
-SLOW_SECONDS = 2.0
 
 # An object, its method, which call, and whether the process ends before it, after it, or while it runs.
 POINTS: dict[str, tuple[Any, str, int, str]] = {
-    "address": (PassCoordinator, "publish_address", 1, "before"),
-    "join": (dense_recovery.DenseRecovery, "join", 1, "before"),
-    "joined": (dense_recovery.DenseRecovery, "join", 1, "after"),
-    "connect": (gloo_group.GlooGroup, "__init__", 1, "before"),
-    "connected": (gloo_group.GlooGroup, "__init__", 1, "after"),
-    "first sizes": (gloo_group.GlooGroup, "all_reduce", 1, "after"),
-    "sizes": (gloo_group.GlooGroup, "all_reduce", 11, "before"),
-    "within sizes": (gloo_group.GlooGroup, "all_reduce", 11, "within"),
-    "after sizes": (gloo_group.GlooGroup, "all_reduce", 11, "after"),
-    "gradients": (gloo_group.GlooGroup, "all_reduce", 12, "before"),
-    "within gradients": (gloo_group.GlooGroup, "all_reduce", 12, "within"),
-    "after gradients": (gloo_group.GlooGroup, "all_reduce", 12, "after"),
-    "tick": (ClusterStore, "tick", 7, "before"),
+    "connect": (GlooGroup, "__init__", 1, "before"),
+    "connected": (GlooGroup, "__init__", 1, "after"),
+    "sizes": (GlooGroup, "all_reduce", 13, "before"),
+    "gradients": (GlooGroup, "all_reduce", 14, "before"),
+    "within gradients": (GlooGroup, "all_reduce", 14, "within"),
+    "after gradients": (GlooGroup, "all_reduce", 14, "after"),
     "ticked": (ClusterStore, "tick", 7, "after"),
     "end of a pass": (PassCoordinator, "end_pass", 1, "before"),
-    "after a pass": (PassCoordinator, "end_pass", 1, "after"),
-    "metrics": (merging, "merge_pass", 1, "after"),
     "validation": (ClickModel, "_margins", 2, "after"),
-    "after validation": (merging, "measure_together", 1, "after"),
     "checkpoint": (files, "save", 2, "before"),
     "after a checkpoint": (files, "save", 2, "after"),
-    "state": (takeover.Publisher, "publish", 2, "before"),
-    "last state": (AllReduced, "end", 1, "before"),
-    "end": (AllReduced, "end", 1, "after"),
-    "second fit": (gloo_group.GlooGroup, "all_reduce", 45, "before"),
-    "second end": (AllReduced, "end", 2, "after"),
 }
 
 
@@ -74,15 +57,10 @@ def end_at(point: str) -> None:
     name, _, how = point.partition("-")
     owner, method, number, when = POINTS[name]
     call, count = getattr(owner, method), 0
-    if how == "impatient":
-        dense_recovery._SUM_SECONDS = SLOW_SECONDS / 5
 
     def end() -> None:
         if how == "error":
             raise ValueError(name)
-        if how in ("slow", "impatient"):
-            time.sleep(SLOW_SECONDS if how == "slow" else 0.0)
-            return
         os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
 
     def counted(*arguments: Any, **more: Any) -> Any:
@@ -99,9 +77,7 @@ def end_at(point: str) -> None:
             end()
         return result
 
-    for place in {owner, sys.modules.get("shoal.models.training")} if owner is merging else {owner}:
-        if hasattr(place, method):
-            setattr(place, method, counted)
+    setattr(owner, method, counted)
 
 
 def main(address: str, rank: str, workers: str, config: str, out: str, point: str = "") -> None:
@@ -118,8 +94,7 @@ def main(address: str, rank: str, workers: str, config: str, out: str, point: st
         torch.manual_seed(store.rank)
         checkpointer = FitCheckpointer(model, out, EVERY, overwrite=True)
         plan = Plan(epochs=EPOCHS, warm_up=False, patience=EPOCHS)
-        fit(model, reader, reader, plan, progress=False, checkpointer=checkpointer)
-        fit(model, reader, None, Plan(epochs=1, warm_up=False), progress=False)
+        fit(model, reader, reader, plan, progress=False, checkpointer=checkpointer, resume=True)
         store.barrier()
         tables = {name: table for name, table in store.tables.items() if not name.endswith(("-team", "-messages"))}
         digests = {name: table.digest() for name, table in tables.items()}
@@ -134,8 +109,7 @@ def main(address: str, rank: str, workers: str, config: str, out: str, point: st
             "dense": hashlib.sha256(b"".join(dense)).hexdigest(),
             "random": hashlib.sha256(model.random_state()).hexdigest(),
             "examples": model.examples,
-            "counted": [one.metrics.examples + one.unmeasured for one in passes],
-            "repeated": [one.repeated for one in passes],
+            "counted": [one.metrics.examples for one in passes],
             "valid": [one.valid.logloss for one in passes if one.valid is not None],
         }
         print(json.dumps(learned))

@@ -99,12 +99,9 @@ def learn(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("checkpoints", "dense"),
-    long_after(1, [(False, "servers"), (True, "servers"), (True, "allreduce"), (False, "allreduce")]),
-)
+@pytest.mark.parametrize("checkpoints", long_after(1, [False, True]))
 def test_under_bsp_a_replaced_worker_changes_no_bit_of_rows_and_dense_part(
-    checkpoints: bool, dense: str, clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoints: bool, clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever call of whichever worker is its last, also one that makes the dense part."""
     seed = random.SystemRandom().randrange(1 << 32)
@@ -115,13 +112,11 @@ def test_under_bsp_a_replaced_worker_changes_no_bit_of_rows_and_dense_part(
     for folder in folders:
         if folder is not None:
             folder.mkdir()
-    whole = run(2, {}, lambda store: learn(store, clicks, folders[0], dense))
+    whole = run(2, {}, lambda store: learn(store, clicks, folders[0]))
     assert [found[2] for found, _ in whole] == [[EXAMPLES] * 2] * 2
     calls = [count for _, count in whole]
-    # With "allreduce" one of two workers outlives the other, and has the dense part.
-    ranks = [[0], [1], [0, 1]] if dense == "servers" else [[0], [1]]
-    deaths = {rank: draw.randrange(1, calls[rank]) for rank in draw.choice(ranks)}
-    killed = run(2, deaths, lambda store: learn(store, clicks, folders[1], dense))
+    deaths = {rank: draw.randrange(1, calls[rank]) for rank in draw.choice([[0], [1], [0, 1]])}
+    killed = run(2, deaths, lambda store: learn(store, clicks, folders[1]))
     assert [found for found, _ in killed] == [found for found, _ in whole], deaths
 
 
@@ -133,12 +128,12 @@ def test_a_replacement_draws_the_random_numbers_of_the_batches_that_are_left(cli
     assert killed[0][0] == whole[0][0]
 
 
-def test_a_fit_whose_dense_part_only_the_dead_worker_had_cannot_be_continued_by_another(clicks: Path) -> None:
+def test_a_fit_whose_dense_part_the_dead_worker_had_cannot_be_continued_by_another(clicks: Path) -> None:
     def program(store: shoal.Store) -> bool:
         if not store.is_replacement:
             learn(store, clicks, dense="allreduce")
             return False
-        with pytest.raises(shoal.ShoalError, match=r'cannot be continued .* one with dense="servers", or of several'):
+        with pytest.raises(shoal.ShoalError, match=r'cannot be continued .* one with dense="servers" can'):
             learn(store, clicks, dense="allreduce")
         return True
 
@@ -149,18 +144,13 @@ def test_a_fit_whose_dense_part_only_the_dead_worker_had_cannot_be_continued_by_
 @pytest.mark.slow
 @pytest.mark.usefixtures("true_starts")
 @pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
-@pytest.mark.parametrize("dense", ["servers", "allreduce"])
-def test_killed_worker_processes_are_started_again_with_their_random_numbers(
-    dense: str, clicks: Path, tmp_path: Path
-) -> None:
+def test_killed_worker_processes_are_started_again_with_their_random_numbers(clicks: Path, tmp_path: Path) -> None:
     """SIGKILL at random moments of a fit with dropout: each batch draws the numbers that it would have drawn."""
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     draw = random.Random(seed)
     config = tmp_path / "ctr.toml"
-    config.write_text(configuration(clicks, dropout=0.4, batch_size=4, epochs=8, dense=dense))
-    # With "allreduce" one of two workers outlives the other, and has the dense part.
-    victims = [0, 1] if dense == "servers" else [draw.randrange(2)]
+    config.write_text(configuration(clicks, dropout=0.4, batch_size=4, epochs=8))
     results = []
     for kills in (0, 2):
         out = tmp_path / f"{kills}"
@@ -173,7 +163,7 @@ def test_killed_worker_processes_are_started_again_with_their_random_numbers(
         while killed < kills and process.poll() is None:
             # The output directory exists: worker 0 trains.
             time.sleep(draw.uniform(0.1, 0.6))
-            victim = worker_of(out, draw.choice(victims)) if out.exists() else None
+            victim = worker_of(out, draw.choice([0, 1])) if out.exists() else None
             if victim is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)

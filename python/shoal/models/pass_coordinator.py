@@ -51,7 +51,6 @@ from shoal.errors import DeadlineExceededError, ShoalError, WorkerLostError, Wor
 from shoal.models.worker_messages import Exchanged, WorkerMessages
 from shoal.optim import SGD
 from shoal.store.base import Store
-from shoal.table.future import Future
 from shoal.table.table import Table
 
 _ENDED = np.uint64(1 << 32)
@@ -59,6 +58,7 @@ _BEGUN = np.uint64(1 << 33)
 _NEVER = 1e9  # number of passes that a worker writes when it makes no more
 _MOVED = 2e9  # that it writes when it has handed over its state
 _LIMBS, _LIMB_BITS = 3, 10  # of a clock in a row; MAX_WORKERS is 2^14
+START_AGAIN = "start the fit again, with resume=True (--resume) if it writes checkpoints"
 _LONGEST_SECONDS = 86400.0  # to wait while others measure; a worker that dies meanwhile is not waited for
 
 
@@ -131,7 +131,6 @@ class PassCoordinator:
         self._last_clock = 0  # the clock of the last pass's end
         self._pass_clock = store.clock
         self._behind = 0  # clocks to repeat that have counted
-        self._looking: Future[npt.NDArray[np.float32]] | None = None  # the pull of `find_left`
         # What the predecessor of this worker has published of its last counted clock, by `publish_change`.
         self.change: bytes | None = None
         # Whether a replacement continues this fit.
@@ -284,14 +283,6 @@ class PassCoordinator:
         self._behind = max(0, self._store.joined_at - position.clock)
         self.change = self._messages.published_change(position.clock, self._store.joined_at)
 
-    def publish_address(self, address: bytes) -> None:
-        """Publish where this worker answers the others in this fit."""
-        self._messages.publish_address(address)
-
-    def addresses(self) -> dict[int, bytes | None]:
-        """Return what the workers have published by `publish_address`, by rank; None of one that has not."""
-        return self._messages.addresses()
-
     # ---- another number of workers -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -432,23 +423,8 @@ class PassCoordinator:
 
     def _left(self) -> list[int]:
         """Return the ranks of the workers that have left this fit."""
-        return self._left_in(self._table.pull(self._ranks + _ENDED))
-
-    def _left_in(self, rows: npt.NDArray[np.float32]) -> list[int]:
+        rows = self._table.pull(self._ranks + _ENDED)
         return [int(rank) for rank in self._ranks[(rows[:, 0] >= _NEVER) & (rows[:, 0] < _MOVED)]]
-
-    def find_left(self) -> list[int]:
-        """Return the ranks of the workers that have left this fit, as known by an earlier call: does not wait.
-
-        Under BSP nothing is known while a worker has not ended the clock before.
-        """
-        if self._looking is None:
-            self._looking = self._table.pull_async(self._ranks + _ENDED)
-        elif self._looking.done:
-            looking, self._looking = self._looking, None
-            with contextlib.suppress(DeadlineExceededError):
-                return self._left_in(looking.wait())
-        return []
 
     def _check(self, left: Iterable[int] = ()) -> None:
         """Raise WorkerLostError if this fit needs all workers, and one was lost, has left, or has not begun it."""
@@ -463,7 +439,7 @@ class PassCoordinator:
             for rank in ranks:
                 raise WorkerLostError(
                     f"worker {rank} {what}, and the other {len(self._ranks) - 1} cannot complete this fit without it: "
-                    "start it again, with resume=True (--resume) if it writes checkpoints"
+                    f"{START_AGAIN}"
                 )
 
     def exchange(self, message: bytes = b"", *, flag: int = 0, to: int | None = None) -> Exchanged:

@@ -40,7 +40,7 @@ from shoal.data import Batch
 from shoal.errors import WorkerLostError, WorkersChangedError
 from shoal.models.history import Fit, Pass, Point
 from shoal.models.learner import FitState, Learner
-from shoal.models.pass_coordinator import PassCoordinator, Position
+from shoal.models.pass_coordinator import START_AGAIN, PassCoordinator, Position
 from shoal.models.pass_reader import PassReader
 from shoal.models.plan import Plan
 from shoal.models.shares import Share, WorkerState, divided
@@ -48,11 +48,10 @@ from shoal.models.shares import Share, WorkerState, divided
 log = logging.getLogger(__name__)
 
 _SECONDS = 5.0  # between two states that are published within a pass
-_REMEDY = "start the fit again, with resume=True (--resume) if it writes checkpoints"
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """One model of a worker; ``common`` is `Learner.common_state` where no other worker will have it."""
+    """One model of a worker; ``common`` is `Learner.common_state` of the one that hands it over for all."""
 
     own: bytes
     common: bytes
@@ -101,11 +100,7 @@ class Publisher:
         state = _Published(
             self._coordinator.position(),
             None if fit_states is None else list(fit_states),
-            # Within a fit the other workers have it too.
-            [
-                _described(model, own, model.common_state() if fit_states is None else b"")
-                for model, own in zip(self._models, self._own, strict=True)
-            ],
+            [_described(model, own, b"") for model, own in zip(self._models, self._own, strict=True)],
         )
         self._coordinator.publish(msgspec.msgpack.encode(state))
 
@@ -203,7 +198,7 @@ def _continued(
     if missing := len(published) - len(ends) - len(coordinator.lost):
         raise WorkerLostError(
             f"{missing} of {len(published)} workers ended before they had handed over what was left of their shares, "
-            f"when the number of workers changed: {_REMEDY}"
+            f"when the number of workers changed: {START_AGAIN}"
         )
     rank, workers = coordinator.rank, models[0].store.num_workers
     if first.position.fit > coordinator.fit or first.fit_states is None:
@@ -249,7 +244,7 @@ def _left_by_lost(
     else:
         raise WorkerLostError(
             f"worker {rank} of {len(published)} has died or ended the fit early, and there is no state of it from "
-            f"which the others could continue: {_REMEDY}"
+            f"which the others could continue: {START_AGAIN}"
         )
     whole = (Share(rank=rank, workers=len(published)),)
     states = [

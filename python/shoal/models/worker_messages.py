@@ -11,8 +11,8 @@ If workers are replaced, message k stays in slot k mod 4 until message k + 4: a 
 last state that its predecessor has published, and receives the messages that it has missed. Slots 4 and 5 hold such
 states in turns, so that one of them is complete at any moment; slots 6 and 7 likewise what a clock has changed outside
 of tables. A job that continues another one reads the states of that, and writes its own in slots 8 and 9: so those that
-it has begun with stay until the next job has its own. Slot 10 holds the address at which a worker answers the others of
-a fit, and slot 11 the settings with which it has begun the last one.
+it has begun with stay until the next job has its own. Slot 10 holds the settings with which a worker has begun its last
+fit.
 
 Invariants
     M1  A call is one of all workers, at the same clock. The k-th call of a worker exchanges the k-th messages.
@@ -46,8 +46,7 @@ _SLOTS = 4  # for messages: one more than the calls between two passes
 _STATES = 2  # slots for states, and as many for what clocks have changed
 _CHANGES = _SLOTS + _STATES
 _OTHER_STATES = _CHANGES + _STATES
-_ADDRESS = _OTHER_STATES + _STATES
-_SETTINGS = _ADDRESS + 1
+_SETTINGS = _OTHER_STATES + _STATES
 _CALL_BITS = 24  # of numbers of calls, below the number of the job
 
 
@@ -169,14 +168,6 @@ class WorkerMessages:
             published.append([content for _, content in sorted(found, reverse=True)])
         return published
 
-    def publish_address(self, address: bytes) -> None:
-        """Publish where this worker answers the others."""
-        self._put(_ADDRESS, self._store.job, 0, address)
-
-    def addresses(self) -> dict[int, bytes | None]:
-        """Return the addresses that the workers have published, by rank; None of one that has not."""
-        return {rank: self._content_of(rank, _ADDRESS, self._store.job) for rank in range(self._store.num_workers)}
-
     def publish_settings(self, fit: int, settings: bytes) -> None:
         """Publish the settings with which this worker begins a fit."""
         self._put(_SETTINGS, self._store.job, fit, settings)
@@ -190,12 +181,6 @@ class WorkerMessages:
             if (number, its_fit) == (self._store.job, fit):
                 found[rank] = self._content(rank, _SETTINGS, first, length)
         return found
-
-    def _content_of(self, rank: int, slot: int, job: int) -> bytes | None:
-        """Return what a worker has put into a slot in a job; None: nothing."""
-        first = self._pull(rank, slot, 0, 1)
-        number, _, length = _HEAD.unpack_from(first)
-        return self._content(rank, slot, first, length) if number == job else None
 
     def _put(self, slot: int, number: int, flag: int, content: bytes) -> None:
         """Replace what this worker has in a slot, its first block last."""

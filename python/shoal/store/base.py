@@ -129,11 +129,6 @@ class Store(StoreFiles):
         return False
 
     @property
-    def incarnation(self) -> int:
-        """Number of this worker among those that have had its rank, one after another: higher than those before."""
-        return 0
-
-    @property
     def repeats(self) -> int:
         """Clocks, from `joined_at` on, whose pushes of the predecessor may have taken effect; 0 under BSP."""
         return 0

@@ -286,10 +286,6 @@ class ClickModel(SavedPredictor):
         """
         self._dense.join(coordinator, has_begun=has_begun, is_over=is_over)
 
-    def end_fit(self, coordinator: PassCoordinator) -> None:
-        """End a fit that is complete, all workers together."""
-        self._dense.end(coordinator)
-
     def leave(self) -> None:
         """Close the connections that `join` made."""
         self._dense.close()

@@ -16,7 +16,7 @@ Invariants
     D2  A worker without a batch takes part in the steps of the others (`along`), until all have ended the pass.
     D3  With "allreduce" all workers hand over their states after the same step: the exchange of batch sizes tells each
         of them whether another one has asked for it.
-    D4  A worker with "allreduce" that dies can be replaced under BSP: see dense_recovery.py.
+    D4  With "allreduce" a worker that dies ends the fit of all others, which continues from its last checkpoint.
 
 Threads: the one that trains.
 """
@@ -30,20 +30,19 @@ import torch
 from torch import nn
 
 from shoal.errors import ShoalError, WorkerLostError
-from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models.pass_coordinator import START_AGAIN, PassCoordinator
 from shoal.optim import Adam, AdamW, Optimizer
 from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense import DenseParameters
-from shoal.torch.dense_recovery import STEP_SECONDS, DenseRecovery
 from shoal.torch.gloo_group import GlooGroup, enter_meeting, open_meeting
-from shoal.torch.step_log import Sizes, StepLog
 
 DenseSharing = Literal["allreduce", "servers"]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 DENSE_TABLE = "dense"  # of a dense part on servers
 
 _JOIN_SECONDS = 60.0  # for all workers to connect to each other
+_STEP_SECONDS = 600.0  # for all of them to come to a step: each reads and computes a batch meanwhile
 
 
 class DensePart(Protocol):
@@ -96,9 +95,6 @@ class DensePart(Protocol):
 
     def loaded(self) -> None:
         """Record that the module has values of a file of a finished fit."""
-
-    def end(self, coordinator: PassCoordinator) -> None:
-        """End a fit that is complete, all workers together."""
 
     def close(self) -> None:
         """Leave a fit."""
@@ -167,9 +163,6 @@ class Alone:
     def loaded(self) -> None:
         """Do nothing."""
 
-    def end(self, coordinator: PassCoordinator) -> None:
-        """Do nothing."""
-
     def close(self) -> None:
         """Do nothing."""
 
@@ -182,28 +175,19 @@ class AllReduced(Alone):
     ) -> None:
         super().__init__(make, bool(parameters))
         self._store = store
-        self._all_parameters = parameters
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._coordinator: PassCoordinator | None = None
         self._group: GlooGroup | None = None
-        self._recovery: DenseRecovery | None = None  # in place of the group, in a fit whose workers are replaced
         self._share = 0.0  # of this worker's batch among the examples of the step, over the scale of its loss
         self._wants_move = self._moves = False  # what this worker sends to the others, and what all have agreed on
 
     @property
     def can_be_replaced(self) -> bool:
-        """Whether clocks end for all workers together, so that all are in the same step."""
-        return self._store.consistency.is_bulk
+        """Return False: the others make no step without the worker that died."""
+        return False
 
     def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
         """Connect the workers to each other, and make their parameters those of worker 0."""
-        if is_over or self._group is not None or self._recovery is not None:
-            return
-        self._coordinator = coordinator
-        if coordinator.can_replace:
-            made = self.optimizer  # before other threads need it
-            self._recovery = DenseRecovery(self._store, coordinator, StepLog(self._all_parameters, lambda: made))
-            self._recovery.join(has_begun=has_begun)
+        if is_over or self._group is not None:
             return
         meeting, place = None, ""
         try:
@@ -212,18 +196,19 @@ class AllReduced(Alone):
             answer = coordinator.exchange(place.encode()).messages[0]
             if meeting is None:
                 meeting = enter_meeting(self._store, (answer or b"").decode(), _JOIN_SECONDS)
-            self._group = GlooGroup(self._store, meeting, STEP_SECONDS)
+            self._group = GlooGroup(self._store, meeting, _JOIN_SECONDS, _STEP_SECONDS)
         except (RuntimeError, ValueError) as error:
             raise ShoalError(
                 f"worker {self._store.rank} cannot connect to the other workers at {self._store.host} for the dense "
-                f'part: {error}: open the network between workers, or pass dense="servers"'
+                f"part: {error}: open the network between workers, set GLOO_SOCKET_IFNAME to its interface where "
+                'their host names lead to another one, or pass dense="servers"'
             ) from error
         self._broadcast()
 
     def begin(self, examples: int) -> float:
         """Exchange the sizes of the batches; return this one's share, or 1 if each push is a step of its own."""
         super().begin(examples)
-        total = self._sizes(examples, has_batch=True).examples
+        total, _ = self._sum_sizes(examples, has_batch=True)
         share = examples / total if total else 0.0
         consistency = self._store.consistency
         if not consistency.is_bulk:
@@ -238,9 +223,7 @@ class AllReduced(Alone):
 
     def along(self) -> bool:
         """Make the step of the workers that have a batch; False if none has."""
-        if self._coordinator is not None and self._coordinator.is_behind and self._recovery is not None:
-            return not self._recovery.has_ended(self._coordinator.clock)
-        if (self._group is None and self._recovery is None) or not self._sizes(0, has_batch=False).has_batch:
+        if self._group is None or not self._sum_sizes(0, has_batch=False)[1]:
             return False
         super().begin(0)
         self._step(0.0)
@@ -251,17 +234,9 @@ class AllReduced(Alone):
         self._wants_move = wants
         return self._moves
 
-    def end(self, coordinator: PassCoordinator) -> None:
-        """Wait for all workers: until then one of them may be replaced, and need what the others have."""
-        if coordinator.can_replace:
-            coordinator.wait_for_all()
-
     def close(self) -> None:
         """Close the connections to the other workers."""
         self._group = None
-        if self._recovery is not None:
-            recovery, self._recovery = self._recovery, None
-            recovery.close()
 
     def _broadcast(self) -> None:
         """Make the parameters those of worker 0."""
@@ -275,27 +250,17 @@ class AllReduced(Alone):
             for parameter, its in self._cut(flat):
                 parameter.copy_(its)
 
-    def _sizes(self, examples: int, *, has_batch: bool) -> Sizes:
-        """Return the sum over the batches of all workers."""
-
-        def own() -> torch.Tensor:
-            return torch.tensor([examples, has_batch, self._wants_move], dtype=torch.int64)
-
-        recovery = self._recovery
-        sizes = Sizes.of(self._all_reduce(own())) if recovery is None else recovery.sizes(own)
-        self._moves = sizes.moves
-        return sizes
+    def _sum_sizes(self, examples: int, *, has_batch: bool) -> tuple[int, bool]:
+        """Return the examples of the step, and whether any worker has a batch; agree on whether all move after it."""
+        own = torch.tensor([examples, has_batch, self._wants_move], dtype=torch.int64)
+        total, batches, wants = self._all_reduce(own).tolist()
+        self._moves = bool(wants)
+        return total, bool(batches)
 
     def _step(self, scale: float) -> None:
         """Sum the gradients over workers, of each one's own times its scale, and step the optimizer."""
         if not self._parameters:
             return
-        if self._recovery is not None:
-            self._recovery.step(lambda: self._gradients(scale), self._apply)
-        else:
-            self._apply(self._all_reduce(self._gradients(scale)))
-
-    def _gradients(self, scale: float) -> torch.Tensor:
         flat = torch.cat(
             [
                 torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
@@ -303,10 +268,7 @@ class AllReduced(Alone):
             ]
         )
         flat *= scale
-        return flat
-
-    def _apply(self, flat: torch.Tensor) -> None:
-        for parameter, its in self._cut(flat):
+        for parameter, its in self._cut(self._all_reduce(flat)):
             parameter.grad = its.clone()
         super().step()
 
@@ -333,7 +295,8 @@ class AllReduced(Alone):
         lost = ", ".join(f"worker {rank}" for rank in sorted(self._store.lost_workers)) or "a worker"
         return WorkerLostError(
             f"{lost} of {self._store.num_workers} has ended during a step of the dense part, which all make together "
-            f"({why}): start the fit again, with resume=True (--resume) if it writes checkpoints"
+            f'({why}): {START_AGAIN}; shoal launch --restarts does so by itself, and with dense="servers" it outlives '
+            "its workers"
         )
 
 
@@ -409,9 +372,6 @@ class OnServers:
     def loaded(self) -> None:
         """Record that the module has values of a file, which the servers do not have."""
         self._is_newer = True
-
-    def end(self, coordinator: PassCoordinator) -> None:
-        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""

@@ -35,25 +35,27 @@ def open_meeting(store: Store, seconds: float) -> tuple[Any, str]:
 
 
 def enter_meeting(store: Store, place: str, seconds: float) -> Any:
-    """Enter the place that another worker has opened."""
+    """Enter the place that another worker has opened. RuntimeError: it cannot be reached; ValueError: it is none."""
     host, _, port = place.rpartition(" ")
     return _torch.TCPStore(host, int(port), store.num_workers, timeout=datetime.timedelta(seconds=seconds))
 
 
 class GlooGroup:
-    """The connections of a worker to all others."""
+    """The connections of a worker to all others, which are made, and sum, within a number of seconds."""
 
-    def __init__(self, store: Store, meeting: Any, seconds: float) -> None:
-        gloo = _torch.ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout = datetime.timedelta(seconds=seconds)
-        options._devices = [gloo.create_device(hostname=store.host)]
+    def __init__(self, store: Store, meeting: Any, connect_seconds: float, sum_seconds: float) -> None:
         self._meeting = meeting
-        self._group = gloo(meeting, store.rank, store.num_workers, options)
+        self._options = _torch.AllreduceOptions()
+        self._options.timeout = datetime.timedelta(seconds=sum_seconds)
+        timeout = datetime.timedelta(seconds=connect_seconds)
+        self._group = _torch.ProcessGroupGloo(meeting, store.rank, store.num_workers, timeout)
 
     def all_reduce(self, numbers: torch.Tensor, check: Callable[[], None]) -> None:
-        """Sum numbers over all workers, in place."""
-        work = self._group.allreduce([numbers], _torch.AllreduceOptions())
+        """Sum numbers over all workers, in place; ``check`` raises an error to give the sum up.
+
+        RuntimeError: a connection has ended, or a worker did not come in time. The numbers are then not to be used.
+        """
+        work = self._group.allreduce([numbers], self._options)
         slice_of_time = datetime.timedelta(seconds=_CHECK_SECONDS)
         while True:
             try:

@@ -151,8 +151,7 @@ def fit(
         )
     watching = Callbacks(model, callbacks)
     reader, valid = model.reading(reader), model.reading(valid)
-    dense = '; one with dense="servers", or of several workers under BSP, can'
-    remedy = "; one with staleness=0 can" if model.staleness else dense
+    remedy = "; one with staleness=0 can" if model.staleness else '; one with dense="servers" can'
     made = PassCoordinator(
         model.store,
         model.name,
@@ -175,7 +174,6 @@ def fit(
         is_over = has_begun and fit_states is None
         model.join(coordinator, has_begun=has_begun, is_over=is_over)
         if is_over:
-            model.end_fit(coordinator)
             return
         if model.store.rank == 0 and (lazy := model.lazy_tables):
             log.warning(
@@ -201,4 +199,3 @@ def fit(
         if checkpointer is not None:
             checkpointer.save()
         publisher.end()
-        model.end_fit(coordinator)

@@ -238,11 +238,6 @@ class ClusterStore(ConnectedStore):
         return self._joined.replaces
 
     @property
-    def incarnation(self) -> int:
-        """Number of this worker among those of its rank: see :attr:`shoal.Store.incarnation`."""
-        return self._joined.incarnation
-
-    @property
     def job(self) -> int:
         """Number of the job."""
         return self._joined.job
