@@ -38,6 +38,7 @@ include_patterns = [
     "bench/*.md",
     "csrc/README.md",
     "tests/fuzz/README.md",
+    "tests/support/sim/README.md",
     "docs/**.md",
     "docs/api/*.rst",
 ]

@@ -1,7 +1,7 @@
 """Thousands of messages, lost, doubled, late and damaged: what consistency.md promises holds on every schedule.
 
     python -m pytest tests/cluster/simulated/test_schedules.py
-    python tests/cluster/simulated/test_schedules.py 1000          more seeds; prints the schedules that break a promise
+    PYTHONPATH=tests/support python tests/cluster/simulated/test_schedules.py 1000    more seeds; prints what breaks
 
 A schedule is a seed and a plan: the same ones give the same run.
 """
@@ -10,19 +10,9 @@ import random
 import sys
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-from simulated_plans import (
-    MODES,
-    MOVES,
-    plan_of,
-)
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from shoal import _core
 from shoal.cluster.worker.filters import Filters
@@ -33,6 +23,11 @@ from sim.history import CHECKERS
 from sim.network import Weather
 from sim.planted import PLANTED
 from sim.schedules import CALM, ROUGH, Plan, run, violations
+from simulated_plans import (
+    MODES,
+    MOVES,
+    plan_of,
+)
 from tiers import long_but
 
 
