@@ -38,6 +38,8 @@ import numpy as np
 
 from shoal import _core
 from shoal.cluster.worker.calls import Policy
+from shoal.tools.reports import charts
+from shoal.tools.reports.charts import BLUE, GREEN, GREY, ORANGE
 from sim.cluster import SUM, Client, Cluster
 from sim.network import Weather
 
@@ -158,94 +160,30 @@ def measure(mode: str, workers: int, scenario: str, seconds: float) -> dict[str,
 
 # --- the picture ---
 
-COLOURS = {"BSP": "b", "SSP(2)": "d", "SSP(8)": "a", "ASP": "c"}
-STYLE = """
-    .card { fill: #fcfdfe; stroke: #d0d7de; }
-    .text { fill: #1f2328; } .soft { fill: #59636e; } .grid { stroke: #e4e8ec; } .axis { stroke: #59636e; }
-    .head { font-weight: 600; font-size: 14px; } .small { font-size: 12px; }
-    .a, .b, .c, .d { fill: none; stroke-width: 2.2; }
-    .a { stroke: #2f6fb2; } .b { stroke: #c2611a; } .c { stroke: #8b949e; } .d { stroke: #37864a; }
-    .at { fill: #2f6fb2; } .bt { fill: #b3550f; } .ct { fill: #59636e; } .dt { fill: #2c7440; }
-    .name { font-weight: 600; font-size: 12px; }
-    @media (prefers-color-scheme: dark) {
-      .card { fill: #161b22; stroke: #30363d; }
-      .text { fill: #e6edf3; } .soft { fill: #a3adb8; } .grid { stroke: #262c34; } .axis { stroke: #a3adb8; }
-      .a { stroke: #5b9bdf; } .b { stroke: #dd8440; } .c { stroke: #8b949e; } .d { stroke: #57a96b; }
-      .at { fill: #5b9bdf; } .bt { fill: #dd8440; } .ct { fill: #a3adb8; } .dt { fill: #57a96b; }
-    }"""
+COLOURS = {"BSP": ORANGE, "SSP(2)": GREEN, "SSP(8)": BLUE, "ASP": GREY}
 
 
-def panel(
-    left: float, title: str, note: str, figures: dict[str, list[tuple[int, float]]], top: float, step: float, unit: str
-) -> list[str]:
-    """One diagram: a line for each mode, labelled at its end; overlapping labels are moved apart."""
-    x0, x1, y0, y1 = left + 44, left + 226, 300.0, 84.0
-    sizes = sorted({workers for line in figures.values() for workers, _ in line})
-    most, least = np.log(sizes[-1]), np.log(sizes[0])
-
-    def x(workers: int) -> float:
-        return float(x0 + (np.log(workers) - least) / (most - least) * (x1 - x0))
-
-    def y(value: float) -> float:
-        return float(y0 - value / top * (y0 - y1))
-
-    out = [
-        f'<text class="text head" x="{left + 8}" y="36">{title}</text>',
-        f'<text class="soft small" x="{left + 8}" y="55">{note}</text>',
-    ]
-    for k in range(round(top / step) + 1):
-        out.append(f'<path class="grid" d="M{x0} {y(k * step):.1f} H{x1}"/>')
-        label = f"{k * step:.0%}" if unit == "%" else f"{k * step:g}"
-        out.append(f'<text class="soft small" x="{x0 - 8}" y="{y(k * step) + 4:.1f}" text-anchor="end">{label}</text>')
-    out.append(f'<path class="axis" d="M{x0} {y0} H{x1}"/>')
-    for i, workers in enumerate(sizes):
-        out.append(f'<path class="axis" d="M{x(workers):.1f} {y0} v4"/>')
-        if i + 1 < len(sizes) and x(sizes[i + 1]) - x(workers) < 30:
-            continue  # there is no room for its number
-        out.append(f'<text class="soft small" x="{x(workers):.1f}" y="{y0 + 18}" text-anchor="middle">{workers}</text>')
-    out.append(f'<text class="soft small" x="{(x0 + x1) / 2}" y="{y0 + 38}" text-anchor="middle">workers</text>')
-    ends = sorted((y(line[-1][1]), mode) for mode, line in figures.items())
-    last = 0.0
-    for end, mode in ends:
-        line = figures[mode]
-        points = " ".join(f"{'M' if i == 0 else 'L'}{x(w):.1f} {y(v):.1f}" for i, (w, v) in enumerate(line))
-        out.append(f'<path class="{COLOURS[mode]}" d="{points}"/>')
-        last = max(end + 4, last + 15)
-        out.append(f'<text class="{COLOURS[mode]}t name" x="{x1 + 8}" y="{last:.1f}">{mode}</text>')
-    return out
-
-
-def picture(results: dict[tuple[str, str, int], dict[str, float]]) -> str:
+def draw(path: Path, results: dict[tuple[str, str, int], dict[str, float]]) -> None:
     """Draw throughput in both scenarios, and staleness in the first."""
-
-    def lines(scenario: str, what: str) -> dict[str, list[tuple[int, float]]]:
-        return {
-            mode: [(w, figures[what]) for (s, m, w), figures in sorted(results.items()) if (s, m) == (scenario, mode)]
-            for mode in MODES
-        }
-
     first, second = SCENARIOS
-    body = [
-        *panel(14, "throughput, hiccups", SCENARIOS[first], lines(first, "throughput"), 1.0, 0.25, "%"),
-        *panel(328, "throughput, slow workers", SCENARIOS[second], lines(second, "throughput"), 1.0, 0.25, "%"),
+    panels = [
+        (f"throughput, {first}", first, "throughput"),
+        (f"throughput, {second}", second, "throughput"),
+        (f"clocks ahead of the slowest worker, {first}", first, "lag"),
     ]
-    lags = lines(first, "lag")
-    top = max(value for line in lags.values() for _, value in line)
-    step = next(s for s in (1, 2, 5, 10, 20, 50) if top / s <= 6)
-    body += panel(
-        642, "staleness, hiccups", "clocks of a pull ahead of the slowest", lags, step * -(-top // step), step, ""
-    )
-    return "\n".join(
-        [
-            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 352" role="img"',
-            '     font-family="-apple-system, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="13">',
-            "  <title>Throughput and staleness of BSP, SSP and ASP from 2 to 1000 workers</title>",
-            f"  <style>{STYLE}\n  </style>",
-            '  <rect class="card" x="0.5" y="0.5" width="959" height="351" rx="10"/>',
-            *("  " + line for line in body),
-            "</svg>\n",
-        ]
-    )
+    figure, axes = charts.figure(columns=3, width=12, height=3.6)
+    for each, (title, scenario, what) in zip(axes, panels, strict=True):
+        for mode in MODES:
+            line = [(w, values[what]) for (s, m, w), values in sorted(results.items()) if (s, m) == (scenario, mode)]
+            each.plot(*zip(*line, strict=True), color=COLOURS[mode], lw=2, marker="o", ms=3, label=mode)
+        each.set(xscale="log", xlabel="workers", ylim=(0, 1 if what == "throughput" else None))
+        each.set_title(title, loc="left", fontsize=10, color=GREY)
+        each.set_xticks(sorted({w for _, _, w in results}))
+        each.xaxis.set_major_formatter("{x:g}")
+        each.minorticks_off()
+        if what == "throughput":
+            each.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    charts.save_svg(figure, axes, path)
 
 
 def main() -> None:
@@ -266,7 +204,7 @@ def main() -> None:
                 cells.append(f"{got['throughput']:.0%}; {got['lag']:.1f}, {got['lag99']:.0f}; {got['missed']:.1f}")
             print(f"| {workers} | {' | '.join(cells)} |", flush=True)
     if options.picture:
-        options.picture.write_text(picture(results))
+        draw(options.picture, results)
 
 
 if __name__ == "__main__":

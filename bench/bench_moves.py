@@ -1,6 +1,6 @@
 """What moving and copying slots costs: servers that join and leave under training, and the speed of a move.
 
-    python bench/bench_moves.py resize [--csv FILE] [--picture FILE]    servers 1 -> 3 -> 2 under training
+    python bench/bench_moves.py resize [--csv FILE]    servers 1 -> 3 -> 2 under training
     python bench/bench_moves.py speed [--rows 10000000] [--dim 16]      all rows to another server, without a limit
     python bench/bench_moves.py copies [--rows 10000000]                a server dies, and its copies are made again
 
@@ -35,7 +35,6 @@ from figures import check, conditions, cpu_seconds, spread
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.status import StatusReply
-from shoal.tools.reports.svg import Plot
 
 BATCH = 20_000
 POOL = 32  # batches, repeated
@@ -240,9 +239,6 @@ def resize(arguments: argparse.Namespace) -> None:
         rates = line.rates(line.start, end)
         text = "".join(f"{k * BIN_SECONDS:.1f},{rate:.0f}\n" for k, rate in enumerate(rates))
         arguments.csv.write_text(f"seconds,keys_per_second\n{text}")
-    if arguments.picture:
-        marks = [("2 servers start", start), ("move", move), ("moved", moved), ("drain", drain), ("drained", drained)]
-        arguments.picture.write_text(picture(line, end, marks))
     check(digest == digest_of_fixed(2, rows, dim, steps), "the digest is that of a run of fixed size")
     print("the digest is that of two servers from the beginning")
 
@@ -265,36 +261,6 @@ def compare(
         f"{name}: worst second / median second before {worst / former:.2f}, / afterwards {worst / later:.2f}; longest "
         f"step {line.longest(begin, end) * 1e3:.0f} ms (before {line.longest(*before) * 1e3:.0f})"
     )
-
-
-STYLE = """
-    svg { background: #fcfdfe; font-family: sans-serif; font-size: 12px; }
-    text { fill: #59636e; } .tick-x, .name { text-anchor: middle; }
-    .tick-y { text-anchor: end; dominant-baseline: middle; }
-    .grid { stroke: #e4e8ec; } .axis, .tick { stroke: #59636e; }
-    .rate { fill: none; stroke: #2f6fb2; stroke-width: 1.5; } .event { stroke: #c2611a; stroke-dasharray: 4 3; }
-    @media (prefers-color-scheme: dark) {
-      svg { background: #161b22; } text { fill: #a3adb8; } .grid { stroke: #262c34; } .axis, .tick { stroke: #a3adb8; }
-      .rate { stroke: #5b9bdf; } .event { stroke: #dd8440; }
-    }"""
-
-
-def picture(line: Timeline, end: float, marks: list[tuple[str, float]]) -> str:
-    """Draw the throughput over time."""
-    rates = line.rates(line.start, end) / 1e6
-    plot = Plot(
-        "moves", "Throughput of a worker while servers join and leave", x=(0.0, end - line.start),
-        y=(0.0, float(rates.max()) * 1.1), x_label="seconds", y_label="million keys/s", width=900.0, height=280.0,
-    )  # fmt: skip
-    plot.line([(k * BIN_SECONDS, float(rate)) for k, rate in enumerate(rates)], "rate")
-    labels = []
-    for k, (text, at) in enumerate(marks):
-        plot.upright(at - line.start, "event", text)
-        x, y = plot.at(at - line.start, 0.0)
-        labels.append(f'<text x="{x + 4:.1f}" y="{y - 8 - 14 * (k % 2):.1f}">{text}</text>')
-    head, body = plot.render().removesuffix("</svg>").split(">", 1)
-    head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return f"{head}>\n  <style>{STYLE}\n  </style>\n{body}{''.join(labels)}</svg>\n"
 
 
 # ---- the speed of a move ---------------------------------------------------------------------------------------------
@@ -402,7 +368,6 @@ def main() -> None:
     parser.add_argument("--copy-rate", type=int, metavar="BYTES", help="default: the cluster's; speed: no limit")
     parser.add_argument("--pause", type=float, default=0.0, metavar="MS", help="of the worker after each step")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="resize: keys per second in each tenth of a second")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="resize: an SVG chart of the same")
     arguments = parser.parse_args()
     ways[arguments.what](arguments)
 

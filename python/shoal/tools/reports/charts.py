@@ -10,7 +10,8 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from shoal.metrics import Curves
 from shoal.models import History, Point
@@ -25,14 +26,14 @@ _WINDOWS = 64  # of a pass in the picture: more of them show noise
 _CURVES = 20  # passes drawn as a curve each; with more passes, each is one point
 
 
-def figure(rows: int = 1, *, width: float = 5.4, height: float = 3.3) -> tuple[Figure, list[Axes]]:
-    """Return a figure without state outside of it, and its axes, one below the other."""
+def figure(rows: int = 1, columns: int = 1, *, width: float = 5.4, height: float = 3.3) -> tuple[Figure, list[Axes]]:
+    """Return a figure without state outside of it, and its axes, row by row; those of a column share their x axis."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("charts require matplotlib: pip install 'shoal[plot]'") from error
     made = Figure(figsize=(width, height), layout="constrained")
-    axes = made.subplots(rows, 1, sharex=True, squeeze=False)[:, 0].tolist()
+    axes = made.subplots(rows, columns, sharex="col", squeeze=False).ravel().tolist()
     for each in axes:
         each.grid(axis="y", color=GREY, alpha=0.2)
         each.set_axisbelow(True)
@@ -45,17 +46,23 @@ def figure(rows: int = 1, *, width: float = 5.4, height: float = 3.3) -> tuple[F
 
 def svg(draw: Callable[[Axes], None], *, height: float = 3.3) -> bytes:
     """Return what a function draws as an SVG file, the same bytes each time."""
-    made, (axes,) = figure(height=height)
+    made, axes = figure(height=height)
+    draw(axes[0])
+    out = io.BytesIO()
+    save_svg(made, axes, out)
+    return out.getvalue()
+
+
+def save_svg(made: Figure, axes: Sequence[Axes], out: BinaryIO | Path) -> None:
+    """Write a figure with its legends as SVG; text stays text."""
     import matplotlib
 
-    draw(axes)
-    axes.xaxis.label.set(color=GREY, size=9)
-    axes.yaxis.label.set(color=GREY, size=9)
-    axes.legend(frameon=False, fontsize=8, labelcolor=GREY)
-    out = io.BytesIO()
+    for each in axes:
+        each.xaxis.label.set(color=GREY, size=9)
+        each.yaxis.label.set(color=GREY, size=9)
+        each.legend(frameon=False, fontsize=8, labelcolor=GREY)
     with matplotlib.rc_context({"svg.hashsalt": "shoal", "svg.fonttype": "none"}):
         made.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return out.getvalue()
 
 
 def learning(
