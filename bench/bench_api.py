@@ -56,7 +56,7 @@ def bench_pull_push(threads: int, rounds: int, rows: int) -> Path:
         table = store.table("bench", optimizer=shoal.FTRL(l1=1.0))
         for start in range(0, rows, 1 << 20):
             keys = np.arange(start, min(start + (1 << 20), rows), dtype=np.uint64)
-            table.push(keys, np.full((len(keys), 1), 0.3, np.float32)).wait()
+            table.push(keys, np.full((len(keys), 1), 0.3, np.float32)).result()
         check(len(table) == rows, "rows are missing")
         for n in (65_536, 1_000_000):
             repeats = max(1, 1_000_000 // n)
@@ -71,7 +71,7 @@ def bench_pull_push(threads: int, rounds: int, rows: int) -> Path:
 
             def push(batches: list[np.ndarray] = batches[repeats:], grads: np.ndarray = grads) -> int:
                 for keys in batches:
-                    table.push(keys, grads).wait()
+                    table.push(keys, grads).result()
                 return sum(map(len, batches))
 
             print(f"| pull(keys), {rows:,} rows, batches of {n:,} | {threads} | {rates(pull, rounds)} M keys/s |")

@@ -156,7 +156,7 @@ class Run:
             keys = self.stream.keys(begin, end)
             grads = self.gradients(first_gradients(keys))
             start = time.perf_counter()
-            table.push(keys, grads).wait()
+            table.push(keys, grads).result()
             growth.pushed(time.perf_counter() - start)
             self.progress("create", end, self.n, began)
         stats = table.stats()
@@ -223,14 +223,14 @@ class Run:
                     batch = store.key_batch(self.stream.of(numbers))
                     summed = batch.sum(self.gradients(each))
                     start = time.perf_counter()
-                    table.push_unique(batch, summed).wait()
+                    table.push_unique(batch, summed).result()
                     spent["push"] += time.perf_counter() - start
                     unique += len(batch)
                 for _ in range(calls):
                     numbers, each = self._drawn(random, draw)
                     keys, grads = self.stream.of(numbers), self.gradients(each)
                     start = time.perf_counter()
-                    table.push(keys, grads).wait()
+                    table.push(keys, grads).result()
                     latencies.append(time.perf_counter() - start)
                     spent["call"] += latencies[-1]
                 if turn:  # the first turn is a warm-up

@@ -84,7 +84,7 @@ def fill(table: shoal.Table, count: int, rng: np.random.Generator) -> None:
     """Create the rows."""
     for first in range(0, count, 1_000_000):
         keys = np.arange(first, min(first + 1_000_000, count), dtype=np.uint64)
-        table.push(keys, rng.standard_normal((len(keys), table.dim), np.float32)).wait()
+        table.push(keys, rng.standard_normal((len(keys), table.dim), np.float32)).result()
 
 
 def changed(store: shoal.LocalStore, table: shoal.Table, folder: Path, rng: np.random.Generator) -> list[str]:
@@ -96,7 +96,7 @@ def changed(store: shoal.LocalStore, table: shoal.Table, folder: Path, rng: np.r
     last, lines = folder / "base", []
     for share in (0.001, 0.01, 0.1):
         keys = rng.integers(0, count, int(count * share), np.uint64)
-        table.push(keys, np.ones((len(keys), table.dim), np.float32)).wait()
+        table.push(keys, np.ones((len(keys), table.dim), np.float32)).result()
         began = time.perf_counter()
         store.save(folder / str(share), since=last)
         seconds = time.perf_counter() - began
@@ -161,8 +161,8 @@ def main() -> None:
                         began = time.perf_counter()
                         save = store.save(here, wait=False)
                         if state == "pushed":
-                            during.append(pushes(table, batches, grads, lambda save=save: save.done))
-                        save.wait(600)
+                            during.append(pushes(table, batches, grads, lambda save=save: save.done()))
+                        save.result(600)
                         took = time.perf_counter() - began
                     total = size(here)
                     if number == 0:

@@ -40,8 +40,8 @@ def one_round(keys: np.ndarray, dim: int, folder: Path) -> dict[str, float]:
     half = keys[::2]
     with shoal.local(threads=1) as store:
         table = store.table("rows", dim=dim, optimizer=optimizer)
-        took["push, new keys"] = seconds(lambda: table.push(keys, grads).wait())
-        took["push"] = seconds(lambda: table.push(keys, grads).wait())
+        took["push, new keys"] = seconds(lambda: table.push(keys, grads).result())
+        took["push"] = seconds(lambda: table.push(keys, grads).result())
         took["pull"] = seconds(lambda: check(bool((table.pull(keys) == 2).all()), "a pull returned wrong rows"))
         took["save"] = seconds(lambda: store.save(folder / "save", overwrite=True))
         took["export"] = seconds(lambda: store.export(folder / "export", overwrite=True))

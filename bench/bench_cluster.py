@@ -146,11 +146,11 @@ class Shoal:
 
     def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:
         """Begin a pull; returns the function that waits for it."""
-        return self.shards[rows.shape[1]].pull(batch, rows).wait
+        return self.shards[rows.shape[1]].pull(batch, rows).result
 
     def push(self, batch: _core.KeyBatch, grads: np.ndarray) -> Callable[[], None]:
         """Begin a push."""
-        return self.shards[grads.shape[1]].push(batch, grads).wait
+        return self.shards[grads.shape[1]].push(batch, grads).result
 
 
 class Raw:

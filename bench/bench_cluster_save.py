@@ -26,7 +26,7 @@ def fill(store: shoal.Store, keys: np.ndarray) -> shoal.Table:
     table = store.table("t", optimizer=shoal.FTRL())
     for first in range(0, len(keys), 1 << 19):
         some = keys[first : first + (1 << 19)]
-        table.push(some, np.ones(len(some), np.float32)).wait()
+        table.push(some, np.ones(len(some), np.float32)).result()
         store.tick()
     len(table)  # waits for the last push
     return table
@@ -104,8 +104,8 @@ def main() -> None:
             during = []
             for number in range(asked.rounds):
                 save = store.save(folder / f"{name} {number}", wait=False)
-                during.append(steps(store, keys, lambda save=save: save.done))
-                save.wait()
+                during.append(steps(store, keys, lambda save=save: save.done()))
+                save.result()
             print(f"{name:22} {spread(alone):22} {spread(np.concatenate(during))}")
 
 

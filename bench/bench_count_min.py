@@ -81,7 +81,7 @@ def measure(store: shoal.Store, server: int | None, kind: str, epsilon: float, r
         for _ in range(times):
             sketch.update(keys)
         updated = time.process_time()
-        sketch.flush().wait()
+        sketch.flush().result()
         seconds = time.process_time() - begin
         if server is not None:
             seconds += cpu_seconds(server) - of_server

@@ -71,7 +71,7 @@ class Shoal:
         rows = keys.expand(self._table.pull_unique(keys))
         sums = rows if bag == 1 else rows.reshape(n, bag, -1).sum(axis=1)
         grads = slopes if bag == 1 else np.repeat(slopes, bag, axis=0)
-        self._table.push_unique(keys, keys.sum(grads)).wait()
+        self._table.push_unique(keys, keys.sum(grads)).result()
         return sums
 
     def rows(self, ids: Ids) -> Rows:

@@ -66,7 +66,7 @@ class Pusher(Steps):
         which = self._rng.integers(KEYS, size=BATCH)
         amounts = self._rng.integers(1, 4, BATCH).astype(np.float32)
         begun = time.monotonic()
-        self._table.push(which.astype(np.uint64), amounts[:, None]).wait()
+        self._table.push(which.astype(np.uint64), amounts[:, None]).result()
         replied = time.monotonic()
         self._pushes.append((replied, replied - begun))
         np.add.at(self._sums, which, amounts)

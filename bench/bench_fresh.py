@@ -41,7 +41,7 @@ def measure(keys: int, dim: int, dtype: str, changed: float, rounds: int, direct
         table = store.table("t", dim=dim, optimizer=shoal.FTRL() if dim == 1 else shoal.Adagrad())
         for begin in range(0, keys, 65536):
             some = np.arange(begin, min(begin + 65536, keys), dtype=np.uint64)
-            table.push(some, random.standard_normal((len(some), dim)).astype(np.float32)).wait()
+            table.push(some, random.standard_normal((len(some), dim)).astype(np.float32)).result()
         store.export(directory / "0", dtype=dtype, track=True)
         reader = subprocess.Popen(
             [sys.executable, "-c", READER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -59,7 +59,7 @@ def measure(keys: int, dim: int, dtype: str, changed: float, rounds: int, direct
             reader.stdin.flush()
             began = time.monotonic()
             for first in range(0, len(some), 65536):
-                table.push(some[first : first + 65536], grads[first : first + 65536]).wait()
+                table.push(some[first : first + 65536], grads[first : first + 65536]).result()
             pushed = time.monotonic()
             delta = store.export(directory / str(k), since=directory / str(k - 1))
             exported = time.monotonic()

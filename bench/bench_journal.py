@@ -183,7 +183,7 @@ def kill(kills: int) -> None:
         def push() -> None:
             while not done.is_set():
                 start = time.perf_counter()
-                table.push(keys, ones).wait()
+                table.push(keys, ones).result()
                 store.tick()
                 pushes.append((start, time.perf_counter() - start))
 

@@ -60,7 +60,7 @@ def trained(keys: np.ndarray, labels: np.ndarray, admit) -> tuple[shoal.table.st
             margin = weights.sum(axis=1, dtype=np.float64)
             margins[start : start + BATCH] = margin
             error = (1 / (1 + np.exp(-margin)) - labels[start : start + BATCH]).astype(np.float32)
-            table.push_unique(batch, batch.sum(np.repeat(error, FIELDS)[:, None])).wait()
+            table.push_unique(batch, batch.sum(np.repeat(error, FIELDS)[:, None])).result()
             store.tick()
         stats = table.stats()
     half = len(labels) // 2

@@ -120,7 +120,7 @@ def measure_cost(rounds: int, seconds: float) -> list[str]:
         store = stack.enter_context(shoal.connect(cluster.address, workers=1, consistency=shoal.ASP()))
         table = store.table("w", dim=DIM, optimizer=shoal.SGD(lr=1e-3))
         keys, grads = np.arange(KEYS), np.ones((KEYS, DIM), np.float32)
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
         for number in range(rounds + 1):
             for name in names:
                 stop, failures = threading.Event(), list[str]()
@@ -134,7 +134,7 @@ def measure_cost(rounds: int, seconds: float) -> list[str]:
                 begin, steps = time.monotonic(), 0
                 while time.monotonic() - begin < seconds:
                     table.pull(keys)
-                    table.push(keys, grads).wait()
+                    table.push(keys, grads).result()
                     steps += 1
                 wall = time.monotonic() - begin
                 now = [cpu_seconds(one.pid) for one in (cluster.servers[0], cluster.scheduler)]
@@ -186,7 +186,7 @@ def alert_seconds(interval: float) -> float:
             keys, pushes = np.arange(100), 0
             until, killed = time.monotonic() + 3 * interval + 5, None  # Prometheus has scraped two values
             while True:
-                table.push(keys, -np.ones((100, 1), np.float32)).wait()
+                table.push(keys, -np.ones((100, 1), np.float32)).result()
                 pushes += 1
                 if killed is None and time.monotonic() > until:
                     cluster.servers[1].kill()

@@ -54,7 +54,7 @@ def fill(store: shoal.Store, table: shoal.Table, rows: int) -> None:
     """Create rows with the keys 0, 1, 2, ..."""
     for first in range(0, rows, 1 << 17):
         keys = np.arange(first, min(rows, first + (1 << 17)), dtype=np.uint64)
-        table.push(keys, np.ones((len(keys), table.dim), np.float32)).wait()
+        table.push(keys, np.ones((len(keys), table.dim), np.float32)).result()
         store.tick()
     check(len(table) == rows, "the rows exist")
 

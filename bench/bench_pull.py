@@ -49,7 +49,7 @@ Way = Callable[[Table, KeyBatch], Rows]
 def buffered(table: Table, batch: KeyBatch) -> Rows:
     """Read the rows of the unique keys, then copy each to its keys."""
     rows = np.empty((batch.input_size, table.dim), np.float32)
-    pull_and_expand(table.reader.pull, batch.native, rows, table.workers).wait()
+    pull_and_expand(table.reader.pull, batch.native, rows, table.workers).result()
     return rows
 
 

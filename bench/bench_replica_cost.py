@@ -70,13 +70,13 @@ def work(address: str, rank: int, rows: int, batch_size: int) -> None:
             keys, cpu, start = 0, time.process_time(), time.perf_counter()
             for first in range(0, rows if what == "create" and rank == 0 else 0, 1 << 16):
                 some = np.arange(first, min(rows, first + (1 << 16)), dtype=np.uint64)
-                table.push(some, np.ones((len(some), 1), np.float32)).wait()
+                table.push(some, np.ones((len(some), 1), np.float32)).result()
             for k in itertools.islice(itertools.cycle(range(POOL)), int(count)):
                 keys += len(unique[k])
                 if what == "train":
                     model.partial_fit(pool[k])
                 else:
-                    table.push(unique[k], np.full((len(unique[k]), 1), 1e-3, np.float32)).wait()
+                    table.push(unique[k], np.full((len(unique[k]), 1), 1e-3, np.float32)).result()
                     store.tick()
             if what == "create":
                 store.tick()

@@ -62,11 +62,11 @@ with shoal.local(threads=threads) as store:
     table.reserve(rows)
     for begin in range(0, rows, keys):
         some = np.arange(begin, min(begin + keys, rows), dtype=np.uint64)
-        table.push(some, np.full((len(some), 1), 0.3, np.float32)).wait()
+        table.push(some, np.full((len(some), 1), 0.3, np.float32)).result()
     batches = [random.integers(0, rows, keys).astype(np.uint64) for _ in range(calls)]
     grads = np.full((keys, 1), 0.01, np.float32)
     found = {}
-    for name, call in (("pull", table.pull), ("push", lambda batch: table.push(batch, grads).wait())):
+    for name, call in (("pull", table.pull), ("push", lambda batch: table.push(batch, grads).result())):
         call(batches[0])
         start = time.perf_counter()
         for batch in batches:

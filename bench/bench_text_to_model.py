@@ -194,7 +194,7 @@ def stages(path: Path, folder: Path, batch_size: int) -> tuple[dict[str, float],
             clocked(
                 spent,
                 "push" if known else "new rows",
-                lambda: table.push_unique(keys, gradient).wait(),  # noqa: B023
+                lambda: table.push_unique(keys, gradient).result(),  # noqa: B023
             )
             if known:
                 continue

@@ -74,7 +74,7 @@ def load(table: shoal.Table, rows: int, rng: np.random.Generator) -> None:
     block = 8192
     for first in rng.permutation(-(-rows // block)):
         keys = np.arange(first * block, min(rows, (first + 1) * block), dtype=np.uint64)
-        table.push(rng.permutation(keys), np.ones((len(keys), DIM), np.float32)).wait()
+        table.push(rng.permutation(keys), np.ones((len(keys), DIM), np.float32)).result()
 
 
 def steps(table: shoal.Table, draw: Callable[[int], np.ndarray], batch: int, seconds: float) -> list[float]:
@@ -86,7 +86,7 @@ def steps(table: shoal.Table, draw: Callable[[int], np.ndarray], batch: int, sec
         begun = time.perf_counter()
         sorted_keys = table.key_batch(keys)
         rows = table.pull_unique(sorted_keys)
-        table.push_unique(sorted_keys, np.full_like(rows, 0.5)).wait()
+        table.push_unique(sorted_keys, np.full_like(rows, 0.5)).result()
         took.append(time.perf_counter() - begun)
     return took
 
@@ -103,9 +103,9 @@ def saving(
     cpu = time.process_time()
     save = store.save(folder, wait=False)
     during: list[float] = []
-    while not save.done:
+    while not save.done():
         during += steps(table, draw, args.batch, 0)
-    save.wait()
+    save.result()
     took, cpu = time.perf_counter() - begun, time.process_time() - cpu
     after = steps(table, draw, args.batch, args.seconds)
     with shoal.local(slots=args.slots) as other:
@@ -148,7 +148,7 @@ def compare_ahead(table: shoal.Table, draw: Callable[[int], np.ndarray], args: a
                     table.prefetch(following)
                 rows = table.pull_unique(keys)
                 compute()
-                table.push_unique(keys, np.full_like(rows, 0.5)).wait()
+                table.push_unique(keys, np.full_like(rows, 0.5)).result()
                 took[ahead].append(time.perf_counter() - begun)
             did = counted()
             cpu[ahead] += did["cpu"]
@@ -205,7 +205,7 @@ def main() -> None:
         )
         sample = rng.integers(0, rows, 1000).astype(np.uint64)
         one = shoal.local(slots=2).table("t", dim=DIM, optimizer=ADAGRAD)
-        one.push(sample[:1], np.ones((1, DIM), np.float32)).wait()
+        one.push(sample[:1], np.ones((1, DIM), np.float32)).result()
         expected = np.repeat(one.pull(sample[:1]), len(sample), 0)
         check(bool(np.array_equal(table.pull(sample), expected)), "rows are not those of one push")
 
@@ -301,7 +301,7 @@ def resident(directory: Path, rows: int) -> None:
                     grads = np.full((len(batch), DIM), 0.5, np.float32)
                     begun = time.process_time()
                     table.pull_unique(batch)
-                    table.push_unique(batch, grads).wait()
+                    table.push_unique(batch, grads).result()
                     seconds.append(time.process_time() - begun)
             without, with_tier = (np.median(seconds) * 1e6 for seconds in took)
             print(

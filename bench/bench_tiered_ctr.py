@@ -50,7 +50,7 @@ class Side:
         self.table = self.store.tables["embedding"]
         for first in range(0, rows, 8192):
             keys = np.arange(first, min(rows, first + 8192), dtype=np.uint64)
-            self.table.push(keys, np.zeros((len(keys), DIM), np.float32)).wait()
+            self.table.push(keys, np.zeros((len(keys), DIM), np.float32)).result()
         self.dense = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self.losses: list[float] = []
         self.rates: list[float] = []

@@ -81,7 +81,7 @@ def main() -> None:
                 while time.perf_counter() < end:
                     batch, following = following, table.key_batch(draw(8192))
                     table.prefetch(following)
-                    table.push_unique(batch, np.full_like(table.pull_unique(batch), 0.5)).wait()
+                    table.push_unique(batch, np.full_like(table.pull_unique(batch), 0.5)).result()
                     keys += len(batch)
 
             timed("train", train, lambda: keys)

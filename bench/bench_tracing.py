@@ -75,7 +75,7 @@ def trace_calls(counts: list[int]) -> Any:
 def caller(name: str, table: shoal.Table, size: int) -> Callable[[], Any]:
     """Return a function that makes a call and waits for it."""
     keys, grads = np.arange(size, dtype=np.uint64), np.zeros(size, np.float32)
-    return (lambda: table.pull(keys)) if name == "pull" else (lambda: table.push(keys, grads).wait())
+    return (lambda: table.pull(keys)) if name == "pull" else (lambda: table.push(keys, grads).result())
 
 
 def measure(rounds: int, calls: int) -> None:

@@ -66,7 +66,7 @@ def measure(name: str, ours: shoal.optim.Optimizer, theirs: shoal.UserOptimizer,
             some = np.arange(first, min(first + arguments.rows, keys), dtype=np.uint64)
             grads = random.standard_normal((len(some), dim)).astype(np.float32)
             for table in tables:
-                table.push(some, grads).wait()
+                table.push(some, grads).result()
         wall: list[list[float]] = [[], []]
         cpu: list[list[float]] = [[], []]
         for _ in range(arguments.rounds):
@@ -74,7 +74,7 @@ def measure(name: str, ours: shoal.optim.Optimizer, theirs: shoal.UserOptimizer,
             grads = random.standard_normal((len(some), dim)).astype(np.float32)
             for table, walls, cpus in zip(tables, wall, cpu, strict=True):
                 began, used = time.perf_counter(), time.process_time()
-                table.push(some, grads).wait()
+                table.push(some, grads).result()
                 walls.append((time.perf_counter() - began) * 1e3)
                 cpus.append((time.process_time() - used) * 1e3)
         rows = [table.pull(some) for table in tables]

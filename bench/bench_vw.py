@@ -87,7 +87,7 @@ for batch in batches:
     loss, slopes = clocked("arithmetic", losses, batch, margins)
     clocked("arithmetic", measure, batch, margins, loss, slopes)
     (gradient,) = clocked("arithmetic", model._backward, batch, keys, [rows], slopes, known)
-    clocked("table: push", lambda: table.push_unique(keys, gradient).wait())
+    clocked("table: push", lambda: table.push_unique(keys, gradient).result())
 clocked("save", lambda: store.save(model_dir, overwrite=True))
 print(json.dumps(spent))
 """

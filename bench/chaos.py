@@ -127,7 +127,7 @@ def work(arguments: argparse.Namespace) -> None:
                 np.add.at(ledger.begun, which, amounts)
                 pushes.append(table.push(ledger.keys[which], amounts[:, None]))
             for push in pushes:
-                push.wait()
+                push.result()
             store.tick()
             rows = -table.pull(ledger.keys)[:, 0].astype(np.float64)
             wrong = int((rows != ledger.begun).sum())

@@ -26,7 +26,7 @@ def store() -> Iterator[shoal.LocalStore]:
     """Return a store whose table holds the keys 0 to ROWS - 1, each pushed once."""
     with shoal.local(threads=1) as store:
         table = store.table("ctr", optimizer=shoal.FTRL(alpha=0.1, l1=0.0))
-        table.push(np.arange(ROWS, dtype=np.uint64), np.ones((ROWS, 1), np.float32)).wait()
+        table.push(np.arange(ROWS, dtype=np.uint64), np.ones((ROWS, 1), np.float32)).result()
         yield store
 
 
@@ -61,5 +61,5 @@ def test_push(benchmark: Benchmark, store: shoal.LocalStore, size: int) -> None:
     keys = keys_of(size)
     before = table.pull(keys)
     grads = np.zeros((size, 1), np.float32)
-    benchmark(lambda: table.push(keys, grads).wait())
+    benchmark(lambda: table.push(keys, grads).result())
     assert np.array_equal(table.pull(keys), before)

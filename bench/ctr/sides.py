@@ -200,7 +200,7 @@ class Shoal(Nothing):
         laps.end("expand")
         sums = keys.sum(grads)
         laps.end("sum")
-        self._table.push_unique(keys, sums).wait()
+        self._table.push_unique(keys, sums).result()
         laps.end("update")
         return dict(laps.spent)
 

@@ -8,7 +8,7 @@ Examples
 >>> import shoal
 >>> with shoal.local() as store:
 ...     user = store.table("user", dim=4, optimizer=shoal.Adagrad(lr=0.1))
-...     user.push(np.array([7, 2**64 - 1], np.uint64), np.ones((2, 4), np.float32)).wait()
+...     user.push(np.array([7, 2**64 - 1], np.uint64), np.ones((2, 4), np.float32)).result()
 ...     len(user)
 2
 """

@@ -60,7 +60,7 @@ class ClusterChangedError(ShoalError):
     """Slots have moved to other endpoints during a save or a load. Nothing has changed: call it again."""
 
 
-class DeadlineExceededError(ShoalError):
+class DeadlineExceededError(ShoalError, TimeoutError):
     """An operation did not complete before its deadline."""
 
 

@@ -118,7 +118,7 @@ class AfterCount(Admission):
     >>> table = shoal.local().table("t", admit=shoal.AfterCount(2))
     >>> key, grad = np.array([7], np.uint64), np.ones(1, np.float32)
     >>> for _ in range(2):
-    ...     table.push(key, grad).wait()
+    ...     table.push(key, grad).result()
     ...     print(table.contains(key).item())
     False
     True

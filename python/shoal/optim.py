@@ -294,7 +294,7 @@ class Add(Optimizer):
     >>> import shoal
     >>> with shoal.local() as store:
     ...     clicks = store.table("clicks", dtype="int64")
-    ...     clicks.push(np.array([7, 9, 7]), np.array([1, 1, 2])).wait()
+    ...     clicks.push(np.array([7, 9, 7]), np.array([1, 1, 2])).result()
     ...     clicks.optimizer, clicks.pull(np.array([7, 8, 9])).ravel().tolist()
     (Add(), [3, 0, 1])
     """

@@ -72,7 +72,7 @@ class CountMin:
     ...     sketch = shoal.CountMin(store, "clicks", epsilon=1e-3, delta=1e-2)
     ...     sketch.update(np.array([7, 9, 7]))
     ...     sketch.update(np.array([7, 8]), np.array([10, 1]))
-    ...     sketch.flush().wait()
+    ...     sketch.flush().result()
     ...     print(sketch.query(np.array([7, 8, 9, 10])).tolist(), sketch.total(), sketch.width, sketch.depth)
     [12, 1, 1, 0] 14 2719 5
     """
@@ -191,7 +191,7 @@ class CountMin:
         Returns
         -------
         Future
-            ``wait()`` returns once it is added: exactly once, as every push.
+            ``result()`` returns once it is added: exactly once, as every push.
         """
         _ = self._table.shard
         with self._flush_lock, self._lock:
@@ -274,7 +274,7 @@ class CountMin:
         """Read blocks with what is not flushed: int64[n, 256]."""
         with self._flush_lock:
             if self._flushing is not None:
-                self._flushing.wait()  # a pull could overtake it
+                self._flushing.result()  # a pull could overtake it
             rows: Integers = self._table.pull(blocks)
             with self._lock:
                 rows += self._buffer.reshape(-1, _BLOCK)[blocks]

@@ -102,7 +102,7 @@ class UserOptimizer(Optimizer, ABC):
     ...         m += (1 - self.b2) * (grads - m)
     >>> with shoal.local() as store:
     ...     table = store.table("t", dim=2, optimizer=Lion(lr=0.5))
-    ...     table.push(np.array([7, 3, 7], np.uint64), np.array([[1, 1], [0, -2], [1, -1]], np.float32)).wait()
+    ...     table.push(np.array([7, 3, 7], np.uint64), np.array([[1, 1], [0, -2], [1, -1]], np.float32)).result()
     ...     print(table.pull(np.array([7, 3], np.uint64)))
     [[-0.5  0. ]
      [ 0.   0.5]]

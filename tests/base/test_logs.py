@@ -145,7 +145,7 @@ def test_failed_calls_are_logged_with_their_numbers_once_in_a_while(caplog):
         failed = [channel.begin(_core.Op.PULL, 1, **pull) for _ in range(2)]
         channel.lose(0, "silent")
         with pytest.raises(ServerLostError):
-            failed[0].wait()
+            failed[0].result()
         channel.begin(_core.Op.PULL, 1, **pull)
     finally:
         channel.close()
@@ -164,7 +164,7 @@ import numpy as np
 import shoal
 with shoal.connect(timeout=60) as store:
     table = store.table("w", dim=1, optimizer=shoal.SGD(lr=0.1))
-    table.push(np.array([1], np.uint64), np.ones((1, 1), np.float32)).wait()
+    table.push(np.array([1], np.uint64), np.ones((1, 1), np.float32)).result()
     store.tick()
     logging.getLogger("shoal.program").warning("one of two")
     print("plain text")
@@ -197,7 +197,7 @@ def test_every_line_of_scheduler_and_server_is_an_event_also_when_they_end():
         server = cluster.server("--log-format", "json")
         with shoal.connect(cluster.address, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
             table = store.table("w", dim=1, optimizer=shoal.SGD(lr=0.1))
-            table.push(np.array([1], np.uint64), np.ones((1, 1), np.float32)).wait()
+            table.push(np.array([1], np.uint64), np.ones((1, 1), np.float32)).result()
         cluster.scheduler.signal(signal.SIGINT)
         cluster.scheduler.process.wait(TIMEOUT)
         server.process.wait(TIMEOUT)

@@ -218,7 +218,7 @@ def test_a_failed_load_changes_nothing_and_leaves_nothing_locked(tmp_path, monke
             store.load(tmp_path / "c")
         monkeypatch.setattr(os, "preadv", real)
         np.testing.assert_array_equal(store.tables["t"].pull(KEYS), np.full((200, 2), 4))
-        store.tables["t"].push(KEYS, np.ones((200, 2), np.float32)).wait()
+        store.tables["t"].push(KEYS, np.ones((200, 2), np.float32)).result()
         store.load(tmp_path / "c")
         assert store.tables["t"].pull(KEYS)[0, 0] == 3
 
@@ -231,7 +231,7 @@ def test_a_path_that_cannot_be_made_is_an_error_of_the_system(tmp_path):
             store.save(tmp_path / "file" / "c")
         with pytest.raises(OSError):  # noqa: PT011
             store.save(tmp_path / "file")
-        store.tables["t"].push(KEYS, np.ones((200, 2), np.float32)).wait()
+        store.tables["t"].push(KEYS, np.ones((200, 2), np.float32)).result()
     assert Path(tmp_path / "file").read_bytes() == b""
 
 

@@ -26,7 +26,7 @@ def whole(tmp_path_factory):
     with shoal.local(slots=4) as store:
         for name, description in DESCRIPTIONS.items():
             table = store.table(name, **description)
-            table.push(KEYS, rng.standard_normal((150, table.dim)).astype(np.float32)).wait()
+            table.push(KEYS, rng.standard_normal((150, table.dim)).astype(np.float32)).result()
         store.save(folder)
     return folder
 
@@ -41,7 +41,7 @@ def store():
     """A store with one of the checkpoint's tables in it; no damaged load may change it."""
     with shoal.local(slots=8) as opened:
         table = opened.table("user", **DESCRIPTIONS["user"])
-        table.push(KEYS[:7], np.ones((7, 3), np.float32)).wait()
+        table.push(KEYS[:7], np.ones((7, 3), np.float32)).result()
         yield opened
 
 

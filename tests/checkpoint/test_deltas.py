@@ -37,10 +37,10 @@ def chain(tmp_path):
     with shoal.local(slots=16, threads=2) as store:
         table = filled(store)
         store.save(tmp_path / "0", track=True)
-        table.push(KEYS[:50], ones(50)).wait()
+        table.push(KEYS[:50], ones(50)).result()
         table.erase(KEYS[4000:])
         store.save(tmp_path / "1", since=tmp_path / "0")
-        table.push(np.array([0, 2**64 - 1], np.uint64), ones(2)).wait()
+        table.push(np.array([0, 2**64 - 1], np.uint64), ones(2)).result()
         store.save(tmp_path / "2", since=tmp_path / "1")
         yield store
 
@@ -84,7 +84,7 @@ def test_a_reader_made_from_the_document_alone_reads_chains(tmp_path):
         for link in range(4):
             keys = rng.integers(0, 300, 200 if link % 2 == 0 else 5, np.uint64)
             for table in (plain, waits):
-                table.push(keys, rng.standard_normal((len(keys), table.dim)).astype(np.float32)).wait()
+                table.push(keys, rng.standard_normal((len(keys), table.dim)).astype(np.float32)).result()
             plain.erase(np.arange(link * 10, link * 10 + 10, dtype=np.uint64))
             store.tick()
             store.sweep()
@@ -119,7 +119,7 @@ def test_a_full_save_with_tracking_has_the_version_and_bytes_of_one_without(chai
 
 
 def test_a_save_without_tracking_leaves_the_chain_as_it_was(chain, tmp_path):
-    chain.tables["t"].push(KEYS[100:200], ones(100)).wait()
+    chain.tables["t"].push(KEYS[100:200], ones(100)).result()
     chain.save(tmp_path / "aside")
     chain.save(tmp_path / "3", since=tmp_path / "2")
     same_as_now(chain, tmp_path / "3")
@@ -127,7 +127,7 @@ def test_a_save_without_tracking_leaves_the_chain_as_it_was(chain, tmp_path):
 
 def test_a_delta_that_fails_is_no_link_and_the_next_one_has_it_all(chain, tmp_path, monkeypatch):
     table = chain.tables["t"]
-    table.push(KEYS[100:200], ones(100)).wait()
+    table.push(KEYS[100:200], ones(100)).result()
     real = LocalDir.publish
 
     def full_disk(*_, **__):
@@ -139,7 +139,7 @@ def test_a_delta_that_fails_is_no_link_and_the_next_one_has_it_all(chain, tmp_pa
     with pytest.raises(OSError, match="No space"):
         chain.save(tmp_path / "3", track=True)
     monkeypatch.setattr(LocalDir, "publish", real)
-    table.push(KEYS[200:300], ones(100)).wait()
+    table.push(KEYS[200:300], ones(100)).result()
     chain.save(tmp_path / "3", since=tmp_path / "2")
     same_as_now(chain, tmp_path / "3")
 
@@ -147,7 +147,7 @@ def test_a_delta_that_fails_is_no_link_and_the_next_one_has_it_all(chain, tmp_pa
 def test_a_load_goes_on_with_the_chain_where_changes_are_tracked(chain, tmp_path):
     with shoal.local(slots=16) as store:
         store.load(tmp_path / "1", track=True)
-        store.tables["t"].push(KEYS[:10], ones(10)).wait()
+        store.tables["t"].push(KEYS[:10], ones(10)).result()
         store.save(tmp_path / "fork", since=tmp_path / "1")
         assert size(tmp_path / "fork") < size(tmp_path / "1")
         same_as_now(store, tmp_path / "fork")
@@ -156,7 +156,7 @@ def test_a_load_goes_on_with_the_chain_where_changes_are_tracked(chain, tmp_path
 def test_tables_that_came_later_are_whole_in_a_delta_and_others_may_be_left_out(chain, tmp_path):
     filled(chain, "late", dim=1, optimizer=shoal.FTRL())
     chain.save(tmp_path / "3", since=tmp_path / "2")
-    chain.tables["late"].push(KEYS[:9], ones(9)).wait()
+    chain.tables["late"].push(KEYS[:9], ones(9)).result()
     chain.save(tmp_path / "4", since=tmp_path / "3")
     assert [table.delta for table in checkpoint.read_manifest(tmp_path / "3").tables] == [True, False]
     assert [table.delta for table in checkpoint.read_manifest(tmp_path / "4").tables] == [True, True]

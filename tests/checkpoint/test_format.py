@@ -43,7 +43,7 @@ def test_a_reader_made_from_the_document_alone_reads_what_was_saved(slots, rng, 
         for name, description in TABLES.items():
             table = store.table(name, **description)
             if name != "empty":
-                table.push(KEYS, rng.standard_normal((60, table.dim)).astype(np.float32)).wait()
+                table.push(KEYS, rng.standard_normal((60, table.dim)).astype(np.float32)).result()
         store.save(tmp_path / "c")
         read = document.read(tmp_path / "c")
         assert list(read) == list(TABLES)
@@ -60,7 +60,7 @@ def test_the_manifest_has_the_fields_of_the_document(tmp_path):
     with shoal.local(slots=8) as store:
         optimizer = shoal.Momentum(lr=0.5, nesterov=True, clip_value=2.0)
         table = store.table("t", dim=2, optimizer=optimizer, init=shoal.Uniform(0.25, seed=9), dtype="float16", seed=3)
-        table.push(KEYS, np.ones((60, 2), np.float32)).wait()
+        table.push(KEYS, np.ones((60, 2), np.float32)).result()
         store.save(tmp_path / "c")
     body = document.manifest(tmp_path / "c")
     assert list(body) == ["format", "version", "slots", "tables"]
@@ -86,7 +86,7 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "c"
     with shoal.local(slots=4) as store:
         for name in ("a", "b"):
-            store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0)).push(KEYS, np.ones((60, 2), np.float32)).wait()
+            store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0)).push(KEYS, np.ones((60, 2), np.float32)).result()
         store.save(folder)
     return folder
 
@@ -193,7 +193,7 @@ FORGERIES = {
 def test_a_forged_manifest_is_refused_and_nothing_is_loaded(change, forged):
     with shoal.local() as store:
         table = store.table("b", dim=2, optimizer=shoal.SGD(lr=1.0))
-        table.push(KEYS[:5], np.ones((5, 2), np.float32)).wait()
+        table.push(KEYS[:5], np.ones((5, 2), np.float32)).result()
         with pytest.raises(shoal.CorruptionError):
             forged(change, store)
         assert set(store.tables) == {"b"}

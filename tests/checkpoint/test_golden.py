@@ -51,7 +51,7 @@ def test_a_checkpoint_of_version_2_reads_as_it_was_written():
         # What waits has been sighted before: a key that was there twice, or once, gets its row now.
         assert expected["count"]["there"] == [True, True, True, False, False]
         for table, rows in ((count, [True, True, True, True, False]), (bloom, [True] * 5)):
-            table.push(keys[3:], np.ones((2, 2), np.float32)).wait()
+            table.push(keys[3:], np.ones((2, 2), np.float32)).result()
             assert table.contains(keys).tolist() == rows
 
 
@@ -73,7 +73,7 @@ def test_a_chain_of_version_3_reads_as_it_was_written():
 
 def test_the_worked_example_of_the_documentation_is_what_is_written(tmp_path):
     with shoal.local() as store:
-        store.table("example").push(np.array([7], np.uint64), np.array([0.5], np.float32)).wait()
+        store.table("example").push(np.array([7], np.uint64), np.array([0.5], np.float32)).result()
         store.save(tmp_path)
     (file,) = tmp_path.glob("*.slots")
     (section,) = json.loads((tmp_path / "manifest.json").read_text())["body"]["tables"][0]["sections"]

@@ -35,7 +35,7 @@ def fill(store: shoal.Store, value: float) -> None:
     narrow = store.table("narrow", optimizer=shoal.Adagrad())
     wide.assign(KEYS, np.full((len(KEYS), 3), value, np.float32))
     wide.assign(KEYS, np.full((len(KEYS), 3), value, np.float32))
-    wide.push(WAITING, np.ones((len(WAITING), 3), np.float32)).wait()
+    wide.push(WAITING, np.ones((len(WAITING), 3), np.float32)).result()
     narrow.assign(KEYS, np.full(len(KEYS), value, np.float32))
 
 

@@ -32,7 +32,7 @@ UNSEEN = np.arange(10**6, 10**6 + 20, dtype=np.uint64)
 def trained(store, rng, optimizer, dim=3, dtype="float32", name="t", init=None):
     table = store.table(name, dim=dim, optimizer=optimizer, init=init or shoal.Normal(0.1, seed=4), dtype=dtype, seed=9)
     for _ in range(3):
-        table.push(KEYS, rng.standard_normal((len(KEYS), dim)).astype(np.float32)).wait()
+        table.push(KEYS, rng.standard_normal((len(KEYS), dim)).astype(np.float32)).result()
     return table
 
 
@@ -90,13 +90,13 @@ def test_training_goes_on_as_if_nothing_had_happened(optimizer, rng, tmp_path):
         table = trained(store, rng, optimizer)
         store.save(tmp_path / "c")
         for g in grads:
-            table.push(KEYS, g).wait()
+            table.push(KEYS, g).result()
         expected = bits(table)
     with shoal.local(slots=8) as store:
         store.load(tmp_path / "c")
         table = store.tables["t"]
         for g in grads:
-            table.push(KEYS, g).wait()
+            table.push(KEYS, g).result()
         assert_same(bits(table), expected)
 
 
@@ -190,8 +190,8 @@ def test_a_load_takes_the_place_of_rows_and_keeps_the_users_table(rng, tmp_path)
         table = trained(store, rng, shoal.Adagrad())
         expected = bits(table)
         store.save(tmp_path / "c")
-        table.push(KEYS, np.ones((len(KEYS), 3), np.float32)).wait()
-        table.push(UNSEEN, np.ones((len(UNSEEN), 3), np.float32)).wait()
+        table.push(KEYS, np.ones((len(KEYS), 3), np.float32)).result()
+        table.push(UNSEEN, np.ones((len(UNSEEN), 3), np.float32)).result()
         store.load(tmp_path / "c")
         assert store.tables["t"] is table
         assert_same(bits(table), expected)
@@ -222,7 +222,7 @@ def test_a_table_with_another_description_is_refused_and_nothing_is_loaded(chang
     with shoal.local() as store:
         description = {"dim": 3, "optimizer": shoal.SGD(lr=0.1), "init": shoal.Normal(0.1, seed=4), "seed": 9}
         table = store.table("t", **(description | change))
-        table.push(KEYS[:5], np.ones((5, table.dim), np.float32)).wait()
+        table.push(KEYS[:5], np.ones((5, table.dim), np.float32)).result()
         with pytest.raises(ValueError, match=next(iter(change))) as caught:
             store.load(tmp_path / "c")
         assert "'t'" in str(caught.value)
@@ -236,7 +236,7 @@ def test_a_second_save_replaces_the_first_and_leaves_no_litter(rng, tmp_path):
         table = trained(store, rng, shoal.Adagrad())
         store.save(tmp_path / "c")
         files = len(list((tmp_path / "c").iterdir()))
-        table.push(KEYS, np.ones((len(KEYS), 3), np.float32)).wait()
+        table.push(KEYS, np.ones((len(KEYS), 3), np.float32)).result()
         expected = bits(table)
         store.save(tmp_path / "c", overwrite=True)
         assert len(list((tmp_path / "c").iterdir())) == files
@@ -301,7 +301,7 @@ def test_a_load_reserves_for_the_rows_it_brings(tmp_path):
     keys = np.arange(400_000, dtype=np.uint64)
     with shoal.local(slots=16) as store:
         table = store.table("t")
-        table.push(keys, np.ones(len(keys), np.float32)).wait()
+        table.push(keys, np.ones(len(keys), np.float32)).result()
         store.save(tmp_path / "c")
     for slots in (16, 4, 256):
         with shoal.local(slots=slots) as store:
@@ -342,7 +342,7 @@ def test_any_table_comes_back(keys, dim, optimizer, slots, seed, tmp_path):
     grads = np.random.default_rng(seed).standard_normal((len(keys), dim)).astype(np.float32)
     with shoal.local(slots=slots[0]) as store:
         table = store.table("t", dim=dim, optimizer=optimizer, seed=seed)
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
         expected = bits(table)
         store.save(tmp_path / "c", overwrite=True)
     with shoal.local(slots=slots[1]) as store:

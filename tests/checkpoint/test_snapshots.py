@@ -42,16 +42,16 @@ def test_changes_go_on_while_a_save_waits_for_the_disk_and_are_not_in_it(held, t
         save = store.save(tmp_path / "c", wait=False)
         assert held.came.wait(120)
         for table in tables:
-            table.push(KEYS, ONES * 2).wait()
+            table.push(KEYS, ONES * 2).result()
             table.assign(np.arange(10**6, 10**6 + 9000, dtype=np.uint64), np.ones(9000, np.float32))
             table.erase(KEYS[::2])
             assert table.decay(0.5) == 11000
-        assert not save.done
+        assert not save.done()
         with pytest.raises(shoal.DeadlineExceededError, match="the save was not done after"):
-            save.wait(0.01)
+            save.result(0.01)
         held.go.set()
-        save.wait(120)
-        assert save.done
+        save.result(120)
+        assert save.done()
         assert [table.shard.verify() for table in tables] == ["", ""]
     assert [value(tmp_path / "c", name) for name in ("t", "u")] == [1, 1]
 
@@ -69,7 +69,7 @@ def test_a_load_does_not_wait_for_a_save_and_what_is_saved_are_the_rows_of_befor
         store.load(tmp_path / "ones")
         assert table.pull(KEYS).max() == 1
         held.go.set()
-        save.wait(120)
+        save.result(120)
     assert value(tmp_path / "fives") == 5
 
 
@@ -86,7 +86,7 @@ def test_saves_come_one_after_the_other_each_of_its_own_moment(held, tmp_path):
         table.assign(KEYS, ONES * 3)
         held.go.set()
         second.join(120)
-        assert first.done
+        assert first.done()
         table.assign(KEYS, ONES * 4)
     assert (value(tmp_path / "1"), value(tmp_path / "2")) == (1, 3)
 
@@ -97,8 +97,8 @@ def test_a_background_save_that_fails_is_told_to_who_waits_or_else_by_close(tmp_
     table = filled(store)
     heard = store.save(tmp_path / "file", wait=False)
     with pytest.raises(OSError):  # noqa: PT011 - which one depends on the system
-        heard.wait(120)
-    table.push(KEYS, ONES).wait()  # nothing is held any more
+        heard.result(120)
+    table.push(KEYS, ONES).result()  # nothing is held any more
     store.save(tmp_path / "fine")
     store.save(tmp_path / "file", wait=False)
     with pytest.raises(OSError):  # noqa: PT011
@@ -134,7 +134,7 @@ def test_rows_that_change_faster_than_they_are_written_end_the_save_and_not_the_
         snapshot = shard.snapshot(0, "plain", 1000)
         shard.resume_writers()
         for _ in range(3):
-            table.push(KEYS, ONES).wait()
+            table.push(KEYS, ONES).result()
         with pytest.raises(shoal.SnapshotLostError, match="faster than they were written"):
             snapshot.section(0)
         with pytest.raises(ValueError, match="one save at a time"):

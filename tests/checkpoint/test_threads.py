@@ -230,13 +230,13 @@ def test_a_store_closed_while_a_load_reads_stays_closed(tmp_path, monkeypatch):
 def test_a_save_whose_thread_cannot_start_leaves_nothing_locked(tmp_path, monkeypatch):
     with shoal.local(threads=1) as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-        table.push(np.array([7], np.uint64), np.array([1], np.float32)).wait()
+        table.push(np.array([7], np.uint64), np.array([1], np.float32)).result()
         with monkeypatch.context() as patched:
             refuse_threads(patched)
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 store.save(tmp_path / "model", wait=False)
-        store.save(tmp_path / "model", wait=False).wait(60.0)
-        table.push(np.array([7], np.uint64), np.array([1], np.float32)).wait()
+        store.save(tmp_path / "model", wait=False).result(60.0)
+        table.push(np.array([7], np.uint64), np.array([1], np.float32)).result()
         assert store.sweep() is not None
     with shoal.local(threads=1) as store:
         store.load(tmp_path / "model")

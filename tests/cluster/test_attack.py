@@ -62,12 +62,12 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
             )
             rounds = 0
             while not attacker.done() or rounds < 10:
-                table.push(KEYS, ONES).wait()
+                table.push(KEYS, ONES).result()
                 rounds += 1
                 assert (table.pull(KEYS) == -rounds).all()
                 if rounds % 10 == 0 and rounds <= 200:
                     other = store.table(f"made {rounds}", dim=1, optimizer=shoal.SGD(lr=1.0))
-                    other.push(KEYS[:20], ONES[:20, :1]).wait()
+                    other.push(KEYS[:20], ONES[:20, :1]).result()
                     assert (other.pull(KEYS[:20]) == -1).all()
                     time.sleep(0.05)
             assert attacker.result()["half_open"] > 0
@@ -93,7 +93,7 @@ def test_a_scheduler_and_a_server_without_descriptors_say_so_serve_on_and_recove
     asp = shoal.ASP()
     with local_cluster.running(1) as cluster, shoal.connect(cluster.address, consistency=asp, timeout=SETTLED) as store:
         table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
-        table.push(KEYS, ONES).wait()  # now it is connected
+        table.push(KEYS, ONES).result()  # now it is connected
         roles = [psutil.Process(child.process.pid) for child in (cluster.scheduler, *cluster.servers)]
         files = [role.num_fds() for role in roles]
         ports = [cluster.address, *endpoints_of(cluster.address, None)]
@@ -107,14 +107,14 @@ def test_a_scheduler_and_a_server_without_descriptors_say_so_serve_on_and_recove
             for child in (cluster.scheduler, *cluster.servers):
                 until(lambda child=child: child.find("(has reached its limit of open files)"))
             for k in range(3):
-                table.push(KEYS, ONES).wait()
+                table.push(KEYS, ONES).result()
                 assert (table.pull(KEYS) == -k - 2).all()
             assert store.scheduler_metrics()["descriptors"] > 0
         for role, before in zip(roles, files, strict=True):
             until(lambda role=role, before=before: role.num_fds() <= before + 8)
             until(lambda role=role: role.cpu_percent(0.5) < 50)
         other = store.table("u", dim=4, optimizer=shoal.SGD(lr=1.0))
-        other.push(KEYS, ONES).wait()
+        other.push(KEYS, ONES).result()
         for child in (cluster.scheduler, *cluster.servers):
             assert len(child.last) < 20
 

@@ -74,7 +74,7 @@ def test_rows_that_are_used_in_every_clock_travel_once_in_staleness_plus_one_clo
         table = table_of(store)
         for _ in range(40):
             table.pull(KEYS)
-            table.push(KEYS, ONES).wait()
+            table.push(KEYS, ONES).result()
             store.tick()
         return store.cache_metrics()["counts"]
 
@@ -198,7 +198,7 @@ def test_reads_other_than_pulls_saves_and_small_calls_include_what_was_held_back
         push()
         assert table.pull(KEYS[:5]).sum() == 20  # goes to the servers, and sends these five
         assert held(store) == 395
-        push_pulled = table.push_pull(KEYS, -ONES).wait()
+        push_pulled = table.push_pull(KEYS, -ONES).result()
         assert push_pulled.sum() == 2000
         push()
         table.assign(KEYS, 7 * ONES)
@@ -211,8 +211,8 @@ def test_reads_other_than_pulls_saves_and_small_calls_include_what_was_held_back
         assert table.pull(KEYS)[300] == 4.5
         table.push(KEYS, -ONES, after=table.pull_async(KEYS[:5]))
         assert held(store) == 0
-        assert table.push(KEYS[:100], -ONES[:100]).wait() is None
-        assert table.pull_async(KEYS, after=table.push(KEYS, -ONES)).wait()[300] == 6.5
+        assert table.push(KEYS[:100], -ONES[:100]).result() is None
+        assert table.pull_async(KEYS, after=table.push(KEYS, -ONES)).result()[300] == 6.5
         push()
         store.save(tmp_path / "saved")
         push()

@@ -60,7 +60,7 @@ def do_everything(store: shoal.Store, seed: int, rounds: Iterable[int]) -> list[
     for number in rounds:
         keys = np.unique(rng.integers(0, KEYS, 400)).astype(np.uint64)
         grads = rng.integers(-3, 4, (len(keys), 2)).astype(np.float32)
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
         store.tick()
         some = np.unique(rng.integers(0, KEYS, 100)).astype(np.uint64)
         match number % 6:
@@ -364,7 +364,7 @@ def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[]
         if steps % 2 == 0:
             store.save(saved, overwrite=True)
         else:
-            store.save(saved, wait=False, overwrite=True).wait()
+            store.save(saved, wait=False, overwrite=True).result()
 
     def check(expected: int) -> None:
         with shoal.local() as other:

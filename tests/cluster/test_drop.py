@@ -48,7 +48,7 @@ def running():
 def test_a_store_that_was_dropped_leaves_and_says_that_it_was_not_closed(running):
     store = shoal.connect(running.address, timeout=TIMEOUT)
     table = store.table("t", dim=2)
-    table.push(KEYS, ONES).wait()
+    table.push(KEYS, ONES).result()
     gone, link, keeper = weakref.ref(store), store._scheduler, store.channel._background
     del store
     gc.collect()
@@ -142,7 +142,7 @@ def test_whatever_a_caller_passes_is_the_callers_error_and_the_store_goes_on(run
             lambda: list(store.splits(5)),
             *(
                 lambda call=call, seconds=seconds: call(seconds)
-                for call in (store.barrier, store.flush, lambda wait: table.push(KEYS, ONES).wait(wait))
+                for call in (store.barrier, store.flush, lambda wait: table.push(KEYS, ONES).result(wait))
                 for seconds in (nan, "a")
             ),
         ]
@@ -152,7 +152,7 @@ def test_whatever_a_caller_passes_is_the_callers_error_and_the_store_goes_on(run
         for seconds in (1e300, float("inf")):
             store.barrier(seconds)
             store.flush(seconds)
-            table.push(KEYS, ONES).wait(seconds)
+            table.push(KEYS, ONES).result(seconds)
         store.tick()
         assert np.all(table.pull(KEYS) != 0)
         assert store._scheduler._thread.is_alive()

@@ -95,7 +95,7 @@ def test_a_worker_that_makes_the_steps_itself_sees_its_pushes_when_a_server_dies
 def test_who_connects_while_a_server_dies_waits_until_the_others_have_its_slots(mode):
     with cluster(4, 1, slots=64, replicas=1) as made:
         with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
-            store.table("t", optimizer=shoal.SGD(lr=1.0)).push(KEYS, np.ones(len(KEYS), np.float32)).wait()
+            store.table("t", optimizer=shoal.SGD(lr=1.0)).push(KEYS, np.ones(len(KEYS), np.float32)).result()
             eventually(lambda: copies(made.scheduler.membership.map) == len(store.channel.map.arcs))
         made.servers[1].close()
         verdict = threading.Timer(0.5, declare_dead, (made.scheduler, "server", 1))

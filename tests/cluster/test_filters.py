@@ -74,7 +74,7 @@ def test_filters_of_one_table_leave_the_others_alone():
         wide = store.table("wide", optimizer=shoal.SGD(lr=1.0))
         deep = store.table("deep", dim=3, optimizer=shoal.SGD(lr=1.0))
         for table in (wide, deep):
-            table.push(KEYS, np.ones((600, table.dim), np.float32)).wait()
+            table.push(KEYS, np.ones((600, table.dim), np.float32)).result()
         store.tick()
         assert (wide.pull(KEYS) == -1).all()
         assert (deep.pull(KEYS) == -1).all()

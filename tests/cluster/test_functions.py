@@ -48,11 +48,11 @@ def square(keys, weights, state):
 def test_servers_run_what_they_were_told_to_and_nothing_else(module, tmp_path):
     with shoal.launch(1, slots=16, consistency=shoal.ASP(), allow_code=[tmp_path]) as store:
         table = store.table("t", optimizer=shoal.SGD(1.0))
-        table.push(KEYS, np.full(200, -3, np.float32)).wait()
-        table.apply(module.double).wait()
+        table.push(KEYS, np.full(200, -3, np.float32)).result()
+        table.apply(module.double).result()
         assert table.reduce(module.total, np.add).tolist() == [1200.0]
         with pytest.raises(shoal.UserCodeError, match="was sent as its source, which this server may not run"):
-            table.apply(square).wait()
+            table.apply(square).result()
         with pytest.raises(shoal.UserCodeError, match=r"rows_of_others:total.*may not run: start all servers with"):
             table.reduce(_renamed(module.total), np.add)
         assert (table.pull(KEYS) == 6).all()
@@ -65,19 +65,19 @@ def test_a_cache_keeps_no_row_of_before_a_function_that_nobody_has_waited_for(mo
     cache = shoal.Cache(rows=400, staleness=3, local_steps=local_steps)
     with shoal.launch(1, slots=16, consistency=shoal.ASP(), allow_code=[tmp_path], cache=cache) as store:
         table = store.table("t", optimizer=shoal.SGD(1.0))
-        table.push(KEYS, np.full(200, -3, np.float32)).wait()
+        table.push(KEYS, np.full(200, -3, np.float32)).result()
         assert (table.pull(KEYS) == 3).all()
         table.apply(module.double)
         store.flush()
         assert (table.pull(KEYS) == 6).all()
-        table.push(KEYS, np.full(200, -1, np.float32)).wait()
+        table.push(KEYS, np.full(200, -1, np.float32)).result()
         store.flush()
         assert table.reduce(module.total, np.add).tolist() == [7 * 200]
         if local_steps:  # made of rows that the servers have
             assert (table.pull(KEYS) == 7).all()
             table.apply(module.double)
             store.flush()
-            table.push(KEYS, np.full(200, -1, np.float32)).wait()
+            table.push(KEYS, np.full(200, -1, np.float32)).result()
             assert (table.pull(KEYS) == 15).all()
 
 
@@ -93,11 +93,11 @@ def test_an_applied_function_acts_once_across_a_failover(module, tmp_path):
         shoal.connect(cluster.address, consistency=shoal.ASP(), workers=1, timeout=TIMEOUT) as store,
     ):
         table = store.table("t", optimizer=shoal.SGD(1.0))
-        table.push(KEYS, np.full(200, -2, np.float32)).wait()
+        table.push(KEYS, np.full(200, -2, np.float32)).result()
         applied = table.apply(module.slow, params={"seconds": 0.1})  # is under way on both servers
         cluster.servers[0].process.kill()
-        assert applied.wait() == 200
-        assert table.apply(square, after=applied).wait() == 200
+        assert applied.result() == 200
+        assert table.apply(square, after=applied).result() == 200
         assert (table.pull(KEYS) == 9).all()
 
 
@@ -108,9 +108,9 @@ def test_a_long_function_exceeds_the_deadline_and_keeps_the_server_alive(module,
         shoal.connect(cluster.address, consistency=shoal.ASP(), workers=1, timeout=TIMEOUT) as store,
     ):
         table = store.table("t", optimizer=shoal.SGD(1.0))
-        table.push(KEYS[:1], np.full(1, -2, np.float32)).wait()
+        table.push(KEYS[:1], np.full(1, -2, np.float32)).result()
         slow = table.apply(module.slow, params={"seconds": 12.0})  # longer than a silent server is believed to live
         with pytest.raises(shoal.DeadlineExceededError):
-            slow.wait(timeout=0.5)
-        assert slow.wait() == 1
+            slow.result(timeout=0.5)
+        assert slow.result() == 1
         assert table.pull(KEYS[:1]).tolist() == [[3.0]]

@@ -73,7 +73,7 @@ def learn(store: shoal.Store, first: int, end: int) -> None:
         if clock in SWEEPS and store.rank == 0:
             sweep(store)
         for table in tables(store):
-            table.push(*data(store.rank, clock)).wait()
+            table.push(*data(store.rank, clock)).result()
         store.tick()
 
 
@@ -90,7 +90,7 @@ def learn_merged(store: shoal.Store, workers: int) -> None:
         merged = store.key_batch(_core.unmix(hashes))
         counts = sum(np.bincount(np.searchsorted(hashes, b.hashes), b.counts(), len(hashes)) for b in batches)
         for table in tables(store):
-            table.push_unique(merged, grads, counts=counts.astype(np.uint32)).wait()
+            table.push_unique(merged, grads, counts=counts.astype(np.uint32)).result()
         store.tick()
 
 
@@ -196,10 +196,10 @@ def test_filters_leave_the_occurrences_as_they_are(alone: dict[int, Any], filter
 def test_under_asp_sweeps_act_at_once() -> None:
     with cluster(2, 2, slots=SLOTS) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         table = store.table("t", expire=shoal.TimeToLive(2))
-        table.push(np.arange(100, dtype=np.uint64), np.ones(100, np.float32)).wait()
+        table.push(np.arange(100, dtype=np.uint64), np.ones(100, np.float32)).result()
         for _ in range(3):
             store.tick()
-        table.push(np.arange(40, dtype=np.uint64), np.ones(40, np.float32)).wait()
+        table.push(np.arange(40, dtype=np.uint64), np.ones(40, np.float32)).result()
         assert sweep(store, dry_run=True) == [60]
         assert len(table) == 100
         assert sweep(store) == [60]
@@ -211,7 +211,7 @@ def test_a_budget_is_met_alike_by_a_cluster_and_in_one_process() -> None:
         table = store.table("t", dim=4, optimizer=shoal.SGD(), expire=shoal.MaxRows(10**6))
         for part in range(8):
             keys = np.arange(part * 500, part * 500 + 500, dtype=np.uint64)
-            table.push(keys, np.ones((500, 4), np.float32)).wait()
+            table.push(keys, np.ones((500, 4), np.float32)).result()
             store.tick()
         return len(table), everything(store)["t"]
 
@@ -228,7 +228,7 @@ def test_a_budget_is_met_alike_by_a_cluster_and_in_one_process() -> None:
 
         def push_until_full() -> None:
             for part in range(200):
-                plain.push(np.arange(part * 500, part * 500 + 500, dtype=np.uint64), np.ones(500, np.float32)).wait()
+                plain.push(np.arange(part * 500, part * 500 + 500, dtype=np.uint64), np.ones(500, np.float32)).result()
 
         with pytest.raises(shoal.MemoryBudgetExceededError, match=r"server .* refused the push of table"):
             push_until_full()
@@ -256,7 +256,7 @@ def test_a_table_without_room_is_refused_to_all_that_ask_and_nobody_else_notices
             return ""
 
         everywhere(
-            lambda store: store.table("t", optimizer=shoal.SGD(lr=1.0)).push(FEW, np.ones(100, np.float32)).wait()
+            lambda store: store.table("t", optimizer=shoal.SGD(lr=1.0)).push(FEW, np.ones(100, np.float32)).result()
         )
         for number in range(100):  # empty tables, until there is no room for another
             before = tables()
@@ -276,7 +276,7 @@ def test_a_table_without_room_is_refused_to_all_that_ask_and_nobody_else_notices
         # Where there is room again, a table is made under the number that the refused one would have had.
         for service in one.servers[1].services:
             service.drop_table(before[0][-1])
-        everywhere(lambda store: store.table("later").push(FEW, np.ones(100, np.float32)).wait())
+        everywhere(lambda store: store.table("later").push(FEW, np.ones(100, np.float32)).result())
         assert all(len(numbers) >= len(before[0]) for numbers in tables())
 
 
@@ -287,7 +287,7 @@ def test_a_load_into_servers_without_room_is_refused_and_leaves_what_was_there(t
         store.save(tmp_path / "many")
     with cluster(1, slot_memory=[4096]) as one, joined(one.address, 1) as (store,):
         table = store.table("mine", optimizer=shoal.SGD(lr=1.0))
-        table.push(FEW, np.ones(100, np.float32)).wait()
+        table.push(FEW, np.ones(100, np.float32)).result()
         store.tick()
         with pytest.raises(shoal.MemoryBudgetExceededError, match=r"server 0 at .* cannot create table 't\d+'"):
             store.load(tmp_path / "many")

@@ -165,7 +165,7 @@ def test_a_server_opens_the_files_of_its_own_slots_alone(tmp_path: Path, monkeyp
 def test_exact_counts_of_waiting_keys_are_restored_once(tmp_path: Path) -> None:
     with shoal.local(slots=4) as alone:
         table = alone.table("t", admit=shoal.AfterCount(3))
-        table.push(KEYS, np.ones(len(KEYS), np.float32)).wait()
+        table.push(KEYS, np.ones(len(KEYS), np.float32)).result()
         alone.save(tmp_path)
     with cluster(3, slots=SLOTS) as made, joined(made.address, 1) as (store,):
         store.load(tmp_path)
@@ -204,7 +204,7 @@ def test_servers_read_from_an_object_store(chains: Any) -> None:
         how = {"storage_options": options(address)}
         alone.load(chains(8) / "2")
         alone.save(f"s3://{BUCKET}/full", track=True, **how)
-        alone.tables["wide"].push(KEYS[:9], np.ones((9, 3), np.float32)).wait()
+        alone.tables["wide"].push(KEYS[:9], np.ones((9, 3), np.float32)).result()
         alone.save(f"s3://{BUCKET}/delta", since=f"s3://{BUCKET}/full", **how)
         with one_cluster() as (made, (store,)):
             store.load(f"s3://{BUCKET}/delta", **how)

@@ -46,7 +46,7 @@ class ClusterMachine(TableMachine):
         """Under BSP the pull is of this clock and does not see the push."""
         grads = self.rows(data, len(keys))
         expected = self.oracle.pull(keys)
-        self.same(self.table.push_pull(keys, grads).wait(), expected)
+        self.same(self.table.push_pull(keys, grads).result(), expected)
         self.oracle.push(keys, grads)
         self.store.tick()
 

@@ -208,7 +208,7 @@ def test_dense_tables_of_workers_take_the_steps_of_sgd_on_the_whole():
             seen.append(table.pull().tobytes())
             table.push(grads[step, store.rank])
             store.tick()
-        seen.append(table.pull_async().wait().tobytes())
+        seen.append(table.pull_async().result().tobytes())
         store.barrier()
         return seen
 

@@ -59,7 +59,7 @@ def train(store: ClusterStore, name: str, clocks: int) -> str:
             draw = np.random.default_rng([store.rank, clock])
             keys = draw.integers(0, 200, 40).astype(np.uint64)
             table.pull(keys)
-            table.push(keys, draw.normal(size=(40, 3)).astype(np.float32)).wait()
+            table.push(keys, draw.normal(size=(40, 3)).astype(np.float32)).result()
             store.tick()
         store.barrier()
         digest = table.digest()
@@ -104,7 +104,7 @@ def test_a_table_of_two_jobs_holds_the_exact_sum_of_what_both_pushed() -> None:
                 assert (rows >= seen).all()  # nothing of either job is undone
                 seen = int(rows.min())
                 amount = (clock + 1) * (1 + store.rank) * (1 if store.job_name else 10**9)
-                table.push(KEYS, np.full((len(KEYS), 1), amount, np.int64)).wait()
+                table.push(KEYS, np.full((len(KEYS), 1), amount, np.int64)).result()
                 added += amount
                 store.tick()
             store.barrier()
@@ -129,7 +129,7 @@ def test_under_bsp_a_job_sees_its_own_clocks_whatever_the_other_one_ticks() -> N
     with cluster(2) as made, connect(made.address, "a", 1) as one, connect(made.address, "b", 1) as two:
         table, same = (store.table("t", dim=1, optimizer=SMALL) for store in (one, two))
         ones = np.ones((len(KEYS), 1), np.float32)
-        table.push(KEYS, ones).wait()
+        table.push(KEYS, ones).result()
         for _ in range(3):
             two.tick()
         assert (same.pull(KEYS) == 0).all()  # clocks of b apply no push of a
@@ -292,8 +292,8 @@ def test_each_job_saves_its_tables_and_shared_ones_while_the_other_trains(tmp_pa
         theirs = two.table("shared", dim=1, optimizer=SMALL)
         ones = np.ones((len(KEYS), 1), np.float32)
         for table in (own, shared):
-            table.push(KEYS, ones).wait()
-        theirs.push(KEYS, ones).wait()
+            table.push(KEYS, ones).result()
+        theirs.push(KEYS, ones).result()
         one.save(tmp_path / "before")
         one.tick()
         one.save(tmp_path / "after")
@@ -316,20 +316,20 @@ def test_a_worker_of_a_named_job_is_replaced_and_the_other_job_waits_for_nothing
         with one:
             table = one.table("t", dim=1, optimizer=SMALL)
             ones = np.ones((len(KEYS), 1), np.float32)
-            two.table("t", dim=1, optimizer=SMALL).push(KEYS, ones).wait()
-            table.push(KEYS, ones).wait()
+            two.table("t", dim=1, optimizer=SMALL).push(KEYS, ones).result()
+            table.push(KEYS, ones).result()
             one.tick()
             _kill(made, two)
             until(lambda: one.cluster()["jobs"][0]["awaited"])
             own = other.table("t", dim=1, optimizer=SMALL)
             for _ in range(3):  # while the job 'a' waits
-                own.push(KEYS, ones).wait()
+                own.push(KEYS, ones).result()
                 other.tick()
                 other.barrier()
             assert (own.pull(KEYS) == -1.5).all()
             with connect(made.address, "a", 2, rank=1) as again:
                 assert (again.rank, again.is_replacement, again.clock) == (1, True, 0)
-                again.table("t", dim=1, optimizer=SMALL).push(KEYS, ones).wait()
+                again.table("t", dim=1, optimizer=SMALL).push(KEYS, ones).result()
                 again.tick()
                 assert (table.pull(KEYS) == -2.5).all()  # the dead worker had not ticked: what it pushed does not count
 
@@ -339,7 +339,7 @@ def test_a_dead_worker_is_lost_to_its_own_job_alone() -> None:
         one, two = together([lambda rank=rank: connect(made.address, "a", 2, rank=rank) for rank in range(2)])
         with one:
             table = one.table("t", dim=1, optimizer=SMALL)
-            table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).wait()
+            table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).result()
             _kill(made, two)
             one.tick()
             one.barrier()  # neither a clock nor a barrier waits for it
@@ -413,7 +413,7 @@ with shoal.connect(sys.argv[1], job="victim", workers=2, consistency=shoal.ASP()
     keys = np.arange(64, dtype=np.uint64)
     while True:
         for table in (own, shared):
-            table.push(keys, np.ones((64, 1), np.int64)).wait()
+            table.push(keys, np.ones((64, 1), np.int64)).result()
         store.tick()
         print("clock", flush=True)
 """
@@ -512,7 +512,7 @@ def test_a_launched_cluster_goes_on_until_the_named_jobs_of_others_have_ended(tm
             )
             until(lambda: told)
             assert not ended.done()
-            table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).wait()
+            table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).result()
             assert (table.pull(KEYS) == -0.5).all()
             store.close()
             assert ended.result(TIMEOUT) is None

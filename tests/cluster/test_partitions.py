@@ -197,7 +197,7 @@ def test_a_server_that_cannot_reach_the_scheduler_is_replaced_and_answers_nothin
 def test_a_call_to_a_server_that_cannot_be_reached_ends_at_its_deadline() -> None:
     with cluster() as made, shoal.connect(made.address, timeout=3.0, consistency=shoal.ASP()) as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-        table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).wait()
+        table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).result()
         made.relays.begin(Fault("worker", "server 1", "hole"))
         before = time.monotonic()
         with pytest.raises(shoal.DeadlineExceededError, match="server 1"):

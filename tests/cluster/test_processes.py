@@ -78,7 +78,7 @@ VICTIM = """
     import sys, numpy as np, shoal, time
     store = shoal.connect(sys.argv[1], workers=2, rank=1)
     table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-    table.push(np.arange(500, dtype=np.uint64), np.ones((500, 1), np.float32)).wait()
+    table.push(np.arange(500, dtype=np.uint64), np.ones((500, 1), np.float32)).result()
     print("pushed", store.clock, flush=True)
     while True:
         time.sleep(0.05)
@@ -99,7 +99,7 @@ def test_a_launched_store_works_and_leaves_no_process_behind():
         started = set(psutil.Process().children(recursive=True)) - before
         assert len(started) == 3
         table = table_of(store)
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         store.tick()
         assert table.pull(KEYS).sum() == -500.0
         figures = store.server_metrics()
@@ -514,7 +514,7 @@ def test_a_killed_worker_is_dismissed_and_another_takes_its_place_at_the_clock_o
         assert victim.stdout.readline() == "pushed 0\n"
         table = table_of(store)
         begin = table.pull(KEYS).sum()
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         store.tick()
         victim.kill()
         declare_dead(cluster.scheduler, "worker", 1)
@@ -526,7 +526,7 @@ def test_a_killed_worker_is_dismissed_and_another_takes_its_place_at_the_clock_o
         again.start()
         until(lambda: "clock" in found)
         assert found["clock"] == 4
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         store.tick()
         assert table.pull(KEYS).sum() == begin - 1500.0
         found["go"].set()
@@ -536,7 +536,7 @@ def test_a_killed_worker_is_dismissed_and_another_takes_its_place_at_the_clock_o
 def join_again(cluster, found):
     found["go"] = threading.Event()
     with connect(cluster, workers=2, rank=1) as store:
-        table_of(store).push(KEYS, ONES).wait()
+        table_of(store).push(KEYS, ONES).result()
         clock = store.clock
         store.tick()
         found["clock"] = clock
@@ -637,7 +637,7 @@ def test_a_lost_server_is_named_within_the_deadline(number, servers):
     last = servers - 1
     with running(servers) as cluster, connect(cluster, timeout=LONG) as store:
         table = table_of(store)
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         store.tick()
         table.pull(KEYS)  # the clock has ended: nothing is left for the end of the block, which would raise too
         cluster.servers[last].process.send_signal(number)

@@ -263,7 +263,7 @@ def test_what_is_asked_while_there_is_no_scheduler_is_answered_once_it_is_back(t
             for thread in asks:
                 thread.start()
             for clock in range(1, 40):  # the data plane needs no scheduler
-                table.push(KEYS, np.ones((400, 1), np.float32)).wait()
+                table.push(KEYS, np.ones((400, 1), np.float32)).result()
                 store.tick()
                 assert (table.pull(KEYS) == -clock).all()
             assert not results

@@ -30,7 +30,7 @@ def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_st
         shoal.connect(cluster.address, timeout=PATIENCE) as store,
     ):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         store.tick()
         cluster.scheduler.signal(signal.SIGKILL)
         cluster.scheduler.process.wait()
@@ -43,7 +43,7 @@ def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_st
                 until(lambda child=child: child.find("(was restarted and does not know this server any more)"))
             until(lambda: "does not know this worker any more" in caplog.text)
             for clock in range(2, 5):
-                table.push(KEYS, ONES).wait()
+                table.push(KEYS, ONES).result()
                 store.tick()
                 assert (table.pull(KEYS) == -clock).all()
             store.save(tmp_path / "saved")

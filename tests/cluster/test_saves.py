@@ -102,7 +102,7 @@ def test_any_number_of_servers_writes_the_bytes_of_a_local_save_while_pushes_go_
         assert not (tmp_path / "0" / "manifest.json").exists()
         clocks(store, 3, 5)
         may.set()
-        handle.wait()
+        handle.result()
         same(tmp_path / "0", alone / "0")
         assert checkpoint.verify(tmp_path / "0").clock == 3
         store.save(tmp_path / "1", since=tmp_path / "0")
@@ -137,7 +137,7 @@ def test_a_chain_of_one_process_goes_on_on_a_cluster_and_back(alone: Path, tmp_p
     with shoal.local(slots=SLOTS) as store:
         store.load(tmp_path / "here", track=True)
         assert store.tables["wide"].digest() == digest
-        store.tables["wide"].push(KEYS[:3], np.ones((3, 3), np.float32)).wait()
+        store.tables["wide"].push(KEYS[:3], np.ones((3, 3), np.float32)).result()
         store.save(tmp_path / "local", since=tmp_path / "here")
         digest = store.tables["wide"].digest()
     with cluster(2, slots=8) as made, joined(made.address, 1) as (store,):
@@ -163,7 +163,7 @@ def test_all_servers_save_one_clock_of_all_workers(held: Any, tmp_path: Path) ->
         for _ in range(3):
             clock()
         may.set()
-        handle.wait()
+        handle.result()
         assert tables[0].pull(KEYS).ravel().tolist() == [-21.0] * len(KEYS)
     assert checkpoint.read_manifest(tmp_path).clock == 4
     with shoal.local() as store:
@@ -177,7 +177,7 @@ def test_a_save_waits_for_its_clock_and_sees_nothing_of_it(tmp_path: Path) -> No
         table, _ = (store.table("t", optimizer=shoal.SGD(lr=1.0)) for store in (one, two))
         table.push(KEYS, np.ones(len(KEYS), np.float32))
         one.tick()
-        table.push(KEYS, np.ones(len(KEYS), np.float32)).wait()
+        table.push(KEYS, np.ones(len(KEYS), np.float32)).result()
         saving = threading.Thread(target=one.save, args=(tmp_path,))
         saving.start()
         services = [service for server in made.servers for service in server.services]
@@ -240,7 +240,7 @@ def test_a_table_that_is_loaded_anew_or_swept_meanwhile_is_saved_as_it_was(
         assert begun.wait(TIMEOUT)
         store.load(alone / "2")
         may.set()
-        handle.wait()
+        handle.result()
         same(tmp_path / "0", alone / "0")
         # The rows that were loaded are another shard's: a save of them is free to begin.
         store.save(tmp_path / "1")
@@ -271,7 +271,7 @@ def test_of_two_workers_that_save_at_once_one_is_told(held: Any, tmp_path: Path)
         ):
             two.save(tmp_path / "two")
         may.set()
-        handle.wait()
+        handle.result()
         two.save(tmp_path / "two")
     assert checkpoint.verify(tmp_path / "two").tables
 
@@ -346,7 +346,7 @@ def test_what_a_dead_worker_held_is_waited_for_until_the_servers_know_it_is_dead
         monkeypatch.undo()
         threading.Timer(0.2, may.set).start()
         two.save(tmp_path / "two")
-        handle.wait()
+        handle.result()
     assert checkpoint.verify(tmp_path / "two").tables
 
 
@@ -364,7 +364,7 @@ def test_a_worker_that_dies_is_not_waited_for(held: Any, tmp_path: Path) -> None
         may.set()
         two.save(tmp_path / "two")
         with pytest.raises(shoal.ShoalError):
-            handle.wait()
+            handle.result()
         one._open = False  # nobody says goodbye for it
         one._finalizer.detach()
         one._closing.close()
@@ -402,7 +402,7 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
         assert begun.wait(TIMEOUT)
         wires[1].cut()
         with pytest.raises(shoal.errors.DeadlineExceededError, match=rf"server 1 at {wires[1].address}"):
-            handle.wait()
+            handle.result()
         wires[1].mend()
         store._timeout = store.channel._timeout = TIMEOUT
         same(tmp_path, alone / "0")
@@ -415,7 +415,7 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
         again = store.save(tmp_path / "again", wait=False)
         until(lambda: saves_begun() > earlier)  # which ends the save that it was not told to give up
         may.set()
-        again.wait()
+        again.result()
         same(tmp_path / "again", alone / "0")
         until(lambda: leftovers(tmp_path) == before)
     for wire in wires:
@@ -436,12 +436,12 @@ def test_a_server_that_is_killed_fails_the_save_by_name(tmp_path: Path) -> None:
         table.assign(keys, ones)
         store.save(tmp_path)
         before = (tmp_path / "manifest.json").read_bytes()
-        table.push(keys, ones).wait()
+        table.push(keys, ones).result()
         handle = store.save(tmp_path, wait=False, overwrite=True)
         made.servers[1].process.kill()
         declare_dead(made.scheduler, "server", 1)
         with pytest.raises(shoal.errors.ServerLostError, match="server 1 at"):
-            handle.wait()
+            handle.result()
         assert (tmp_path / "manifest.json").read_bytes() == before
     with shoal.local() as store:
         store.load(tmp_path)
@@ -458,7 +458,7 @@ def test_a_server_that_may_not_write_there_is_named_before_anything_is_written()
         shoal.connect(address, consistency=shoal.ASP(), timeout=TIMEOUT) as store,
     ):
         Path(name).chmod(0o755)  # who is nobody sees what is there
-        store.table("t").push(KEYS, np.ones(len(KEYS), np.float32)).wait()
+        store.table("t").push(KEYS, np.ones(len(KEYS), np.float32)).result()
         with pytest.raises(shoal.errors.StorageError, match=r"server 0 at tcp.* cannot be written: Permission denied"):
             store.save(name)
         assert leftovers(Path(name)) == []

@@ -83,7 +83,7 @@ def test_a_cluster_with_keys_serves_those_who_have_them_and_nobody_else(folder, 
             shoal.connect(cluster.address, timeout=3.0, curve=tmp_path / "others")
         with shoal.connect(cluster.address, curve=folder) as store:
             table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
-            table.push(KEYS, np.ones((len(KEYS), 4), np.float32)).wait()
+            table.push(KEYS, np.ones((len(KEYS), 4), np.float32)).result()
             store.tick()
             assert (table.pull(KEYS) == -1).all()
 
@@ -95,7 +95,7 @@ def test_a_program_that_is_launched_with_keys_finds_them(folder, tmp_path):
             import numpy as np, os, shoal
             with shoal.connect() as store:
                 table = store.table("t", dim=1, optimizer=shoal.SGD(lr=1.0))
-                table.push(np.array([7], np.uint64), np.array([[2]], np.float32)).wait()
+                table.push(np.array([7], np.uint64), np.array([[2]], np.float32)).result()
                 store.tick()
                 print(table.pull(np.array([7], np.uint64)), os.environ["SHOAL_CURVE"])
         """)

@@ -124,10 +124,10 @@ def test_training_goes_on_while_a_scheduler_is_evicted_and_comes_back(tmp_path):
         servers = [cluster.server() for _ in range(2)]
         with connect(cluster) as store:
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-            table.push(KEYS, ONES).wait()
+            table.push(KEYS, ONES).result()
             store.tick()
             assert cluster.end(cluster.scheduler, signal.SIGTERM) == 0
-            table.push(KEYS, ONES).wait()
+            table.push(KEYS, ONES).result()
             store.tick()
             anew = cluster.run("scheduler", "--bind", cluster.address, *cluster.settings)
             other = store.table("another")
@@ -200,7 +200,7 @@ def test_a_server_whose_time_is_over_ends_although_it_has_slots():
         servers = [cluster.server("--drain-on-sigterm", "0.3") for _ in range(2)]
         with connect(cluster) as store:
             table = store.table("t", dim=64)
-            table.push(KEYS, np.ones((300, 64), np.float32)).wait()
+            table.push(KEYS, np.ones((300, 64), np.float32)).result()
             store.tick()
             assert cluster.end(servers[0], signal.SIGTERM) == 0
             assert servers[0].find(r"(ends before it has been drained, which took longer than 0.3 s)")

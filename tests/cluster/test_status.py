@@ -237,7 +237,7 @@ def test_the_command_and_the_store_report_members_slots_and_clocks(capsys):
         shoal.connect(cluster.address, timeout=TIMEOUT) as store,
     ):
         table = store.table("user", optimizer=shoal.SGD(lr=1.0))
-        table.push(np.arange(5, dtype=np.uint64), np.ones((5, 1), np.float32)).wait()
+        table.push(np.arange(5, dtype=np.uint64), np.ones((5, 1), np.float32)).result()
         store.tick()
         done = subprocess.run(
             [sys.executable, "-m", "shoal", "cluster", cluster.address, "status", "--json"],

@@ -60,16 +60,16 @@ def test_under_bsp_a_push_is_seen_when_all_workers_have_ended_its_clock(made):
     with joined(made.address, 2, consistency=shoal.BSP()) as stores:
         assert [(store.rank, store.num_workers, store.clock) for store in stores] == [(0, 2, 0), (1, 2, 0)]
         one, two = everywhere(stores, lambda store: store.table("t", **SGD))
-        one.push(KEYS, ONES).wait()
+        one.push(KEYS, ONES).result()
         assert not one.pull(KEYS).any()  # nothing of its own clock, its own push neither
         stores[0].tick()
         ahead = one.pull_async(KEYS)
         assert not two.pull(KEYS).any()
         with pytest.raises(shoal.DeadlineExceededError, match="it continues"):
-            ahead.wait(0.05)
+            ahead.result(0.05)
         two.push(KEYS[:2], ONES[:2])
         stores[1].tick()
-        assert ahead.wait().ravel().tolist() == [-2, -2, -1, -1, -1]
+        assert ahead.result().ravel().tolist() == [-2, -2, -1, -1, -1]
         assert two.pull(KEYS).ravel().tolist() == [-2, -2, -1, -1, -1]
         assert one.step == two.step == 1
         assert [store.clock for store in stores] == [1, 1]
@@ -104,22 +104,22 @@ def test_under_ssp_a_pull_waits_for_a_worker_that_is_too_far_behind(made):
     with joined(made.address, 2, consistency=shoal.SSP(2)) as stores:
         one, two = everywhere(stores, lambda store: store.table("t", **SGD))
         for clock in range(3):
-            one.push(KEYS, ONES).wait()
+            one.push(KEYS, ONES).result()
             assert np.all(one.pull(KEYS) == -clock - 1)
             stores[0].tick()
         ahead = one.pull_async(KEYS)
         with pytest.raises(shoal.DeadlineExceededError):
-            ahead.wait(0.05)
+            ahead.result(0.05)
         assert np.all(two.pull(KEYS) == -3)
         stores[1].tick()
-        assert np.all(ahead.wait() == -3)
+        assert np.all(ahead.result() == -3)
 
 
 def test_under_asp_nobody_waits(made):
     with joined(made.address, 2, consistency=shoal.ASP()) as stores:
         one, two = everywhere(stores, lambda store: store.table("t", **SGD))
         for clock in range(20):
-            one.push(KEYS, ONES).wait()
+            one.push(KEYS, ONES).result()
             assert np.all(one.pull(KEYS) == -clock - 1)
             stores[0].tick()
         assert np.all(two.pull(KEYS) == -20)
@@ -196,7 +196,7 @@ def test_calls_come_after_calls_of_the_same_store_only(made):
         second = one.push(KEYS[:1], ONES[:1], after=[first, one.pull_async(KEYS)])
         everywhere(stores, lambda store: store.tick())
         assert one.pull(KEYS).ravel().tolist() == [-2.0, -1.0, -1.0, -1.0, -1.0]
-        assert second.done
+        assert second.done()
 
 
 def test_arrays_may_change_after_a_push_returned(made):
@@ -209,7 +209,7 @@ def test_arrays_may_change_after_a_push_returned(made):
             grads[:] = 1
             pushed = push()
             grads[:] = 77
-            pushed.wait()
+            pushed.result()
         assert np.all(table.pull(keys) == -2)
 
 
@@ -244,10 +244,10 @@ def test_a_push_pull_that_has_to_ask_again_is_done_without_a_wait(made, how, mon
             monkeypatch.setattr(type(store.channel), "repetitions", property(lambda channel: next(sent)))
         future = table.push_pull(KEYS, ONES)
         deadline = time.monotonic() + TIMEOUT
-        while not future.done and time.monotonic() < deadline:
+        while not future.done() and time.monotonic() < deadline:
             time.sleep(0.001)
-        assert future.done
-        assert future.wait(0.0).ravel().tolist() == [-1] * 5
+        assert future.done()
+        assert future.result(0.0).ravel().tolist() == [-1] * 5
         monkeypatch.undo()
 
 
@@ -303,7 +303,7 @@ def test_a_store_that_is_closed_ends_the_clock_of_its_last_pushes(made, caplog):
 
 def test_pushes_of_a_store_that_is_closed_by_an_error_do_not_count(made):
     with pytest.raises(ZeroDivisionError), joined(made.address, 1) as (store,), store:  # noqa: PT012
-        store.table("t", **SGD).push(KEYS, ONES).wait()
+        store.table("t", **SGD).push(KEYS, ONES).result()
         raise ZeroDivisionError
     with joined(made.address, 1) as (store,):
         assert np.all(store.table("t", **SGD).pull(KEYS) == 0)
@@ -313,7 +313,7 @@ def test_a_store_that_is_closed_while_other_threads_call_it_is_closed_for_them(m
     """Not fenced, and not refused as by another version: and the next store can join at once."""
     calls = {
         "pull": lambda store, table: table.pull(KEYS),
-        "push": lambda store, table: table.push(KEYS, ONES).wait(),
+        "push": lambda store, table: table.push(KEYS, ONES).result(),
         "barrier": lambda store, table: store.barrier(),
         "status": lambda store, table: store.cluster(),
         "table": lambda store, table: store.table("t", **SGD),
@@ -353,7 +353,7 @@ def test_calls_that_a_leaving_worker_no_longer_waits_for_are_refused_without_a_w
         with store:
             raise ZeroDivisionError
     with pytest.raises(shoal.ClosedError, match="this store was closed"):
-        pending.wait()
+        pending.result()
     assert not caplog.records
 
 
@@ -442,12 +442,12 @@ def test_a_worker_that_died_holds_nobody_back_and_another_takes_its_place(team):
             table.push(KEYS, ONES)
             store.tick()
     assert np.all(tables[0].pull(KEYS) == -6)
-    tables[1].push(KEYS, ONES).wait()  # of a clock that it does not end
+    tables[1].push(KEYS, ONES).result()  # of a clock that it does not end
     tables[0].push(KEYS, ONES)
     one.tick()
     waiting = tables[0].pull_async(KEYS)
     die()
-    assert np.all(waiting.wait() == -7)  # what it had not ended is dropped
+    assert np.all(waiting.result() == -7)  # what it had not ended is dropped
     new = connect(1)
     assert (new.rank, new.clock) == (1, 4)
     table = new.table("t", **SGD)
@@ -469,7 +469,7 @@ def test_a_worker_that_was_taken_for_dead_changes_nothing_any_more(team):
     die()
     connect(1)
     with pytest.raises(shoal.FencedError, match="worker 1"):
-        zombie.push(KEYS, ONES).wait()
+        zombie.push(KEYS, ONES).result()
     with pytest.raises(shoal.FencedError):
         zombie.pull(KEYS)
     assert len(table) == 0
@@ -597,12 +597,12 @@ def test_a_server_that_is_gone_is_told_by_every_call_and_at_once(made):
         (store,) = stack.enter_context(joined(made.address, 1, consistency=shoal.ASP()))
         table = store.table("t", **SGD)
         keys = np.arange(1000, dtype=np.uint64)
-        table.push(keys, np.ones(1000, np.float32)).wait()
+        table.push(keys, np.ones(1000, np.float32)).result()
         made.servers[1].close()
         declare_dead(made.scheduler, "server", 1)
         calls = (
             lambda: table.pull(keys),
-            lambda: table.push(keys, np.ones(1000, np.float32)).wait(),
+            lambda: table.push(keys, np.ones(1000, np.float32)).result(),
             lambda: len(table),
             lambda: store.save("nowhere"),
         )
@@ -630,7 +630,7 @@ def test_the_scheduler_that_is_gone_is_told_when_something_is_asked_of_it(made):
 
 FORKED = {
     "pull": lambda store, table, folder: table.pull(KEYS),
-    "pull_async": lambda store, table, folder: table.pull_async(KEYS).wait(),
+    "pull_async": lambda store, table, folder: table.pull_async(KEYS).result(),
     "push": lambda store, table, folder: table.push(KEYS, ONES),
     "push_pull": lambda store, table, folder: table.push_pull(KEYS, ONES),
     "assign": lambda store, table, folder: table.assign(KEYS, ONES),
@@ -655,7 +655,7 @@ FORKED = {
 def test_the_parents_store_says_in_a_forked_child_whose_it_is(made, tmp_path):
     with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         table = store.table("t", **SGD)
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         store.save(tmp_path / "parent")
 
         def work():
@@ -675,7 +675,7 @@ def test_the_parents_store_says_in_a_forked_child_whose_it_is(made, tmp_path):
 def test_a_forked_child_is_a_worker_of_its_own_if_it_connects(made):
     def work():
         with shoal.connect(made.address, workers=2, rank=1, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
-            store.table("t", **SGD).push(KEYS, ONES).wait()
+            store.table("t", **SGD).push(KEYS, ONES).result()
             store.barrier()
         return "pushed"
 
@@ -712,9 +712,9 @@ def test_exports_of_a_cluster_and_deltas_of_them_are_those_of_a_local_store_trac
     def run(store, folder):
         table = store.table("t", **SGD)
         keys = np.arange(500, dtype=np.uint64)
-        table.push(keys, -np.ones(500, np.float32)).wait()
+        table.push(keys, -np.ones(500, np.float32)).result()
         store.export(folder / "0", track=True)
-        table.push(keys[:7], np.ones(7, np.float32)).wait()
+        table.push(keys[:7], np.ones(7, np.float32)).result()
         table.erase(keys[7:9])
         assert store.export(folder / "1", since=folder / "0").tables["t"].rows == 9
         assert store.export(folder / "2", since=folder / "1").tables["t"].rows == 0
@@ -729,7 +729,7 @@ def test_parquet_of_a_clusters_table_with_rules_loads_as_sighted_now(made, tmp_p
     pytest.importorskip("pyarrow.parquet")
     with joined(made.address, 1, consistency=shoal.ASP()) as stores:
         table = stores[0].table("t", expire=shoal.TimeToLive(2), **SGD)
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         assert exchange.write_parquet(table, tmp_path / "t.parquet") == 5
         weights = table.pull(KEYS)
     with shoal.local(slots=4) as store:

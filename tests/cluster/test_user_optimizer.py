@@ -106,7 +106,7 @@ def train(store, optimizer, between=lambda: None):
         if clock == 2:
             between()
         keys = random.integers(0, 300, 500, np.uint64)
-        table.push(keys, random.standard_normal((500, 3)).astype(np.float32)).wait()
+        table.push(keys, random.standard_normal((500, 3)).astype(np.float32)).result()
         store.tick()
     store.flush()
     return table
@@ -124,7 +124,7 @@ def test_clusters_and_a_local_store_have_the_same_bits(module, tmp_path, servers
         keys = np.arange(300, dtype=np.uint64)
 
         def fail():
-            table.push(keys[:1], np.full((1, 3), 13, np.float32)).wait()
+            table.push(keys[:1], np.full((1, 3), 13, np.float32)).result()
             store.tick()
             table.pull(keys)
 
@@ -158,4 +158,4 @@ def test_servers_that_were_not_told_to_do_not_run_code_of_users(module):
     with shoal.launch(1, slots=64) as store:
         with pytest.raises(ValueError, match=r"may not run: start all servers with --allow-code optimizer_of_a_user"):
             store.table("t", optimizer=module.Momentum())
-        store.table("t", optimizer=shoal.SGD(1.0)).push(np.arange(3, dtype=np.uint64), np.ones(3, np.float32)).wait()
+        store.table("t", optimizer=shoal.SGD(1.0)).push(np.arange(3, dtype=np.uint64), np.ones(3, np.float32)).result()

@@ -23,7 +23,7 @@ def whole(tmp_path_factory):
         for name, dim in (("narrow", 1), ("wide", 5)):
             store.table(name, dim=dim, optimizer=shoal.SGD()).assign(KEYS, rng.standard_normal((400, dim)).astype("f"))
         store.export(folder / "base")
-        store.table("narrow", optimizer=shoal.SGD()).push(KEYS[:50], np.ones(50, np.float32)).wait()
+        store.table("narrow", optimizer=shoal.SGD()).push(KEYS[:50], np.ones(50, np.float32)).result()
         store.export(folder / "delta", since=folder / "base")
     return folder
 

@@ -38,7 +38,7 @@ def test_a_chain_of_deltas_reads_what_a_whole_export_reads(tmp_path, dtype, init
         store.export(tmp_path / "0", dtype=dtype)
         for k in range(1, 5):
             some = rng.choice(3000, 100, replace=False).astype(np.uint64)
-            table.push(some, rng.standard_normal((100, dim)).astype(np.float32)).wait()
+            table.push(some, rng.standard_normal((100, dim)).astype(np.float32)).result()
             gone = rng.choice(3000, 50, replace=False).astype(np.uint64)
             table.erase(gone)
             told = store.export(tmp_path / str(k), since=tmp_path / str(k - 1))
@@ -181,7 +181,7 @@ def test_a_delta_of_what_has_changed_is_that_of_every_row_to_the_byte(
             elif step == "few":
                 keys = rng.integers(0, 2000, 3, np.uint64)
                 with contextlib.suppress(shoal.MemoryBudgetExceededError):
-                    store.tables["t"].push(keys, np.ones((3, dim), np.float32)).wait()
+                    store.tables["t"].push(keys, np.ones((3, dim), np.float32)).result()
                 store.tables["t"].erase(rng.integers(0, 2000, 2, np.uint64))
                 store.tick()
                 store.sweep()

@@ -145,7 +145,7 @@ def test_weights_of_ftrl_are_exported_and_not_their_state(tmp_path):
         table = store.table("t", optimizer=shoal.FTRL(l1=2.0))
         keys = np.arange(1000, dtype=np.uint64)
         for _ in range(3):
-            table.push(keys, np.random.default_rng(3).standard_normal((1000, 1)).astype(np.float32)).wait()
+            table.push(keys, np.random.default_rng(3).standard_normal((1000, 1)).astype(np.float32)).result()
         told = store.export(tmp_path)
         want = table.pull(keys)
     assert told.tables["t"].dropped == (want == 0).sum() > 0
@@ -218,7 +218,7 @@ def test_an_export_is_replaced_at_the_end_and_numbers_rise(tmp_path):
         assert store.export(folder).version == 1
         with shoal.open_export(folder) as old:
             before = table.pull(keys)
-            table.push(keys, np.ones((len(keys), 1), np.float32)).wait()
+            table.push(keys, np.ones((len(keys), 1), np.float32)).result()
             assert store.export(folder, overwrite=True).version == 2
             np.testing.assert_array_equal(old.table("t").pull(keys), before)  # its files are gone, its pages are not
             assert old.version == 1
@@ -235,7 +235,7 @@ def test_what_is_pushed_while_an_export_is_written_is_not_in_it(tmp_path, monkey
 
         def push(value):
             for table in tables:
-                table.push(keys, np.full((900, table.dim), -value, np.float32)).wait()
+                table.push(keys, np.full((900, table.dim), -value, np.float32)).result()
 
         push(1)
         if since:

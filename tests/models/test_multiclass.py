@@ -96,7 +96,7 @@ def test_margins_of_any_size_lose_neither_loss_nor_gradient():
 def test_ovr_has_probabilities_where_all_classes_are_unlikely():
     batch = Batch(np.zeros(1, np.float32), np.array([0, 1]), np.array([5], np.uint64), np.array([-2000.0], np.float32))
     with MulticlassRegression(3, shoal.SGD(lr=1.0), bias=False, loss="ovr") as model:
-        model.table.push(np.array([5], np.uint64), np.array([[-1.0, -1.0, -2.0]], np.float32)).wait()
+        model.table.push(np.array([5], np.uint64), np.array([[-1.0, -1.0, -2.0]], np.float32)).result()
         p = model.predict_proba(batch)
     np.testing.assert_allclose(p, [[0.5, 0.5, 0.0]])
 

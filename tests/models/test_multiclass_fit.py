@@ -363,7 +363,7 @@ def test_values_of_any_scale_are_normalized_and_rules_apply_to_rows(log: Path) -
 def test_weights_of_which_some_are_zero_are_read_and_the_largest_found() -> None:
     keys, rows = np.array([7, 8, 9], np.uint64), np.array([[1, 0, 0], [0, -5, 2], [0, 0, 0]], np.float32)
     with MulticlassRegression(3, shoal.SGD(lr=1.0)) as model:
-        model.table.push(keys, -rows).wait()
+        model.table.push(keys, -rows).result()
         found = dict(zip(*(array.tolist() for array in model.weights()), strict=True))
         assert found == {7: [1, 0, 0], 8: [0, -5, 2]}
         assert model.count_nonzero() == 3

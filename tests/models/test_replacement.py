@@ -251,7 +251,7 @@ with shoal.connect() as store:
     for step in range(store.joined_at, 30):
         if store.rank == 1 and step == 10 and not store.is_replacement:
             os.kill(os.getpid(), signal.SIGSTOP)
-        table.push(np.array([7], np.uint64), np.full((1, 1), -1.0, np.float32)).wait()
+        table.push(np.array([7], np.uint64), np.full((1, 1), -1.0, np.float32)).result()
         store.tick()
     store.barrier()
     print("steps", table.pull(np.array([7], np.uint64)).item())

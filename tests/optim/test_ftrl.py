@@ -27,7 +27,7 @@ def is_plus_zero(x):
 @pytest.mark.parametrize("g", [0.5, -0.5])
 def test_at_the_threshold_the_weight_is_plus_zero(store, g):
     table = store.table("t", optimizer=shoal.FTRL(l1=0.5))
-    table.push(KEY, np.array([g], np.float32)).wait()
+    table.push(KEY, np.array([g], np.float32)).result()
     assert table.state(KEY)["z"][0, 0] == g  # |z| == l1
     assert is_plus_zero(table.pull(KEY)[0, 0])
 
@@ -35,7 +35,7 @@ def test_at_the_threshold_the_weight_is_plus_zero(store, g):
 @pytest.mark.parametrize("z", [0.5000001, -0.5000001])
 def test_just_above_the_threshold_the_weight_is_small_and_against_z(store, z):
     table = store.table("t", optimizer=shoal.FTRL(l1=0.5))
-    table.push(KEY, np.array([z], np.float32)).wait()
+    table.push(KEY, np.array([z], np.float32)).result()
     weight = table.pull(KEY)[0, 0]
     assert 0 < -np.sign(z) * weight < 1e-7
 
@@ -47,7 +47,7 @@ def test_a_denominator_of_zero_reads_plus_zero(store):
     group = store.table("group", dim=2, optimizer=shoal.GroupFTRL(beta=0.0, l21=0.1), init=shoal.Constant(0.7))
     for table in (zeros, start, group):
         assert np.all(is_plus_zero(table.pull(KEY)))
-    group.push(KEY, np.array([[1, 0]], np.float32)).wait()  # the second element stays at n = 0
+    group.push(KEY, np.array([[1, 0]], np.float32)).result()  # the second element stays at n = 0
     assert group.pull(KEY)[0, 0] < 0
     assert is_plus_zero(group.pull(KEY)[0, 1])
     assert group.stats().nonfinite_rows == 0
@@ -62,8 +62,8 @@ def test_signs_are_symmetric(store, optimizer, rng):
     one, two = (store.table(name, dim=3, optimizer=optimizer) for name in ("one", "two"))
     for _ in range(30):
         grads = rng.standard_normal((60, 3)).astype(np.float32)
-        one.push(keys, grads).wait()
-        two.push(keys, -grads).wait()
+        one.push(keys, grads).result()
+        two.push(keys, -grads).result()
     np.testing.assert_allclose(one.pull(keys), -two.pull(keys), rtol=1e-4, atol=1e-6)
 
 
@@ -74,7 +74,7 @@ def test_more_l1_gives_no_fewer_zeros(store, rng):
     for _ in range(10):
         grads = rng.standard_normal(3000).astype(np.float32)
         for table in tables:
-            table.push(keys, grads).wait()
+            table.push(keys, grads).result()
     zeros = [int(np.sum(table.pull(keys) == 0)) for table in tables]
     assert zeros == sorted(zeros)
     assert zeros[0] == 0
@@ -89,7 +89,7 @@ def test_without_l1_and_l2_it_is_adagrad_with_alpha_and_beta(store, rng):
     w, n = np.zeros((50, 1)), np.zeros((50, 1))
     for _ in range(200):
         grads = rng.standard_normal((50, 1)).astype(np.float32)
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
         n += grads.astype(np.float64) ** 2
         w -= 0.2 * grads / (0.7 + np.sqrt(n))
     np.testing.assert_allclose(table.pull(keys), w, rtol=1e-4, atol=1e-5)
@@ -100,12 +100,12 @@ def test_a_nonzero_start_is_read_before_and_after_the_row_exists(store):
     table = store.table("t", optimizer=optimizer, init=shoal.Constant(0.7))
     assert table.pull(KEY)[0, 0] == pytest.approx(0.7, rel=1e-6)
     before = table.pull(KEY)
-    table.push(KEY, np.zeros(1, np.float32)).wait()
+    table.push(KEY, np.zeros(1, np.float32)).result()
     np.testing.assert_array_equal(table.pull(KEY), before)
     state = table.state(KEY)
     assert state["z"][0, 0] == pytest.approx(-18.8671887, rel=1e-7)
     assert state["n"][0, 0] == np.float32(0.1)
-    table.push(KEY, np.array([0.01], np.float32)).wait()
+    table.push(KEY, np.array([0.01], np.float32)).result()
     assert table.pull(KEY)[0, 0] == pytest.approx(0.7, abs=1e-3)  # TF and Keras read 0 here
 
 
@@ -126,8 +126,8 @@ def test_group_ftrl_without_l21_is_ftrl_bit_for_bit(store, dim, init, rng):
     plain = store.table("plain", dim=dim, optimizer=shoal.FTRL(**shared), init=init)
     for _ in range(40):
         grads = rng.standard_normal((80, dim)).astype(np.float32)
-        group.push(keys, grads).wait()
-        plain.push(keys, grads).wait()
+        group.push(keys, grads).result()
+        plain.push(keys, grads).result()
         np.testing.assert_array_equal(group.pull(keys).view(np.uint32), plain.pull(keys).view(np.uint32))
     for name in ("z", "n"):
         np.testing.assert_array_equal(group.state(keys)[name], plain.state(keys)[name])
@@ -139,8 +139,8 @@ def test_group_ftrl_of_dim_one_is_ftrl_with_both_thresholds(store, rng):
     plain = store.table("plain", optimizer=shoal.FTRL(l1=0.7, l2=0.1))
     for _ in range(40):
         grads = rng.standard_normal(80).astype(np.float32)
-        group.push(keys, grads).wait()
-        plain.push(keys, grads).wait()
+        group.push(keys, grads).result()
+        plain.push(keys, grads).result()
     np.testing.assert_allclose(group.pull(keys), plain.pull(keys), rtol=1e-4, atol=1e-6)
 
 
@@ -148,7 +148,7 @@ def test_group_ftrl_zeroes_a_row_as_one(store, rng):
     keys = random_keys(rng, 500)
     table = store.table("t", dim=8, optimizer=shoal.GroupFTRL(l21=1.4))
     for _ in range(2):
-        table.push(keys, rng.standard_normal((500, 8)).astype(np.float32)).wait()
+        table.push(keys, rng.standard_normal((500, 8)).astype(np.float32)).result()
     zeros = np.sum(table.pull(keys) == 0, axis=1)
     assert set(np.unique(zeros)) == {0, 8}
     assert 50 < np.sum(zeros == 8) < 450
@@ -157,7 +157,7 @@ def test_group_ftrl_zeroes_a_row_as_one(store, rng):
 def test_state_of_zero_weights_is_kept(store):
     table = store.table("t", optimizer=shoal.FTRL(l1=10.0))
     for _ in range(3):
-        table.push(KEY, np.array([0.5], np.float32)).wait()
+        table.push(KEY, np.array([0.5], np.float32)).result()
     assert table.pull(KEY)[0, 0] == 0
     assert table.contains(KEY)[0]
     np.testing.assert_array_equal([table.state(KEY)["z"][0, 0], table.state(KEY)["n"][0, 0]], [1.5, 0.75])

@@ -31,7 +31,7 @@ def steps():
             table = store.table("t", dim=gradients.shape[2], optimizer=optimizer, init=shoal.Constant(w0))
             weights = []
             for g in gradients:
-                table.push(KEY, g).wait()
+                table.push(KEY, g).result()
                 weights.append(table.pull(KEY)[0])
             return np.array(weights), table
 
@@ -130,7 +130,7 @@ def test_lazy_adam_counts_the_pushes_of_its_table_or_the_steps_of_its_row(vector
         table = store.table("t", optimizer=shoal.Adam(lr=0.01, per_row_step=per_row_step))
         other = np.array([43], np.uint64)
         for key in (KEY, other, other, other, KEY):
-            table.push(key, np.ones(1, np.float32)).wait()
+            table.push(key, np.ones(1, np.float32)).result()
         assert table.step == 5
         assert table.pull(KEY)[0, 0] == pytest.approx(vectors["lazy_adam_hand"][name], rel=1e-6)
         if per_row_step:
@@ -157,7 +157,7 @@ def test_numbers_worked_by_hand(steps, optimizer, w0, gradients, expected):
 def test_duplicates_are_summed_first_and_step_once():
     with shoal.local() as store:
         table = store.table("t", dim=2, optimizer=shoal.Adagrad(lr=0.1), init=shoal.Constant(0.3))
-        table.push(np.array([1, 2, 1], np.uint64), np.array([[1, 2], [3, 4], [10, 20]], np.float32)).wait()
+        table.push(np.array([1, 2, 1], np.uint64), np.array([[1, 2], [3, 4], [10, 20]], np.float32)).result()
         np.testing.assert_allclose(table.pull(np.array([1, 2], np.uint64)), np.full((2, 2), 0.2), rtol=0, atol=3e-8)
         np.testing.assert_array_equal(table.state(np.array([1], np.uint64))["n"], [[121, 484]])
 

@@ -64,7 +64,7 @@ def follow(store, optimizer, rng, rows, dim, steps):
     run = Run(rule_of(optimizer), table.pull(keys).astype(np.float64))
     for step in range(1, steps + 1):
         grads = random_gradients(rng, (rows, dim))
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
         run.push(grads)
         if step in (1, 10, 100, steps):
             assert_within(table, keys, run)
@@ -103,7 +103,7 @@ def test_rows_touched_now_and_then_stay_beside_a_dict(optimizer, dim, rng):
         for _ in range(60):
             keys = rng.choice(pool, rng.integers(0, 30))
             grads = random_gradients(rng, (len(keys), dim))
-            table.push(keys, grads).wait()
+            table.push(keys, grads).result()
             oracle.push(keys, grads)
         assert table.step == oracle.step == 60
         assert len(table) == len(oracle)
@@ -116,12 +116,12 @@ def test_a_gradient_of_zeros_keeps_every_bit(optimizer, rng):
     with shoal.local() as store:
         table = store.table("t", dim=3, optimizer=optimizer, init=shoal.Uniform(0.5))
         keys = random_keys(rng, 50)
-        table.push(keys, random_gradients(rng, (50, 3))).wait()
+        table.push(keys, random_gradients(rng, (50, 3))).result()
         before, weights = table.state(keys), table.pull(keys)
         one = rng.standard_normal((50, 3)).astype(np.float32)
-        table.push(keys, np.zeros((50, 3), np.float32)).wait()
-        table.push(keys, np.full((50, 3), -0.0, np.float32)).wait()
-        table.push(np.concatenate([keys, keys]), np.concatenate([one, -one])).wait()
+        table.push(keys, np.zeros((50, 3), np.float32)).result()
+        table.push(keys, np.full((50, 3), -0.0, np.float32)).result()
+        table.push(np.concatenate([keys, keys]), np.concatenate([one, -one])).result()
         for name, column in table.state(keys).items():
             np.testing.assert_array_equal(column.view(np.uint32), before[name].view(np.uint32))
         np.testing.assert_array_equal(table.pull(keys).view(np.uint32), weights.view(np.uint32))
@@ -132,8 +132,8 @@ def test_zero_elements_of_a_moving_row_follow_the_equations():
     with shoal.local() as store:
         table = store.table("t", dim=2, optimizer=shoal.Momentum(lr=0.5, mu=0.5))
         key = np.array([1], np.uint64)
-        table.push(key, np.array([[1, 1]], np.float32)).wait()
-        table.push(key, np.array([[0, 1]], np.float32)).wait()
+        table.push(key, np.array([[1, 1]], np.float32)).result()
+        table.push(key, np.array([[0, 1]], np.float32)).result()
         np.testing.assert_array_equal(table.pull(key), [[-0.75, -1.25]])
 
 
@@ -143,11 +143,11 @@ def test_a_gradient_that_is_not_finite_leaves_its_row_whole_and_is_counted(optim
     with shoal.local() as store:
         table = store.table("t", dim=3, optimizer=optimizer, init=shoal.Uniform(0.5))
         keys = random_keys(rng, 40)
-        table.push(keys, random_gradients(rng, (40, 3))).wait()
+        table.push(keys, random_gradients(rng, (40, 3))).result()
         before, weights = table.state(keys), table.pull(keys)
         grads = random_gradients(rng, (40, 3)) + np.float32(1)
         grads[7, 1] = grads[23, 2] = bad
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
         after, moved = table.state(keys), table.pull(keys)
         assert table.stats().nonfinite_rows == 2
         for row in (7, 23):
@@ -168,7 +168,7 @@ def test_a_gradient_whose_square_overflows_leaves_its_row_whole(optimizer):
     with shoal.local() as store:
         table = store.table("t", dim=2, optimizer=optimizer, init=shoal.Constant(0.25))
         keys = np.array([1, 2, 3], np.uint64)
-        table.push(keys, np.array([[1, 1], [1, 1e20], [1, 1]], np.float32)).wait()
+        table.push(keys, np.array([[1, 1], [1, 1e20], [1, 1]], np.float32)).result()
         rows = table.pull(keys)
         assert table.stats().nonfinite_rows == 1
         np.testing.assert_array_equal(rows[1], table.pull(np.array([999], np.uint64))[0])
@@ -179,7 +179,7 @@ def test_a_sum_of_duplicates_that_overflows_is_not_finite_but_one_that_cancels_i
     with shoal.local() as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
         big = np.float32(3e38)
-        table.push(np.array([1, 1, 2, 2, 2], np.uint64), np.array([big, big, big, big, -big], np.float32)).wait()
+        table.push(np.array([1, 1, 2, 2, 2], np.uint64), np.array([big, big, big, big, -big], np.float32)).result()
         assert table.stats().nonfinite_rows == 1
         np.testing.assert_array_equal(table.pull(np.array([1, 2], np.uint64)), [[0], [-big]])
 
@@ -188,7 +188,7 @@ def test_a_weight_that_would_overflow_stays():
     with shoal.local() as store:
         table = store.table("t", optimizer=shoal.SGD(lr=100.0))
         key = np.array([1], np.uint64)
-        table.push(key, np.array([3e38], np.float32)).wait()
+        table.push(key, np.array([3e38], np.float32)).result()
         assert table.pull(key)[0, 0] == 0
         assert table.stats().nonfinite_rows == 1
 
@@ -200,7 +200,7 @@ def test_clip_value_cuts_each_element_and_clip_norm_scales_the_row():
         by_norm = store.table("norm", dim=2, optimizer=shoal.SGD(lr=1.0, clip_norm=2.5))
         both = store.table("both", dim=2, optimizer=shoal.SGD(lr=1.0, clip_value=3.0, clip_norm=0.3))
         for table in (by_value, by_norm, both):
-            table.push(key, np.array([[3, -4]], np.float32)).wait()
+            table.push(key, np.array([[3, -4]], np.float32)).result()
         np.testing.assert_array_equal(by_value.pull(key), [[-0.5, 0.5]])
         np.testing.assert_allclose(by_norm.pull(key), [[-1.5, 2.0]], rtol=1e-6)
         np.testing.assert_allclose(both.pull(key), 0.3 * np.sqrt(0.5) * np.array([[-1, 1]]), rtol=1e-6)
@@ -210,7 +210,7 @@ def test_clipping_bounds_the_sum_of_duplicates_and_not_each_of_them():
     with shoal.local() as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0, clip_value=1.0))
         key = np.array([5, 5, 5], np.uint64)
-        table.push(key, np.array([3, 3, -5.5], np.float32)).wait()
+        table.push(key, np.array([3, 3, -5.5], np.float32)).result()
         assert table.pull(key[:1])[0, 0] == -0.5
 
 
@@ -218,7 +218,7 @@ def test_clipping_does_not_let_an_infinite_gradient_in():
     with shoal.local() as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0, clip_value=1.0, clip_norm=1.0))
         key = np.array([5], np.uint64)
-        table.push(key, np.array([np.inf], np.float32)).wait()
+        table.push(key, np.array([np.inf], np.float32)).result()
         assert table.pull(key)[0, 0] == 0
         assert table.stats().nonfinite_rows == 1
 
@@ -238,7 +238,7 @@ def test_weight_decay_pulls_each_rule_in_its_own_way():
     with shoal.local() as store:
         for number, (optimizer, weight) in enumerate(expected.items()):
             table = store.table(str(number), optimizer=optimizer, init=shoal.Constant(2.0))
-            table.push(key, np.ones(1, np.float32)).wait()
+            table.push(key, np.ones(1, np.float32)).result()
             assert table.pull(key)[0, 0] == pytest.approx(weight, rel=3e-7), optimizer
 
 
@@ -263,7 +263,7 @@ def test_every_element_of_a_row_gets_the_bits_of_a_row_of_dim_one(optimizer):
         ]
         for g in (0.5, -3.0, 0.5):
             for table in tables:
-                table.push(key, np.full((1, table.dim), g, np.float32)).wait()
+                table.push(key, np.full((1, table.dim), g, np.float32)).result()
             one = tables[0].state(key)
             for table in tables:
                 for name, column in table.state(key).items():
@@ -280,7 +280,7 @@ def test_without_eps_a_weight_without_slope_stays(optimizer):
     with shoal.local() as store:
         table = store.table("t", dim=2, optimizer=optimizer, init=shoal.Constant(0.5))
         key = np.array([1], np.uint64)
-        table.push(key, np.array([[1, 0]], np.float32)).wait()
+        table.push(key, np.array([[1, 0]], np.float32)).result()
         assert table.stats().nonfinite_rows == 0
         assert table.pull(key)[0, 0] < 0.5
         assert table.pull(key)[0, 1] == 0.5
@@ -290,7 +290,7 @@ def test_subnormal_numbers_are_kept():
     with shoal.local() as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
         key = np.array([1], np.uint64)
-        table.push(key, np.array([1e-40], np.float32)).wait()
+        table.push(key, np.array([1e-40], np.float32)).result()
         assert table.pull(key)[0, 0] == -np.float32(1e-40)
 
 
@@ -301,8 +301,8 @@ def test_rowwise_adagrad_of_dim_one_is_adagrad(rng):
         one = store.table("one", optimizer=shoal.Adagrad(lr=0.1, eps=1e-8), init=shoal.Constant(0.5))
         for _ in range(50):
             grads = random_gradients(rng, (100, 1))
-            row.push(keys, grads).wait()
-            one.push(keys, grads).wait()
+            row.push(keys, grads).result()
+            one.push(keys, grads).result()
         np.testing.assert_allclose(row.pull(keys), one.pull(keys), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(row.state(keys)["m"], one.state(keys)["n"], rtol=1e-5)
 
@@ -312,7 +312,7 @@ def test_momentum_keeps_the_speed_of_rows_it_does_not_touch():
     with shoal.local() as store:
         table = store.table("t", optimizer=shoal.Momentum(lr=1.0, mu=0.5))
         for k in (key, other, other, other, key):
-            table.push(k, np.ones(1, np.float32)).wait()
+            table.push(k, np.ones(1, np.float32)).result()
         assert table.pull(key)[0, 0] == -2.5  # 1, then 0.5 * 1 + 1: the three pushes between did not count
 
 
@@ -320,6 +320,6 @@ def test_the_step_of_a_table_counts_its_pushes_empty_ones_too():
     with shoal.local() as store:
         table = store.table("t", dim=2)
         assert table.step == 0
-        table.push(np.empty(0, np.uint64), np.empty((0, 2), np.float32)).wait()
-        table.push(np.array([1], np.uint64), np.ones((1, 2), np.float32)).wait()
+        table.push(np.empty(0, np.uint64), np.empty((0, 2), np.float32)).result()
+        table.push(np.array([1], np.uint64), np.ones((1, 2), np.float32)).result()
         assert table.step == 2

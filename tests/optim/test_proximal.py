@@ -20,7 +20,7 @@ def table(store, **settings):
 def test_the_example_of_the_document():
     with shoal.local() as store:
         one = table(store, lr=1.0, l1=0.1)
-        one.push(KEYS[:1], np.array([[0.5, 2.0]], np.float32)).wait()
+        one.push(KEYS[:1], np.array([[0.5, 2.0]], np.float32)).result()
         assert one.pull(KEYS[:1]).tolist() == [[np.float32(-0.2), 0.5]]
 
 
@@ -35,7 +35,7 @@ def test_steps_are_those_of_the_formula(seed, lr, l1):
             before = one.pull(KEYS).astype(np.float64)
             pairs = random.normal(size=(300, 2)).astype(np.float32)
             pairs[:, 1] = np.where(random.random(300) < 0.1, 0, np.exp(3 * pairs[:, 1]))
-            one.push(KEYS, pairs).wait()
+            one.push(KEYS, pairs).result()
             wanted = np.stack([rule.push({"w": w}, g, step)["w"] for w, g in zip(before, pairs, strict=True)])
             size = np.abs(before[:, :1]) + np.abs(wanted) + 1e-30
             assert np.all(np.abs(one.pull(KEYS) - wanted) <= 2.0**-23 * size)
@@ -45,17 +45,17 @@ def test_pairs_of_several_workers_add_up_to_one_step():
     with shoal.local() as store:
         one, two = table(store, l1=0.25), store.table("s", dim=2, optimizer=shoal.Proximal(l1=0.25))
         parts = np.array([[1.0, 2.0], [0.5, 1.0]], np.float32)
-        one.push(np.array([7, 7], np.uint64), parts).wait()
-        two.push(np.array([7], np.uint64), parts.sum(axis=0, keepdims=True)).wait()
+        one.push(np.array([7, 7], np.uint64), parts).result()
+        two.push(np.array([7], np.uint64), parts.sum(axis=0, keepdims=True)).result()
         assert one.pull(KEYS[7:8]).tolist() == two.pull(KEYS[7:8]).tolist() == [[np.float32((0.25 - 1.5) / 3), 1.5]]
 
 
 def test_a_row_without_curvature_stays():
     with shoal.local() as store:
         one = table(store)
-        one.push(KEYS[:3], np.array([[9, 1], [9, 1], [9, 1]], np.float32)).wait()
+        one.push(KEYS[:3], np.array([[9, 1], [9, 1], [9, 1]], np.float32)).result()
         before = one.pull(KEYS[:3]).tolist()
-        one.push(KEYS[:3], np.array([[5, 0], [5, -1], [np.nan, 1]], np.float32)).wait()
+        one.push(KEYS[:3], np.array([[5, 0], [5, -1], [np.nan, 1]], np.float32)).result()
         assert one.pull(KEYS[:3]).tolist() == before
         assert one.stats().nonfinite_rows == 1
 
@@ -63,7 +63,7 @@ def test_a_row_without_curvature_stays():
 def test_functions_look_at_the_weights_alone_and_change_nothing():
     with shoal.local() as store:
         one = table(store, l1=1.0)
-        one.push(KEYS[:4], np.array([[-3, 1], [0.5, 1], [6, 1], [0.25, 1]], np.float32)).wait()
+        one.push(KEYS[:4], np.array([[-3, 1], [0.5, 1], [6, 1], [0.25, 1]], np.float32)).result()
         assert one.pull(KEYS[:4])[:, 0].tolist() == [2.0, 0.0, -5.0, 0.0]
         assert (one.sum().tolist(), one.norm(1), one.count()) == ([-3.0], 7.0, 2)
         assert [part.tolist() for part in one.topk(2)] == [[2, 0], [5.0, 2.0]]

@@ -22,7 +22,7 @@ def store():
 def rounded(store, dtype, x, keys, name="t"):
     """Return x as rounded for each key: one SGD step of rate 1 by -x from zero."""
     table = store.table(name, dim=4, optimizer=shoal.SGD(lr=1.0), dtype=dtype)
-    table.push(keys, np.full((len(keys), 4), -x, np.float32)).wait()
+    table.push(keys, np.full((len(keys), 4), -x, np.float32)).result()
     return table.pull(keys)
 
 
@@ -56,7 +56,7 @@ def test_elements_whose_gradient_is_zero_keep_their_bits_in_a_moving_row(store, 
     keys = np.arange(500, dtype=np.uint64)
     before = table.pull(keys)
     for _ in range(5):
-        table.push(keys, np.tile(np.array([[0, 0.01]], np.float32), (500, 1))).wait()
+        table.push(keys, np.tile(np.array([[0, 0.01]], np.float32), (500, 1))).result()
     after = table.pull(keys)
     np.testing.assert_array_equal(after[:, 0], before[:, 0])
     assert np.mean(after[:, 1] != before[:, 1]) > 0.9
@@ -67,7 +67,7 @@ def test_overflow_clamps_to_the_largest_finite_number(store, dtype):
     keys = np.arange(10, dtype=np.uint64)
     table = store.table("t", dim=2, optimizer=shoal.SGD(lr=1.0), dtype=dtype)
     most = np.finfo(np.float32).max
-    table.push(keys, np.tile(np.array([[most, -most]], np.float32), (10, 1))).wait()
+    table.push(keys, np.tile(np.array([[most, -most]], np.float32), (10, 1))).result()
     largest = np.float32(LARGEST[dtype])
     np.testing.assert_array_equal(table.pull(keys), np.tile(np.array([[-largest, largest]], np.float32), (10, 1)))
     assert table.stats().nonfinite_rows == 0
@@ -80,7 +80,7 @@ def test_what_is_pulled_lies_on_the_grid(store, dtype, rng):
         table = store.table(str(i), dim=3, optimizer=optimizer, init=shoal.Normal(0.1), dtype=dtype)
         assert on_grid(dtype, table.pull(keys))
         for _ in range(3):
-            table.push(keys, rng.standard_normal((100, 3)).astype(np.float32)).wait()
+            table.push(keys, rng.standard_normal((100, 3)).astype(np.float32)).result()
         assert on_grid(dtype, table.pull(keys))
         table.assign(keys, rng.standard_normal((100, 3)).astype(np.float32))
         assert on_grid(dtype, table.pull(keys))
@@ -110,7 +110,7 @@ def test_training_in_sixteen_bits_stays_near_float32(store, dtype, rng):
     target = rng.standard_normal((200, 8)).astype(np.float32)
     for _ in range(300):
         for table in tables:
-            table.push(keys, table.pull(keys) - target).wait()
+            table.push(keys, table.pull(keys) - target).result()
     errors = [float(np.mean((table.pull(keys) - target) ** 2)) for table in tables]
     assert errors[0] < 1.02 * errors[1] + 4 * spacing(dtype, 1.0) ** 2
 
@@ -124,7 +124,7 @@ def test_rounding_depends_on_the_seed_and_on_nothing_that_runs_beside_it(dtype, 
         with shoal.local(threads=threads, slots=slots) as store:
             table = store.table("t", dim=3, optimizer=shoal.Adagrad(), dtype=dtype, seed=seed)
             for g in grads:
-                table.push(keys, g).wait()
+                table.push(keys, g).result()
             return table.pull(keys)
 
     first = weights(1, 2, 5)

@@ -36,7 +36,7 @@ RULES = {
 
 def push(store, table, clock):
     rng = np.random.default_rng(clock)
-    table.push(KEYS, rng.normal(size=(len(KEYS), table.dim)).astype(np.float32)).wait()
+    table.push(KEYS, rng.normal(size=(len(KEYS), table.dim)).astype(np.float32)).result()
     store.tick()
 
 
@@ -47,7 +47,7 @@ def test_a_table_steps_by_the_rate_of_its_clock(schedule, oracle):
         was = table.pull(KEYS)
         for clock in range(30):
             assert schedule.at(clock) == np.float32(oracle(clock))
-            table.push(KEYS, np.ones((len(KEYS), 2), np.float32)).wait()
+            table.push(KEYS, np.ones((len(KEYS), 2), np.float32)).result()
             now = table.pull(KEYS)
             np.testing.assert_allclose(was - now, 0.5 * oracle(clock), rtol=1e-4, atol=1e-6)
             was = now
@@ -64,8 +64,8 @@ def test_every_rule_with_a_rate_has_the_steps_of_that_rate(name):
             for clock in range(5):
                 before = table.pull(KEYS), plain.pull(KEYS)
                 grads = np.random.default_rng(clock).normal(size=(len(KEYS), dim)).astype(np.float32)
-                table.push(KEYS, grads).wait()
-                plain.push(KEYS, grads).wait()
+                table.push(KEYS, grads).result()
+                plain.push(KEYS, grads).result()
                 store.tick()
                 moved, whole = table.pull(KEYS) - before[0], plain.pull(KEYS) - before[1]
                 np.testing.assert_allclose(moved, whole * 0.5**clock, rtol=1e-3, atol=1e-6)

@@ -33,7 +33,7 @@ def store():
 def push_all(table, keys, g, times):
     grads = np.full((len(keys), table.dim), g, np.float32)
     for _ in range(times):
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
 
 
 @each_accumulator

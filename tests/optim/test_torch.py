@@ -133,7 +133,7 @@ def test_the_engine_is_torch_in_float32(ours, theirs, dense_data):
         table = store.table("t", dim=DIM, optimizer=ours)
         table.assign(keys, w0)
         for g, expected in zip(grads, dense_run(theirs, w0, grads, torch.float32), strict=True):
-            table.push(keys, g).wait()
+            table.push(keys, g).result()
             np.testing.assert_allclose(table.pull(keys), expected, rtol=1e-5, atol=2e-6)
 
 
@@ -145,7 +145,7 @@ def test_the_engine_is_torch_with_sparse_gradients_in_float32(ours, theirs, spar
         table = store.table("t", dim=DIM, optimizer=ours)
         table.assign(keys, w0)
         for (ids, g), expected in zip(batches, sparse_run(theirs, w0, batches, torch.float32), strict=True):
-            table.push(ids.astype(np.uint64), g).wait()
+            table.push(ids.astype(np.uint64), g).result()
             np.testing.assert_allclose(table.pull(keys), expected, rtol=1e-5, atol=2e-6)
 
 
@@ -157,7 +157,7 @@ def test_sparse_adam_moves_a_row_whose_gradient_is_zero_and_ours_does_not(sparse
     with shoal.local() as store:
         table = store.table("t", dim=DIM, optimizer=shoal.Adam(lr=0.01))
         key = np.array([3], np.uint64)
-        table.push(key, batches[0][1]).wait()
+        table.push(key, batches[0][1]).result()
         before = table.pull(key)
-        table.push(key, batches[1][1]).wait()
+        table.push(key, batches[1][1]).result()
         np.testing.assert_array_equal(table.pull(key), before)

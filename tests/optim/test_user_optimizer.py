@@ -116,12 +116,12 @@ def test_the_same_formula_has_the_same_bits_as_a_rule_of_the_engine(ours, theirs
             table = store.table("t", dim=dim, optimizer=optimizer, init=shoal.Uniform(0.1, seed=5), seed=9, **setting)
             for n in (0, 1, 7, 500, 500, 200):
                 keys = some_keys(random, n)
-                table.push(keys, random.standard_normal((n, dim)).astype(np.float32)).wait()
+                table.push(keys, random.standard_normal((n, dim)).astype(np.float32)).result()
                 store.tick()
             store.sweep()
             batch = store.key_batch(keys)
-            table.push_per_key(batch, random.standard_normal((n, dim)).astype(np.float32)).wait()
-            rows = table.push_pull(keys, random.standard_normal((n, dim)).astype(np.float32)).wait()
+            table.push_per_key(batch, random.standard_normal((n, dim)).astype(np.float32)).result()
+            rows = table.push_pull(keys, random.standard_normal((n, dim)).astype(np.float32)).result()
             np.testing.assert_array_equal(rows, table.pull(keys))
             digests.append((table.digest(), len(table), table.step, table.stats().refused))
             assert table.shard.verify() == ""
@@ -136,7 +136,7 @@ def test_a_large_push_of_narrow_rows_has_the_same_bits_for_any_number_of_threads
         with shoal.local(threads=threads) as store:
             table = store.table("t", optimizer=optimizer)
             for one in grads:
-                table.push(keys, one).wait()
+                table.push(keys, one).result()
             digests.add(table.digest())
     assert len(digests) == 1
 
@@ -146,8 +146,8 @@ def test_a_step_gets_the_rows_in_hash_order_with_state_and_step_numbers():
     keys = np.array([7, 3, 7, 9], np.uint64)
     with shoal.local(slots=2) as store:
         table = store.table("t", dim=2, optimizer=Recorder(), init=shoal.Constant(0.5))
-        table.push(keys, np.arange(8, dtype=np.float32).reshape(4, 2)).wait()
-        table.push(keys[:1], np.ones((1, 2), np.float32)).wait()
+        table.push(keys, np.arange(8, dtype=np.float32).reshape(4, 2)).result()
+        table.push(keys[:1], np.ones((1, 2), np.float32)).result()
         (weights, state, grads, steps), (_, later, _, last) = Recorder.seen
         assert (weights.shape, state.shape, grads.shape, steps.shape) == ((3, 2), (4, 3, 2), (3, 2), (3, 1))
         assert (weights.dtype, state.dtype, grads.dtype, steps.dtype) == ("f4", "f4", "f4", "i8")
@@ -175,7 +175,7 @@ def test_an_optimizer_without_row_steps_gets_the_number_of_the_push():
     with shoal.local() as store:
         table = store.table("t", optimizer=Calls())
         for n in (3, 0, 2):
-            table.push(np.arange(n, dtype=np.uint64), np.ones(n, np.float32)).wait()
+            table.push(np.arange(n, dtype=np.uint64), np.ones(n, np.float32)).result()
         assert numbers == [((3, 1), 1), ((2, 1), 3)]
         assert table.step == 3
 
@@ -189,17 +189,17 @@ def test_a_step_that_raises_changes_nothing(setting, rng):
     with shoal.local(threads=2) as store:
         table = store.table("t", optimizer=Fails(), **setting)
         half = keys[::2]
-        table.push(half, grads[::2]).wait()
+        table.push(half, grads[::2]).result()
         before = (table.digest(), len(table), table.step, str(table.stats()))
         with pytest.raises(ArithmeticError, match="thirteen") as raised:
             table.push(keys, bad)
         assert "the push has changed nothing" in "".join(raised.value.__notes__)
         assert (table.digest(), len(table), table.step, str(table.stats())) == before
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
         with shoal.local() as other:
             twin = other.table("t", optimizer=Fails(), **setting)
-            twin.push(half, grads[::2]).wait()
-            twin.push(keys, grads).wait()
+            twin.push(half, grads[::2]).result()
+            twin.push(keys, grads).result()
             assert (table.digest(), table.step) == (twin.digest(), twin.step)
 
 
@@ -221,7 +221,7 @@ def test_rows_that_are_not_finite_or_have_no_gradient_keep_every_bit():
     with shoal.local() as store:
         table = store.table("t", dim=2, optimizer=Calls(), init=shoal.Constant(5.0))
         grads = np.array([[0, 0], [1, 2], [1, np.inf], [0, 1]], np.float32)
-        table.push(EDGES, grads).wait()
+        table.push(EDGES, grads).result()
         assert table.pull(EDGES).tolist() == [[5, 5], [5, 5], [5, 5], [6, 6]]
         assert table.stats().nonfinite_rows == 2
         assert len(table) == 4
@@ -230,14 +230,14 @@ def test_rows_that_are_not_finite_or_have_no_gradient_keep_every_bit():
 def test_a_step_may_read_tables_but_not_change_them(tmp_path):
     with shoal.local() as store:
         other = store.table("other", optimizer=shoal.SGD(1.0))
-        other.push(EDGES, np.full(4, -3, np.float32)).wait()
+        other.push(EDGES, np.full(4, -3, np.float32)).result()
         table = store.table("t", optimizer=Calls())
 
         def step(weights, state, grads, steps):
             weights += other.pull(EDGES)[0] + table.pull(EDGES)[0]
 
         Calls.call[:] = [step]
-        table.push(EDGES, np.ones(4, np.float32)).wait()
+        table.push(EDGES, np.ones(4, np.float32)).result()
         assert table.pull(EDGES).tolist() == [[3]] * 4
         for change in (
             lambda *_: table.push(EDGES, np.ones(4, np.float32)),
@@ -261,7 +261,7 @@ def test_pushes_of_several_threads_and_saves_exclude_each_other(tmp_path):
 
         def push():
             for _ in range(20):
-                table.push(keys, np.full(len(keys), -1, np.float32)).wait()
+                table.push(keys, np.full(len(keys), -1, np.float32)).result()
 
         threads = [threading.Thread(target=push) for _ in range(3)]
         for thread in threads:
@@ -282,7 +282,7 @@ def test_pushes_of_several_threads_and_saves_exclude_each_other(tmp_path):
 def test_a_memory_budget_refuses_a_push_and_nothing_has_changed(rng):
     with shoal.local(slots=2, threads=1, memory=6 << 20) as store:
         table = store.table("t", dim=64, optimizer=MyMomentum())
-        table.push(EDGES, np.ones((4, 64), np.float32)).wait()
+        table.push(EDGES, np.ones((4, 64), np.float32)).result()
         before = (table.digest(), table.step)
         with pytest.raises(shoal.MemoryBudgetExceededError):
             table.push(some_keys(rng, 50_000, unique=True), np.ones((50_000, 64), np.float32)[:50_000])
@@ -295,8 +295,8 @@ def test_a_dense_table_has_such_an_optimizer(rng):
         ours = store.dense("ours", (30, 40), shoal.Momentum(0.1), block=64)
         theirs = store.dense("theirs", (30, 40), MyMomentum(), block=64)
         for dense in (ours, theirs):
-            dense.push(grads).wait()
-            dense.push(grads).wait()
+            dense.push(grads).result()
+            dense.push(grads).result()
         np.testing.assert_array_equal(ours.pull(), theirs.pull())
 
 
@@ -352,9 +352,9 @@ class TestCheckpoints:
     def saved(self, tmp_path):
         with shoal.local() as store:
             table = store.table("t", optimizer=MyMomentum(lr=0.5, nesterov=True))
-            table.push(EDGES, np.ones(4, np.float32)).wait()
+            table.push(EDGES, np.ones(4, np.float32)).result()
             store.save(tmp_path / "saved")
-            table.push(EDGES, np.ones(4, np.float32)).wait()
+            table.push(EDGES, np.ones(4, np.float32)).result()
             return tmp_path / "saved", table.pull(EDGES), table.digest()
 
     def test_a_loaded_table_continues(self, saved):
@@ -363,7 +363,7 @@ class TestCheckpoints:
             store.load(directory)
             table = store.tables["t"]
             assert table.optimizer == MyMomentum(lr=0.5, nesterov=True)
-            table.push(EDGES, np.ones(4, np.float32)).wait()
+            table.push(EDGES, np.ones(4, np.float32)).result()
             np.testing.assert_array_equal(table.pull(EDGES), rows)
             assert table.digest() == digest
 

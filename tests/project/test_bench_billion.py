@@ -60,7 +60,7 @@ def test_a_checkpoint_of_other_rows_fails_the_run(tmp_path):
     assert bench(tmp_path, "--keys", "1e5", "--steps", "create", "save").returncode == 0
     with shoal.local() as store:
         store.load(tmp_path / "checkpoint")
-        store.tables["keys"].push(np.array([7], np.uint64), np.ones(1, np.float32)).wait()
+        store.tables["keys"].push(np.array([7], np.uint64), np.ones(1, np.float32)).result()
         store.save(tmp_path / "checkpoint", overwrite=True)
     done = bench(tmp_path, "--keys", "1e5", "--steps", "load")
     assert done.returncode != 0

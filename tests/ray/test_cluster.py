@@ -62,7 +62,7 @@ class Pushes:
     def _run(self):
         try:
             while not self._stop.is_set():
-                self.table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).wait()
+                self.table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).result()
                 self.count += 1
         except BaseException as error:
             self.fault = error

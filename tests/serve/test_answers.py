@@ -394,7 +394,7 @@ def test_a_table_of_an_export_answers_reads_by_key_and_refuses_the_rest(tmp_path
     keys = np.arange(1, 40, dtype=np.uint64)
     with shoal.local(slots=8) as store:
         table = store.table("t", dim=3, optimizer=shoal.SGD(1.0), init=shoal.Uniform(0.5, seed=2))
-        table.push(keys, np.ones((len(keys), 3), np.float32)).wait()
+        table.push(keys, np.ones((len(keys), 3), np.float32)).result()
         store.export(tmp_path)
         want = table.pull(keys[::-1])
     with shoal.open_export(tmp_path) as export, ExportStore(export.now) as store:

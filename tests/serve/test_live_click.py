@@ -162,7 +162,7 @@ def test_a_model_that_no_worker_has_begun_to_train_is_not_served(logs: Path, tmp
             body = json.dumps({"instances": instances(logs, "csv")})
             status, answer, _ = ask(port, "POST", "/predict", body)
             assert (status, "until the first push" in json.loads(answer)["error"]) == (400, True)
-            model.tables[0].push(np.arange(1, dtype=np.uint64), np.ones((1, model.tables[0].dim), np.float32)).wait()
+            model.tables[0].push(np.arange(1, dtype=np.uint64), np.ones((1, model.tables[0].dim), np.float32)).result()
             assert len(predict(port, instances(logs, "csv"))) == 60
         other, text = tmp_path / "other.toml", (logs / "csv.toml").read_text()
         for hidden, why in (([8], "with 2 blocks and not 1"), ([8, 150], "with other parameters"), ([8, 400], "not 4")):

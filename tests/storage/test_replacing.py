@@ -66,7 +66,7 @@ def writers(store: shoal.Store, root: StorageDir) -> dict[str, Callable[..., Any
             elif name == "save":
                 store.save(given, **how, **options)
             elif name == "save in the background":
-                store.save(given, wait=False, **how, **options).wait()
+                store.save(given, wait=False, **how, **options).result()
             else:
                 source = root.child("base" if name == "compact a checkpoint" else "exported")
                 shoal.compact(where(source)[0], given, **how, **options)

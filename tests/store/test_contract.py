@@ -57,7 +57,7 @@ def table(store, name):
 @pytest.fixture
 def filled(table):
     """A push of four keys, one of them twice."""
-    table.push(KEYS, grads()).wait()
+    table.push(KEYS, grads()).result()
     return table
 
 
@@ -68,10 +68,10 @@ def test_calls_come_after_others(store, table, name):
     first = table.push(keys, ones)
     both = table.push_pull(keys, ones, after=first)
     pushed = dense.push(np.ones(3, np.float32), after=[first, both])
-    assert table.pull_async(keys, after=pushed).wait().tolist() == [[-2.0, -2.0]] * 5
-    assert dense.push_pull(np.ones(3, np.float32), after=pushed).wait().tolist() == [-2.0] * 3
-    assert both.wait().tolist() == [[-2.0, -2.0]] * 5
-    for wrong in (7, [None], [both, first.wait]):
+    assert table.pull_async(keys, after=pushed).result().tolist() == [[-2.0, -2.0]] * 5
+    assert dense.push_pull(np.ones(3, np.float32), after=pushed).result().tolist() == [-2.0] * 3
+    assert both.result().tolist() == [[-2.0, -2.0]] * 5
+    for wrong in (7, [None], [both, first.result]):
         with pytest.raises(TypeError, match="after takes futures of push, pull_async and push_pull"):
             table.push(keys, ones, after=wrong)
     assert table.pull(keys).tolist() == [[-2.0, -2.0]] * 5
@@ -89,26 +89,26 @@ def test_pull_reads_what_push_made_for_any_keys(filled):
 def test_handles_are_waited_for_in_any_order(table):
     pushes = [table.push(KEYS + np.uint64(10 * k), grads()) for k in range(20)]
     for pushed in reversed(pushes):
-        assert pushed.wait(TIMEOUT) is None
-        assert pushed.done
+        assert pushed.result(TIMEOUT) is None
+        assert pushed.done()
     pulls = [table.pull_async(KEYS + np.uint64(10 * k)) for k in range(20)]
     for pulled in reversed(pulls):
-        np.testing.assert_array_equal(pulled.wait(TIMEOUT)[0], [-4, -6])
-        assert pulled.done
+        np.testing.assert_array_equal(pulled.result(TIMEOUT)[0], [-4, -6])
+        assert pulled.done()
 
 
 def test_push_pull_reads_behind_the_push(filled):
     for _ in range(10):
         before = filled.pull(KEYS)
-        after = filled.push_pull(KEYS, grads()).wait()
+        after = filled.push_pull(KEYS, grads()).result()
         np.testing.assert_array_equal(after - before, [[-4, -6], [-3, -4], [-4, -6], [-4, -5], [-5, -6]])
 
 
 def test_unique_rows_of_one_batch_serve_all_tables(store, filled, name):
     other = store.table(f"{name} other", dim=3, optimizer=shoal.SGD(lr=1.0))
     batch = store.key_batch(KEYS)
-    other.push_unique(batch, np.ones((4, 3), np.float32)).wait()
-    other.push_unique(batch, np.ones((4, 3), np.float32), copy=False).wait()
+    other.push_unique(batch, np.ones((4, 3), np.float32)).result()
+    other.push_unique(batch, np.ones((4, 3), np.float32), copy=False).result()
     assert np.all(other.pull_unique(batch) == -2)
     np.testing.assert_array_equal(filled.pull_unique(batch)[batch.inverse], filled.pull(KEYS))
 
@@ -124,7 +124,7 @@ def test_assign_erase_and_contains(filled):
 
 def test_state_is_that_of_the_rule(store, name):
     table = store.table(name, dim=2, optimizer=shoal.FTRL(alpha=0.1, l1=0.0))
-    table.push(KEYS, grads()).wait()
+    table.push(KEYS, grads()).result()
     state = table.state(KEYS[:2])
     assert list(state) == ["z", "n"]
     np.testing.assert_array_equal(state["n"], [[16, 36], [9, 16]])
@@ -132,7 +132,7 @@ def test_state_is_that_of_the_rule(store, name):
 
 def test_items_len_and_stats_tell_of_all_rows(table):
     keys = np.arange(5000, dtype=np.uint64)
-    table.push(keys, np.ones((5000, 2), np.float32)).wait()
+    table.push(keys, np.ones((5000, 2), np.float32)).result()
     pieces = list(table.items(batch_size=700))
     assert max(len(some) for some, _ in pieces) <= 700
     walked = np.concatenate([some for some, _ in pieces])
@@ -158,14 +158,14 @@ def test_functions_are_answered_where_the_rows_are(filled):
 
 def test_rules_say_which_keys_have_rows(store, name):
     table = store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0), admit=shoal.AfterCount(2), expire=shoal.TimeToLive(3))
-    table.push(KEYS, grads()).wait()  # 7 twice
+    table.push(KEYS, grads()).result()  # 7 twice
     assert table.contains(KEYS).tolist() == [True, False, True, False, False]
     assert table.stats().refused == 3
-    table.push(KEYS[1:2], grads()[1:2]).wait()
+    table.push(KEYS[1:2], grads()[1:2]).result()
     np.testing.assert_array_equal(table.pull(KEYS[:2]), [[-4, -6], [-3, -4]])
     for _ in range(4):
         store.tick()
-    table.push(KEYS[:1], grads()[:1]).wait()
+    table.push(KEYS[:1], grads()[:1]).result()
     forecast = store.sweep(dry_run=True)
     assert (forecast.dry_run, forecast.rows_dropped, len(table)) == (True, 1, 2)
     assert store.sweep().rows_dropped == 1
@@ -179,12 +179,12 @@ def test_a_table_goes_on_with_its_rules_where_it_was_saved(store, name, tmp_path
 
     table = make(name)
     keys = np.arange(200, dtype=np.uint64)
-    table.push(np.repeat(keys, 2), np.ones((400, 2), np.float32)).wait()
+    table.push(np.repeat(keys, 2), np.ones((400, 2), np.float32)).result()
     store.save(tmp_path / "c", tables=[name])
-    table.push(keys[:100], np.ones((100, 2), np.float32)).wait()
+    table.push(keys[:100], np.ones((100, 2), np.float32)).result()
     store.load(tmp_path / "c")
     assert len(table) == 0
-    table.push(keys[100:], np.ones((100, 2), np.float32)).wait()
+    table.push(keys[100:], np.ones((100, 2), np.float32)).result()
     assert table.contains(keys).tolist() == [False] * 100 + [True] * 100
 
 
@@ -199,7 +199,7 @@ def test_a_name_has_one_set_of_rules(store, name):
 
 def test_a_dense_array_lives_in_a_table(store, name):
     array = store.dense(name, (30, 100), shoal.SGD(lr=1.0))
-    array.push(np.full((30, 100), 2, np.float32)).wait()
+    array.push(np.full((30, 100), 2, np.float32)).result()
     assert np.all(array.pull() == -2)
 
 
@@ -207,7 +207,7 @@ def test_many_threads_use_one_store(table):
     def work(number):
         keys = np.arange(100 * number, 100 * number + 60, dtype=np.uint64)
         for times in range(1, 16):
-            table.push(keys, np.ones((60, 2), np.float32)).wait()
+            table.push(keys, np.ones((60, 2), np.float32)).result()
             assert np.all(table.pull(keys) == -times)
 
     with ThreadPoolExecutor(6) as pool:
@@ -228,7 +228,7 @@ def test_a_large_batch_comes_back_bit_for_bit(store, name, rng):
 def test_what_was_saved_is_loaded_wherever(store, filled, name, tmp_path):
     store.save(tmp_path, tables=[name])
     expected = filled.pull(KEYS)
-    filled.push(KEYS, grads()).wait()
+    filled.push(KEYS, grads()).result()
     store.load(tmp_path)
     np.testing.assert_array_equal(filled.pull(KEYS), expected)
     assert (len(filled), filled.step) == (4, 1)
@@ -285,7 +285,7 @@ def test_bad_input_is_refused_and_changes_nothing(table, call, kind, words):
 
 def test_gradients_that_are_not_finite_leave_their_row_and_are_counted(filled):
     before = filled.pull(KEYS)
-    filled.push(KEYS[3:], np.array([[np.nan, 1], [1, 1]], np.float32)).wait()
+    filled.push(KEYS[3:], np.array([[np.nan, 1], [1, 1]], np.float32)).result()
     np.testing.assert_array_equal(filled.pull(KEYS)[:4], before[:4])
     assert filled.stats().nonfinite_rows == 1
 

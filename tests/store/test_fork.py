@@ -27,7 +27,7 @@ ONES = np.ones((20_000, 2), np.float32)
 
 def made(store):
     table = store.table("t", dim=2, optimizer=shoal.SGD(lr=1.0))
-    table.push(KEYS, ONES).wait()
+    table.push(KEYS, ONES).result()
     return table
 
 
@@ -77,7 +77,7 @@ def test_the_child_can_make_and_use_a_store_of_its_own(tmp_path):
         with shoal.local(threads=2) as own:
             table = made(own)
             for _ in range(5):
-                table.push(KEYS, ONES).wait()
+                table.push(KEYS, ONES).result()
             assert np.all(table.pull(KEYS) == -6)
             own.save(tmp_path / "own")
             with shoal.local(threads=2) as again:
@@ -185,7 +185,7 @@ def test_a_fork_in_the_midst_of_a_save_never_hangs(tmp_path):
         finally:
             stop.set()
             thread.join()
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
 
 
 def square(i):
@@ -193,7 +193,7 @@ def square(i):
     with shoal.local(threads=2) as store:
         table = made(store)
         for _ in range(i):
-            table.push(KEYS, ONES).wait()
+            table.push(KEYS, ONES).result()
         own = float(-table.pull(KEYS[:1])[0, 0])
     answer = says_whose_store_it_is(lambda: PARENT["table"].pull(KEYS)) if PARENT else "no parent"
     return own, answer.split(":")[0]

@@ -17,7 +17,7 @@ def test_a_table_is_made_once_and_found_again():
     with shoal.local() as store:
         description = {"dim": 4, "optimizer": shoal.Adagrad(lr=0.1), "init": shoal.Uniform(0.1, seed=2), "seed": 5}
         table = store.table("user", **description)
-        table.push(KEYS, np.ones((3, 4), np.float32)).wait()
+        table.push(KEYS, np.ones((3, 4), np.float32)).result()
         again = store.table("user", **description)
         assert again is table
         assert len(again) == 3
@@ -89,7 +89,7 @@ def test_any_number_of_slots_and_threads_serves(slots, threads):
     with shoal.local(threads=threads, slots=slots) as store:
         table = store.table("t", dim=2, optimizer=shoal.SGD(lr=1.0))
         keys = np.arange(20_000, dtype=np.uint64)
-        table.push(keys, np.ones((20_000, 2), np.float32)).wait()
+        table.push(keys, np.ones((20_000, 2), np.float32)).result()
         assert np.all(table.pull(keys) == -1)
         assert len(table) == 20_000
 
@@ -118,7 +118,7 @@ def test_after_close_every_call_says_so(call):
     store = shoal.local()
     table = store.table("t")
     batch = store.key_batch(KEYS)
-    table.push(KEYS, np.ones(3, np.float32)).wait()
+    table.push(KEYS, np.ones(3, np.float32)).result()
     store.close()
     with pytest.raises(shoal.ShoalError, match="closed"):
         call(store, table, batch)
@@ -139,7 +139,7 @@ def test_a_closed_store_neither_saves_nor_loads(tmp_path):
 def test_what_was_pulled_before_close_stays():
     with shoal.local() as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-        table.push(KEYS, np.ones(3, np.float32)).wait()
+        table.push(KEYS, np.ones(3, np.float32)).result()
         rows = table.pull(KEYS)
         batch = store.key_batch(KEYS)
         hashes = batch.hashes
@@ -167,7 +167,7 @@ def test_bytes_grow_with_rows_and_fall_when_they_are_erased():
             table = store.table(f"t{dim}", dim=dim, optimizer=shoal.Adagrad())
             keys = np.arange(200_000 // dim, dtype=np.uint64)
             empty = table.stats().bytes
-            table.push(keys, np.ones((len(keys), dim), np.float32)).wait()
+            table.push(keys, np.ones((len(keys), dim), np.float32)).result()
             full = table.stats().bytes
             assert full - empty > len(keys) * 8 * dim
             table.erase(keys[: len(keys) * 3 // 4])
@@ -175,7 +175,7 @@ def test_bytes_grow_with_rows_and_fall_when_they_are_erased():
             assert quarter < empty + 0.6 * (full - empty)
             table.erase(keys)
             assert table.stats().bytes < empty + 0.1 * (full - empty)
-            table.push(keys, np.ones((len(keys), dim), np.float32)).wait()
+            table.push(keys, np.ones((len(keys), dim), np.float32)).result()
             assert table.stats().bytes <= 1.1 * full
 
 
@@ -223,7 +223,7 @@ def test_stats_tell_a_load_between_the_thresholds_of_growth():
     with shoal.local(slots=16) as store:
         table = store.table("t")
         for start in range(0, 500_000, 20_000):
-            table.push(np.arange(start, start + 20_000, dtype=np.uint64), np.ones(20_000, np.float32)).wait()
+            table.push(np.arange(start, start + 20_000, dtype=np.uint64), np.ones(20_000, np.float32)).result()
         stats = table.stats()
         assert 0.7 < stats.load < 0.95
         assert stats.bytes_per_row < 24
@@ -233,8 +233,8 @@ def test_stats_tell_a_load_between_the_thresholds_of_growth():
 def test_a_handle_waits_with_or_without_a_deadline():
     with shoal.local() as store:
         handle = store.table("t").push(KEYS, np.ones(3, np.float32))
-        assert handle.wait() is None
-        assert handle.wait(timeout=0.1) is None
+        assert handle.result() is None
+        assert handle.result(timeout=0.1) is None
 
 
 def test_what_is_wrong_in_the_world_is_a_shoal_error_and_no_bad_input():

@@ -50,7 +50,7 @@ class Script:
     def change(self, table, keys, rows):
         match self.rng.integers(6):
             case 0 | 1 | 2:
-                table.push(keys, rows).wait()
+                table.push(keys, rows).result()
             case 3:
                 unique = np.unique(keys)
                 table.assign(unique, rows[: len(unique)])

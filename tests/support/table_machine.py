@@ -67,7 +67,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(keys=batches, data=st.data())
     def push(self, keys, data):
         grads = self.rows(data, len(keys))
-        self.table.push(keys, grads).wait()
+        self.table.push(keys, grads).result()
         self.oracle.push(keys, grads)
         self.store.tick()
 
@@ -75,7 +75,7 @@ class TableMachine(RuleBasedStateMachine):
     def push_what_is_not_finite(self, keys, data, bad):
         grads = self.rows(data, len(keys))
         grads[::3, -1] = bad
-        self.table.push(keys, grads).wait()
+        self.table.push(keys, grads).result()
         with np.errstate(invalid="ignore"):
             self.oracle.push(keys, grads)
         self.store.tick()
@@ -84,7 +84,7 @@ class TableMachine(RuleBasedStateMachine):
     def push_unique(self, keys, data):
         batch = self.store.key_batch(keys)
         grads = self.rows(data, len(batch))
-        self.table.push_unique(batch, grads).wait()
+        self.table.push_unique(batch, grads).result()
         self.oracle.push(keys_of(batch.hashes), grads)
         self.store.tick()
 

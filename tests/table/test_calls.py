@@ -39,7 +39,7 @@ def test_an_unseen_key_reads_its_initial_row_and_is_not_created(store):
 
 def test_push_creates_and_every_key_of_64_bits_is_legal(store):
     table = sgd(store)
-    table.push(EDGES, numbers(6)).wait()
+    table.push(EDGES, numbers(6)).result()
     np.testing.assert_array_equal(table.pull(EDGES), -numbers(6))
     assert len(table) == 6
     assert table.contains(EDGES).all()
@@ -50,7 +50,7 @@ def test_rows_of_every_width_come_back(store, dim, rng):
     table = sgd(store, dim=dim)
     keys = np.unique(rng.integers(0, 2**64, 300, np.uint64))
     rows = rng.standard_normal((len(keys), dim)).astype(np.float32)
-    table.push(keys, rows).wait()
+    table.push(keys, rows).result()
     np.testing.assert_array_equal(table.pull(keys), -rows)
     found = dict(zip(*(a.tolist() for a in collect(table)), strict=True))
     assert set(found) == set(keys.tolist())
@@ -66,7 +66,7 @@ def collect(table, batch_size=65536):
 def test_int64_keys_are_taken_bit_for_bit(store):
     table = sgd(store)
     signed = np.array([-1, -(2**63), 5, 0], np.int64)
-    table.push(signed, numbers(4)).wait()
+    table.push(signed, numbers(4)).result()
     np.testing.assert_array_equal(table.pull(np.array([LAST_KEY, 2**63, 5, 0], np.uint64)), -numbers(4))
     np.testing.assert_array_equal(table.pull(signed), -numbers(4))
     assert table.contains(signed).all()
@@ -75,14 +75,14 @@ def test_int64_keys_are_taken_bit_for_bit(store):
 
 def test_duplicates_in_a_pull_read_the_same_row_each_time(store):
     table = sgd(store)
-    table.push(np.array([7, 8], np.uint64), numbers(2)).wait()
+    table.push(np.array([7, 8], np.uint64), numbers(2)).result()
     rows = table.pull(np.array([8, 7, 8, 9, 8], np.uint64))
     np.testing.assert_array_equal(rows, [[-3, -4], [-1, -2], [-3, -4], [0, 0], [-3, -4]])
 
 
 def test_duplicates_in_a_push_are_one_step(store):
     table = sgd(store)
-    table.push(np.array([7, 8, 7], np.uint64), numbers(3)).wait()
+    table.push(np.array([7, 8, 7], np.uint64), numbers(3)).result()
     np.testing.assert_array_equal(table.pull(np.array([7, 8], np.uint64)), [[-6, -8], [-3, -4]])
     assert len(table) == 2
 
@@ -90,15 +90,15 @@ def test_duplicates_in_a_push_are_one_step(store):
 def test_the_sum_of_duplicates_is_rounded_once(store):
     table = sgd(store, dim=1)
     grads = np.array([1, 2**-25, 2**-25, 2**-25, 2**-25], np.float32)
-    table.push(np.full(5, 3, np.uint64), grads).wait()
+    table.push(np.full(5, 3, np.uint64), grads).result()
     assert table.pull(np.array([3], np.uint64))[0, 0] == -np.float32(1 + 2**-23)
 
 
 def test_a_table_of_dim_one_takes_flat_gradients(store):
     table = sgd(store, dim=1)
     keys = np.array([1, 2], np.uint64)
-    table.push(keys, np.array([1, 2], np.float32)).wait()
-    table.push(keys, np.array([[1], [2]], np.float32)).wait()
+    table.push(keys, np.array([1, 2], np.float32)).result()
+    table.push(keys, np.array([[1], [2]], np.float32)).result()
     np.testing.assert_array_equal(table.pull(keys), [[-2], [-4]])
     assert table.pull(keys).shape == (2, 1)
 
@@ -107,7 +107,7 @@ def test_empty_batches_are_legal_everywhere(store):
     table = sgd(store)
     assert table.pull(NONE).shape == (0, 2)
     assert table.pull(NONE).dtype == np.float32
-    table.push(NONE, np.empty((0, 2), np.float32)).wait()
+    table.push(NONE, np.empty((0, 2), np.float32)).result()
     table.assign(NONE, np.empty((0, 2), np.float32))
     assert table.erase(NONE) == 0
     assert table.contains(NONE).shape == (0,)
@@ -125,7 +125,7 @@ def test_pull_fills_the_array_it_is_given_and_returns_it(store):
 
 def test_assign_creates_and_overwrites(store):
     table = sgd(store)
-    table.push(EDGES[:3], numbers(3)).wait()
+    table.push(EDGES[:3], numbers(3)).result()
     table.assign(EDGES, 10 * numbers(6))
     np.testing.assert_array_equal(table.pull(EDGES), 10 * numbers(6))
     assert len(table) == 6
@@ -146,7 +146,7 @@ def test_assign_is_read_back_under_every_optimizer(store, optimizer, rng):
         table.assign(keys, rows)
         np.testing.assert_allclose(table.pull(keys), rows, rtol=1e-5, atol=1e-6)
         assert np.all(table.pull(keys)[::7] == 0)
-        table.push(keys, rng.standard_normal((50, 3)).astype(np.float32)).wait()
+        table.push(keys, rng.standard_normal((50, 3)).astype(np.float32)).result()
 
 
 def test_assign_refuses_a_key_given_twice(store):
@@ -172,7 +172,7 @@ def test_room_for_rows_changes_no_row(store, rng):
     tables[0].reserve(len(keys))
     for begin in range(0, len(keys), 500):
         for table in tables:
-            table.push(keys[begin : begin + 500], numbers(500)).wait()
+            table.push(keys[begin : begin + 500], numbers(500)).result()
     assert len(tables[0]) == len(np.unique(keys))
     assert tables[0].digest() == tables[1].digest()
     with pytest.raises(ValueError, match="rows is -1: pass the number of rows"):
@@ -218,29 +218,29 @@ def test_room_beyond_the_memory_budget_is_refused(rng):
 
 def test_erase_counts_what_was_there_and_forgets_it(store):
     table = sgd(store)
-    table.push(EDGES, numbers(6)).wait()
+    table.push(EDGES, numbers(6)).result()
     assert table.erase(np.array([0, 0, 99, LAST_KEY], np.uint64)) == 2
     assert table.erase(np.array([0], np.uint64)) == 0
     assert len(table) == 4
     np.testing.assert_array_equal(table.contains(EDGES), [False, False, True, True, True, True])
     np.testing.assert_array_equal(table.pull(EDGES[:2]), np.zeros((2, 2)))
     np.testing.assert_array_equal(table.pull(EDGES[2:]), -numbers(6)[2:])
-    table.push(EDGES[:1], np.ones((1, 2), np.float32)).wait()
+    table.push(EDGES[:1], np.ones((1, 2), np.float32)).result()
     np.testing.assert_array_equal(table.pull(EDGES[:1]), [[-1, -1]])
 
 
 def test_erase_forgets_the_state_too(store):
     table = store.table("t", optimizer=shoal.Adagrad(lr=1.0))
     key = np.array([4], np.uint64)
-    table.push(key, np.ones(1, np.float32)).wait()
+    table.push(key, np.ones(1, np.float32)).result()
     table.erase(key)
-    table.push(key, np.ones(1, np.float32)).wait()
+    table.push(key, np.ones(1, np.float32)).result()
     assert table.state(key)["n"][0, 0] == 1
 
 
 def test_contains_answers_each_key_in_the_order_asked(store):
     table = sgd(store)
-    table.push(np.array([3, 5], np.uint64), numbers(2)).wait()
+    table.push(np.array([3, 5], np.uint64), numbers(2)).result()
     got = table.contains(np.array([5, 4, 3, 5, 0], np.uint64))
     assert got.dtype == np.bool_
     np.testing.assert_array_equal(got, [True, False, True, True, False])
@@ -263,7 +263,7 @@ STATES = {
 def test_state_names_the_columns_of_the_rule(store, optimizer, columns, rng):
     table = store.table("t", dim=3, optimizer=optimizer)
     keys = np.array([5, 6, 7, 6], np.uint64)
-    table.push(keys[:3], rng.standard_normal((3, 3)).astype(np.float32)).wait()
+    table.push(keys[:3], rng.standard_normal((3, 3)).astype(np.float32)).result()
     state = table.state(keys)
     assert {name: column.shape for name, column in state.items()} == {n: (4, wide) for n, wide in columns.items()}
     assert all(column.dtype == np.float32 for column in state.values())
@@ -278,7 +278,7 @@ def test_items_walk_every_row_once_in_hash_order(store, batch_size, rng):
     table = sgd(store)
     keys = np.unique(rng.integers(0, 2**64, 500, np.uint64))
     rows = rng.standard_normal((len(keys), 2)).astype(np.float32)
-    table.push(keys, rows).wait()
+    table.push(keys, rows).result()
     sizes = [len(k) for k, _ in table.items(batch_size=batch_size)]
     assert max(sizes) <= batch_size
     got_keys, got_rows = collect(table, batch_size)
@@ -292,11 +292,11 @@ def test_items_walk_every_row_once_in_hash_order(store, batch_size, rng):
 def test_items_survive_pushes_between_two_batches(store, rng):
     table = sgd(store)
     keys = np.unique(rng.integers(0, 2**64, 1000, np.uint64))
-    table.push(keys, np.ones((len(keys), 2), np.float32)).wait()
+    table.push(keys, np.ones((len(keys), 2), np.float32)).result()
     seen = []
     for some, _ in table.items(batch_size=50):  # noqa: PERF102
         seen.extend(some.tolist())
-        table.push(rng.integers(0, 2**64, 200, np.uint64), np.ones((200, 2), np.float32)).wait()
+        table.push(rng.integers(0, 2**64, 200, np.uint64), np.ones((200, 2), np.float32)).result()
     assert set(keys.tolist()) <= set(seen)
     assert len(seen) == len(set(seen))
 
@@ -326,7 +326,7 @@ def test_keys_that_meet_in_one_place_are_still_kept_apart(keys, dim, rng):
         rows = rng.standard_normal((len(keys), dim)).astype(np.float32)
         order = rng.permutation(len(keys))
         for part in np.array_split(order, 7):
-            table.push(keys[part], rows[part]).wait()
+            table.push(keys[part], rows[part]).result()
             assert table.shard.verify() == ""
         np.testing.assert_array_equal(table.pull(keys), -rows)
         assert len(table) == len(keys)
@@ -338,7 +338,7 @@ def test_keys_that_meet_in_one_place_are_still_kept_apart(keys, dim, rng):
         assert not table.contains(keys[gone]).any()
         assert np.all(table.pull(keys[gone]) == 0)
         assert sorted(collect(table)[0].tolist()) == sorted(keys[kept].tolist())
-        table.push(keys[gone], rows[gone]).wait()
+        table.push(keys[gone], rows[gone]).result()
         np.testing.assert_array_equal(table.pull(keys), -rows)
 
 
@@ -347,7 +347,7 @@ def test_stats_count_what_happened(store):
     empty = table.stats()
     assert (empty.rows, empty.pulls, empty.pushes, empty.nonfinite_rows) == (0, 0, 0, 0)
     keys = np.array([1, 2, 1], np.uint64)
-    table.push(keys, numbers(3)).wait()
+    table.push(keys, numbers(3)).result()
     table.pull(keys)
     table.pull(keys)
     stats = table.stats()
@@ -363,9 +363,9 @@ def test_stats_count_what_happened(store):
 
 def test_tables_of_one_store_do_not_mix(store):
     one, two = sgd(store, name="one"), sgd(store, name="two")
-    one.push(EDGES, numbers(6)).wait()
+    one.push(EDGES, numbers(6)).result()
     assert len(two) == 0
-    two.push(EDGES[:1], np.ones((1, 2), np.float32)).wait()
+    two.push(EDGES[:1], np.ones((1, 2), np.float32)).result()
     np.testing.assert_array_equal(one.pull(EDGES), -numbers(6))
     assert one.erase(EDGES) == 6
     assert len(two) == 1
@@ -387,7 +387,7 @@ def test_neither_threads_nor_slots_change_a_bit(optimizer, rng):
         with shoal.local(threads=threads, slots=slots) as store:
             table = store.table("t", dim=3, optimizer=optimizer, init=shoal.Uniform(0.1), seed=9)
             for keys, grads in batches:
-                table.push(keys, grads).wait()
+                table.push(keys, grads).result()
             items = collect(table)
             return [table.pull(pool), *table.state(pool).values(), *items]
 
@@ -403,7 +403,7 @@ def test_a_hundred_thousand_rows_arrive_in_one_push(rng):
         keys = rng.integers(0, 2**64, 100_000, np.uint64)
         keys[50_000:60_000] = keys[:10_000]
         grads = rng.integers(-8, 8, (100_000, 4)).astype(np.float32)
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
         unique, inverse = np.unique(keys, return_inverse=True)
         total = np.zeros((len(unique), 4))
         np.add.at(total, inverse, grads)

@@ -20,7 +20,7 @@ def train(store: shoal.Store, keys: np.ndarray, dim: int) -> None:
     random = np.random.default_rng(7)
     for _ in range(3):
         batch = random.choice(keys, len(keys))
-        table.push(batch, random.normal(size=(len(batch), dim)).astype(np.float32)).wait()
+        table.push(batch, random.normal(size=(len(batch), dim)).astype(np.float32)).result()
     table.erase(keys[::5])
 
 
@@ -48,7 +48,7 @@ def test_a_delta_of_colliding_keys_has_what_changed(tmp_path):
         train(store, keys, 1)
         store.save(tmp_path / "base", track=True)
         table = store.tables["rows"]
-        table.push(keys[:100], np.ones((100, 1), np.float32)).wait()
+        table.push(keys[:100], np.ones((100, 1), np.float32)).result()
         table.erase(keys[100:200])
         store.save(tmp_path / "delta", since=tmp_path / "base", track=True)
         with shoal.local() as loaded:
@@ -63,5 +63,5 @@ def test_colliding_keys_that_wait_for_admission_are_counted_exactly():
         table = store.table("rows", admit=shoal.AfterCount(3))
         ones = np.ones((len(keys), 1), np.float32)
         for expected in (0, 0, COUNT):
-            table.push(keys, ones).wait()
+            table.push(keys, ones).result()
             assert len(table) == expected

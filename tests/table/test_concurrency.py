@@ -55,7 +55,7 @@ def test_no_gradient_is_lost_when_all_push_the_same_keys(threads, slots):
                     picks = rng.integers(0, len(pool), 250)
                     grads = rng.integers(-4, 5, (250, 4)).astype(np.float32)
                     np.add.at(total, picks, grads)
-                    table.push(pool[picks], grads).wait()
+                    table.push(pool[picks], grads).result()
                 return total
 
             return work
@@ -75,7 +75,7 @@ def test_large_batches_of_many_callers_share_the_workers(rng):
         def work():
             for part in np.array_split(keys, 2):
                 for _ in range(3):
-                    table.push(part, np.ones((len(part), 4), np.float32)).wait()
+                    table.push(part, np.ones((len(part), 4), np.float32)).result()
                     assert np.all(table.pull(part) <= -RATE)
 
         together(*[work] * 4)
@@ -137,7 +137,7 @@ def test_rows_stay_while_the_table_grows_under_them():
         for dim in (1, 16):
             table = sgd(store, dim=dim, name=str(dim))
             old = np.arange(500, dtype=np.uint64)
-            table.push(old, np.arange(500 * dim, dtype=np.float32).reshape(500, dim)).wait()
+            table.push(old, np.arange(500 * dim, dtype=np.float32).reshape(500, dim)).result()
             expected = table.pull(old)
             stop = threading.Event()
 
@@ -162,7 +162,7 @@ def test_pushing_and_erasing_the_same_keys_keeps_the_table_whole():
             table = sgd(store, dim=dim, name=str(dim))
             keys = np.concatenate([np.arange(1500, dtype=np.uint64), neighbours(500)])
             kept = np.arange(10_000, 10_500, dtype=np.uint64)
-            table.push(kept, np.ones((500, dim), np.float32)).wait()
+            table.push(kept, np.ones((500, dim), np.float32)).result()
 
             def push(table=table, dim=dim, keys=keys):
                 for _ in range(60):
@@ -191,7 +191,7 @@ def test_a_push_gets_its_turn_between_pulls_that_never_stop():
     with shoal.local(threads=2, slots=2) as store:
         table = sgd(store, dim=8)
         keys = np.arange(20_000, dtype=np.uint64)
-        table.push(keys, np.ones((20_000, 8), np.float32)).wait()
+        table.push(keys, np.ones((20_000, 8), np.float32)).result()
         stop = threading.Event()
         deadline = time.monotonic() + 300
 
@@ -203,7 +203,7 @@ def test_a_push_gets_its_turn_between_pulls_that_never_stop():
         def push():
             try:
                 for _ in range(20):
-                    table.push(keys[:10], np.ones((10, 8), np.float32)).wait()
+                    table.push(keys[:10], np.ones((10, 8), np.float32)).result()
             finally:
                 stop.set()
 
@@ -252,7 +252,7 @@ def test_one_key_batch_serves_many_threads():
 
         def work():
             for _ in range(10):
-                table.push_unique(batch, batch.sum(grads)).wait()
+                table.push_unique(batch, batch.sum(grads)).result()
                 table.pull_unique(batch)
 
         together(*[work] * 4)

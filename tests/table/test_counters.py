@@ -60,13 +60,13 @@ def test_sums_are_those_of_a_dict_modulo_2_to_the_64(store, given_pushes):
             expected[key] = [wrapped(a + b) for a, b in zip(before, row, strict=True)]
         keys, rows = arrays(batch)
         if number % 3 == 0:
-            table.push(keys, rows).wait()
+            table.push(keys, rows).result()
         elif number % 3 == 1:
-            got = table.push_pull(keys, rows).wait()
+            got = table.push_pull(keys, rows).result()
             assert got.tolist() == [expected[key] for key in keys.tolist()]
         else:
             many = store.key_batch(keys)
-            table.push_unique(many, many.sum(rows)).wait()
+            table.push_unique(many, many.sum(rows)).result()
     keys = np.array([*expected, 10**9], np.uint64)
     assert table.pull(keys).tolist() == [*expected.values(), [0, 0]]
     assert table.contains(keys).tolist() == [True] * len(expected) + [False]
@@ -90,9 +90,9 @@ def test_every_call_has_int64_and_its_bits(store, table):
     np.testing.assert_array_equal(out, rows)
     np.testing.assert_array_equal(table.state(keys)["w"], rows)
     batch = store.key_batch(np.tile(keys, 3))
-    table.push_per_key(batch, np.tile(rows, (3, 1))).wait()
+    table.push_per_key(batch, np.tile(rows, (3, 1))).result()
     np.testing.assert_array_equal(table.pull_unique(batch)[batch.inverse[:4]], 4 * rows)
-    np.testing.assert_array_equal(table.pull_async(keys).wait(), 4 * rows)
+    np.testing.assert_array_equal(table.pull_async(keys).result(), 4 * rows)
     assert table.pull(keys[:0]).shape == (0, 2)
     assert table.optimizer == shoal.Add()
     assert table.stats().nonfinite_rows == 0
@@ -104,7 +104,7 @@ def test_a_wide_row_is_added_in_place_and_read_in_one_pass(store):
     keys = np.arange(300, dtype=np.uint64)
     rows = random_rows(300, 37, 2)
     for _ in range(3):
-        table.push(keys, rows).wait()
+        table.push(keys, rows).result()
     np.testing.assert_array_equal(table.pull(keys), 3 * rows)
 
 
@@ -164,7 +164,7 @@ def test_rules_count_occurrences_and_clocks_as_ever():
     with shoal.local() as store:
         table = store.table("t", dtype="int64", admit=shoal.AfterCount(2), expire=shoal.TimeToLive(1))
         keys = np.array([7, 7, 9], np.uint64)
-        table.push(keys, np.array([1, 2, 4])).wait()
+        table.push(keys, np.array([1, 2, 4])).result()
         assert table.pull(keys).ravel().tolist() == [3, 3, 0]
         for _ in range(3):
             store.tick()
@@ -175,7 +175,7 @@ def test_dense_arrays_of_integers_are_added_to(store):
     counts = store.dense("dense", (3, 700), dtype="int64")
     amounts = random_rows(3, 700, 4)
     counts += amounts
-    counts.push(amounts).wait()
+    counts.push(amounts).result()
     assert counts.dtype == np.int64
     np.testing.assert_array_equal(np.asarray(counts), 2 * amounts)
     np.testing.assert_array_equal(counts[1:, 5:], 2 * amounts[1:, 5:])
@@ -196,8 +196,8 @@ def test_functions_of_rows_get_int64_and_may_leave_any():
     with shoal.local(slots=16) as store:
         table = store.table("t", dim=2, dtype="int64")
         keys, rows = np.arange(50, dtype=np.uint64), random_rows(50, 2, 5)
-        table.push(keys, rows).wait()
-        assert table.apply(invert).wait() == 50
+        table.push(keys, rows).result()
+        assert table.apply(invert).result() == 50
         np.testing.assert_array_equal(table.pull(keys), ~rows)
         assert table.reduce(least, np.minimum).tolist() == (~rows).min(axis=0).tolist()
         assert table.stats().nonfinite_rows == 0
@@ -207,9 +207,9 @@ def test_checkpoints_and_their_deltas_keep_every_bit(tmp_path):
     keys, rows = np.arange(200, dtype=np.uint64), random_rows(200, 3, 6)
     with shoal.local(slots=16) as store:
         table = store.table("t", dim=3, dtype="int64")
-        table.push(keys, rows).wait()
+        table.push(keys, rows).result()
         store.save(tmp_path / "full", track=True)
-        table.push(keys[:9], rows[:9]).wait()
+        table.push(keys[:9], rows[:9]).result()
         table.erase(keys[-3:])
         store.save(tmp_path / "delta", since=tmp_path / "full")
         digest = table.digest()
@@ -258,7 +258,7 @@ def test_workers_add_exactly_under_every_consistency(consistency):
     def work(store):
         table = store.table("t", dim=2, dtype="int64")
         for clock in range(2):
-            table.push(keys[clock:], rows[store.rank][clock:]).wait()
+            table.push(keys[clock:], rows[store.rank][clock:]).result()
             store.tick()
         store.barrier()
         return table.pull(keys)
@@ -277,7 +277,7 @@ def test_filters_of_a_table_of_integers_are_exact():
     with cluster(2, 1, slots=16) as made, shoal.connect(made.address, **how) as store:
         table = store.table("t", dim=2, dtype="int64")
         for _ in range(2):
-            table.push(keys, rows).wait()
+            table.push(keys, rows).result()
         np.testing.assert_array_equal(table.pull(keys), 2 * rows)
         assert store.filter_metrics()["t"]["gradient_error"] == 0
 
@@ -285,7 +285,7 @@ def test_filters_of_a_table_of_integers_are_exact():
 def test_readers_see_integers():
     with cluster(1, 1, slots=16) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         table = store.table("t", dtype="int64")
-        table.push(np.array([7]), np.array([LEAST])).wait()
+        table.push(np.array([7]), np.array([LEAST])).result()
         with shoal.connect(made.address, mode="read", timeout=TIMEOUT, threads=1) as live:
             assert live.table("t").pull(np.array([7])).tolist() == [[LEAST]]
 
@@ -298,7 +298,7 @@ def test_copies_take_over_with_every_count():
         shoal.connect(made.address, consistency=shoal.ASP(), workers=1, timeout=TIMEOUT) as store,
     ):
         table = store.table("t", dim=2, dtype="int64")
-        table.push(keys, rows).wait()
+        table.push(keys, rows).result()
         made.servers[0].process.kill()
-        table.push(keys, rows).wait()
+        table.push(keys, rows).result()
         np.testing.assert_array_equal(table.pull(keys), 2 * rows)

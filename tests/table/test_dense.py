@@ -33,7 +33,7 @@ def test_sgd_is_that_of_numpy_to_the_bit(shape):
         table.assign(weights)
         for _ in range(5):
             grad = random.normal(size=shape).astype(np.float32)
-            table.push(grad).wait()
+            table.push(grad).result()
             weights = weights - np.float32(0.5) * grad
             assert table.pull().tobytes() == weights.tobytes()
         assert (table.pull().shape, table.shape, table.size) == (shape, shape, math.prod(shape))
@@ -49,7 +49,7 @@ def test_every_rule_follows_its_formula_whatever_the_blocks(optimizer, block):
         run = Run(rule_of(optimizer), np.full((11, 17), 0.25))
         for _ in range(30):
             grad = random.normal(size=(11, 17)).astype(np.float32)
-            table.push(grad).wait()
+            table.push(grad).result()
             run.push(grad)
         assert np.all(np.abs(table.pull() - run.weights) <= run.bounds()["w"] + 1e-9)
 
@@ -71,18 +71,18 @@ def test_an_array_that_is_not_contiguous_is_taken_as_it_reads():
     with shoal.local() as store:
         table = store.dense("w", (4, 3), shoal.SGD(lr=1.0), block=5)
         table.assign(values.T)
-        table.push(values.T).wait()
+        table.push(values.T).result()
         assert table.pull().tolist() == np.zeros((4, 3)).tolist()
 
 
 def test_push_pull_and_pull_async_give_the_array():
     with shoal.local() as store:
         table = store.dense("w", (2, 3), shoal.SGD(lr=1.0), block=4)
-        assert table.push_pull(np.ones((2, 3), np.float32)).wait().tolist() == [[-1.0] * 3] * 2
+        assert table.push_pull(np.ones((2, 3), np.float32)).result().tolist() == [[-1.0] * 3] * 2
         handle = table.pull_async()
-        assert handle.done
-        assert handle.wait(timeout=1.0).tolist() == [[-1.0] * 3] * 2
-        handle.wait()[:] = 5  # a copy
+        assert handle.done()
+        assert handle.result(timeout=1.0).tolist() == [[-1.0] * 3] * 2
+        handle.result()[:] = 5  # a copy
         assert table.pull().tolist() == [[-1.0] * 3] * 2
 
 
@@ -90,14 +90,14 @@ def test_a_checkpoint_brings_the_array_back_with_its_momentum(tmp_path):
     grad = np.ones((3, 1000), np.float32)
     with shoal.local() as store:
         table = store.dense("w", (3, 1000), shoal.Momentum())
-        table.push(grad).wait()
+        table.push(grad).result()
         store.save(tmp_path / "c")
-        table.push(grad).wait()
+        table.push(grad).result()
         expected = table.pull()
     with shoal.local(slots=8) as store:
         store.load(tmp_path / "c")
         table = store.dense("w", (3, 1000), shoal.Momentum())
-        table.push(grad).wait()
+        table.push(grad).result()
         assert table.pull().tobytes() == expected.tobytes()
 
 
@@ -106,7 +106,7 @@ def test_a_block_whose_gradient_is_not_finite_stays_whole():
         table = store.dense("w", 8, shoal.SGD(lr=1.0), block=4)
         grad = np.ones(8, np.float32)
         grad[6] = np.nan
-        table.push(grad).wait()
+        table.push(grad).result()
         assert table.pull().tolist() == [-1.0] * 4 + [0.0] * 4
         assert table.table.stats().nonfinite_rows == 1
 

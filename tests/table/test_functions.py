@@ -45,7 +45,7 @@ def fill(store, name="t", rows=500, dim=3, optimizer=None, **how):
     table = store.table(name, dim=dim, optimizer=optimizer or shoal.Adagrad(lr=0.5), **how)
     random = np.random.default_rng(3)
     keys = np.concatenate([EDGES, random.integers(0, 2**64, rows, np.uint64)])
-    table.push(keys, random.standard_normal((len(keys), dim)).astype(np.float32)).wait()
+    table.push(keys, random.standard_normal((len(keys), dim)).astype(np.float32)).result()
     return table, keys
 
 
@@ -58,10 +58,10 @@ def test_a_state_column_that_is_assigned_to_is_changed():
 
     with shoal.local(slots=16) as store:
         table, keys = fill(store)
-        table.apply(assign).wait()
+        table.apply(assign).result()
         assert (table.state(keys)["n"] == 5).all()
         with pytest.raises(shoal.UserCodeError, match="no state column 'm': there is n"):
-            table.apply(misspell).wait()
+            table.apply(misspell).result()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,38 +83,38 @@ class TestBothKinds:
         with opened(kind, slots=16) as store:
             table, keys = fill(store)
             before, state = table.pull(keys), table.state(keys)["n"]
-            assert table.apply(add_key, params={"factor": 2.0}).wait() == (keys % np.uint64(5) != 0).sum()
+            assert table.apply(add_key, params={"factor": 2.0}).result() == (keys % np.uint64(5) != 0).sum()
             assert np.array_equal(table.pull(keys), before + 2 * (keys % np.uint64(5)).astype(np.float32)[:, None])
-            assert table.apply(halve_state, keys[:5]).wait() == 5
+            assert table.apply(halve_state, keys[:5]).result() == 5
             state[:5] *= 0.5
             assert np.array_equal(table.state(keys)["n"], state)
-            assert table.apply(halve_state, np.array([12345], np.uint64)).wait() == 0
+            assert table.apply(halve_state, np.array([12345], np.uint64)).result() == 0
             assert not table.contains(np.array([12345], np.uint64)).any()
 
     def test_derived_weights_move_z_and_state_moves_weights(self, kind):
         with opened(kind, slots=16) as store:
             table, keys = fill(store, dim=1, optimizer=shoal.FTRL(alpha=0.5, l1=0.0))
             want = table.pull(keys) + (keys % np.uint64(5)).astype(np.float32)[:, None]
-            table.apply(add_key).wait()
+            table.apply(add_key).result()
             assert np.allclose(table.pull(keys), want, rtol=1e-5)
             n = table.state(keys)["n"]
-            table.apply(halve_state, keys).wait()  # z and n
+            table.apply(halve_state, keys).result()  # z and n
             assert np.array_equal(table.state(keys)["n"], n * np.float32(0.5))
 
     def test_a_failure_has_its_traceback_and_leaves_the_slot_as_it_was(self, kind):
         with opened(kind, slots=16) as store:
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
             keys = np.arange(100, dtype=np.uint64)
-            table.push(keys, np.ones(100, np.float32)).wait()
+            table.push(keys, np.ones(100, np.float32)).result()
             with pytest.raises(shoal.UserCodeError, match=r"(?s)failed:.*fail_at_nine.*ArithmeticError: nine"):
-                table.apply(fail_at_nine).wait()
+                table.apply(fail_at_nine).result()
             slots = shoal.mix(keys) >> np.uint64(60)
             same = slots == slots[9]
             assert same.sum() > 1
             assert (table.pull(keys)[same] == -1).all()
             with pytest.raises(shoal.UserCodeError, match="ArithmeticError: nine"):
                 table.reduce(fail_at_nine, np.add, keys[9:10])
-            table.push(keys, np.ones(100, np.float32)).wait()
+            table.push(keys, np.ones(100, np.float32)).result()
 
     def test_values_must_be_of_one_shape_and_numbers(self, kind):
         with opened(kind, slots=16) as store:
@@ -124,7 +124,7 @@ class TestBothKinds:
             with pytest.raises(ValueError, match=r"values of one shape and type, got float64\[\d+, 3\]"):
                 table.reduce(_rows, np.add)
             with pytest.raises(shoal.UserCodeError, match="applied returned ndarray: it must change"):
-                table.apply(_rows).wait()
+                table.apply(_rows).result()
             with pytest.raises(shoal.UserCodeError, match="unexpected keyword argument 'k'"):
                 table.reduce(number, np.add, params={"k": 1})
 
@@ -132,7 +132,7 @@ class TestBothKinds:
         with opened(kind, slots=16) as store:
             table, keys = fill(store)
             before = table.pull(keys)
-            assert table.apply(_poison).wait() == len(keys) - 1
+            assert table.apply(_poison).result() == len(keys) - 1
             assert np.array_equal(table.pull(keys)[3], before[3])
             assert table.stats().nonfinite_rows == 1
 
@@ -141,12 +141,14 @@ class TestBothKinds:
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
             keys = np.arange(20, dtype=np.uint64)
             pushed = table.push(keys, np.ones(20, np.float32))
-            assert table.apply(_set_one, after=pushed).wait() == 20
+            assert table.apply(_set_one, after=pushed).result() == 20
             if kind == "local":
                 return
             failed = table.apply(fail_at_nine)
             with pytest.raises(shoal.DependencyError, match="was not executed"):
-                table.push(keys, np.ones(20, np.float32), after=failed).wait()
+                table.push(keys, np.ones(20, np.float32), after=failed).result()
+            with pytest.raises(shoal.UserCodeError):
+                store.flush()  # nobody has asked for the error of `failed`
             assert (table.pull(keys) == 1).all()
 
 
@@ -172,7 +174,7 @@ def test_bits_are_the_same_in_one_process_and_on_servers():
     for kind in KINDS:
         with opened(kind, slots=64) as store:
             table, _ = fill(store, rows=3000, dtype="bfloat16", dim=2)
-            table.apply(add_key, params={"factor": 1e-3}).wait()
+            table.apply(add_key, params={"factor": 1e-3}).result()
             value = table.reduce(_cosines, lambda a, b: 0.9 * a - b)  # not associative
             seen.add((table.digest(), value.tobytes()))
     assert len(seen) == 1
@@ -195,14 +197,14 @@ def test_functions_of_given_keys_are_those_of_the_rows_that_exist(stored, asked,
         keys = np.array(asked + stored[::2], np.uint64)
         want = set(stored) & set(keys.tolist())
         assert table.reduce(number, np.add, keys=keys, initial=0) == len(want)
-        assert table.apply(add_key, keys, params={"factor": 1.0}).wait() == sum(key % 5 != 0 for key in want)
+        assert table.apply(add_key, keys, params={"factor": 1.0}).result() == sum(key % 5 != 0 for key in want)
 
 
 def test_a_delta_checkpoint_has_the_rows_that_a_function_changed(tmp_path):
     with shoal.local(slots=16) as store:
         table, keys = fill(store)
         store.save(tmp_path / "base", track=True)
-        table.apply(add_key, keys[:50]).wait()
+        table.apply(add_key, keys[:50]).result()
         store.save(tmp_path / "delta", since=tmp_path / "base")
         want = table.digest()
     with shoal.local(slots=16) as store:
@@ -224,7 +226,7 @@ def test_a_function_may_read_tables_but_not_change_them():
             other.push(keys, np.ones((len(keys), 3), np.float32))
 
         with pytest.raises(shoal.UserCodeError, match="may not change, save or sweep a table"):
-            table.apply(pushes).wait()
+            table.apply(pushes).result()
 
 
 def test_readers_and_writers_continue_while_a_function_runs():
@@ -236,7 +238,7 @@ def test_readers_and_writers_continue_while_a_function_runs():
             entered.set()
             assert leave.wait(30)
 
-        worker = threading.Thread(target=lambda: table.apply(waits).wait())
+        worker = threading.Thread(target=lambda: table.apply(waits).result())
         worker.start()
         assert entered.wait(30)
         table.pull(keys)
@@ -253,9 +255,9 @@ def test_wrong_arguments_are_refused():
         with pytest.raises(TypeError, match=r"params are numbers, texts and truth values by name, got 'k': \[1\]"):
             table.apply(add_key, params={"k": [1]})
         pairs = store.table("pairs", dim=2, optimizer=shoal.Proximal(), init=shoal.Zeros())
-        pairs.push(EDGES, np.ones((4, 2), np.float32)).wait()
+        pairs.push(EDGES, np.ones((4, 2), np.float32)).result()
         with pytest.raises(ValueError, match="only a step may change them"):
-            pairs.apply(_set_one).wait()
+            pairs.apply(_set_one).result()
 
 
 class TestSource:

@@ -86,7 +86,7 @@ def test_creating_a_row_changes_nothing_that_is_read(init, optimizer):
     with shoal.local() as store:
         table = store.table("t", dim=4, optimizer=optimizer, init=init)
         before = table.pull(KEYS)
-        table.push(KEYS, np.zeros((len(KEYS), 4), np.float32)).wait()
+        table.push(KEYS, np.zeros((len(KEYS), 4), np.float32)).result()
         assert len(table) == len(KEYS)
         np.testing.assert_array_equal(table.pull(KEYS).view(np.uint32), before.view(np.uint32))
 
@@ -96,7 +96,7 @@ def test_an_erased_key_reads_its_initial_row_again(init):
     with shoal.local() as store:
         table = store.table("t", dim=4, optimizer=shoal.SGD(), init=init)
         before = table.pull(KEYS)
-        table.push(KEYS, np.ones((len(KEYS), 4), np.float32)).wait()
+        table.push(KEYS, np.ones((len(KEYS), 4), np.float32)).result()
         table.erase(KEYS)
         np.testing.assert_array_equal(table.pull(KEYS), before)
 
@@ -140,7 +140,7 @@ def test_a_sixteen_bit_row_reads_the_same_before_and_after_it_exists(init, dtype
     with shoal.local() as store:
         table = store.table("t", dim=4, optimizer=shoal.SGD(), init=init, dtype=dtype)
         before = table.pull(KEYS)
-        table.push(KEYS, np.zeros((len(KEYS), 4), np.float32)).wait()
+        table.push(KEYS, np.zeros((len(KEYS), 4), np.float32)).result()
         np.testing.assert_array_equal(table.pull(KEYS), before)
 
 

@@ -140,8 +140,8 @@ def test_one_sort_for_pull_and_push_equals_two(optimizer, rng):
         for _ in range(3):
             batch = store.key_batch(keys)
             np.testing.assert_array_equal(batched.pull_unique(batch)[batch.inverse], plain.pull(keys))
-            plain.push(keys, grads).wait()
-            batched.push_unique(batch, batch.sum(grads)).wait()
+            plain.push(keys, grads).result()
+            batched.push_unique(batch, batch.sum(grads)).result()
         for name, column in plain.state(keys).items():
             np.testing.assert_array_equal(batched.state(keys)[name], column)
         assert batched.step == plain.step == 3
@@ -164,7 +164,7 @@ def test_a_batch_outlives_pulls_and_pushes_and_cannot_be_written(rng):
         batch = store.key_batch(np.array([1, 2, 1], np.uint64))
         hashes = batch.hashes
         for _ in range(3):
-            table.push_unique(batch, np.ones((2, 1), np.float32)).wait()
+            table.push_unique(batch, np.ones((2, 1), np.float32)).result()
         np.testing.assert_array_equal(table.pull_unique(batch), [[-3], [-3]])
         with pytest.raises(ValueError, match="read-only"):
             hashes[0] = 0

@@ -36,7 +36,7 @@ def keys_at_random(n: int, seed: int = 0) -> np.ndarray:
 
 
 def push(table: shoal.Table, keys: np.ndarray) -> None:
-    table.push(keys, np.ones((len(keys), table.dim), np.float32)).wait()
+    table.push(keys, np.ones((len(keys), table.dim), np.float32)).result()
 
 
 def kept(table: shoal.Table, slots: int) -> tuple[bytes, ...]:

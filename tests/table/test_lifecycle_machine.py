@@ -51,13 +51,13 @@ class LifecycleMachine(RuleBasedStateMachine):
     @rule(keys=batches, data=st.data())
     def push(self, keys, data):
         grads = self.grads(data, len(keys))
-        self.table.push(keys, grads).wait()
+        self.table.push(keys, grads).result()
         self.oracle.push(keys, grads)
 
     @rule(keys=batches)
     def push_what_is_not_finite(self, keys):
         grads = np.full((len(keys), DIM), np.nan, np.float32)
-        self.table.push(keys, grads).wait()
+        self.table.push(keys, grads).result()
         self.oracle.push(keys, grads)
 
     @rule(keys=batches, data=st.data())
@@ -65,13 +65,13 @@ class LifecycleMachine(RuleBasedStateMachine):
         batch = self.store.key_batch(keys)
         grads = self.grads(data, len(batch))
         counts = np.random.default_rng(data.draw(st.integers(0, 9))).integers(1, 4, len(batch)).astype(np.uint32)
-        self.table.push_unique(batch, grads, counts=counts).wait()
+        self.table.push_unique(batch, grads, counts=counts).result()
         self.oracle.push(batch.keys, grads, dict(zip(map(int, batch.keys), map(int, counts), strict=True)))
 
     @rule(keys=batches, data=st.data())
     def push_and_pull(self, keys, data):
         grads = self.grads(data, len(keys))
-        rows = self.table.push_pull(keys, grads).wait()
+        rows = self.table.push_pull(keys, grads).result()
         self.oracle.push(keys, grads)
         assert rows.tolist() == self.oracle.pull(keys).tolist()
 

@@ -59,7 +59,7 @@ def test_errors_are_within_the_bounds(store):
     keys = random.zipf(1.2, 200_000).astype(np.uint64)
     sketch = shoal.CountMin(store, "bounds", epsilon=1e-3, delta=1e-2)
     sketch.update(keys)
-    sketch.flush().wait()
+    sketch.flush().result()
     asked, counts = np.unique(keys, return_counts=True)
     errors = sketch.query(asked) - counts
     assert errors.min() >= 0
@@ -74,7 +74,7 @@ def test_a_query_of_few_keys_reads_few_blocks(store):
     sketch = shoal.CountMin(store, "few", width=100_000, depth=4)
     keys = np.arange(1000)
     sketch.update(keys, np.arange(1000) + 1)
-    sketch.flush().wait()
+    sketch.flush().result()
     before = sketch.table.stats().keys_pulled
     few = sketch.query(keys[:3])
     assert sketch.table.stats().keys_pulled - before <= 12
@@ -85,11 +85,11 @@ def test_a_query_of_few_keys_reads_few_blocks(store):
 def test_blocks_without_counts_are_not_sent():
     with shoal.local() as store:
         sketch = shoal.CountMin(store, "s", width=10_000, depth=3)
-        sketch.flush().wait()
+        sketch.flush().result()
         assert len(sketch.table) == 0
         sketch.update(uint64(7))
-        sketch.flush().wait()
-        sketch.flush().wait()
+        sketch.flush().result()
+        sketch.flush().result()
         assert (len(sketch.table), sketch.table.stats().keys_pushed) == (3, 3)
 
 
@@ -97,10 +97,10 @@ def test_negative_counts_take_back_earlier_ones(store):
     sketch = shoal.CountMin(store, "window", width=50, depth=3)
     old, new = np.arange(30), np.arange(20, 60)
     sketch.update(old)
-    sketch.flush().wait()
+    sketch.flush().result()
     sketch.update(new)
     sketch.update(old, -np.ones(30, np.int64))
-    sketch.flush().wait()
+    sketch.flush().result()
     other = shoal.CountMin(store, "new", width=50, depth=3)
     other.update(new)
     np.testing.assert_array_equal(sketch.counters(), other.counters())
@@ -149,7 +149,7 @@ def test_workers_share_a_sketch(consistency):
     def work(store):
         sketch = shoal.CountMin(store, "s", width=500, depth=4)
         sketch.update(np.arange(1000) * (store.rank + 1))
-        sketch.flush().wait()
+        sketch.flush().result()
         store.tick()
         store.barrier()
         return sketch.counters()
@@ -180,7 +180,7 @@ def test_checkpoints_keep_sketches(tmp_path):
     with shoal.local(slots=16) as store:
         sketch = shoal.CountMin(store, "s", width=1000, depth=3)
         sketch.update(np.arange(5000))
-        sketch.flush().wait()
+        sketch.flush().result()
         store.save(tmp_path / "c")
         expected = sketch.counters()
     with shoal.local(slots=64) as store:
@@ -199,9 +199,9 @@ def test_sketches_are_merged(store):
         for sketch, keys in ((first, np.arange(50)), (second, np.arange(25, 90))):
             sketch.update(keys)
             both.update(keys)
-        second.flush().wait()
+        second.flush().result()
         first.merge(second)
-        first.flush().wait()
+        first.flush().result()
         np.testing.assert_array_equal(first.counters(), both.counters())
         assert second.total() == 65
         first.merge(first)
@@ -287,7 +287,7 @@ def test_a_query_of_few_keys_reads_few_blocks_and_estimates_the_same(rng, monkey
         sketch = shoal.CountMin(store, "clicks", width=1 << 14, depth=3)
         keys = rng.integers(0, 2**64, 100_000, dtype=np.uint64)
         sketch.update(keys)
-        sketch.flush().wait()
+        sketch.flush().result()
         estimates = sketch.query(keys)
         assert estimates.mean() > 2, "most counters have more than one key"
         asked = []

@@ -46,7 +46,7 @@ def train(stores, rng, steps=30, most=300):
             batch = table.key_batch(keys)
             rows = table.pull_unique(batch)
             grads = rng.normal(size=rows.shape).astype(np.float32) if grads is None else grads
-            table.push_unique(batch, grads).wait()
+            table.push_unique(batch, grads).result()
             store.tick()
 
 
@@ -97,7 +97,7 @@ def test_integers_and_functions_of_all_rows(tmp_path):
     for first in range(0, 6000, 250):
         for table in (plain, tiered):
             keys = KEYS[first : first + 250]
-            table.push(keys, np.full((len(keys), 2), first, np.int64)).wait()
+            table.push(keys, np.full((len(keys), 2), first, np.int64)).result()
     assert tiered.stats().tier.misses == 0
     np.testing.assert_array_equal(plain.pull(KEYS[:250]), tiered.pull(KEYS[:250]))
     assert_equal(stores)
@@ -124,10 +124,13 @@ def test_reductions_and_functions_of_users(tmp_path):
 
     for keys in (None, KEYS[::7]):
         np.testing.assert_array_equal(plain.reduce(totals, np.add, keys), tiered.reduce(totals, np.add, keys))
-        assert plain.apply(tilt, keys, params={"by": 0.5}).wait() == tiered.apply(tilt, keys, params={"by": 0.5}).wait()
+        assert (
+            plain.apply(tilt, keys, params={"by": 0.5}).result()
+            == tiered.apply(tilt, keys, params={"by": 0.5}).result()
+        )
         assert_equal(stores)
     with pytest.raises(shoal.UserCodeError, match="on purpose"):
-        tiered.apply(fail).wait()
+        tiered.apply(fail).result()
     assert_equal(stores)
     assert plain.decay(0.5) == tiered.decay(0.5)
     assert_equal(stores)
@@ -201,7 +204,7 @@ def test_a_model_trains_on_a_tiered_table(tmp_path):
                 some = keys[first : first + 200].ravel()
                 weights = table.pull(some).reshape(200, 10)
                 error = 1 / (1 + np.exp(-weights.sum(1))) - labels[first : first + 200]
-                table.push(some, np.repeat(error, 10).astype(np.float32)).wait()
+                table.push(some, np.repeat(error, 10).astype(np.float32)).result()
             digests.append(table.digest())
     assert digests[0] == digests[1]
 
@@ -218,7 +221,7 @@ def test_prefetched_rows_are_read_once_and_change_no_bit(tmp_path):
         for table in (plain, tiered):
             table.prefetch(batches[i + 1] if i % 2 else table.key_batch(batches[i + 1]))
             rows = table.pull(keys)
-            table.push(keys, np.ones_like(rows)).wait()
+            table.push(keys, np.ones_like(rows)).result()
     assert_equal(stores)
     tier = tiered.stats().tier
     missed = tier.misses - before.misses
@@ -308,7 +311,7 @@ def test_a_batch_that_does_not_fit_changes_nothing(tmp_path):
     train(stores, np.random.default_rng(7), 10)
     keys = np.arange(10_000, dtype=np.uint64)
     with pytest.raises(shoal.MemoryBudgetExceededError, match="10000 different keys does not fit in the 200000 bytes"):
-        stores[1].tables["t"].push(keys, np.ones((10_000, 8), np.float32)).wait()
+        stores[1].tables["t"].push(keys, np.ones((10_000, 8), np.float32)).result()
     assert_equal(stores)
     train(stores, np.random.default_rng(8), 10)
     assert_equal(stores)
@@ -318,7 +321,7 @@ def test_the_step_of_an_optimizer_may_not_use_a_tiered_table(tmp_path):
     with shoal.local(slots=16) as store:
         table = store.table("t", dim=2, optimizer=shoal.SGD(lr=1.0), storage=shoal.Tiered(tmp_path, memory="1MiB"))
         keys = np.arange(10, dtype=np.uint64)
-        table.push(keys, np.ones((10, 2), np.float32)).wait()
+        table.push(keys, np.ones((10, 2), np.float32)).result()
 
         def ask(keys, weights, state):
             return table.pull(keys).sum()
@@ -410,16 +413,16 @@ for first in range(0, 40_000, 200):
     keys = np.arange(first, first + 200, dtype=np.uint64)
     grads = rng.normal(size=(200, 8)).astype(np.float32)
     try:
-        table.push(keys, grads).wait()
+        table.push(keys, grads).result()
     except shoal.StorageError as error:
         assert "cannot write" in str(error) and sys.argv[1] in str(error) and "no row is lost" in str(error), error
         failed += 1
         if failed == 2:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        table.push(keys, grads).wait() if failed == 2 else None
+        table.push(keys, grads).result() if failed == 2 else None
         if failed != 2:
             continue
-    plain.push(keys, grads).wait()
+    plain.push(keys, grads).result()
 assert failed == 2, failed
 assert table.digest() == plain.digest()
 assert table.shard.verify() == ""
@@ -442,11 +445,12 @@ store = shoal.local(slots=16)
 table = store.table("t", dim=8, optimizer=shoal.Adagrad(lr=0.1), storage=shoal.Tiered(sys.argv[1], memory=200_000))
 keys = np.arange(3000, dtype=np.uint64)
 for first in range(0, 3000, 200):
-    table.push(keys[first : first + 200], np.ones((200, 8), np.float32)[: len(keys[first : first + 200])]).wait()
+    table.push(keys[first : first + 200], np.ones((200, 8), np.float32)[: len(keys[first : first + 200])]).result()
 store.save(sys.argv[2])
 print(table.digest(), flush=True)
 while True:
-    table.push(np.random.default_rng().integers(0, 10**6, 500).astype(np.uint64), np.ones((500, 8), np.float32)).wait()
+    some = np.random.default_rng().integers(0, 10**6, 500).astype(np.uint64)
+    table.push(some, np.ones((500, 8), np.float32)).result()
 """
 
 

@@ -26,7 +26,7 @@ def filled(store, keys, **description):
     table = store.table("t", **description)
     for begin in range(0, keys, 65536):
         some = np.arange(begin, min(begin + 65536, keys), dtype=np.uint64)
-        table.push(some, np.ones((len(some), table.dim), np.float32)).wait()
+        table.push(some, np.ones((len(some), table.dim), np.float32)).result()
     return table
 
 
@@ -217,7 +217,7 @@ def test_tiers_are_near_those_of_a_table_that_is_made(description, tmp_path):
         table = store.table("t", **description, storage=shoal.Tiered(tmp_path, memory=memory))
         for begin in range(0, keys, 4096):
             some = np.arange(begin, min(begin + 4096, keys), dtype=np.uint64)
-            table.push(some, np.ones((len(some), table.dim), np.float32)).wait()
+            table.push(some, np.ones((len(some), table.dim), np.float32)).result()
         table.decay(0.5)  # all rows are on disk, and none has been changed since
         tier = table.stats().tier
     assert plan.tier.disk_bytes == pytest.approx(

@@ -21,7 +21,7 @@ def test_parquet_has_keys_weights_and_state_and_comes_back(tmp_path, dim, optimi
     path = tmp_path / "t.parquet"
     with shoal.local(slots=8) as store:
         table = store.table("t", dim=dim, optimizer=optimizer)
-        table.push(KEYS, np.random.default_rng(1).standard_normal((5, dim)).astype(np.float32)).wait()
+        table.push(KEYS, np.random.default_rng(1).standard_normal((5, dim)).astype(np.float32)).result()
         assert convert.write_parquet(table, path) == 5
         told = pa.parquet.read_table(path)
         keys = told["key"].to_numpy()
@@ -64,7 +64,7 @@ def test_rows_with_state_come_back_to_the_bit_and_train_on(tmp_path, monkeypatch
     with shoal.local(slots=8, threads=1) as store, shoal.local(slots=64, threads=1) as other:
         table = store.table("t", **how)
         for some in grads[:2]:
-            table.push(keys, some).wait()
+            table.push(keys, some).result()
         convert.write_parquet(table, tmp_path / "t.parquet")
         turned = pa.parquet.read_table(tmp_path / "t.parquet")  # by another program, in another order
         pa.parquet.write_table(
@@ -75,7 +75,7 @@ def test_rows_with_state_come_back_to_the_bit_and_train_on(tmp_path, monkeypatch
             assert (again.spec, again.digest()) == (table.spec, table.digest())
         assert other.table("t", **how) is again
         for one in (table, again):
-            one.push(keys, grads[2]).wait()
+            one.push(keys, grads[2]).result()
         assert again.digest() == table.digest()  # the number of pushes, by which is rounded, came along
         convert.write_parquet(store.table("empty", **how), tmp_path / "empty.parquet")
         assert len(convert.load_parquet(other, tmp_path / "empty.parquet")) == 0
@@ -85,7 +85,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
     path, changed = tmp_path / "t.parquet", tmp_path / "changed.parquet"
     with shoal.local(slots=8) as store:
         table = store.table("t", dim=2, optimizer=shoal.Adagrad(), dtype="float16")
-        table.push(KEYS, np.ones((5, 2), np.float32)).wait()
+        table.push(KEYS, np.ones((5, 2), np.float32)).result()
         convert.write_parquet(table, path)
         before = table.digest()
         good = pa.parquet.read_table(path)
@@ -162,7 +162,7 @@ def test_rows_of_tables_with_rules_come_back_with_their_occurrences(tmp_path, mo
 
         def push(one, drawn):
             keys = drawn.integers(0, 300, 400, np.uint64)
-            one.push(keys, drawn.standard_normal((400, dim)).astype(np.float32)).wait()
+            one.push(keys, drawn.standard_normal((400, dim)).astype(np.float32)).result()
 
         for _ in range(5):
             push(table, rng)
@@ -183,7 +183,7 @@ def test_rows_of_tables_with_rules_come_back_with_their_occurrences(tmp_path, mo
         # And they go on alike: clocks are the table's, whatever the store's is. Rows alone: no keys wait any more.
         there = told["key"].to_numpy()
         for one, of in ((table, store), (again, other)):
-            one.push(there[:50], np.ones((50, dim), np.float32)).wait()
+            one.push(there[:50], np.ones((50, dim), np.float32)).result()
             of.tick()
             of.tick()
             of.sweep()
@@ -229,7 +229,7 @@ def test_the_command_makes_the_checkpoint_again(tmp_path, capsys):
     with shoal.local() as store:
         for name, dim in (("a", 1), ("b", 2)):
             table = store.table(name, dim=dim, optimizer=shoal.Adagrad())
-            table.push(KEYS, np.ones((5, dim), np.float32)).wait()
+            table.push(KEYS, np.ones((5, dim), np.float32)).result()
         store.save(tmp_path / "c")
         digests = {name: table.digest() for name, table in store.tables.items()}
     rows = str(tmp_path / "rows")

@@ -112,7 +112,7 @@ def test_pushes_of_workers_are_summed_without_the_mean():
             module.weight.fill_(1.0)
         dense = DenseParameters(store, module, optimizer=shoal.SGD(lr=0.5))
         module.weight.grad = torch.full((1, 3), 2.0 + store.rank)
-        dense.push().wait()
+        dense.push().result()
         store.tick()
         dense.pull()
         store.barrier()

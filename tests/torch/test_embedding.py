@@ -525,10 +525,13 @@ class Failing:
     """A push that fails, when it is told to end."""
 
     def __init__(self, error):
-        self.error, self.done = error, False
+        self.error, self.has_ended = error, False
 
-    def wait(self, timeout=None):
-        if not self.done:
+    def done(self):
+        return self.has_ended
+
+    def result(self, timeout=None):
+        if not self.has_ended:
             raise shoal.DeadlineExceededError("not yet")
         raise self.error
 
@@ -572,7 +575,7 @@ def test_a_failed_push_is_raised_by_the_next_forward_that_finds_it_done(local, n
         patch.setattr(table, "push_per_key", lambda batch, grads, locations: shoal.Future(failing, lambda: None))
         embedding(keys).sum().backward()
     embedding(keys)  # it is under way
-    failing.done = True
+    failing.has_ended = True
     with pytest.raises(shoal.ServerLostError, match="the server is gone"):
         embedding(keys)
     embedding(keys)  # told once
@@ -633,7 +636,7 @@ def test_state_dict_names_the_table_and_holds_no_rows(local, name):
 
 def test_a_state_that_had_rows_warns_of_an_empty_table(local, name, caplog, tmp_path):
     table = local.table(name, dim=2)
-    table.push(np.arange(3, dtype=np.uint64), np.ones((3, 2), np.float32)).wait()
+    table.push(np.arange(3, dtype=np.uint64), np.ones((3, 2), np.float32)).result()
     state = torch.nn.Sequential(shoal.torch.Embedding(table)).state_dict()
     local.save(tmp_path / "rows")
     with shoal.local() as other:
@@ -665,7 +668,7 @@ def test_a_prefetch_reads_the_rows_of_its_moment(store, name):
     keys, others = torch.tensor([7, 3, 7]), torch.tensor([3, 7, 7])
     embedding.prefetch(keys)
     embedding.prefetch(keys.clone())
-    table.push(keys.numpy(), np.ones((3, 1), np.float32)).wait()
+    table.push(keys.numpy(), np.ones((3, 1), np.float32)).result()
     with torch.no_grad():
         assert embedding(others).ravel().tolist() == [-1, -2, -2]  # of other keys
         assert embedding(keys).ravel().tolist() == [0, 0, 0]
@@ -673,7 +676,7 @@ def test_a_prefetch_reads_the_rows_of_its_moment(store, name):
         assert embedding(keys).ravel().tolist() == [-2, -1, -2]
     embedding.prefetch(keys)
     embedding.drop_prefetched()
-    table.push(keys.numpy(), np.ones((3, 1), np.float32)).wait()
+    table.push(keys.numpy(), np.ones((3, 1), np.float32)).result()
     assert embedding(keys).ravel().tolist() == [-4, -2, -4]
 
 
@@ -682,13 +685,13 @@ def test_sorting_ahead_pulls_nothing(store, name):
     embedding = shoal.torch.EmbeddingBag(table)
     keys = torch.tensor([[7, 3, 7]])
     embedding.sort_ahead(keys)
-    table.push(keys.numpy()[0], np.ones((3, 1), np.float32)).wait()
+    table.push(keys.numpy()[0], np.ones((3, 1), np.float32)).result()
     embedding(keys).sum().backward()
     store.flush()
     assert table.pull(np.array([7, 3], np.uint64)).ravel().tolist() == [-4, -2]
     embedding.sort_ahead(keys)
     embedding.prefetch(keys)  # of the keys that were sorted
-    table.push(keys.numpy()[0], np.ones((3, 1), np.float32)).wait()
+    table.push(keys.numpy()[0], np.ones((3, 1), np.float32)).result()
     assert embedding(keys).tolist() == [[-10]]
 
 

@@ -42,7 +42,7 @@ class ExportTable:
     >>> import shoal
     >>> with tempfile.TemporaryDirectory() as directory, shoal.local() as store:
     ...     table = store.table("user", dim=2, optimizer=shoal.SGD(lr=0.5))
-    ...     table.push(np.array([7], np.uint64), np.ones((1, 2), np.float32)).wait()
+    ...     table.push(np.array([7], np.uint64), np.ones((1, 2), np.float32)).result()
     ...     _ = store.export(directory, dtype="float16")
     ...     with open_export(directory) as export:
     ...         export.table("user").pull(np.array([7, 8], np.uint64)).tolist()

@@ -272,7 +272,7 @@ class _Solver:
             if len(rows) == 0:
                 continue
             if pull is not None:
-                pull.wait()
+                pull.result()
             old, slopes = block.weights[chosen], rows[:, 1]
             violations = np.where(
                 old == 0,
@@ -298,7 +298,7 @@ class _Solver:
             pairs[:, 1] = block.bounds[chosen]
             pushed = self._table.push_unique(batch, pairs, copy=False)
             if not isinstance(self._store.consistency, BSP):
-                pushed.wait()
+                pushed.result()
         self._store.tick()
         rows = np.empty((len(batch), 2), np.float32)
         pull = self._table.reader.pull(batch.native, rows) if len(batch) else None

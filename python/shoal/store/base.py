@@ -537,7 +537,7 @@ class Store(StoreFiles):
         >>> import shoal
         >>> with shoal.local() as store:
         ...     table = store.table("t", expire=shoal.TimeToLive(9))
-        ...     table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).wait()
+        ...     table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).result()
         ...     for _ in range(10):
         ...         store.tick()
         ...     store.sweep().rows_dropped

@@ -164,7 +164,7 @@ class StoreFiles(ABC):
         Returns
         -------
         Future
-            Where ``wait`` is False: ``wait()`` returns once it is written, or raises the error. The error of a
+            Where ``wait`` is False: ``result()`` returns once it is written, or raises the error. The error of a
             future that was dropped without waiting is raised by `close`.
 
         Raises
@@ -235,7 +235,7 @@ class StoreFiles(ABC):
                 then.close()
                 raise
         with self._lock:
-            self._saves = [save for save in self._saves if not save.done or save.has_unobserved_error] + [task]
+            self._saves = [save for save in self._saves if not save.done() or save.has_unobserved_error] + [task]
         return Future(task, no_op)
 
     def _base(

@@ -45,7 +45,7 @@ class DenseTable:
     >>> import shoal
     >>> with shoal.local() as store:
     ...     bias = store.dense("bias", (2, 2), shoal.SGD(lr=0.5))
-    ...     bias.push(np.array([[1, 2], [3, 4]], np.float32)).wait()
+    ...     bias.push(np.array([[1, 2], [3, 4]], np.float32)).result()
     ...     bias.pull().tolist()
     [[-0.5, -1.0], [-1.5, -2.0]]
 
@@ -115,7 +115,7 @@ class DenseTable:
         float32 of the table's shape
             A copy.
         """
-        return self.pull_async().wait()
+        return self.pull_async().result()
 
     def pull_async(self, *, after: After = ()) -> Future[Values]:
         """Start reading the array; on a cluster, the caller can compute while the servers answer.
@@ -128,7 +128,7 @@ class DenseTable:
         Returns
         -------
         Future
-            ``wait()`` returns float32 of the table's shape.
+            ``result()`` returns float32 of the table's shape.
         """
         return self._shaped(self._table.pull_async(self._keys, after=after))
 
@@ -144,7 +144,7 @@ class DenseTable:
         Returns
         -------
         Future
-            ``wait()`` returns once the push is applied.
+            ``result()`` returns once the push is applied.
 
         Notes
         -----
@@ -165,7 +165,7 @@ class DenseTable:
         Returns
         -------
         Future
-            ``wait()`` returns float32 of the table's shape.
+            ``result()`` returns float32 of the table's shape.
         """
         return self._shaped(self._table.push_pull(self._keys, self._blocks(grad, "grad"), after=after))
 
@@ -267,4 +267,4 @@ class DenseTable:
         return blocks
 
     def _shaped(self, future: Future[Values]) -> Future[Values]:
-        return Future(future, lambda: future.wait().reshape(-1)[: self._size].reshape(self._shape))
+        return Future(future, lambda: future.result().reshape(-1)[: self._size].reshape(self._shape))

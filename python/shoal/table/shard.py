@@ -29,7 +29,7 @@ class PendingPush(Waitable, Protocol):
 class PendingAnswers(Waitable, Protocol):
     """A call of a user's function that may not be done yet."""
 
-    def result(self) -> list[npt.NDArray[np.float64]]:
+    def result(self, timeout: float | None = None) -> list[npt.NDArray[np.float64]]:
         """Wait, and return the answers."""
 
 

@@ -58,7 +58,7 @@ class Table:
     >>> store = shoal.local()
     >>> table = store.table("user", dim=2, optimizer=shoal.SGD(lr=0.5))
     >>> keys = np.array([7, 7, 3], np.uint64)
-    >>> table.push(keys, np.ones((3, 2), np.float32)).wait()
+    >>> table.push(keys, np.ones((3, 2), np.float32)).result()
     >>> table.pull(keys).tolist()
     [[-1.0, -1.0], [-1.0, -1.0], [-0.5, -0.5]]
     """
@@ -216,7 +216,7 @@ class Table:
         >>> shoal.local().table("t", dim=16).pull(np.array([7, 7], np.uint64)).shape
         (2, 16)
         """
-        return self.pull_async(keys, out=out).wait()
+        return self.pull_async(keys, out=out).result()
 
     def pull_async(self, keys: Keys, *, out: AnyRows | None = None, after: After = ()) -> Future[AnyRows]:
         """Start reading the rows of ``keys``; on a cluster, the caller can compute while the servers answer.
@@ -226,14 +226,14 @@ class Table:
         keys : uint64[n] or int64[n]
             As for :meth:`pull`.
         out : float32[n, dim], optional
-            Filled by the time ``wait()`` returns.
+            Filled by the time ``result()`` returns.
         after : Future, or list or tuple of Future, optional
             As for :meth:`push`.
 
         Returns
         -------
         Future
-            ``wait()`` returns float32[n, dim].
+            ``result()`` returns float32[n, dim].
         """
         reader = _after(self.reader, after)
         batch = self._batch(keys)
@@ -264,7 +264,7 @@ class Table:
         Returns
         -------
         Future
-            ``wait()`` returns once the push is applied.
+            ``result()`` returns once the push is applied.
 
         Notes
         -----
@@ -309,21 +309,21 @@ class Table:
         grads : float32[n, dim], at dim 1 also float32[n]
             As for :meth:`push`.
         out : float32[n, dim], optional
-            Filled by the time ``wait()`` returns.
+            Filled by the time ``result()`` returns.
         after : Future, or list or tuple of Future, optional
             As for :meth:`push`.
 
         Returns
         -------
         Future
-            ``wait()`` returns float32[n, dim]: the rows including this push; under BSP on a cluster, where only pulls
+            ``result()`` returns float32[n, dim]: the rows including this push; under BSP on a cluster, where only pulls
             of the next clock see a push, the rows of this clock. The keys are sorted once for both.
 
         Examples
         --------
         >>> import shoal
         >>> table = shoal.local().table("t", optimizer=shoal.SGD(lr=1.0))
-        >>> table.push_pull(np.array([7, 3], np.uint64), np.array([2.0, 1.0], np.float32)).wait().tolist()
+        >>> table.push_pull(np.array([7, 3], np.uint64), np.array([2.0, 1.0], np.float32)).result().tolist()
         [[-2.0], [-1.0]]
         """
         self._check_usable()
@@ -386,7 +386,7 @@ class Table:
         float32[m, dim]
         """
         rows = self._out(out, len(batch))
-        return Future(self.reader.pull(batch.native, as_floats(rows)), lambda: rows).wait()
+        return Future(self.reader.pull(batch.native, as_floats(rows)), lambda: rows).result()
 
     def push_unique(
         self,
@@ -695,7 +695,7 @@ class Table:
         >>> for slots in (2, 1024):
         ...     with shoal.local(slots=slots) as store:
         ...         table = store.table("t")
-        ...         table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).wait()
+        ...         table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).result()
         ...         digests.add(table.digest())
         >>> len(digests)
         1
@@ -802,7 +802,7 @@ class Table:
         ...     table.reduce(highest, np.maximum).tolist()
         [3.0, 2.0]
         """
-        answers = self._run_function(reductions.Function.MAP, fn, keys, params, ()).wait()
+        answers = self._run_function(reductions.Function.MAP, fn, keys, params, ()).result()
         return merged(answers, combine, initial)
 
     def apply(
@@ -830,13 +830,13 @@ class Table:
         Returns
         -------
         Future
-            ``wait()`` returns how many rows changed. The change is made exactly once, also if servers die and their
+            ``result()`` returns how many rows changed. The change is made exactly once, also if servers die and their
             copies take over.
 
         Raises
         ------
         UserCodeError
-            By ``wait()``: ``fn`` has failed, and the message has its traceback; or a server may not run it. The rows of
+            By ``result()``: ``fn`` has failed, and the message has its traceback; or a server may not run it. Rows of
             a slot are changed together or not at all: slots that were processed before the failure stay changed.
         ValueError
             Servers cannot import ``fn``, or the optimizer is `Proximal`.
@@ -856,12 +856,12 @@ class Table:
         ...     state["v"] *= factor
         >>> with shoal.local() as store:
         ...     table = store.table("t", optimizer=shoal.Momentum(lr=1.0))
-        ...     table.push(np.array([7], np.uint64), np.array([2], np.float32)).wait()
-        ...     print(table.apply(forget, params={"factor": 0.5}).wait(), table.state(np.array([7], np.uint64))["v"])
+        ...     table.push(np.array([7], np.uint64), np.array([2], np.float32)).result()
+        ...     print(table.apply(forget, params={"factor": 0.5}).result(), table.state(np.array([7], np.uint64))["v"])
         1 [[1.]]
         """
         answers = self._rwlock.shared(lambda: self._run_function(reductions.Function.APPLY, fn, keys, params, after))
-        return Future(answers, lambda: counted(answers.wait()))
+        return Future(answers, lambda: counted(answers.result()))
 
     def _run_function(
         self,
@@ -929,10 +929,10 @@ class Table:
         >>> import shoal
         >>> with shoal.local() as store:
         ...     table = store.table("t", expire=shoal.TimeToLive(9))
-        ...     table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).wait()
+        ...     table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).result()
         ...     for _ in range(20):
         ...         store.tick()
-        ...     table.push(np.array([9], np.uint64), np.ones(1, np.float32)).wait()
+        ...     table.push(np.array([9], np.uint64), np.ones(1, np.float32)).result()
         ...     print(table.forecast().dropped[0].rows)
         1
         """

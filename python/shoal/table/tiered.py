@@ -52,7 +52,7 @@ class Tiered:
     ...     table = store.table("user", dim=4, storage=shoal.Tiered(directory, memory="64KiB"))
     ...     for first in range(0, 10_000, 500):
     ...         keys = np.arange(first, first + 500, dtype=np.uint64)
-    ...         table.push(keys, np.ones((500, 4), np.float32)).wait()
+    ...         table.push(keys, np.ones((500, 4), np.float32)).result()
     ...     stats = table.stats()
     ...     print(stats.rows, stats.bytes < 100_000)
     10000 True

@@ -424,7 +424,7 @@ def _fill(table: Table, rows: int) -> float:
     for begin in range(0, rows, BATCH):
         keys = np.arange(begin, min(begin + BATCH, rows), dtype=np.uint64)
         began = time.perf_counter()
-        table.push(keys, grads[: len(keys)]).wait()
+        table.push(keys, grads[: len(keys)]).result()
         seconds += time.perf_counter() - began
     return seconds
 
@@ -441,7 +441,7 @@ def _touch(store: LocalStore, table: Table, rows: int) -> tuple[float, float]:
         batch = store.key_batch(some)
         table.pull_unique(batch)
         between = time.perf_counter()
-        table.push(some, grads).wait()
+        table.push(some, grads).result()
         pushing += time.perf_counter() - between
         pulling += between - began
         keys += len(batch)

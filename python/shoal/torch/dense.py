@@ -163,7 +163,7 @@ class DenseParameters:
         Returns
         -------
         Future
-            ``wait()`` returns once the push is applied. Waiting is optional: the store's next ``tick`` or ``flush``
+            ``result()`` returns once the push is applied. Waiting is optional: the store's next ``tick`` or ``flush``
             raises the error of a push.
 
         Raises

@@ -120,7 +120,7 @@ class PendingLookup:
         """Wait for the rows of the unique keys, in hash order; the lookup keeps them."""
         assert self._rows is not None  # begun
         if self._pending is not None:
-            self._pending.wait()
+            self._pending.result()
             self._pending = None
         return self._rows
 
@@ -355,8 +355,8 @@ class SparseModule(nn.Module):
 
     def _raise_failed(self) -> None:
         pushes = self._pushes
-        while pushes and pushes[0].done:
-            pushes.popleft().wait()
+        while pushes and pushes[0].done():
+            pushes.popleft().result()
 
     def start_accumulating(self, step: PendingStep) -> None:
         """Keep the gradients of every backward from now on for a step."""

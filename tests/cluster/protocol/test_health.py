@@ -298,7 +298,7 @@ def test_the_roles_answer_probes_while_a_cluster_forms_and_runs():
             assert (found["shoal_worker_ready|0"], found["shoal_worker_clock|0"]) == (1, 0)
             assert metrics(urls["scheduler"])["shoal_scheduler_workers"] == 1
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-            table.push(np.arange(9, dtype=np.uint64), np.ones((9, 1), np.float32)).wait()
+            table.push(np.arange(9, dtype=np.uint64), np.ones((9, 1), np.float32)).result()
             store.tick()
             found = metrics(f"http://127.0.0.1:{port}")
             assert found["shoal_worker_clock|0"] == 1

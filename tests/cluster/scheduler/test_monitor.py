@@ -164,7 +164,7 @@ def test_a_cluster_that_trains_is_displayed():
                 table.pull(keys[:1])
 
             def is_shown():
-                table.push(keys, np.ones((100, 2), np.float32)).wait()
+                table.push(keys, np.ones((100, 2), np.float32)).result()
                 table.pull(keys)
                 store.tick()
                 store.activity.learned(100, lambda: (0.25, 0.75))

@@ -51,14 +51,14 @@ def pull(channel, keys):
     batch = batch_of(keys)
     rows = np.empty((len(batch), 2), np.float32)
     call = channel.begin(Op.PULL, 0, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=2)
-    call.wait()
+    call.result()
     return rows
 
 
 def test_a_call_is_cut_over_two_loops_and_put_together_again():
     one, two = Peer(0, 5), Peer(5, 16)
     with connected(one, two) as channel:
-        push(channel, range(1000)).wait()
+        push(channel, range(1000)).result()
         assert np.all(pull(channel, range(1000)) == -1)
         assert one.rows + two.rows == 1000
         assert min(one.rows, two.rows) > 200
@@ -72,7 +72,7 @@ def test_what_is_lost_is_sent_again():
     peer = Peer(0, 16, lambda number, asked: [] if number % 3 else None)
     with connected(peer) as channel:
         for number in range(1, 4):
-            push(channel, range(10)).wait()
+            push(channel, range(10)).result()
             assert np.all(pull(channel, range(10)) == -number)
         assert channel.metrics()["resent"] >= 6
 
@@ -81,7 +81,7 @@ def test_a_push_that_nobody_waits_for_is_sent_again_while_all_threads_sleep():
     peer = Peer(0, 16, lambda number, asked: [] if number < 3 else None)
     with connected(peer) as channel:
         begun = push(channel, range(10))
-        eventually(lambda: begun.done)
+        eventually(lambda: begun.done())
         assert peer.rows == 10
 
 
@@ -89,7 +89,7 @@ def test_garbage_from_a_server_is_counted_and_passed_over():
     garbage = [[b""], [b"x" * 64], [b"SHOL" + bytes(60)], [b"a", b"b", b"c"], [bytes(200_000)]]
     peer = Peer(0, 16, lambda number, asked: [garbage[number - 1]] if number <= len(garbage) else None)
     with connected(peer) as channel:
-        push(channel, range(10)).wait()
+        push(channel, range(10)).result()
         assert channel.metrics()["garbled"] == len(garbage)
 
 
@@ -102,7 +102,7 @@ def test_many_threads_share_one_channel():
             for times in range(1, 31):
                 begun = push(channel, keys)
                 if number % 2:
-                    begun.wait()
+                    begun.result()
                 assert np.all(pull(channel, keys) == -times)
             return number
 
@@ -117,12 +117,12 @@ def test_a_wait_of_its_own_ends_and_the_call_goes_on():
     with connected(peer) as channel:
         begun = push(channel, range(10))
         with pytest.raises(shoal.DeadlineExceededError, match=r"push of table 0 at clock 0 is not done after 0\.05 s"):
-            begun.wait(0.05)
-        assert not begun.done
+            begun.result(0.05)
+        assert not begun.done()
         with pytest.raises(shoal.DeadlineExceededError, match="1 calls are not done"):
             channel.drain(0.05)
         free.set()
-        begun.wait()
+        begun.result()
         assert peer.rows == 10
 
 
@@ -134,24 +134,24 @@ def test_draining_waits_for_what_was_asked_before_and_for_nothing_that_came_late
         draining = pool.submit(channel.drain)
         never = channel.begin(Op.STATS, 0)
         draining.result(TIMEOUT)
-        assert not never.done
+        assert not never.done()
         free.set()
         channel.drain()
-        assert never.done
+        assert never.done()
 
 
 def test_the_deadline_of_a_call_names_who_was_silent_and_is_told_once_where_nobody_waited():
     peer = Peer(0, 16, lambda number, asked: [])
     with connected(peer, timeout=0.2) as channel:
         begun = push(channel, range(10))
-        eventually(lambda: begun.done)
+        eventually(lambda: begun.done())
         with pytest.raises(shoal.DeadlineExceededError, match=f"server 0 at {peer.address} did not answer"):
             channel.raise_unobserved()
         channel.raise_unobserved()
         second = push(channel, range(10))
         for _ in range(2):
             with pytest.raises(shoal.DeadlineExceededError):
-                second.wait()
+                second.result()
         channel.raise_unobserved()  # it was heard
 
 
@@ -202,9 +202,9 @@ def test_whoever_asks_for_too_much_waits_until_some_of_it_is_done(monkeypatch):
         with pytest.raises(TimeoutError):
             fourth.result(0.1)
         free.set()
-        fourth.result(TIMEOUT).wait()
+        fourth.result(TIMEOUT).result()
         for one in first:
-            one.wait()
+            one.result()
         assert channel.metrics()["bytes_held"] == 0
 
 
@@ -219,11 +219,11 @@ def test_a_tick_lists_the_tables_that_were_pushed_to_and_moves_the_clock():
 
     with connected(Peer(0, 16, script)) as channel:
         assert channel.clock == 0
-        push(channel, range(10)).wait()
-        channel.tick().wait()
+        push(channel, range(10)).result()
+        channel.tick().result()
         assert channel.clock == 1
         pull(channel, range(10))
-        channel.tick().wait()
+        channel.tick().result()
         assert ticks == [(0, [0]), (1, [])]
 
 
@@ -243,7 +243,7 @@ def test_a_parked_pull_is_answered_later():
     with connected(Peer(0, 16, script)) as channel, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pull, channel, range(10))
         eventually(lambda: deferred)
-        push(channel, range(3)).wait()
+        push(channel, range(3)).result()
         assert np.all(waiting.result(TIMEOUT) == 5)
 
 
@@ -269,7 +269,7 @@ def test_refused_slots_go_to_who_has_them_by_a_newer_map():
     with contextlib.closing(new), connected(old, refresh=refresh) as channel:
         assert np.all(pull(channel, range(1000)) == 0)
         assert asked_for == [1]
-        push(channel, range(1000)).wait()
+        push(channel, range(1000)).result()
         assert np.all(pull(channel, range(1000)) == -1)
         assert old.rows + new.rows == 1000
         assert new.rows > 300
@@ -293,7 +293,7 @@ def test_what_a_dead_server_has_not_answered_goes_at_once_over_a_connection_that
         backup.service.set_map(3, [(0, 16)])
         channel.set_map(map_of(3, (0, 16, backup.address, 1)))
         assert len(waiting.result(TIMEOUT)) == 100
-        pushed.wait()
+        pushed.result()
         assert backup.rows == 50
         assert channel.metrics()["moved"] == 2
         assert set(channel._connections) == {backup.address}
@@ -345,7 +345,7 @@ def test_a_forked_child_is_told_whose_channel_it_is_even_in_the_midst_of_calls()
                 with pytest.raises(shoal.WrongProcessError, match="fork"):
                     call()
             with pytest.raises(shoal.WrongProcessError):
-                begun.wait()
+                begun.result()
             channel.close()
             gc.collect()
             return "fine"
@@ -375,8 +375,8 @@ def test_a_pull_behind_a_push_sees_it_whatever_is_lost(lost):
             batch = batch_of(range(10))
             rows = np.empty((10, 2), np.float32)
             behind = shard.push(batch, np.ones((10, 2), np.float32)).pull_per_key(batch, rows)
-            behind.wait()
-            assert behind.done
+            behind.result()
+            assert behind.done()
             assert np.all(rows == -times)
         if not lost:
             assert len(peer.asked) == 6

@@ -82,7 +82,7 @@ def push(channel, keys, grads):
 def pull(channel, count):
     batch = _core.KeyBatch(np.arange(count, dtype=np.uint64), SLOTS, WORKERS)
     rows = np.empty((count, 1), np.float32)
-    channel.begin(Op.PULL, 0, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=1).wait()
+    channel.begin(Op.PULL, 0, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=1).result()
     return rows[batch.inverse, 0]
 
 
@@ -96,9 +96,9 @@ def train(channel, rng, steps, wait_every):
         total[keys] -= grads[keys, 0]
         pushes.append(push(channel, keys, grads))
         if step % wait_every == wait_every - 1:
-            pushes[-1].wait()
+            pushes[-1].result()
     for pushed in pushes:
-        pushed.wait()
+        pushed.result()
     return total
 
 

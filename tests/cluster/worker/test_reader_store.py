@@ -32,14 +32,14 @@ def test_a_reader_sees_the_clocks_that_all_workers_have_ended():
             tables = list(pool.map(lambda store: store.table("t", optimizer=SGD), (one, two)))
         table = live.table("t")
         assert (table.spec, live.rank, live.num_workers, live.clock) == (tables[0].spec, 0, 1, 0)
-        tables[0].push(KEYS, -ONES).wait()
+        tables[0].push(KEYS, -ONES).result()
         one.tick()
         assert not table.pull(KEYS).any()  # at once: two has not ended the clock
         assert len(table) == 0
         two.tick()
         np.testing.assert_array_equal(tables[1].pull(KEYS), ONES)
         np.testing.assert_array_equal(table.pull(KEYS), ONES)
-        np.testing.assert_array_equal(table.pull_async(KEYS[::-1]).wait(), ONES)
+        np.testing.assert_array_equal(table.pull_async(KEYS[::-1]).result(), ONES)
         assert table.digest() == tables[0].digest()
         assert (len(table), table.sum().tolist(), table.norm(1), table.count()) == (500, [500.0], 500.0, 500)
         assert table.contains(np.array([3, 500], np.uint64)).tolist() == [True, False]

@@ -134,7 +134,7 @@ def is_within(span, outer):
 def test_a_pull_of_two_servers_has_a_span_for_itself_each_request_each_server_and_its_rows(spans):
     with cluster(2) as made, connect(made.address, consistency=shoal.ASP()) as store:
         table = store.table("user", dim=3, **SGD)
-        table.push(KEYS, np.ones((1000, 3), np.float32)).wait()
+        table.push(KEYS, np.ones((1000, 3), np.float32)).result()
         spans.clear()
         sent, received = (store.metrics()[name] for name in ("bytes_sent", "bytes_received"))
         table.pull(KEYS)
@@ -178,7 +178,7 @@ def test_the_span_of_the_caller_is_the_parent_also_if_the_call_ends_in_another_t
         spans.clear()
         with tracer.start_as_current_span("step") as step:
             future = table.pull_async(KEYS)
-        thread = threading.Thread(target=future.wait)
+        thread = threading.Thread(target=future.result)
         thread.start()
         thread.join()
         with tracer.start_as_current_span("next") as following:
@@ -201,7 +201,7 @@ def test_the_span_of_a_call_begins_before_its_keys_are_sorted_and_no_other_one_d
                 sorted_at.append(time.time_ns())
 
         monkeypatch.setattr(table, "_batch", sort_late)
-        table.push_pull(KEYS, ONES).wait()
+        table.push_pull(KEYS, ONES).result()
         push, pull = spans.one("push"), spans.one("pull")
         assert push.start_time < sorted_at[0] < pull.start_time
         with pytest.raises(ValueError, match="grads"):
@@ -227,14 +227,14 @@ def test_under_bsp_the_last_tick_has_the_time_of_the_step_and_a_pull_that_waited
     with cluster() as made, joined(made.address, 2, consistency=shoal.BSP(), tracing=True) as (one, two):
         table, _ = one.table("t", **SGD), two.table("t", **SGD)
         spans.clear()
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         one.tick()
         one.flush()
         ahead = table.pull_async(KEYS)
         eventually(lambda: one.metrics().get("deferred") == 1)
         two.tick()
         two.flush()
-        ahead.wait()
+        ahead.result()
     (kept,) = spans.below(spans.below(spans.one("push"))[0])
     assert spans.below(kept) == []  # the rows were not touched yet
     ticks = {span.attributes["shoal.worker"]: span for span in spans.named("tick")}
@@ -271,7 +271,7 @@ def test_other_calls_have_spans_without_the_times_of_servers(spans):
 
 def test_a_reader_is_traced_without_a_rank(spans):
     with cluster() as made, connect(made.address, consistency=shoal.ASP()) as store:
-        store.table("t", **SGD).push(KEYS, ONES).wait()
+        store.table("t", **SGD).push(KEYS, ONES).result()
         with connect(made.address, mode="read") as reader:
             spans.clear()
             reader.table("t").pull(KEYS)
@@ -283,7 +283,7 @@ def test_a_reader_is_traced_without_a_rank(spans):
 def test_a_launched_cluster_is_traced(spans):
     with shoal.launch(tracing=True, timeout=TIMEOUT) as store:
         table = store.table("t", **SGD)
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         table.pull(KEYS)
     (server,) = spans.below(spans.below(spans.one("pull"))[0])
     assert server.name == "shoal server"
@@ -295,7 +295,7 @@ def test_a_launched_cluster_is_traced(spans):
 def test_a_message_that_was_lost_is_an_event_of_its_request(spans):
     peer = Peer(0, 16, lambda number, asked: [] if number == 1 else None)
     with traced(peer, resend_after=0.05) as channel:
-        push(channel, [1, 2, 3]).wait()
+        push(channel, [1, 2, 3]).result()
     (request,) = spans.below(spans.one("push"))
     assert {event.name for event in request.events} == {"resent"}
     assert all(request.start_time <= event.timestamp <= request.end_time for event in request.events)
@@ -313,7 +313,7 @@ def test_the_span_of_a_server_is_in_the_middle_of_the_message_that_it_answered(s
 
     peer = Peer(0, 16, script)
     with traced(peer, resend_after=0.5) as channel:
-        push(channel, [1]).wait()
+        push(channel, [1]).result()
     (request,) = spans.below(spans.one("push"))
     (server,) = spans.below(request)
     (shard,) = spans.below(server)
@@ -328,7 +328,7 @@ def test_the_span_of_a_server_is_in_the_middle_of_the_message_that_it_answered(s
 def test_times_that_are_longer_than_the_request_are_cut_to_it(spans):
     peer = Peer(0, 16, lambda number, asked: answer(asked, Status.OK, timed=True, aux=0xFFFFFFFF))
     with traced(peer) as channel:
-        push(channel, [1]).wait()
+        push(channel, [1]).result()
     (request,) = spans.below(spans.one("push"))
     (server,) = spans.below(request)
     (shard,) = spans.below(server)
@@ -343,7 +343,7 @@ def test_a_call_that_fails_has_its_error_and_so_have_its_requests_without_an_ans
         eventually(lambda: channel.metrics().get("answers") == 1)
         channel.fail(shoal.NotConnectedError("the scheduler is gone"))
         with pytest.raises(shoal.NotConnectedError, match="is gone"):
-            future.wait()
+            future.result()
         call = spans.one("push")
         assert call.status.status_code == StatusCode.ERROR
         assert call.attributes["error.type"] == "NotConnectedError"
@@ -365,7 +365,7 @@ def test_a_refused_call_has_the_text_of_the_server(spans):
             Op.PUSH, table.shard.number, hashes=batch.hashes, begins=batch.native.offsets, values=wide, dim=3
         )
         with pytest.raises(shoal.ProtocolError, match="has dim 2"):
-            future.wait()
+            future.result()
         assert "has dim 2" in spans.one("push").status.description
         assert {event.name for event in spans.below(spans.one("push"))[0].events} == {"bad request", "resent"}
 
@@ -384,9 +384,9 @@ def test_a_server_that_does_not_know_the_flag_is_asked_again_without_it_and_then
 
     peer = Peer(0, 16, script)
     with traced(peer) as channel:
-        push(channel, [1, 2, 3]).wait()
-        push(channel, [1, 2, 3]).wait()
-        channel.tick().wait()
+        push(channel, [1, 2, 3]).result()
+        push(channel, [1, 2, 3]).result()
+        channel.tick().result()
     assert [(asked.op, asked.timed) for asked in peer.asked] == [
         (Op.PUSH, True),
         (Op.PUSH, False),
@@ -406,7 +406,7 @@ def test_slots_that_are_elsewhere_end_a_request_and_begin_another_one(spans):
         future = push(channel, [1, 2, 3])
         eventually(lambda: channel.metrics().get("refused"))
         channel.set_map(map_of(2, new.range))
-        future.wait()
+        future.result()
     call = spans.one("push")
     assert call.status.status_code == StatusCode.UNSET
     refused, taken = sorted(spans.below(call), key=lambda one: one.start_time)
@@ -424,9 +424,9 @@ def test_what_fails_at_the_end_of_a_span_is_logged_once_and_fails_no_call(spans,
     with traced(peer) as channel:
         ENDS.call = fail
         for _ in range(2):
-            push(channel, [1]).wait()
+            push(channel, [1]).result()
         ENDS.call = None
-        push(channel, [1]).wait()
+        push(channel, [1]).result()
     assert len(spans.named("push")) == 1
     assert [record.getMessage() for record in caplog.records if record.name == "shoal.tracing"] == [
         "spans are lost, this is reported once: RuntimeError('no exporter')"
@@ -436,7 +436,7 @@ def test_what_fails_at_the_end_of_a_span_is_logged_once_and_fails_no_call(spans,
 def test_what_is_called_at_the_end_of_a_span_may_call_the_store(spans):
     with cluster() as made, connect(made.address, consistency=shoal.ASP()) as store:
         table = store.table("t", **SGD)
-        table.push(KEYS, ONES).wait()
+        table.push(KEYS, ONES).result()
         seen = []
 
         def read(span):
@@ -457,10 +457,10 @@ def test_a_call_that_is_not_sampled_has_no_spans_and_asks_for_no_times(spans):
     peer = Peer(0, 16)
     with traced(peer) as channel:
         SAMPLER.root = ALWAYS_OFF
-        push(channel, [1]).wait()
-        channel.tick().wait()
+        push(channel, [1]).result()
+        channel.tick().result()
         SAMPLER.root = ALWAYS_ON
-        push(channel, [1]).wait()
+        push(channel, [1]).result()
     assert [asked.timed for asked in peer.asked] == [False, False, True]
     assert [span.name for span in spans.all if span.parent is None] == ["shoal push"]
 
@@ -470,7 +470,7 @@ def test_without_tracing_nothing_of_it_is_used_and_opentelemetry_is_not_imported
 import sys, numpy as np, shoal
 with shoal.launch() as store:
     table = store.table("t")
-    table.push(np.arange(9, dtype=np.uint64), np.ones(9, np.float32)).wait()
+    table.push(np.arange(9, dtype=np.uint64), np.ones(9, np.float32)).result()
     store.tick()
     table.pull(np.arange(9, dtype=np.uint64))
     print(type(store.channel).__name__, type(store.channel._requests).__name__)
@@ -483,7 +483,7 @@ print(sorted(name for name in sys.modules if "opentelemetry" in name or name.end
 def test_an_untraced_store_sends_no_flag():
     peer = Peer(0, 16)
     channel = Channel(Requests(ME, map_of(1, peer.range)), timeout=TIMEOUT)
-    push(channel, [1]).wait()
+    push(channel, [1]).result()
     channel.close()
     peer.close()
     assert not peer.asked[0].timed
@@ -500,14 +500,14 @@ def test_a_fork_of_a_traced_store_raises_as_that_of_any_other_also_while_spans_a
             may_end.wait(TIMEOUT)
 
         ENDS.call = make
-        thread = threading.Thread(target=future.wait)
+        thread = threading.Thread(target=future.result)
         thread.start()
         assert is_making.wait(TIMEOUT)
 
         def use():
             with pytest.raises(shoal.WrongProcessError):
                 table.pull(KEYS)
-            future.wait()  # it was done before the fork
+            future.result()  # it was done before the fork
             return "raised"
 
         try:

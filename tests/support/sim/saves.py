@@ -280,13 +280,10 @@ class _Future:
     def __init__(self, call):
         self.call = call
 
-    def wait(self, seconds=None):
+    def result(self, seconds=None):
         current().wait(lambda: self.call.done, seconds)
         if self.call.done and self.call.error is not None:
             raise self.call.error
-
-    def result(self):
-        self.wait()
         return self.call.result
 
 

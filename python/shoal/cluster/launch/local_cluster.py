@@ -478,7 +478,7 @@ def launch(
     >>> import shoal
     >>> with shoal.launch(servers=2) as store:
     ...     table = store.table("user", dim=2, optimizer=shoal.SGD(lr=1.0))
-    ...     table.push(np.array([7], np.uint64), np.ones((1, 2), np.float32)).wait()
+    ...     table.push(np.array([7], np.uint64), np.ones((1, 2), np.float32)).result()
     ...     store.tick()
     ...     table.pull(np.array([7], np.uint64)).tolist()
     [[-1.0, -1.0]]

@@ -9,9 +9,7 @@ Threads: any number of callers.
 from __future__ import annotations
 
 import contextlib
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -21,14 +19,14 @@ from shoal import _core
 from shoal.cluster.worker.cache import Cache
 from shoal.cluster.worker.cached_rows import CachedPull, CachedRows
 from shoal.cluster.worker.calls import Call
-from shoal.cluster.worker.channel import CallFuture, Channel
+from shoal.cluster.worker.channel import CallFuture, Channel, PendingCalls
 from shoal.cluster.worker.filters import Filter
 from shoal.cluster.worker.remote_shard import RemoteShard
 from shoal.consistency import Consistency
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
 from shoal.table.reductions import CHANGES_ROWS
-from shoal.table.shard import OTHER_STORE, pull_and_expand
+from shoal.table.shard import pull_and_expand
 from shoal.table.spec import TableSpec
 from shoal.user_functions import Description
 
@@ -37,25 +35,7 @@ Op = _core.Op
 MIN_KEYS = 16  # a call with fewer goes to the servers
 
 
-class _Requests(ABC):
-    """Several calls of which a caller waits for all: :class:`shoal.table.future.Waitable`."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-
-    @property
-    @abstractmethod
-    def calls(self) -> list[Call]:
-        """The calls that a later one comes after."""
-
-    def _wait(self, next_call: Callable[[], Call | None], timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (call := next_call()) is not None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self.channel.wait_until_settled(call, left)
-
-
-class PullFuture(_Requests):
+class PullFuture(PendingCalls):
     """A pull that was begun."""
 
     def __init__(self, channel: Channel, pull: CachedPull) -> None:
@@ -67,14 +47,13 @@ class PullFuture(_Requests):
         """The calls that a later one comes after."""
         return self._pull.calls
 
-    @property
-    def done(self) -> bool:
-        """Whether the rows are there, or it has failed."""
-        return self._pull.done
+    def next_call(self) -> Call | None:
+        """Do what can be done; return a call that the pull waits for."""
+        return self._pull.advance()
 
-    def wait(self, timeout: float | None = None) -> None:
+    def result(self, timeout: float | None = None) -> None:
         """Wait for the rows; raise the error of the pull."""
-        self._wait(self._pull.advance, timeout)
+        self._wait(timeout)
         if self._pull.error is not None:
             call = self._pull.call
             assert call is not None
@@ -83,7 +62,7 @@ class PullFuture(_Requests):
             raise self._pull.error
 
 
-class PushFuture(_Requests):
+class PushFuture(PendingCalls):
     """A push of which some gradients may be held back; waiting for it waits for the others."""
 
     def __init__(self, shard: CachedShard, channel: Channel, pushes: list[Call]) -> None:
@@ -96,14 +75,13 @@ class PushFuture(_Requests):
         """The calls that a later one comes after."""
         return self._pushes
 
-    @property
-    def done(self) -> bool:
-        """Whether what was sent is acknowledged, or has failed."""
-        return all(call.done for call in self._pushes)
+    def next_call(self) -> Call | None:
+        """Return the first call that is not settled."""
+        return next((call for call in self._pushes if not call.done), None)
 
-    def wait(self, timeout: float | None = None) -> None:
+    def result(self, timeout: float | None = None) -> None:
         """Wait until what was sent is acknowledged; raise its error."""
-        self._wait(lambda: next((call for call in self._pushes if not call.done), None), timeout)
+        self._wait(timeout)
         for call in self._pushes:
             self.channel.wait(call)
 
@@ -155,24 +133,16 @@ class CachedShard(RemoteShard):
 
     def after(self, requests: Sequence[Waitable], /) -> Self:
         """Return a view of the same rows, whose pulls and pushes begin when these requests have succeeded."""
-        others: list[Waitable] = []
-        calls = self.rows.flush()
-        for request in requests:
-            if not isinstance(request, _Requests):
-                others.append(request)
-                continue
-            if request.channel is not self._channel:
-                raise ValueError(OTHER_STORE)
-            calls += request.calls
-        view = super().after(others)
-        view._after = [*view._after, *calls]
+        held_back = self.rows.flush()
+        view = super().after(requests)
+        view._after = [*held_back, *view._after]
         return view
 
     # --- pulls and pushes -------------------------------------------------------------------------------------------
 
     def _forget_changed(self) -> None:
         """Keep no copy of how rows were before calls that have ended, whether or not anyone has waited for them."""
-        ended = [call for call in self._changes if call.done]
+        ended = [call for call in self._changes if call.done()]
         if ended:
             self.rows.forget()
             for call in ended:

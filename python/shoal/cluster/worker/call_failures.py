@@ -12,8 +12,12 @@ from shoal import _core
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.worker.calls import Call
 from shoal.errors import ShoalError
+from shoal.table.reductions import Function
 
-_UNAWAITED_OPS = frozenset({_core.Op.PUSH, _core.Op.TICK})  # calls that the caller need not wait for
+
+def _may_be_dropped(call: Call) -> bool:
+    """Whether the caller need not wait: of pushes, ticks, and functions of a user that change rows."""
+    return call.op in (_core.Op.PUSH, _core.Op.TICK) or (call.op == _core.Op.REDUCE and call.aux == Function.APPLY)
 
 
 class CallFailures:
@@ -25,7 +29,7 @@ class CallFailures:
 
     def add(self, call: Call, error: ShoalError, ids: Mapping[str, object]) -> None:
         """Log a failure with the names that find it in other logs, and keep its error if no thread may wait for it."""
-        if call.op in _UNAWAITED_OPS:
+        if _may_be_dropped(call):
             self._unobserved[call] = error
         log = self._log
         if log is not None:

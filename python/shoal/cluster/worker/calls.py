@@ -181,6 +181,7 @@ class Call:
     # others None.
     result: Any = None
     on_done: Callable[[Call], None] | None = None
+    callbacks: tuple[Callable[[], object], ...] = ()  # called after it is settled, without a lock
     find_error: Callable[[Any], ShoalError | None] | None = None
     trace: CallTrace | None = None  # of a call that is traced
     hashes: Hashes | None = None

@@ -39,8 +39,10 @@ import sys
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import zmq
 
@@ -67,13 +69,53 @@ _MAX_SLEEP_SECONDS = 1e6
 _MAX_REPLY_BYTES = 1 << 30
 
 
-class CallFuture:
-    """A submitted call: :class:`shoal.table.future.Waitable`."""
+class PendingCalls(ABC):
+    """Calls that are waited for one after another: :class:`shoal.table.future.Waitable`."""
 
-    __slots__ = ("call", "channel")
+    __slots__ = ("channel",)
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    @property
+    @abstractmethod
+    def calls(self) -> list[Call]:
+        """The calls that a later one comes after."""
+
+    @abstractmethod
+    def next_call(self) -> Call | None:
+        """Return the call that is to be waited for; None: all are settled. Submits what has become due. Any thread."""
+
+    @abstractmethod
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait until all are settled; raise the error of one that failed."""
+
+    def done(self) -> bool:
+        """Whether all are settled."""
+        return self.next_call() is None
+
+    def add_done_callback(self, fn: Callable[[Self], object], /) -> None:
+        """Call a function when all are settled, without the lock of the channel."""
+        call = self.next_call()
+        if call is None:
+            fn(self)
+        else:
+            self.channel.when_settled(call, lambda: self.add_done_callback(fn))
+
+    def _wait(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (call := self.next_call()) is not None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self.channel.wait_until_settled(call, left)
+
+
+class CallFuture(PendingCalls):
+    """A submitted call."""
+
+    __slots__ = ("call",)
 
     def __init__(self, channel: Channel, call: Call) -> None:
-        self.channel = channel
+        super().__init__(channel)
         self.call = call
 
     @property
@@ -81,18 +123,13 @@ class CallFuture:
         """The call."""
         return [self.call]
 
-    @property
-    def done(self) -> bool:
-        """Whether the call is settled."""
-        return self.call.done
+    def next_call(self) -> Call | None:
+        """Return the call, unless it is settled."""
+        return None if self.call.done else self.call
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the call is settled; raise its error."""
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait until the call is settled; return its result, or raise its error."""
         self.channel.wait(self.call, timeout)
-
-    def result(self) -> Any:
-        """Wait and return the result."""
-        self.wait()
         return self.call.result
 
 
@@ -127,6 +164,7 @@ class Channel:
         self._pending_bytes = 0  # of their arrays
         self._pushed: set[int] = set()  # tables pushed to in this clock
         self._failures = CallFailures(_log)
+        self._callbacks: deque[Callable[[], object]] = deque()  # of settled calls; they may take any lock
         self._is_open = True
         self._has_left = False
         self._sender = _core.ZeroCopySender(backend())
@@ -228,6 +266,9 @@ class Channel:
                     call.error = _closed()
                 if call.error is not None:
                     self._failures.add(call, call.error, self._requests.ids_of(call))
+                if call.callbacks:
+                    self._callbacks += call.callbacks
+                    self._poll_now.set()
                 if self._waiting:
                     self._changed.notify_all()
 
@@ -264,6 +305,20 @@ class Channel:
                     raise DeadlineExceededError(
                         f"the {call.name} is not done after {timeout:g} s; it continues: wait again, or longer"
                     )
+
+    def when_settled(self, call: Call, fn: Callable[[], object]) -> None:
+        """Call a function in the background thread when a call is settled, or here and now if it is already."""
+        self.check()
+        with self._lock:
+            if not call.done:
+                call.callbacks = (*call.callbacks, fn)
+                return
+        fn()
+
+    def _run_callbacks(self) -> None:
+        while self._callbacks:
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                self._callbacks.popleft()()
 
     def drain(self, timeout: float | None = None) -> None:
         """Wait until all calls made so far are settled, successfully or not."""
@@ -363,6 +418,7 @@ class Channel:
             self._background.join()
         if self._own_context:
             self._context.term()
+        self._run_callbacks()
 
     def __del__(self) -> None:
         if hasattr(self, "_background") and not sys.is_finalizing():
@@ -517,6 +573,7 @@ class Channel:
             if self._pending_calls and not self._has_io_leader:
                 self._process(self._poller.poll(0))
             wants_map = self._requests.wants_map
+        self._run_callbacks()
         if wants_map and self._refresh is not None:
             with contextlib.suppress(ShoalError):  # still wanted: fetched again at the next poll
                 self.set_map(self._refresh())

@@ -48,7 +48,7 @@ class RemoteLoadTarget:
         else:
             share = self._slots // len(given)
             room = np.repeat((given + np.uint64(share - 1)) // np.uint64(share), share)
-        self._begin(Op.LOAD_BEGIN, [room], count=len(room)).wait()
+        self._begin(Op.LOAD_BEGIN, [room], count=len(room)).result()
 
     def restore(self, rows: int, section: npt.NDArray[np.uint8], /) -> int:
         """Send the rows of a section; return their number without waiting for the servers."""
@@ -87,8 +87,8 @@ class RemoteLoadTarget:
         self._add(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
 
     def _add(self, future: CallFuture) -> None:
-        for call in [call for call in self._sent if call.done]:
-            call.wait()  # raises its error
+        for call in [call for call in self._sent if call.done()]:
+            call.result()  # raises its error
             self._sent.remove(call)
         self._sent.append(future)
 
@@ -98,9 +98,9 @@ class RemoteLoadTarget:
     def finish(self) -> None:
         """Replace the existing rows."""
         for call in self._sent:
-            call.wait()
+            call.result()
         numbers = [self.step, self._clock, *self._base]
-        self._begin(Op.LOAD_END, [np.array(numbers, np.uint64)], count=len(numbers)).wait()
+        self._begin(Op.LOAD_END, [np.array(numbers, np.uint64)], count=len(numbers)).result()
 
 
 def _cut_for(own: int, slots: int, size: int) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self, cast
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.cluster.worker.calls import Call
-from shoal.cluster.worker.channel import CallFuture, Channel
+from shoal.cluster.worker.channel import CallFuture, Channel, PendingCalls
 from shoal.cluster.worker.filters import Filter
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
@@ -89,7 +88,7 @@ class PushCallFuture(CallFuture):
         return pull() if self._is_bulk else PullAfterPush(self, self._mark, pull)
 
 
-class PullAfterPush:
+class PullAfterPush(PendingCalls):
     """A pull that sees the effect of a push.
 
     It is sent directly after the push. If nothing was sent again since, each endpoint took the two in this order;
@@ -97,6 +96,7 @@ class PullAfterPush:
     """
 
     def __init__(self, push: PushCallFuture, mark: int | None, pull: Callable[[], CallFuture]) -> None:
+        super().__init__(push.channel)
         self._push = push
         self._mark = mark
         self._pull = pull
@@ -108,40 +108,23 @@ class PullAfterPush:
         """The calls that a later one comes after: a pull that is repeated may see more than the push."""
         return [self._push.call] if self._pulled is None else [self._push.call, self._pulled.call]
 
-    @property
-    def channel(self) -> Channel:
-        """Where they were submitted."""
-        return self._push.channel
-
-    def _next(self) -> CallFuture | None:
+    def next_call(self) -> Call | None:
         """Return a call that this one waits for, after repeating the pull where it has to be; None: it is done."""
-        if not self._push.done:
-            return self._push
+        if not self._push.call.done:
+            return self._push.call
         with self._lock:
-            is_last = self._mark is None or self._mark == self._push.channel.repetitions
-            if self._pulled is None or (self._pulled.done and not is_last and self._push.call.error is None):
+            is_last = self._mark is None or self._mark == self.channel.repetitions
+            if self._pulled is None or (self._pulled.done() and not is_last and self._push.call.error is None):
                 self._mark = None
                 self._pulled = self._pull()
-            return None if self._pulled.done else self._pulled
+            return self._pulled.next_call()
 
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to wait for."""
-        return self._next() is None
-
-    def wait(self, timeout: float | None = None) -> None:
+    def result(self, timeout: float | None = None) -> None:
         """Wait for the pulls, one after another, and for the push."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (call := self._next()) is not None:
-            self.channel.wait_until_settled(call.call, _left(deadline))
-        self._push.wait()
+        self._wait(timeout)
+        self._push.result()
         assert self._pulled is not None
-        self._pulled.wait()
-
-
-def _left(deadline: float | None) -> float | None:
-    """Return the seconds until a deadline."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+        self._pulled.result()
 
 
 def _pull(
@@ -197,7 +180,7 @@ class RemoteShard:
         """Return a view of the same rows, whose pulls and pushes begin when these requests have succeeded."""
         calls: list[Call] = []
         for request in requests:
-            if not isinstance(request, CallFuture | PullAfterPush) or request.channel is not self._channel:
+            if not isinstance(request, PendingCalls) or request.channel is not self._channel:
                 raise ValueError(OTHER_STORE)
             calls += request.calls
         view = copy.copy(self)
@@ -293,7 +276,7 @@ class RemoteShard:
             values=rows,
             dim=rows.shape[1],
             after=self._after,
-        ).wait()
+        ).result()
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
         """Remove rows; return how many existed."""
@@ -302,7 +285,7 @@ class RemoteShard:
     def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
         """Return which rows exist."""
         there = np.zeros(len(batch), np.uint8)
-        self._begin(Op.CONTAINS, hashes=batch.hashes, begins=batch.offsets, out=there).wait()
+        self._begin(Op.CONTAINS, hashes=batch.hashes, begins=batch.offsets, out=there).result()
         return there
 
     def columns(self) -> list[str]:
@@ -313,7 +296,7 @@ class RemoteShard:
         """Read one column."""
         width = list(self._columns.values())[column]
         values = np.empty((len(batch), width), np.float32)
-        self._begin(Op.STATE, hashes=batch.hashes, begins=batch.offsets, out=values, aux=column, dim=width).wait()
+        self._begin(Op.STATE, hashes=batch.hashes, begins=batch.offsets, out=values, aux=column, dim=width).result()
         return values
 
     def metadata_names(self) -> list[str]:

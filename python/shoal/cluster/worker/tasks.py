@@ -177,7 +177,7 @@ class TaskCoordinator:
         errors = []
         for call in calls:
             try:
-                call.wait(timeout)
+                call.result(timeout)
             except ShoalError as error:
                 errors.append(error)
         if errors:
@@ -191,4 +191,4 @@ class TaskCoordinator:
         Those that have no slots any more have cancelled it.
         """
         number = np.array([self._number], np.uint64)
-        self._channel.begin(Op.SAVE_END, 0, payload=[number], count=1).wait(timeout)
+        self._channel.begin(Op.SAVE_END, 0, payload=[number], count=1).result(timeout)
