@@ -108,7 +108,7 @@ def test_each_example_of_each_help_runs(logs, tmp_path, capsys):
     commands = list(dict.fromkeys(commands))
     assert len(commands) >= 19
     shell = [sys.executable, "-c", SHELL]
-    env = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     done = subprocess.run(shell, input=json.dumps(commands), env=env, stdout=subprocess.PIPE, text=True, check=True)
     ran = [json.loads(line) for line in done.stdout.splitlines()]
     assert [command for command, *_ in ran] == commands

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 
@@ -89,8 +88,7 @@ def test_the_status_of_a_cluster_prints_what_its_members_say_in_one_line_each():
 
 
 def test_no_answer_and_no_warning_controls_the_terminal(capsys):
-    arguments = argparse.Namespace(json=False, quiet=False)
-    emit(Answer(EVIL, {}), arguments)
+    emit(Answer(EVIL, {}), json=False, quiet=False)
     assert main(["inspect", f"no\x1b[2J\x9b{EVIL[:8]}"]) != 0
     told = capsys.readouterr()
     assert not unsafe(told.out)

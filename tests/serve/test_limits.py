@@ -360,15 +360,13 @@ def test_a_limit_is_above_zero(limit):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--max-body", "0", "'0' is not a size above 0"),
-        ("--max-decoded", "much", "'much' is not a size"),
-        ("--max-in-flight", "-1", "'-1' is not a size"),
-        ("--max-connections", "0", "'0' is not a number of 1 or more"),
-        ("--request-timeout", "nan", "'nan' is not a number of seconds above 0"),
+        ("--max-body", "0", ": 0 is not a size above 0"),
+        ("--max-decoded", "much", ": 'much' is not a size"),
+        ("--max-in-flight", "-1", ": -1 is not a size"),
+        ("--max-connections", "0", " is 0: pass 1 or more"),
+        ("--request-timeout", "nan", " is nan: pass a number above 0"),
     ],
 )
 def test_an_option_out_of_range_is_named(folder, capsys, option, value, message):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["serve", str(folder), f"{option}={value}"])
-    told = capsys.readouterr().err
-    assert f"argument {option}: {message}" in told
+    assert cli.main(["serve", str(folder), f"{option}={value}"]) == 2
+    assert f"{option}{message}" in capsys.readouterr().err

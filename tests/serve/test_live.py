@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -17,7 +16,7 @@ from live_serving import (
     serving,
 )
 from serving import ask, exported, instances, predict, sparse_data
-from shoal.cli.serve import _live
+from shoal.cli.serve import Serve, _live
 from shoal.serve import LiveModel
 from shoal.serve.live import by_keys
 from stores import joined
@@ -62,19 +61,15 @@ def test_an_export_describes_what_the_tables_do_not(rng, tmp_path):
         model = shoal.FactorizationMachine(4, store=store, table="fm", seed=7)
         model.partial_fit(batch)
         store.flush()
-        how = {"watch": None, "config": None, "no_verify": False, "cache": None, "threads": None}
-        arguments = argparse.Namespace(path=f"{made.address}/fm", like=str(export), **how)
-        with _live(arguments)() as live:
+        options = Serve(path=f"{made.address}/fm", like=str(export))
+        with _live(options)() as live:
             np.testing.assert_allclose(live.now.predictor.predict_proba(batch), model.predict_proba(batch), rtol=1e-6)
-        arguments.path = f"{made.address}/other"
         with pytest.raises(ValueError, match="a model whose table is 'fm', and 'other' is to be served"):
-            _live(arguments)
-        arguments.like = None
+            _live(Serve(path=f"{made.address}/other", like=str(export)))
         with pytest.raises(ValueError, match="no table 'other': its tables are 'fm', "):
-            _live(arguments)()
-        arguments.path = f"{made.address}/fm factors"
+            _live(Serve(path=f"{made.address}/other"))()
         with pytest.raises(ValueError, match="tcp://HOST:PORT/TABLE"):
-            _live(argparse.Namespace(path=made.address, like=None, **how))
+            _live(Serve(path=made.address))
 
 
 def test_requests_fail_while_the_connection_is_lost_and_it_is_made_anew(rng):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from cluster_standin import cluster  # noqa: E402
 from live_serving import serving  # noqa: E402
 from serving import ask, exported, predict  # noqa: E402
 from shoal.cli.ctr import open_config_reader  # noqa: E402
-from shoal.cli.serve import _live  # noqa: E402
+from shoal.cli.serve import Serve, _live  # noqa: E402
 from shoal.cluster.launch import local_cluster  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
 from shoal.serve import LiveModel  # noqa: E402
@@ -80,8 +79,7 @@ def instances(logs: Path, form: str) -> list[Any]:
 
 def asked(address: str, **how: Any) -> LiveModel:
     """Make the model that ``shoal serve`` serves."""
-    usual = {"path": address, "like": None, "config": None, "watch": None, "no_verify": False, "cache": None}
-    found: LiveModel = _live(argparse.Namespace(**{**usual, "threads": None, **how}))()
+    found: LiveModel = _live(Serve(path=address, **how))()
     return found
 
 

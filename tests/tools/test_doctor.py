@@ -191,7 +191,7 @@ def test_a_scheduler_that_is_not_there_is_a_problem(quick, capsys, arguments, sa
     ("arguments", "says"),
     [
         (["host:5570"], "is not an address"),
-        (["--servers", "0"], "--servers 0"),
+        (["--servers", "0"], "--servers is 0"),
         (["--replicas", "1"], "--replicas 1"),
         (["--dir", "/nowhere/at/all"], "no such directory"),
         (["--keys", "10", "--dim", "0"], "dim"),

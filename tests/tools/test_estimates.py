@@ -183,7 +183,7 @@ def test_the_command_measures_and_its_rates_can_be_used_again(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--keys", "many"], "'many' is not a number"),
+        (["--keys", "many"], "'many' is not a whole number"),
         (["--keys", "1.5"], "is not a whole number"),
         (["--keys", "0", "--no-measure"], "keys must be a whole number of at least 1"),
         (["--keys", "9", "--optimizer", "magic"], "unknown optimizer 'magic'; choose from adagrad, adam, adamw, ftrl"),

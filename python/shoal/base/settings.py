@@ -19,10 +19,9 @@ import functools
 import importlib
 import json
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Struct
@@ -59,8 +58,12 @@ class Setting(Struct, frozen=True):
         ``module:function`` that reads the value, and raises ValueError if it is wrong.
     variable : str
         The environment variable that has the value if it is not given.
+    negated : str
+        What the option ``--no-NAME`` of a truth value that is true by default means.
     const : object
         The value of the option without a word.
+    models : tuple of str
+        The kinds of models that it is for: lr, fm, ctr; empty: all.
     positional : bool
         Whether the command line has it as an argument, not as an option.
     several : bool
@@ -79,7 +82,9 @@ class Setting(Struct, frozen=True):
     unset: str = ""
     check: str = ""
     variable: str = ""
+    negated: str = ""
     const: Any = None
+    models: tuple[str, ...] = ()
     positional: bool = False
     several: bool = False
     in_file: bool = True
@@ -99,6 +104,7 @@ class Field(Struct, frozen=True):
 
     name: str
     kinds: tuple[type, ...]
+    item: type
     choices: tuple[str, ...]
     section: type[Config] | None
     default: Any
@@ -130,6 +136,8 @@ class Field(Struct, frozen=True):
             value = os.fspath(value)
         if type(value) is int and float in self.kinds and int not in self.kinds:
             value = float(value)
+        if isinstance(value, tuple) and not all(type(one) is self.item for one in value):
+            raise TypeError(f"{self.name} is {value!r:.80}: pass a list of {self.item.__name__}")
         if type(value) not in self.kinds:
             if isinstance(value, Mapping) and dict in self.kinds:
                 return dict(value)
@@ -189,28 +197,51 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @functools.cache
 def fields(kind: type[Config]) -> tuple[Field, ...]:
     """Return the fields of a configuration, in their order."""
-    hints = get_type_hints(kind, include_extras=True)
-    return tuple(_field(one, hints[one.name]) for one in msgspec.structs.fields(kind))
+    return tuple(map(_field, msgspec.structs.fields(kind)))
 
 
-def _field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
+def _field(info: msgspec.structs.FieldInfo) -> Field:
     default = info.default if info.default_factory is NODEFAULT else info.default_factory()
+    hint = next((one for one in get_args(info.type) if get_origin(one) is Annotated), info.type)  # of one or None
     inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     setting = next((one for one in said if isinstance(one, Setting)), None)
     if isinstance(inner, type) and issubclass(inner, Config):
-        what = (inner.__doc__ or "").partition("\n")[0]
-        return Field(info.name, (), (), inner, default, setting or Setting(what))
+        what = " ".join((inner.__doc__ or "").split())
+        return Field(info.name, (), str, (), inner, default, setting or Setting(what))
     if setting is None:
         raise TypeError(f"field {info.name!r} has no Setting")
+    item: type = str
     kinds: list[type] = []
     choices: list[str] = []
     for one in get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,):
         if get_origin(one) is Literal:
             choices += get_args(one)
             kinds.append(str)
+        elif get_origin(one) is tuple:
+            item = get_args(one)[0]
+            kinds.append(tuple)
         elif one is not NoneType:
             kinds.append(get_origin(one) or one)
-    return Field(info.name, tuple(kinds), tuple(choices), None, default, setting)
+    return Field(info.name, tuple(kinds), item, tuple(choices), None, default, setting)
+
+
+def from_environment(config: C, environment: Mapping[str, str]) -> C:
+    """Return a configuration with the values of environment variables where it has none.
+
+    Raises
+    ------
+    ValueError
+        A variable is out of bounds: the message has its name.
+    """
+    found: dict[str, Any] = {}
+    for field in fields(type(config)):
+        text = environment.get(field.setting.variable) if field.setting.variable else None
+        if text and getattr(config, field.name) is None:
+            try:
+                found[field.name] = field.checked(int(text) if int in field.kinds and text.isdigit() else text)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{field.setting.variable} in the environment: {error}") from None
+    return msgspec.structs.replace(config, **found) if found else config
 
 
 # ---- reading and writing ---------------------------------------------------------------------------------------------
@@ -254,13 +285,9 @@ def check_names(given: Mapping[str, Any] | Sequence[str], known: Sequence[str] |
 
 
 def read_file(file: str) -> dict[str, Any]:
-    """Read a TOML file.
+    """Read a TOML file; ValueError if it is none."""
+    import tomllib  # takes 3 ms, and most runs have no file
 
-    Raises
-    ------
-    ValueError
-        It is none.
-    """
     try:
         with open(file, "rb") as opened:
             return tomllib.load(opened)

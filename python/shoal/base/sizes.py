@@ -18,6 +18,12 @@ def memory_bytes(memory: object) -> int:
     return found
 
 
+def check_size(size: int | str) -> None:
+    """Raise ValueError unless a number of bytes above 0 is given, or text of one."""
+    if (parse_size(size) if isinstance(size, str) else size) < 1:
+        raise ValueError(f"{size!r} is not a size above 0: write it as 8GiB, 512M or 100000")
+
+
 def parse_size(text: str) -> int:
     """Parse a number of bytes: 8GiB, 8G, 1.5g, 512 MB or 100000; units are powers of 1024."""
     found = _SIZE.fullmatch(text.strip())

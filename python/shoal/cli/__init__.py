@@ -1,6 +1,6 @@
 """The command ``shoal``: training, evaluation, serving, and the processes of a cluster.
 
-Every command is a function of parsed arguments that returns an answer: text for people, one JSON object for programs
+A command is a function of a configuration that returns an answer: text for people, one JSON object for programs
 (``--json``). Results go to standard output; progress bars, warnings and errors to standard error.
 
     exit status   0   success
@@ -11,13 +11,11 @@ Every command is a function of parsed arguments that returns an answer: text for
 Expected errors are one line, never a traceback. Of the commands, only the one that runs is imported; heavy imports
 happen in the functions that need them.
 
+    options.py     commands, and their options, which follow from the fields of their configuration
     answers.py     the results of commands, and their output
-    arguments.py   parsers, and options that several commands share
-    version.py     ``shoal --version``
-    train_options.py, train_summary.py
-                   the options of ``train``, and its results
+    reading.py     the options and the readers of data
     one file per command
-                   add(commands), which adds its parser, and the function that runs it
+                   COMMANDS: its name, examples, configuration and function
 
 One rule for arguments: what a command reads as a model, checkpoint or export is positional, examples are ``--data``,
 and what it writes is ``--output``.
@@ -37,8 +35,8 @@ from contextlib import ExitStack
 
 from shoal.base.interrupts import status_of, terminable
 from shoal.base.streams import open_closed_streams
-from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, naming, one_line, warn
-from shoal.cli.arguments import command, log_events
+from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, log_events, naming, one_line, warn
+from shoal.cli.options import Command, Group, add_command, make_parser, option_names, options_of
 from shoal.cli.version import Version
 
 EXAMPLES = """\
@@ -61,15 +59,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str], ended: ExitStack) -> int:
     """Run a command; return the exit status."""
-    options: Collection[str] = ()
+    names: Collection[str] = ()
+    answer: Answer
     try:
-        arguments = parser(words[0] if words[0] in {*_MODULES, "--version"} else None).parse_args(words)
-        options = vars(arguments).keys()
-        ended.enter_context(log_events(arguments))
+        arguments = vars(parser(words[0] if words[0] in {*_MODULES, "--version"} else None).parse_args(words))
+        command: Command | None = arguments.get("command")
+        if command is None:
+            old = argparse.Namespace(**arguments)
+            names = arguments.keys()
+            ended.enter_context(
+                log_events(arguments.get("log_role", ""), arguments.get("log_format"), quiet=arguments["quiet"])
+            )
+            with terminable():
+                answer = old.run(old)
+                with naming("standard output"):
+                    emit(answer, json=old.json, quiet=old.quiet)
+            return answer.status
+        names = option_names(command)
+        ended.enter_context(log_events(command.role, arguments.get("log_format"), quiet=arguments.get("quiet", False)))
+        options = options_of(command, arguments)
         with terminable():
-            answer: Answer = arguments.run(arguments)
+            answer = command.run(options)
             with naming("standard output"):
-                emit(answer, arguments)
+                emit(answer, json=arguments.get("json", False), quiet=arguments.get("quiet", False))
     except KeyboardInterrupt as interrupt:
         warn("interrupted")
         return status_of(interrupt)
@@ -83,14 +95,14 @@ def _run(words: list[str], ended: ExitStack) -> int:
         NotADirectoryError,
         PermissionError,
     ) as error:
-        warn(one_line(error, options), logging.ERROR)  # an ImportError: the message names the extra to install
+        warn(one_line(error, names), logging.ERROR)  # an ImportError: the message names the extra to install
         return WRONG_INPUT
     except Exception as error:
         from shoal.errors import ShoalError
 
         if not isinstance(error, ShoalError | OSError | MemoryError):
             raise
-        warn(one_line(error, options), logging.ERROR)
+        warn(one_line(error, names), logging.ERROR)
         return WRONG_INPUT if getattr(error, "errno", None) in _NO_SUCH_PLACE else FAILED
     return answer.status
 
@@ -153,19 +165,30 @@ _MODULES = {
     "keygen": ("keygen",),
     "estimate": ("estimate",),
     "doctor": ("doctor",),
+    "completion": ("completion",),
 }
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Create the parser of all commands."""
-    whole = command(None, "shoal", "Train, evaluate and serve sparse models; run a parameter server.", EXAMPLES)
+    """Create the parser of all commands, or only of the one that runs: the others are not imported.
+
+    ``--version`` needs none.
+    """
+    whole = make_parser("shoal", "Train, evaluate and serve sparse models; run a parameter server.", EXAMPLES)
     whole.add_argument("--version", action=Version, help="print version, build and CPU features and exit")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
     wanted = _MODULES.values() if only is None else [_MODULES.get(only, ())]
-    for names in dict.fromkeys(wanted):
+    for modules in dict.fromkeys(wanted):
         among = commands
-        for name in names:  # of two, the first returns what the second adds its command to
-            among = importlib.import_module(f"shoal.cli.{name}").add(among)
-    if only is None:
-        importlib.import_module("shoal.cli.completion").add(commands, whole)
+        for module in modules:
+            loaded = importlib.import_module(f"shoal.cli.{module}")
+            if not hasattr(loaded, "COMMANDS"):
+                among = loaded.add(among)
+                continue
+            for one in loaded.COMMANDS:
+                if isinstance(one, Group):  # what follows is below it
+                    group = make_parser(one.name, one.what, one.examples, commands)
+                    among = group.add_subparsers(title=one.title, metavar=one.metavar, required=True)
+                else:
+                    add_command(among, one)
     return whole

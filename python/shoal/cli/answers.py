@@ -5,14 +5,16 @@ This is the only module of the package that prints.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import msgspec
 
 from shoal.base import logs
 from shoal.base.streams import escape_json, escape_lines, write_stderr, write_text
@@ -22,8 +24,7 @@ DONE, FAILED, WRONG_INPUT = 0, 1, 2
 _log = logging.getLogger("shoal.cli")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """The result of a command: ``text`` for people, or ``facts`` as JSON, both empty if there is none; exit status."""
 
     text: str
@@ -36,14 +37,22 @@ def _print(line: str) -> None:
     write_text(sys.stdout, line + "\n")
 
 
-def emit(answer: Answer, arguments: argparse.Namespace) -> None:
-    """Print the answer as text or JSON, as the arguments ask for."""
-    if arguments.json and answer.facts:
-        import msgspec
-
+def emit(answer: Answer, *, json: bool, quiet: bool) -> None:
+    """Print the answer as JSON, or as text unless it is to be quiet."""
+    if json and answer.facts:
         _print(escape_json(msgspec.json.encode(answer.facts).decode()))
-    elif answer.text and not (arguments.json or arguments.quiet):
+    elif answer.text and not (json or quiet):
         _print(escape_lines(answer.text))
+
+
+def log_events(role: str, form: Literal["text", "json"] | None, *, quiet: bool) -> AbstractContextManager[None]:
+    """Log to standard error as a role of a cluster, for the length of a ``with`` block; without a role nothing."""
+    if not role:
+        return nullcontext()
+    chosen = form or logs.find_log_format(os.environ) or "text"
+    # Of a command that prints its results, only warnings are of interest to people.
+    level = logging.INFO if chosen == "json" or role != "worker" else logging.WARNING
+    return logs.logging_to_stderr(chosen, level=logging.ERROR if quiet else level, role=role)
 
 
 def clear_screen() -> None:
@@ -109,7 +118,7 @@ def in_options(text: str, options: Collection[str]) -> str:
     text = re.sub(r"\w+='\w+' \((--[\w-]+)\)", r"\1", text)  # or one with another name
     keyword = rf"(?<![\w-])(?P<name>{names})=(?:True\b|'(?P<value>[\w-]+)'|(?=[\s),;:?]|$))"
     text = re.sub(keyword, option, text)
-    return re.sub(rf"^(?P<name>{names})(?P<value>)(?= (?:is|holds|must) )", option, text)
+    return re.sub(rf"^(?P<name>{names})(?P<value>)(?=(?: (?:is|holds|must) |: ))", option, text)
 
 
 @contextlib.contextmanager

@@ -65,8 +65,6 @@ def command(
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,
     }
-    if among is None:
-        return Parser(prog=name, **described)
     parser: argparse.ArgumentParser = among.add_parser(name.split()[-1], help=what, **described)
     parser.set_defaults(run=run)
     return parser

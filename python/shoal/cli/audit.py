@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from typing import Any
+from typing import Annotated
 
+from shoal.base.defaults import BATCH_SIZE
+from shoal.base.settings import Setting
 from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import (
-    FORMATS,
-    columns,
-    command,
-    format_of,
-    machine,
-    open_reader,
-    reading,
-    schema_of,
-    with_known_columns,
-)
+from shoal.cli.options import Command, Output
+from shoal.cli.reading import Reading, format_of, open_reader, schema_of, with_known_columns
+from shoal.config import BatchSize, ReaderConfig
 
 _SHOWN = 10  # shared keys in the text; --json has all
 
@@ -33,38 +26,27 @@ and of all occurrences. It reads whole batches until it has the number of exampl
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    parser = command(commands, "audit", "Count the hash collisions of the features of a file.", EXAMPLES, audit)
-    parser.add_argument(
-        "--data", required=True, nargs="+", metavar="FILE", help="examples: files, patterns, URLs, or -"
-    )
-    parser.add_argument(
-        "--format", choices=FORMATS, help="format of the files (default: detected from the first line and the name)"
-    )
-    parser.add_argument(
-        "--examples", type=int, default=100_000, metavar="N", help="number of examples to read (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--bits",
-        type=_bits,
-        default=(18, 22, 24),
-        metavar="A,B,...",
-        help="table sizes to compare with, as powers of two (default: 18,22,24)",
-    )
-    columns(parser)
-    reading(parser)
-    machine(parser, threads=False)
+class Audit(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    data: ReaderConfig = ReaderConfig()
+    batch_size: BatchSize = BATCH_SIZE
+    examples: Annotated[int, Setting("number of examples to read", ge=1, metavar="N")] = 100_000
+    bits: Annotated[
+        tuple[int, ...],
+        Setting("table sizes to compare with, as powers of two", metavar="A,B,...", unset="18,22,24"),
+    ] = (18, 22, 24)
 
 
-def audit(arguments: argparse.Namespace) -> Answer:
+def audit(options: Audit) -> Answer:
     """Count the collisions in a sample."""
     from shoal import data
 
-    form = format_of(arguments, arguments.data)
-    reader = open_reader(arguments.data, form, arguments, schema_of(arguments))
-    reader = with_known_columns(reader, arguments.ignore or ())
-    found = data.audit(reader, examples=arguments.examples, bits=arguments.bits)
+    config = options.data
+    form = format_of(config.data, config.format, quiet=options.quiet)
+    reader = open_reader(config.data, form, Reading.of(config, options.batch_size), schema_of(config, form))
+    reader = with_known_columns(reader, config.ignore)
+    found = data.audit(reader, examples=options.examples, bits=options.bits)
     lines = [
         f"{'examples':<12} {found.examples:,}",
         f"{'features':<12} {found.features:,}, {found.texts:,} distinct",
@@ -86,8 +68,4 @@ def _shared(keys: int) -> str:
     return f"{keys:,} {'key is' if keys == 1 else 'keys are'} shared"
 
 
-def _bits(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers: write it as 18,22,24") from None
+COMMANDS = (Command("audit", "Count the hash collisions of the features of a file.", EXAMPLES, Audit, audit),)

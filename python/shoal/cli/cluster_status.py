@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec.structs import replace
 
 from shoal.base.interrupts import status_of
+from shoal.base.settings import Setting, from_environment
 from shoal.base.streams import escape_text
 from shoal.base.suggest import nearest
 from shoal.cli.answers import FAILED, Answer, clear_screen, emit, naming, warn
-from shoal.cli.arguments import command, machine, scheduler_options, seconds
+from shoal.cli.options import Command, Output
+from shoal.config import Curve
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -36,86 +39,91 @@ Ctrl-C; while the scheduler does not answer, it continues to ask. With --json it
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    parser = command(
-        commands, "cluster", "Show the members of a running cluster, move its slots, or end it.", EXAMPLES, run
-    )
-    parser.add_argument("address", metavar="ADDRESS", help="tcp://HOST:PORT of the scheduler")
-    parser.add_argument(
-        "action",
-        metavar="status|drain|rebalance|stop",
-        help="print the status; move the slots of a server away and end it; distribute slots evenly; end the cluster; "
-        "it may also come before ADDRESS",
-    )
-    parser.add_argument("server", metavar="SERVER", nargs="?", type=int, help="rank of the server to drain")
-    parser.add_argument(
-        "--by",
-        metavar="WHAT",
-        choices=["slots", "rows", "bytes", "load"],
-        help="what rebalance makes equal: slots, rows, bytes of rows, or load, the rows read or changed in the "
-        "last 20 heartbeats (default: slots)",
-    )
-    parser.add_argument(
-        "--watch",
-        type=seconds,
-        nargs="?",
-        const=2.0,
-        metavar="SECONDS",
-        help="print the status again and again, with this pause (without a number: %(const)s), until Ctrl-C",
-    )
-    scheduler_options(parser)
-    machine(parser, threads=False)
-
-
 _ACTIONS = ("status", "drain", "rebalance", "stop")
 
 
-def run(arguments: argparse.Namespace) -> Answer:
+class Cluster(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    address: Annotated[str, Setting("tcp://HOST:PORT of the scheduler", metavar="ADDRESS", positional=True)]
+    action: Annotated[
+        str,
+        Setting(
+            "print the status; move the slots of a server away and end it; distribute slots evenly; end the cluster; "
+            "it may also come before ADDRESS",
+            metavar="status|drain|rebalance|stop",
+            positional=True,
+        ),
+    ]
+    server: Annotated[int | None, Setting("rank of the server to drain", ge=0, metavar="SERVER", positional=True)] = (
+        None
+    )
+    by: Annotated[
+        Literal["slots", "rows", "bytes", "load"] | None,
+        Setting(
+            "what rebalance makes equal: slots, rows, bytes of rows, or load, the rows read or changed in the last 20 "
+            "heartbeats",
+            metavar="WHAT",
+            unset="slots",
+        ),
+    ] = None
+    watch: Annotated[
+        float | None,
+        Setting(
+            "print the status again and again, with this pause (without a number: 2), until Ctrl-C",
+            gt=0,
+            metavar="SECONDS",
+            const=2.0,
+        ),
+    ] = None
+    curve: Curve = None
+    timeout: Annotated[float, Setting("seconds to wait for the scheduler", gt=0, metavar="S")] = 10.0
+
+
+def run(options: Cluster) -> Answer:
     """Ask the scheduler for the status, and describe it; or ask it to move slots, or to end the cluster."""
-    if arguments.address in _ACTIONS:
-        arguments.address, arguments.action = arguments.action, arguments.address
-    if arguments.action not in _ACTIONS:
-        near = nearest(arguments.action, _ACTIONS)
+    if options.address in _ACTIONS:
+        options = replace(options, address=options.action, action=options.address)
+    if options.action not in _ACTIONS:
+        near = nearest(options.action, _ACTIONS)
         hint = "" if near is None else f": did you mean {near}?"
-        raise ValueError(f"{arguments.action!r} is none of {', '.join(_ACTIONS)}{hint}")
-    if (arguments.action == "drain") != (arguments.server is not None):
+        raise ValueError(f"{options.action!r} is none of {', '.join(_ACTIONS)}{hint}")
+    if (options.action == "drain") != (options.server is not None):
         raise ValueError("drain takes the rank of a server, and the other actions take none: write drain 2, or status")
-    if arguments.by is not None and arguments.action != "rebalance":
-        raise ValueError(f"--by is for rebalance: remove it from {arguments.action}")
-    if arguments.watch is not None and arguments.action != "status":
-        raise ValueError(f"--watch is for status: remove it from {arguments.action}")
-    if arguments.action == "status":
-        return _status(arguments) if arguments.watch is None else _watch(arguments)
-    with _connect(arguments) as client:
-        if arguments.action == "drain":
-            text = client.drain(arguments.server, timeout=arguments.timeout)
-        elif arguments.action == "rebalance":
-            text = client.rebalance(by=arguments.by or "slots", timeout=arguments.timeout)
+    if options.by is not None and options.action != "rebalance":
+        raise ValueError(f"--by is for rebalance: remove it from {options.action}")
+    if options.watch is not None and options.action != "status":
+        raise ValueError(f"--watch is for status: remove it from {options.action}")
+    if options.action == "status":
+        return _status(options) if options.watch is None else _watch(options)
+    with _connect(options) as client:
+        if options.action == "drain":
+            text = client.drain(options.server or 0, timeout=options.timeout)
+        elif options.action == "rebalance":
+            text = client.rebalance(by=options.by or "slots", timeout=options.timeout)
         else:
-            text = client.stop_cluster(timeout=arguments.timeout)
+            text = client.stop_cluster(timeout=options.timeout)
     return Answer(text, {"text": text})
 
 
-def _connect(arguments: argparse.Namespace) -> SchedulerClient:
+def _connect(options: Cluster) -> SchedulerClient:
     from shoal.cluster.protocol.curve import Keys
-    from shoal.cluster.protocol.environment import find_keys
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
 
-    directory = arguments.curve or find_keys(os.environ)
+    directory = from_environment(options, os.environ).curve
     keys = None if directory is None else Keys.load(directory, "worker")
-    return SchedulerClient(arguments.address, "observer", keys=keys)
+    return SchedulerClient(options.address, "observer", keys=keys)
 
 
-def _status(arguments: argparse.Namespace) -> Answer:
+def _status(options: Cluster) -> Answer:
     from shoal.cluster.protocol.status import as_dict
 
-    with _connect(arguments) as client:
-        status = client.status(timeout=arguments.timeout)
-    return Answer(_text(arguments.address, status), as_dict(status), FAILED if status.lost else 0)
+    with _connect(options) as client:
+        status = client.status(timeout=options.timeout)
+    return Answer(_text(options.address, status), as_dict(status), FAILED if status.lost else 0)
 
 
-def _watch(arguments: argparse.Namespace) -> Answer:
+def _watch(options: Cluster) -> Answer:
     """Print the status until the user ends that; only the first request must be answered.
 
     Each request has a connection of its own, which works with whatever scheduler has this address by then.
@@ -123,16 +131,16 @@ def _watch(arguments: argparse.Namespace) -> Answer:
     from shoal.errors import DeadlineExceededError, NotConnectedError
 
     try:
-        answer: Answer | None = _status(arguments)
+        answer: Answer | None = _status(options)
         while True:
             if answer is not None:
-                if not (arguments.json or arguments.quiet):
+                if not (options.json or options.quiet):
                     clear_screen()
                 with naming("standard output"):
-                    emit(answer, arguments)
-            time.sleep(arguments.watch)
+                    emit(answer, json=options.json, quiet=options.quiet)
+            time.sleep(options.watch or 0.0)
             try:
-                answer = _status(arguments)
+                answer = _status(options)
             except (NotConnectedError, DeadlineExceededError) as error:
                 if answer is not None:
                     warn(f"{error}; asking again until it answers")
@@ -221,3 +229,8 @@ def _text(address: str, status: StatusReply) -> str:
 
 def _heard(is_connected: bool, heard: float) -> str:
     return f"{heard:.1f} s ago" if is_connected else f"{heard:.1f} s ago, disconnected"
+
+
+COMMANDS = (
+    Command("cluster", "Show the members of a running cluster, move its slots, or end it.", EXAMPLES, Cluster, run),
+)

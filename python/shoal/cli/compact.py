@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from typing import Annotated
 
+from shoal.base.settings import Setting
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import cached, command, machine, overwriting
+from shoal.cli.options import Command, Output
+from shoal.cli.reading import Cache
+from shoal.config import Threads
 
 EXAMPLES = """\
 examples:
@@ -20,50 +22,53 @@ depend on any of them.
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    make = command(
-        commands, "compact", "Merge a chain of deltas into one full checkpoint or export.", EXAMPLES, compact
-    )
-    make.add_argument("path", metavar="PATH", help="checkpoint or export at the end of the chain, or s3://...")
-    make.add_argument(
-        "--output", required=True, metavar="DIR", help="directory of the result; created if it does not exist"
-    )
-    overwriting(make, "checkpoint or export")
-    cached(make)
-    machine(make)
+class Compact(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    path: Annotated[
+        str, Setting("checkpoint or export at the end of the chain, or s3://...", metavar="PATH", positional=True)
+    ]
+    output: Annotated[str, Setting("directory of the result; created if it does not exist", metavar="DIR")]
+    overwrite: Annotated[bool, Setting("replace an existing checkpoint or export")] = False
+    cache: Cache = None
+    threads: Threads = None
 
 
-def compact(arguments: argparse.Namespace) -> Answer:
+def compact(options: Compact) -> Answer:
     """Merge a chain of deltas into one full checkpoint or export."""
     from shoal import checkpoint
     from shoal.export.compact import compact_export
     from shoal.tools import compact
 
-    progress = not (arguments.quiet or arguments.json)
-    if compact.has_export(arguments.path):
+    progress = not (options.quiet or options.json)
+    if compact.has_export(options.path):
         done, links = compact_export(
-            arguments.path,
-            arguments.output,
-            overwrite=arguments.overwrite,
-            threads=arguments.threads,
+            options.path,
+            options.output,
+            overwrite=options.overwrite,
+            threads=options.threads,
             progress=progress,
-            cache=arguments.cache,
+            cache=options.cache,
         )
         rows, size = (sum(getattr(table, what) for table in done.tables.values()) for what in ("rows", "bytes"))
         of = "exports"
     else:
-        links = len(checkpoint.read_chain(arguments.path))
+        links = len(checkpoint.read_chain(options.path))
         checkpoint.compact_checkpoint(
-            arguments.path,
-            arguments.output,
-            overwrite=arguments.overwrite,
-            threads=arguments.threads,
+            options.path,
+            options.output,
+            overwrite=options.overwrite,
+            threads=options.threads,
             progress=progress,
         )
-        tables = checkpoint.read_manifest(arguments.output).tables
+        tables = checkpoint.read_manifest(options.output).tables
         rows = sum(table.rows for table in tables)
         size = sum(file.bytes for table in tables for file in table.files)
         of = "checkpoints"
-    facts = {"directory": arguments.output, "links": links, "rows": rows, "bytes": size}
-    return Answer(f"{arguments.output}: {rows:,} rows, {size:,} bytes, of {links} {of}", facts)
+    facts = {"directory": options.output, "links": links, "rows": rows, "bytes": size}
+    return Answer(f"{options.output}: {rows:,} rows, {size:,} bytes, of {links} {of}", facts)
+
+
+COMMANDS = (
+    Command("compact", "Merge a chain of deltas into one full checkpoint or export.", EXAMPLES, Compact, compact),
+)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Literal
 
+from shoal.base.settings import Config, Setting
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import command
+from shoal.cli.options import Command
 
 EXAMPLES = """\
 examples:
@@ -17,13 +18,6 @@ examples:
 
 The script completes commands, options and file names.
 """
-
-
-def add(commands: Any, whole: argparse.ArgumentParser) -> None:
-    """Add the command, which completes the commands of ``whole``."""
-    parser = command(commands, "completion", "Print a completion script for a shell.", EXAMPLES, completion)
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="shell to print the script for")
-    parser.set_defaults(json=False, quiet=False, whole=whole)
 
 
 _FILES = ("FILE", "PATH", "PROGRAM")
@@ -40,14 +34,26 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
             yield action
 
 
-def completion(arguments: argparse.Namespace) -> Answer:
+class Completion(Config, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    shell: Annotated[Literal["bash", "zsh", "tcsh"], Setting("shell to print the script for", positional=True)]
+
+
+def completion(options: Completion) -> Answer:
     """Print the completion script of all commands."""
     import shtab
 
-    for action in _actions(arguments.whole):
+    from shoal.cli import parser
+
+    whole = parser()
+    for action in _actions(whole):
         if action.metavar in _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif action.metavar in _DIRECTORIES:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    script = shtab.complete(arguments.whole, arguments.shell)
-    return Answer(script, {"shell": arguments.shell, "script": script})
+    script = shtab.complete(whole, options.shell)
+    return Answer(script, {"shell": options.shell, "script": script})
+
+
+COMMANDS = (Command("completion", "Print a completion script for a shell.", EXAMPLES, Completion, completion),)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 from shoal.base.machine import local_path
+from shoal.base.settings import Setting
 from shoal.cli.answers import Answer, naming
-from shoal.cli.arguments import command, machine, overwriting
+from shoal.cli.options import Command, Output
+from shoal.config import Threads
 
 EXAMPLES = """\
 examples:
@@ -21,49 +22,46 @@ examples:
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    run = command(
-        commands,
-        "convert",
-        "Convert checkpoints to Parquet and back, or the weights of other programs to a model.",
-        EXAMPLES,
-        convert,
-    )
-    run.add_argument(
-        "path", metavar="PATH", help="checkpoint or model, or s3://...; with --from, a file or a directory"
-    )
-    run.add_argument(
-        "--output",
-        required=True,
-        metavar="DIR",
-        help="directory of the Parquet files; with --from, of the checkpoint or the model, or s3://...",
-    )
-    run.add_argument(
-        "--from",
-        dest="kind",
-        choices=("rows", "vw", "npz", "parquet"),
-        help="kind of PATH. rows: Parquet files that this command has written, which become a checkpoint; vw, npz, "
-        "parquet: weights, which become a model",
-    )
-    run.add_argument("--weights-only", action="store_true", help="omit the optimizer state")
-    overwriting(run, "model, checkpoint or file")
-    machine(run)
+class Convert(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    path: Annotated[
+        str,
+        Setting(
+            "checkpoint or model, or s3://...; with --from, a file or a directory", metavar="PATH", positional=True
+        ),
+    ]
+    output: Annotated[
+        str,
+        Setting(
+            "directory of the Parquet files; with --from, of the checkpoint or the model, or s3://...", metavar="DIR"
+        ),
+    ]
+    from_: Annotated[
+        Literal["rows", "vw", "npz", "parquet"] | None,
+        Setting(
+            "kind of PATH. rows: Parquet files that this command has written, which become a checkpoint; vw, npz, "
+            "parquet: weights, which become a model"
+        ),
+    ] = None
+    weights_only: Annotated[bool, Setting("omit the optimizer state")] = False
+    overwrite: Annotated[bool, Setting("replace an existing model, checkpoint or file")] = False
+    threads: Threads = None
 
 
-def convert(arguments: argparse.Namespace) -> Answer:
+def convert(options: Convert) -> Answer:
     """Convert in the direction of ``--from``."""
-    if arguments.kind == "rows":
-        return _checkpoint(local_path(arguments.path), arguments.output, arguments)
-    if arguments.kind is not None:
-        return _model(local_path(arguments.path), arguments.output, arguments)
+    if options.from_ == "rows":
+        return _checkpoint(local_path(options.path), options.output, options)
+    if options.from_ is not None:
+        return _model(local_path(options.path), options.output, options)
     from shoal import checkpoint
     from shoal.models import files
     from shoal.storage.open import open_dir
     from shoal.storage.output import check_output
     from shoal.tools import convert
 
-    source, target = open_dir(arguments.path), local_path(arguments.output)
+    source, target = open_dir(options.path), local_path(options.output)
     if source.kind() != "directory":
         raise ValueError(f"{source}: there is no such directory; for a file pass --from")
     folder, _ = files.checkpoint_in(source)
@@ -72,22 +70,22 @@ def convert(arguments: argparse.Namespace) -> Answer:
         if "/" in name or name.startswith("."):
             raise ValueError(f"table {name!r}: its name cannot be the name of a file")
         paths[name] = target / f"{name}.parquet"
-        check_output(paths[name], overwrite=arguments.overwrite)
+        check_output(paths[name], overwrite=options.overwrite)
     target.mkdir(parents=True, exist_ok=True)
     facts = {}
-    with files.store_for(source, threads=arguments.threads) as store:
-        store.load(folder, progress=not (arguments.quiet or arguments.json))
+    with files.store_for(source, threads=options.threads) as store:
+        store.load(folder, progress=not (options.quiet or options.json))
         for name, path in paths.items():
             with naming(str(path)):
                 rows = convert.write_parquet(
-                    store.tables[name], path, state=not arguments.weights_only, overwrite=arguments.overwrite
+                    store.tables[name], path, state=not options.weights_only, overwrite=options.overwrite
                 )
             facts[name] = {"rows": rows, "file": str(path)}
     lines = [f"{fact['file']}: {fact['rows']:,} rows" for fact in facts.values()]
     return Answer("\n".join(lines), {"tables": facts})
 
 
-def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
+def _checkpoint(source: Path, target: str, options: Convert) -> Answer:
     """Write a checkpoint from tables in Parquet files."""
     from shoal import checkpoint
     from shoal.storage.open import open_dir
@@ -99,30 +97,30 @@ def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Ans
         raise ValueError(f"{source} has no files NAME.parquet")
     if not all(file.is_file() for file in files):
         raise ValueError(f"{source}: there is no such file or directory")
-    checkpoint.check_target(open_dir(target), overwrite=arguments.overwrite)  # before rows are read
+    checkpoint.check_target(open_dir(target), overwrite=options.overwrite)  # before rows are read
     facts = {}
-    with local(threads=arguments.threads) as store:
+    with local(threads=options.threads) as store:
         for file in files:
             table = convert.load_parquet(store, file)
             if table.name in facts:
                 raise ValueError(f"{file} contains table {table.name!r} again: choose one of the files")
             facts[table.name] = {"rows": len(table), "file": str(file)}
-        store.save(target, overwrite=arguments.overwrite, progress=not (arguments.quiet or arguments.json))
+        store.save(target, overwrite=options.overwrite, progress=not (options.quiet or options.json))
     lines = [f"{target}: table {name!r}, {fact['rows']:,} rows" for name, fact in facts.items()]
     return Answer("\n".join(lines), {"checkpoint": target, "tables": facts})
 
 
-def _model(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
+def _model(source: Path, target: str, options: Convert) -> Answer:
     """Write a logistic regression with the weights of a file."""
     from shoal.models import BIAS_KEY, LogisticRegression
     from shoal.models import files as models_files
     from shoal.tools import convert
 
-    models_files.check_target(target, overwrite=arguments.overwrite)  # before the file is read
-    if arguments.kind == "vw":
+    models_files.check_target(target, overwrite=options.overwrite)  # before the file is read
+    if options.from_ == "vw":
         keys, rows = convert.read_vw_model(source, bias_key=BIAS_KEY)
     else:
-        read = convert.read_npz_rows if arguments.kind == "npz" else convert.read_parquet_rows
+        read = convert.read_npz_rows if options.from_ == "npz" else convert.read_parquet_rows
         keys, rows = read(source)
     if not len(keys):
         raise ValueError(f"{source} has no weights")
@@ -130,5 +128,16 @@ def _model(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
         raise ValueError(f"{source} has rows of {rows.shape[1]} weights: a logistic regression has one per key")
     with LogisticRegression() as model:
         model.table.assign(keys, rows)
-        model.save(target, overwrite=arguments.overwrite)
+        model.save(target, overwrite=options.overwrite)
     return Answer(f"{target}: {len(keys):,} weights", {"directory": target, "weights": len(keys)})
+
+
+COMMANDS = (
+    Command(
+        "convert",
+        "Convert checkpoints to Parquet and back, or the weights of other programs to a model.",
+        EXAMPLES,
+        Convert,
+        convert,
+    ),
+)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 from shoal.base.machine import available_bytes, local_path
+from shoal.base.settings import Setting, from_environment
 from shoal.cli.answers import DONE, FAILED, Answer
-from shoal.cli.arguments import command, machine, seconds
-from shoal.cli.estimate import add_table_options
+from shoal.cli.estimate import Dim, Directory, OptimizerName, optimizer_of
+from shoal.cli.estimate import Keys as KeyCount
+from shoal.cli.options import Command, Output
+from shoal.config import Curve, Replicas
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
@@ -31,53 +33,47 @@ command writes 256 MiB to --dir for some seconds, and changes nothing else.
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    parser = command(commands, "doctor", "Examine this machine and a cluster, and name remedies.", EXAMPLES, doctor)
-    parser.add_argument("address", metavar="ADDRESS", nargs="?", help="tcp://HOST:PORT of a scheduler")
-    add_table_options(parser, required=False)
-    parser.add_argument("--servers", type=int, default=1, metavar="N", help="servers, on machines like this one")
-    parser.add_argument("--replicas", type=int, default=0, metavar="N", help="copies of each slot on other servers")
-    parser.add_argument("--curve", metavar="DIR", help="directory of the cluster's keys")
-    parser.add_argument(
-        "--dir", metavar="DIR", help="directory on the disk of the checkpoints (default: that of temporary files)"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=5.0,
-        metavar="S",
-        help="seconds to wait for the scheduler, and for each endpoint (default: %(default)s)",
-    )
-    machine(parser, threads=False)
+class Doctor(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    address: Annotated[str | None, Setting("tcp://HOST:PORT of a scheduler", metavar="ADDRESS", positional=True)] = None
+    keys: KeyCount | None = None
+    dim: Dim = 1
+    optimizer: OptimizerName = "ftrl"
+    servers: Annotated[int, Setting("servers, on machines like this one", ge=1, metavar="N")] = 1
+    replicas: Replicas = 0
+    curve: Curve = None
+    dir: Directory = None
+    timeout: Annotated[
+        float, Setting("seconds to wait for the scheduler, and for each endpoint", gt=0, metavar="S")
+    ] = 5.0
 
 
-def doctor(arguments: argparse.Namespace) -> Answer:
+def doctor(options: Doctor) -> Answer:
     """Examine this machine and a cluster."""
     from shoal.cluster.protocol.address import split
-    from shoal.cluster.protocol.environment import find_keys
     from shoal.tools import doctor as tools
 
-    if arguments.servers < 1 or not 0 <= arguments.replicas < max(arguments.servers, 1):
+    if options.replicas >= options.servers:
         raise ValueError(
-            f"--servers {arguments.servers} --replicas {arguments.replicas}: pass 1 server or more, and fewer replicas"
+            f"--servers {options.servers} --replicas {options.replicas}: pass 1 server or more, and fewer replicas"
         )
-    where = Path(tempfile.gettempdir()) if arguments.dir is None else local_path(arguments.dir)
+    where = Path(tempfile.gettempdir()) if options.dir is None else local_path(options.dir)
     if not where.is_dir():
         raise ValueError(f"--dir {where}: there is no such directory")
-    if arguments.address is not None:
-        split(arguments.address)
+    if options.address is not None:
+        split(options.address)
     findings = [*tools.versions(), *_libzmq(), *tools.processor(), *tools.memory(), *tools.limits(), *tools.clock()]
     disk, speed = tools.disk(where)
     findings += disk
-    if arguments.keys is not None:
+    if options.keys is not None:
         state = os.statvfs(where)
         plan = tools.Job(
-            keys=arguments.keys,
-            dim=arguments.dim,
-            optimizer=arguments.optimizer,
-            servers=arguments.servers,
-            replicas=arguments.replicas,
+            keys=options.keys,
+            dim=options.dim,
+            optimizer=optimizer_of(options.optimizer),
+            servers=options.servers,
+            replicas=options.replicas,
         )
         findings += tools.job(
             plan,
@@ -85,13 +81,13 @@ def doctor(arguments: argparse.Namespace) -> Answer:
             disk_bytes=state.f_bavail * state.f_frsize,
             disk_speed=speed,
         )
-    directory = arguments.curve or find_keys(os.environ)
+    directory = from_environment(options, os.environ).curve
     keys: Keys | None = None
     if directory is not None:
         found, keys = _keys(directory)
         findings += found
-    if arguments.address is not None and (directory is None or keys is not None):
-        findings += _cluster(arguments.address, keys, arguments.timeout)
+    if options.address is not None and (directory is None or keys is not None):
+        findings += _cluster(options.address, keys, options.timeout)
     problems = sum(one.level == "problem" for one in findings)
     lines = []
     for one in findings:
@@ -247,3 +243,6 @@ def _back(address: str) -> list[Finding]:
         return [Finding(topic="network", level="problem", text=text, remedy=remedy)]
     text = f"this machine is {here} for the scheduler, and its ports accept connections; from others, ask there"
     return [Finding(topic="network", level="ok", text=text)]
+
+
+COMMANDS = (Command("doctor", "Examine this machine and a cluster, and name remedies.", EXAMPLES, Doctor, doctor),)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from shoal.base.machine import local_path
+from shoal.base.settings import Setting
+from shoal.base.sizes import memory_bytes
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import command, count, machine, size
+from shoal.cli.options import Command, Output
+from shoal.config import Replicas, Size, Slots, Threads
 
 if TYPE_CHECKING:
     from shoal.optim import Optimizer
-    from shoal.tools.sizing import Estimate, Rates, TierEstimate
+    from shoal.tools.sizing import Estimate as Plan
+    from shoal.tools.sizing import Rates, TierEstimate
 
 EXAMPLES = """\
 examples:
@@ -27,101 +30,115 @@ machine in a few seconds, or takes from an earlier estimate.
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    plan = command(
-        commands,
-        "estimate",
-        "Estimate the memory, servers, disk space and time of a planned table.",
-        EXAMPLES,
-        estimate,
-    )
-    add_table_options(plan, required=True)
-    plan.add_argument(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16"),
-        default="float32",
-        help="type of the weights (default: float32)",
-    )
-    plan.add_argument("--slots", type=int, default=1024, metavar="N", help="slots of the store (default: %(default)s)")
-    where = plan.add_mutually_exclusive_group()
-    where.add_argument("--memory", type=size, metavar="SIZE", help="memory of a server (default: that of this machine)")
-    where.add_argument("--servers", type=int, metavar="N", help="number of servers")
-    plan.add_argument(
-        "--tier",
-        type=size,
-        metavar="SIZE",
-        help="memory of each server's tier, such as 8GiB: rows that do not fit are on its disk; no times are estimated",
-    )
-    plan.add_argument(
-        "--replicas", type=int, default=0, metavar="N", help="copies of each slot on other servers (default: 0)"
-    )
-    plan.add_argument("--examples", type=count, default=0, metavar="N", help="examples per pass, such as 4e9")
-    plan.add_argument(
-        "--features", type=int, default=39, metavar="N", help="features per example (default: %(default)s)"
-    )
-    rates = plan.add_mutually_exclusive_group()
-    rates.add_argument("--rates", metavar="FILE", help="take the rates from an earlier estimate (the output of --json)")
-    rates.add_argument("--no-measure", action="store_true", help="do not measure rates, and estimate no times")
-    plan.add_argument(
-        "--dir", metavar="DIR", help="directory on the disk of the checkpoints (default: that of temporary files)"
-    )
-    machine(plan)
+def optimizer_of(name: str) -> Optimizer:
+    """Return an optimizer, by its name in any case; ValueError if there is none."""
+    from shoal import optim
+
+    rules = {
+        name.lower(): rule
+        for name, rule in vars(optim).items()
+        if isinstance(rule, type) and issubclass(rule, optim.Optimizer) and rule not in (optim.Optimizer, optim.Add)
+    }
+    rule = rules.get(name.lower().replace("-", "").replace("_", ""))
+    if rule is None:
+        raise ValueError(f"unknown optimizer {name!r}; choose from {', '.join(sorted(rules))}")
+    return rule()
 
 
-def add_table_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the description of a planned table."""
-    parser.add_argument("--keys", type=count, required=required, metavar="N", help="number of rows, such as 2e9")
-    parser.add_argument("--dim", type=int, default=1, metavar="N", help="weights per row (default: %(default)s)")
-    parser.add_argument(
-        "--optimizer", type=_optimizer, default="ftrl", metavar="NAME", help="optimizer: ftrl (default), adam, ..."
-    )
+OptimizerName = Annotated[
+    str, Setting("optimizer: ftrl, adam, ...", metavar="NAME", check="shoal.cli.estimate:optimizer_of")
+]
+Keys = Annotated[int, Setting("number of rows, such as 2e9", ge=0, le=1e15, metavar="N")]
+Dim = Annotated[int, Setting("weights per row", ge=1, metavar="N")]
+Directory = Annotated[
+    str | None,
+    Setting("directory on the disk of the checkpoints", metavar="DIR", unset="that of temporary files"),
+]
 
 
-def estimate(arguments: argparse.Namespace) -> Answer:
+class Estimate(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    keys: Keys
+    dim: Dim = 1
+    optimizer: OptimizerName = "ftrl"
+    dtype: Annotated[Literal["float32", "float16", "bfloat16"], Setting("type of the weights")] = "float32"
+    slots: Slots = 1024
+    memory: Annotated[
+        Size | None,
+        Setting(
+            "memory of a server", metavar="SIZE", unset="that of this machine", check="shoal.base.sizes:check_size"
+        ),
+    ] = None
+    servers: Annotated[int | None, Setting("number of servers, instead of their memory", ge=1, metavar="N")] = None
+    tier: Annotated[
+        Size | None,
+        Setting(
+            "memory of each server's tier, such as 8GiB: rows that do not fit are on its disk; no times are estimated",
+            metavar="SIZE",
+            check="shoal.base.sizes:check_size",
+        ),
+    ] = None
+    replicas: Replicas = 0
+    examples: Annotated[int, Setting("examples per pass, such as 4e9", ge=0, le=1e15, metavar="N")] = 0
+    features: Annotated[int, Setting("features per example", ge=0, metavar="N")] = 39
+    rates: Annotated[
+        str | None, Setting("take the rates from an earlier estimate (the output of --json)", metavar="FILE")
+    ] = None
+    measure: Annotated[
+        bool, Setting("whether to measure rates", negated="do not measure rates, and estimate no times")
+    ] = True
+    dir: Directory = None
+    threads: Threads = None
+
+
+def estimate(options: Estimate) -> Answer:
     """Estimate the needs of a planned table."""
     from shoal.tools import sizing
 
-    table: dict[str, Any] = {"dim": arguments.dim, "optimizer": arguments.optimizer, "dtype": arguments.dtype}
-    memory = arguments.memory
-    if memory is None and arguments.servers is None and arguments.tier is None:
+    if options.memory is not None and options.servers is not None:
+        raise ValueError("--memory and --servers: the number of servers follows from their memory, pass one of them")
+    rule = optimizer_of(options.optimizer)
+    table: dict[str, Any] = {"dim": options.dim, "optimizer": rule, "dtype": options.dtype}
+    memory = None if options.memory is None else memory_bytes(options.memory)
+    if memory is None and options.servers is None and options.tier is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    job = {
-        "slots": arguments.slots,
+    job: dict[str, Any] = {
+        "slots": options.slots,
         "memory": memory,
-        "servers": arguments.servers,
-        "replicas": arguments.replicas,
-        "examples": arguments.examples,
-        "features": arguments.features,
-        "tier": arguments.tier,
+        "servers": options.servers,
+        "replicas": options.replicas,
+        "examples": options.examples,
+        "features": options.features,
+        "tier": None if options.tier is None else memory_bytes(options.tier),
     }
-    plan = sizing.estimate(arguments.keys, **table, **job)  # bad arguments are reported before anything is measured
+    plan = sizing.estimate(options.keys, **table, **job)  # bad arguments are reported before anything is measured
     rates = None
-    if arguments.rates is not None:
-        rates = _rates_of(arguments.rates)
-    elif not arguments.no_measure and arguments.tier is None:
-        if arguments.dir is not None and not local_path(arguments.dir).is_dir():
-            raise ValueError(f"--dir {arguments.dir}: there is no such directory")
-        rates = sizing.measure_rates(**table, threads=arguments.threads, directory=arguments.dir)
+    if options.rates is not None:
+        rates = _rates_of(options.rates)
+    elif options.measure and options.tier is None:
+        if options.dir is not None and not local_path(options.dir).is_dir():
+            raise ValueError(f"--dir {options.dir}: there is no such directory")
+        rates = sizing.measure_rates(**table, threads=options.threads, directory=options.dir)
     if rates is not None:
-        plan = sizing.estimate(arguments.keys, **table, **job, rates=rates)
-    return Answer(_summary(plan, arguments, memory), _facts(plan, memory))
+        plan = sizing.estimate(options.keys, **table, **job, rates=rates)
+    return Answer(_summary(plan, options, memory), _facts(plan, memory))
 
 
-def _facts(plan: Estimate, memory: int | None) -> dict[str, Any]:
+def _facts(plan: Plan, memory: int | None) -> dict[str, Any]:
     import dataclasses
 
     return dataclasses.asdict(plan) | {"memory": memory}
 
 
-def _summary(plan: Estimate, arguments: argparse.Namespace, memory: int | None) -> str:
-    rule = type(arguments.optimizer).__name__
-    weights = "one weight" if arguments.dim == 1 else f"{arguments.dim} weights"
+def _summary(plan: Plan, options: Estimate, memory: int | None) -> str:
+    rule = type(optimizer_of(options.optimizer)).__name__
+    weights = "one weight" if options.dim == 1 else f"{options.dim} weights"
     servers = f"{plan.servers:,} server{'s' * (plan.servers > 1)}"
     of = f" of {memory / 2**30:,.1f} GiB" if memory is not None else ""
     copies = f", copies included (replicas={plan.replicas})" if plan.replicas else ""
     lines = [
-        f"{plan.keys:,} keys, {weights} in {arguments.dtype} under {rule}: {plan.row_bytes} bytes per row, "
+        f"{plan.keys:,} keys, {weights} in {options.dtype} under {rule}: {plan.row_bytes} bytes per row, "
         f"{plan.bytes_per_key:.1f} with its hash and spare capacity",
         f"    memory      {_bytes(plan.table_bytes)} in {servers}{of}: {_bytes(plan.server_bytes)} in the largest"
         f"{copies}",
@@ -142,10 +159,10 @@ def _summary(plan: Estimate, arguments: argparse.Namespace, memory: int | None) 
             f"    time        {_time(plan.fill_seconds)} to insert every key, {_time(plan.save_seconds)} to save, "
             f"{_time(plan.load_seconds)} to load"
         )
-        if arguments.examples:
+        if options.examples:
             lines.append(
-                f"                {_time(plan.pass_seconds)} per pass of {arguments.examples:,} examples with "
-                f"{arguments.features} features, without reading and network"
+                f"                {_time(plan.pass_seconds)} per pass of {options.examples:,} examples with "
+                f"{options.features} features, without reading and network"
             )
         lines.append(
             f"    rates       per server: {plan.rates.inserts_per_second / 1e6:.1f} M new keys/s, "
@@ -156,7 +173,7 @@ def _summary(plan: Estimate, arguments: argparse.Namespace, memory: int | None) 
     return "\n".join(lines)
 
 
-def _tier_lines(plan: Estimate, tier: TierEstimate) -> list[str]:
+def _tier_lines(plan: Plan, tier: TierEstimate) -> list[str]:
     from shoal.tools import sizing
 
     lines = [
@@ -190,20 +207,6 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _optimizer(text: str) -> Optimizer:
-    from shoal import optim
-
-    rules = {
-        name.lower(): rule
-        for name, rule in vars(optim).items()
-        if isinstance(rule, type) and issubclass(rule, optim.Optimizer) and rule not in (optim.Optimizer, optim.Add)
-    }
-    rule = rules.get(text.lower().replace("-", "").replace("_", ""))
-    if rule is None:
-        raise argparse.ArgumentTypeError(f"unknown optimizer {text!r}; choose from {', '.join(sorted(rules))}")
-    return rule()
-
-
 def _rates_of(file: str) -> Rates:
     import msgspec
 
@@ -214,3 +217,14 @@ def _rates_of(file: str) -> Rates:
         return Rates(**facts["rates"])
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{file} has no rates ({error}): write it with `shoal estimate --keys N --json`") from None
+
+
+COMMANDS = (
+    Command(
+        "estimate",
+        "Estimate the memory, servers, disk space and time of a planned table.",
+        EXAMPLES,
+        Estimate,
+        estimate,
+    ),
+)

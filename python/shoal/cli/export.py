@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from shoal.base.settings import Setting
 from shoal.cli.answers import Answer, warn
-from shoal.cli.arguments import cached, command, machine, overwriting
+from shoal.cli.options import Command, Output
+from shoal.cli.reading import Cache as CacheOption
+from shoal.config import Threads
 
 if TYPE_CHECKING:
     from shoal.storage.base import StorageDir
@@ -25,35 +27,29 @@ replaced only with --overwrite, atomically and at the end; a directory that hold
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    write = command(commands, "export", "Write the weights of a model for serving.", EXAMPLES, export)
-    write.add_argument("path", metavar="MODEL", help="model or checkpoint, or s3://...")
-    write.add_argument(
-        "--output",
-        required=True,
-        metavar="DIR",
-        help="directory of the export, or s3://...; created if it does not exist",
-    )
-    write.add_argument(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16", "int8"),
-        help="type of the stored weights (default: float32, or as in --since)",
-    )
-    write.add_argument("--since", metavar="DIR", help="earlier export of the same model: write only the changes since")
-    write.add_argument(
-        "--table",
-        action="append",
-        metavar="NAME[=DTYPE]",
-        help="table to write, optionally with a dtype of its own; repeatable (default: all)",
-    )
-    write.add_argument("--version", type=int, metavar="N", help="version number of the export (default: the next one)")
-    overwriting(write, "export")
-    cached(write)
-    machine(write)
+class Export(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    path: Annotated[str, Setting("model or checkpoint, or s3://...", metavar="MODEL", positional=True)]
+    output: Annotated[str, Setting("directory of the export, or s3://...; created if it does not exist", metavar="DIR")]
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16", "int8"] | None,
+        Setting("type of the stored weights", unset="float32, or as in --since"),
+    ] = None
+    since: Annotated[
+        str | None, Setting("earlier export of the same model: write only the changes since", metavar="DIR")
+    ] = None
+    table: Annotated[
+        tuple[str, ...],
+        Setting("table to write, optionally with a dtype of its own; repeatable", metavar="NAME[=DTYPE]", unset="all"),
+    ] = ()
+    version: Annotated[int | None, Setting("version number of the export", metavar="N", unset="the next one")] = None
+    overwrite: Annotated[bool, Setting("replace an existing export")] = False
+    cache: CacheOption = None
+    threads: Threads = None
 
 
-def export(arguments: argparse.Namespace) -> Answer:
+def export(options: Export) -> Answer:
     """Export a checkpoint or a model."""
     from shoal.export.cache import Cache
     from shoal.export.write import TableSource, UnsynchronizedTables, check_target, write_export
@@ -63,28 +59,28 @@ def export(arguments: argparse.Namespace) -> Answer:
 
     model: dict[str, Any] | None = None
     extras: dict[str, bytes] = {}
-    folder, described = files.checkpoint_in(arguments.path)
+    folder, described = files.checkpoint_in(options.path)
     if described is not None:
         if described.model == files.CLICK and not described.click:
             warn(
-                f"the module of {arguments.path} was not made by a configuration (shoal train ctr): shoal serve cannot "
+                f"the module of {options.path} was not made by a configuration (shoal train ctr): shoal serve cannot "
                 "rebuild it; shoal.open_export reads its tables"
             )
-        model, extras = files.for_export(arguments.path, described)
-    target = open_dir(arguments.output)
-    check_target(target, overwrite=arguments.overwrite)  # before rows are read
-    chosen = dict(name.partition("=")[::2] for name in arguments.table or ())
+        model, extras = files.for_export(options.path, described)
+    target = open_dir(options.output)
+    check_target(target, overwrite=options.overwrite)  # before rows are read
+    chosen = dict(name.partition("=")[::2] for name in options.table)
     dtypes = {name: dtype for name, dtype in chosen.items() if dtype}
-    progress = not (arguments.quiet or arguments.json)
-    since = None if arguments.since is None else open_dir(arguments.since)
-    with _store(arguments, since) as store:
+    progress = not (options.quiet or options.json)
+    since = None if options.since is None else open_dir(options.since)
+    with _store(options, since) as store:
         store.load(folder, progress=progress)
         names = list(chosen or store.tables)
         for name in names:
             if name not in store.tables:
                 raise ValueError(f"{folder} has no table {name!r}: it has {list(store.tables)}")
-        if arguments.dtype is not None:
-            dtypes = dict.fromkeys(names, arguments.dtype) | dtypes
+        if options.dtype is not None:
+            dtypes = dict.fromkeys(names, options.dtype) | dtypes
         if described is not None and described.normalized:
             _keep_exact(scales_name(described.table), names, chosen, dtypes)
         tables = [store.tables[name] for name in names]
@@ -94,15 +90,15 @@ def export(arguments: argparse.Namespace) -> Answer:
             UnsynchronizedTables(table_sources, store.slots),
             dtype=dtypes,
             since=since,
-            version=arguments.version,
-            overwrite=arguments.overwrite,
+            version=options.version,
+            overwrite=options.overwrite,
             model=model,
             extras=extras,
             threads=store.threads,
             progress=progress,
-            cache=Cache(arguments.cache),
+            cache=Cache(options.cache),
         )
-    lines = [f"{arguments.output}: version {written.version}"]
+    lines = [f"{options.output}: version {written.version}"]
     for name, table in written.tables.items():
         per_row = f" ({table.bytes / table.rows:.1f} a row)" if table.rows else ""
         lines.append(
@@ -111,22 +107,22 @@ def export(arguments: argparse.Namespace) -> Answer:
         if table.largest_error:
             lines.append(f"        largest weight error {table.largest_error:.3g}, rms {table.rms_error:.3g}")
     facts = {
-        "directory": arguments.output,
+        "directory": options.output,
         "version": written.version,
         "tables": {name: dataclasses.asdict(table) for name, table in written.tables.items()},
     }
     return Answer("\n".join(lines), facts)
 
 
-def _store(arguments: argparse.Namespace, since: StorageDir | None) -> LocalStore:
+def _store(options: Export, since: StorageDir | None) -> LocalStore:
     """Make a store with as many slots as the export that a delta is of, or as the checkpoint."""
     from shoal.export import manifest
     from shoal.models import files
     from shoal.store.local import local
 
     if since is None or not manifest.is_export(since):
-        return files.store_for(arguments.path, threads=arguments.threads)
-    return local(threads=arguments.threads, slots=manifest.read(since)[0].slots)
+        return files.store_for(options.path, threads=options.threads)
+    return local(threads=options.threads, slots=manifest.read(since)[0].slots)
 
 
 def _keep_exact(scales: str, names: list[str], chosen: dict[str, str], dtypes: dict[str, str]) -> None:
@@ -135,3 +131,6 @@ def _keep_exact(scales: str, names: list[str], chosen: dict[str, str], dtypes: d
         raise ValueError(f"--table {scales}={chosen[scales]}: the scales of a model are stored as float32")
     if scales in names:
         dtypes[scales] = "float32"
+
+
+COMMANDS = (Command("export", "Write the weights of a model for serving.", EXAMPLES, Export, export),)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from shoal.base.plural import counted
+from shoal.base.settings import Setting
 from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import cached, command, expiry, machine
+from shoal.cli.options import Command, Output
+from shoal.cli.reading import Cache as CacheOption
 
 if TYPE_CHECKING:
     from shoal.export.cache import Cache
-    from shoal.lifecycle import Expiry
     from shoal.storage.base import StorageDir
 
 EXAMPLES = """\
@@ -29,26 +29,23 @@ The command verifies the checksum of every file. Damage is reported by file name
 PASSES = 10  # to show; --json has all
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    parser = command(commands, "inspect", "Describe and verify a model, a checkpoint or an export.", EXAMPLES, inspect)
-    parser.add_argument("path", metavar="PATH", help="model, checkpoint or export, or s3://...")
-    parser.add_argument(
-        "--forecast",
-        action="append",
-        default=[],
-        type=expiry,
-        metavar="RULE",
-        help="count the rows that an expiry policy would remove: ttl:CLOCKS, norm:FLOOR, ...; repeatable",
-    )
-    parser.add_argument(
-        "--top", type=int, default=0, metavar="N", help="number of weights to list (default: %(default)s)"
-    )
-    cached(parser)
-    machine(parser, threads=False)
+class Inspect(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    path: Annotated[str, Setting("model, checkpoint or export, or s3://...", metavar="PATH", positional=True)]
+    forecast: Annotated[
+        tuple[str, ...],
+        Setting(
+            "count the rows that an expiry policy would remove: ttl:CLOCKS, norm:FLOOR, ...; repeatable",
+            metavar="RULE",
+            check="shoal.lifecycle:parse_expiry",
+        ),
+    ] = ()
+    top: Annotated[int, Setting("number of weights to list", ge=0, metavar="N")] = 0
+    cache: CacheOption = None
 
 
-def inspect(arguments: argparse.Namespace) -> Answer:
+def inspect(options: Inspect) -> Answer:
     """Describe a model or a checkpoint, and verify every byte of it."""
     from shoal import checkpoint
     from shoal.data import columns
@@ -57,11 +54,9 @@ def inspect(arguments: argparse.Namespace) -> Answer:
     from shoal.models import calibration, files
     from shoal.storage.open import open_dir
 
-    if arguments.top < 0:
-        raise ValueError(f"--top is {arguments.top}: pass 0 or more")
-    directory = open_dir(arguments.path)
+    directory = open_dir(options.path)
     if exported.is_export(directory):
-        return _export(directory, Cache(arguments.cache))
+        return _export(directory, Cache(options.cache))
     folder, described = files.checkpoint_in(directory)
     facts: dict[str, Any] = {"directory": str(directory)}
     lines = []
@@ -108,8 +103,8 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         if named is not None:
             facts["names"] = len(named)
             lines.append(f"    names       {len(named):,} features")
-        if arguments.top:
-            facts["top"], more = _top(directory, arguments.top, named or {})
+        if options.top:
+            facts["top"], more = _top(directory, options.top, named or {})
             lines += more
     else:
         facts["kind"] = "checkpoint"
@@ -154,8 +149,8 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             lines.append(f"        {admits}{expires}at clock {table.clock:,}")
         lines.append(f"        {size:,} bytes{per_row} in {counted(len(table.files), 'file')}")
         lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
-    if arguments.forecast:
-        facts["forecast"], more = _forecast(folder, arguments.forecast)
+    if options.forecast:
+        facts["forecast"], more = _forecast(folder, options.forecast)
         lines += more
     facts |= {"checkpoint": str(folder), "slots": manifest.slots, "tables": tables, "verified": True}
     lines.append("every checksum matches")
@@ -199,8 +194,9 @@ def _export(directory: StorageDir, cache: Cache) -> Answer:
     return _answer(lines, facts | {"model": of, "layers": chain, "verified": True})
 
 
-def _forecast(directory: StorageDir, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:
+def _forecast(directory: StorageDir, rules: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Count the rows that policies would remove from each table, as facts and as lines."""
+    from shoal.lifecycle import parse_expiry
     from shoal.models import files
 
     facts: dict[str, Any] = {}
@@ -209,7 +205,7 @@ def _forecast(directory: StorageDir, rules: Sequence[Expiry]) -> tuple[dict[str,
         store.load(directory)
         for name, table in store.tables.items():
             try:
-                found = table.forecast(*rules)
+                found = table.forecast(*map(parse_expiry, rules))
             except ValueError as error:
                 facts[name] = None
                 lines.append(f"forecast of table {name!r}: {error}")
@@ -243,3 +239,6 @@ def _top(directory: StorageDir, most: int, names: Mapping[int, str]) -> tuple[li
             weight, of = weight[largest], f", class {model.classes_[largest]}"
         lines.append(f"    {weight:<+11.4f} {fact['name'] or fact['key']}{of}")
     return facts, lines
+
+
+COMMANDS = (Command("inspect", "Describe and verify a model, a checkpoint or an export.", EXAMPLES, Inspect, inspect),)

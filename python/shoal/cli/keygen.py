@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from typing import Annotated
 
+from shoal.base.settings import Setting
 from shoal.cli.answers import Answer, naming
-from shoal.cli.arguments import command, machine
+from shoal.cli.options import Command, Output
 
 EXAMPLES = """\
 examples:
@@ -18,26 +18,24 @@ role with --curve DIR. Secret files have mode 0600.
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    make = command(commands, "keygen", "Generate the CURVE keys of a cluster.", EXAMPLES, keygen)
-    make.add_argument(
-        "--output", required=True, metavar="DIR", help="directory of the keys; created if it does not exist"
-    )
-    make.add_argument(
-        "--role",
-        action="append",
-        metavar="NAME",
-        help="name of a key pair; repeatable (default: scheduler, server, worker)",
-    )
-    machine(make, threads=False)
+class Keygen(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    output: Annotated[str, Setting("directory of the keys; created if it does not exist", metavar="DIR")]
+    role: Annotated[
+        tuple[str, ...],
+        Setting("name of a key pair; repeatable", metavar="NAME", unset="scheduler, server, worker"),
+    ] = ()
 
 
-def keygen(arguments: argparse.Namespace) -> Answer:
+def keygen(options: Keygen) -> Answer:
     """Generate the CURVE keys of a cluster."""
     from shoal.cluster.protocol.curve import ROLES, make_keys
 
-    with naming(arguments.output):
-        made = make_keys(arguments.output, arguments.role or ROLES)
+    with naming(options.output):
+        made = make_keys(options.output, options.role or ROLES)
     lines = [str(file) + ("  secret" if file.suffix == ".key_secret" else "") for file in made]
-    return Answer("\n".join(lines), {"directory": arguments.output, "files": [str(file) for file in made]})
+    return Answer("\n".join(lines), {"directory": options.output, "files": [str(file) for file in made]})
+
+
+COMMANDS = (Command("keygen", "Generate the CURVE keys of a cluster.", EXAMPLES, Keygen, keygen),)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from shoal.base.machine import local_path
 from shoal.base.plural import counted
+from shoal.base.settings import Setting
 from shoal.cli.answers import Answer, naming, warn
-from shoal.cli.arguments import (
-    COLUMN_FORMATS,
-    FORMATS,
-    command,
-    format_for_model,
-    machine,
-    open_reader,
-    overwriting,
-    reading,
-)
+from shoal.cli.options import Command
+from shoal.cli.reading import Files, Model, ModelFormat, Reading, format_for_model, open_reader
+from shoal.config import COLUMN_FORMATS, Threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,39 +52,45 @@ examples:
 """
 
 
-def add(commands: Any) -> None:
-    """Add the commands."""
-    one = command(commands, "predict", "Write the predicted probabilities of examples.", PREDICT_EXAMPLES, predict)
-    one.add_argument("--output", required=True, metavar="FILE", help="file of the probabilities; - is standard output")
-    overwriting(one, "file")
-    two = command(commands, "evaluate", "Measure a model on labelled examples.", EVALUATE_EXAMPLES, evaluate)
-    two.add_argument(
-        "--group",
-        metavar="NAME",
-        help="column, namespace or field whose text is the group of an example: print GAUC, the mean AUC within groups",
-    )
-    for parser in (one, two):
-        parser.add_argument("model", metavar="MODEL", help="directory of the model, or s3://...")
-        parser.add_argument(
-            "--data", required=True, nargs="+", metavar="FILE", help="examples: files, patterns, URLs, or -"
-        )
-        parser.add_argument("--format", choices=FORMATS, help="format of the data (default: that of the training data)")
-        reading(parser)
-        machine(parser)
+class Predict(Reading, frozen=True, kw_only=True):
+    """The options of ``shoal predict``."""
+
+    model: Model
+    data: Files
+    output: Annotated[str, Setting("file of the probabilities; - is standard output", metavar="FILE")]
+    format: ModelFormat = None
+    overwrite: Annotated[bool, Setting("replace an existing file")] = False
+    threads: Threads = None
 
 
-def predict(arguments: argparse.Namespace) -> Answer:
+class Evaluate(Reading, frozen=True, kw_only=True):
+    """The options of ``shoal evaluate``."""
+
+    model: Model
+    data: Files
+    format: ModelFormat = None
+    group: Annotated[
+        str | None,
+        Setting(
+            "column, namespace or field whose text is the group of an example: print GAUC, the mean AUC within groups",
+            metavar="NAME",
+        ),
+    ] = None
+    threads: Threads = None
+
+
+def predict(options: Predict) -> Answer:
     """Write one probability per line."""
     from shoal.storage.output import check_output
 
-    if arguments.output == "-" and arguments.json:
+    if options.output == "-" and options.json:
         raise ValueError("--output - and --json both use standard output: name a file")
-    with _loaded(arguments) as (model, reader):
+    with _loaded(options) as (model, reader):
         examples = 0
-        called = "standard output" if arguments.output == "-" else arguments.output
-        if arguments.output not in ("", "-"):
-            check_output(arguments.output, overwrite=arguments.overwrite, inputs=reader.paths)
-        with naming(called), _output(arguments.output) as file:
+        called = "standard output" if options.output == "-" else options.output
+        if options.output not in ("", "-"):
+            check_output(options.output, overwrite=options.overwrite, inputs=reader.paths)
+        with naming(called), _output(options.output) as file:
             for batch in reader.unlabelled():
                 p = model.predict_proba(batch)
                 if p.ndim == 2:  # of several classes
@@ -101,29 +100,29 @@ def predict(arguments: argparse.Namespace) -> Answer:
                 examples += len(p)
         skipped = f"{counted(reader.skipped, 'malformed line')} skipped, without output"
         note = f", {skipped}" if reader.skipped else ""
-        text = "" if arguments.output == "-" else f"{examples:,} probabilities in {arguments.output}{note}"
-        if note and arguments.output == "-":
+        text = "" if options.output == "-" else f"{examples:,} probabilities in {options.output}{note}"
+        if note and options.output == "-":
             warn(skipped)
-        return Answer(text, {"examples": examples, "skipped": reader.skipped, "output": arguments.output})
+        return Answer(text, {"examples": examples, "skipped": reader.skipped, "output": options.output})
 
 
-def evaluate(arguments: argparse.Namespace) -> Answer:
+def evaluate(options: Evaluate) -> Answer:
     """Measure predictions against the labels."""
     from shoal.models.evaluation import measure
 
     note = ""
-    with _loaded(arguments) as (model, reader):
-        if arguments.group is None:
+    with _loaded(options) as (model, reader):
+        if options.group is None:
             metrics, _, grouped = measure([model], reader)[0]
         else:
-            metrics, grouped = _grouped(arguments, model, reader)
+            metrics, grouped = _grouped(options, options.group, model, reader)
         if grouped is not None:
             note = (
                 f"\nGAUC {grouped.gauc:.6f}  ({grouped.groups:,} groups, {grouped.left_out:,} with one class skipped)"
             )
         note += f"\n{counted(reader.skipped, 'malformed line')} skipped" if reader.skipped else ""
         facts: dict[str, Any] = {
-            "model": arguments.model,
+            "model": options.model,
             "data": reader.path,
             "logloss": metrics.logloss,
             "examples": metrics.examples,
@@ -143,7 +142,7 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
         return Answer(f"{metrics}{note}", facts)
 
 
-def _grouped(arguments: argparse.Namespace, model: Predictor, reader: Reader) -> tuple[Metrics, GroupedAUC]:
+def _grouped(options: Evaluate, group: str, model: Predictor, reader: Reader) -> tuple[Metrics, GroupedAUC]:
     """Measure a model, also within groups, which are read in a pass of their own."""
     import numpy as np
 
@@ -155,26 +154,26 @@ def _grouped(arguments: argparse.Namespace, model: Predictor, reader: Reader) ->
         raise ValueError("--group measures the AUC within groups, which is of two classes: leave it out")
     if reader.format == "libsvm":
         raise ValueError("--group names a field, and libsvm has none: leave it out")
-    if not reader.repeatable or arguments.on_error == "skip":
+    if not reader.repeatable or options.on_error == "skip":
         raise ValueError("--group reads the data twice: write a stream to a file, and leave out --on-error skip")
     check_data([model], reader)
     found = predicted([model], reader, Margins(1, model.check_groups))
     metrics = evaluate(found, reader)[0].metrics
-    groups = np.concatenate([_groups(batch, number) for number, batch in _batches_with_groups(arguments, reader)])
+    groups = np.concatenate([_groups(batch, number) for number, batch in _batches_with_groups(options, group, reader)])
     examples = found.joined()
     return metrics, gauc(examples.labels, examples.margins[0], groups, examples.weights)
 
 
-def _batches_with_groups(arguments: argparse.Namespace, reader: Reader) -> Iterator[tuple[int, Batch]]:
+def _batches_with_groups(options: Evaluate, group: str, reader: Reader) -> Iterator[tuple[int, Batch]]:
     """Read the examples with the field of each feature, of columns only that of the groups; yield its number too."""
     from shoal.data.readers import field_number
 
     schema = {name: value for name, value in reader.schema.items() if name != "interactions"}
     if reader.format in COLUMN_FORMATS:
         schema = {name: value for name, value in schema.items() if name not in ("numeric", "lists", "weight")}
-        schema["categorical"] = [arguments.group]
-    number = field_number(reader.format, arguments.group)
-    for batch in open_reader(arguments.data, reader.format, arguments, schema).unlabelled().with_fields():
+        schema["categorical"] = [group]
+    number = field_number(reader.format, group)
+    for batch in open_reader(options.data, reader.format, options, schema).unlabelled().with_fields():
         yield number, batch
 
 
@@ -195,16 +194,16 @@ def _groups(batch: Batch, number: int) -> NDArray[np.uint64]:
 
 
 @contextmanager
-def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]:
+def _loaded(options: Predict | Evaluate) -> Iterator[tuple[Predictor, Reader]]:
     """Load the model, and open the data in the model's format."""
     from shoal import models
     from shoal.models import files
     from shoal.storage.open import open_dir
 
-    where = open_dir(arguments.model)
+    where = open_dir(options.model)
     if where.kind() is None:
         raise ValueError(f"{where}: there is no such model")
-    with files.store_for(where, threads=arguments.threads) as store:
+    with files.store_for(where, threads=options.threads) as store:
         model: Predictor
         if files.read(where).model == files.CLICK:
             from shoal.torch import load
@@ -212,8 +211,8 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
             model = load(where, store=store)
         else:
             model = models.load(where, store=store)
-        form = format_for_model(arguments, arguments.model, model.format)
-        reader = open_reader(arguments.data, form, arguments, model.schema, learned=model.format)
+        form = format_for_model(options.data, options.format, options.model, model.format)
+        reader = open_reader(options.data, form, options, model.schema, learned=model.format)
         reader = model.reading(reader)
         model.check_format(reader)
         yield model, reader
@@ -246,3 +245,9 @@ def _output(path: str) -> Iterator[IO[str]]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+COMMANDS = (
+    Command("predict", "Write the predicted probabilities of examples.", PREDICT_EXAMPLES, Predict, predict),
+    Command("evaluate", "Measure a model on labelled examples.", EVALUATE_EXAMPLES, Evaluate, evaluate),
+)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from typing import Annotated
 
+from shoal.base.settings import Setting
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import FORMATS, command, format_for_model, machine, open_reader, overwriting, reading
+from shoal.cli.options import Command
+from shoal.cli.reading import Model, ModelFormat, Reading, format_for_model, open_reader
+from shoal.config import Threads
 
 EXAMPLES = """\
 examples:
@@ -18,36 +20,40 @@ the training), settings, counts and the largest weights. It is self-contained.
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    parser = command(commands, "report", "Write an HTML report of a model.", EXAMPLES, report)
-    parser.add_argument("model", metavar="MODEL", help="directory of the model, or s3://...")
-    parser.add_argument("--output", metavar="FILE", help="HTML file, a path or s3://... (default: MODEL/report.html)")
-    overwriting(parser, "file of --output")
-    parser.add_argument("--data", nargs="+", metavar="FILE", help="validation examples to measure the model on")
-    parser.add_argument("--format", choices=FORMATS, help="format of the data (default: that of the training data)")
-    parser.add_argument(
-        "--top", type=int, default=30, metavar="N", help="number of weights to list (default: %(default)s)"
-    )
-    reading(parser)
-    machine(parser)
+class Report(Reading, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    model: Model
+    output: Annotated[
+        str | None, Setting("HTML file, a path or s3://...", metavar="FILE", unset="MODEL/report.html")
+    ] = None
+    overwrite: Annotated[bool, Setting("replace an existing file of --output")] = False
+    data: Annotated[
+        tuple[str, ...], Setting("validation examples to measure the model on", metavar="FILE", several=True)
+    ] = ()
+    format: ModelFormat = None
+    top: Annotated[int, Setting("number of weights to list", ge=0, metavar="N")] = 30
+    threads: Threads = None
 
 
-def report(arguments: argparse.Namespace) -> Answer:
+def report(options: Report) -> Answer:
     """Write the HTML report of a model."""
     from shoal.models import files
     from shoal.storage.open import open_dir
     from shoal.tools import reports
 
-    directory = open_dir(arguments.model)
+    directory = open_dir(options.model)
     if directory.kind() is None:
         raise ValueError(f"{directory}: there is no such model")
     described = files.read(directory)
     data = None
-    if arguments.data is not None:
-        form = format_for_model(arguments, directory, described.format)
-        data = open_reader(arguments.data, form, arguments, described.schema, learned=described.format)
+    if options.data:
+        form = format_for_model(options.data, options.format, directory, described.format)
+        data = open_reader(options.data, form, options, described.schema, learned=described.format)
     out = reports.report(
-        directory, arguments.output, data, overwrite=arguments.overwrite, top=arguments.top, threads=arguments.threads
+        directory, options.output, data, overwrite=options.overwrite, top=options.top, threads=options.threads
     )
     return Answer(f"{'report':<12} {out}", {"model": str(directory), "report": str(out)})
+
+
+COMMANDS = (Command("report", "Write an HTML report of a model.", EXAMPLES, Report, report),)

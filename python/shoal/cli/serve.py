@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Annotated, Any
 
+from shoal.base.settings import Setting
+from shoal.base.sizes import memory_bytes
 from shoal.cli.answers import Answer, naming, warn
-from shoal.cli.arguments import cached, command, log_options, machine, port, seconds, size
+from shoal.cli.options import Command, Output
+from shoal.cli.reading import Cache
+from shoal.config import LogFormat, Size, Threads
 
 EXAMPLES = """\
 examples:
@@ -36,124 +39,134 @@ _TCP = "tcp://"
 _LIVE_SECONDS = 10.0  # in which the servers answer a read
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    run = command(commands, "serve", "Serve predictions of an exported model over HTTP.", EXAMPLES, serve)
-    run.add_argument(
-        "path",
-        nargs="?",
-        metavar="EXPORT",
-        help="export of a model, or a directory of exports, of which the newest is served; or s3://...; or a table of "
-        "a running cluster, tcp://HOST:PORT/TABLE, whose current rows are read; tcp://HOST:PORT with --like or "
-        "--config",
-    )
-    run.add_argument(
-        "--like",
-        metavar="MODEL",
-        help="for tables of a running cluster: an export or a directory of a model, also of a checkpoint, with the "
-        "kind, columns and calibration to use (default: logistic regression with a bias; instances have keys)",
-    )
-    run.add_argument(
-        "--config",
-        metavar="FILE",
-        help="for tables of a running cluster: the configuration with which its workers run train ctr; dense in "
-        "[train] must be servers",
-    )
-    group = run.add_argument_group("models", "Several models, and several versions of each.")
-    group.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        type=_named,
-        metavar="NAME=EXPORT",
-        help="serve this export, or directory of exports, at /models/NAME; repeatable; instead of EXPORT",
-    )
-    group.add_argument(
-        "--versions",
-        action="append",
-        default=[],
-        type=_named,
-        metavar="NAME=WHICH",
-        help="versions of a model to serve: latest (default), latest:N, all, or numbers as 3,5",
-    )
-    group.add_argument(
-        "--labels",
-        action="append",
-        default=[],
-        type=_named,
-        metavar="NAME=LABEL:N,...",
-        help="labels of versions, as ctr=stable:3,canary:4, which are served at /models/NAME/labels/LABEL",
-    )
-    group.add_argument(
-        "--split",
-        action="append",
-        default=[],
-        type=_named,
-        metavar="NAME=LABEL:SHARE,...",
-        help="shares of the requests that name no version, as ctr=stable:0.95,canary:0.05",
-    )
-    run.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    run.add_argument(
-        "--port", type=port, default=8080, help="port to listen on; 0: any free port (default: %(default)s)"
-    )
-    run.add_argument(
-        "--watch",
-        type=seconds,
-        metavar="SECONDS",
-        help="check for a newer version at this interval (default: never); for a click model of a cluster: read its "
-        "dense part again (default: 1)",
-    )
-    run.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="accept POST /reload and POST /models/NAME at this host name too, as behind a proxy; repeatable (default: "
-        "numeric addresses, localhost and the name of this machine)",
-    )
-    run.add_argument(
-        "--refuse-unknown-columns",
-        action="store_true",
-        help="answer requests with columns that the model does not know with status 400 (default: pass them over, and "
-        "count them)",
-    )
-    run.add_argument("--reuse-port", action="store_true", help="allow several processes to listen on the port")
-    for flag, default, text in (
-        ("--max-body", 64 << 20, "largest request body (default: 64 MiB)"),
-        ("--max-decoded", 512 << 20, "largest memory of a decoded request (default: 512 MiB)"),
-        (
-            "--max-in-flight",
-            1 << 30,
-            "memory of all requests in progress; further ones get status 503 (default: 1 GiB)",
+class Serve(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    path: Annotated[
+        str | None,
+        Setting(
+            "export of a model, or a directory of exports, of which the newest is served; or s3://...; or a table of a "
+            "running cluster, tcp://HOST:PORT/TABLE, whose current rows are read; tcp://HOST:PORT with --like or "
+            "--config",
+            metavar="EXPORT",
+            positional=True,
         ),
-    ):
-        run.add_argument(flag, type=_some_bytes, default=default, metavar="SIZE", help=text)
-    run.add_argument(
-        "--max-connections",
-        type=_count,
-        default=1024,
-        metavar="N",
-        help="number of connections; a further one replaces the longest idle one (default: %(default)s)",
+    ] = None
+    like: Annotated[
+        str | None,
+        Setting(
+            "for tables of a running cluster: an export or a directory of a model, also of a checkpoint, with the "
+            "kind, columns and calibration to use",
+            metavar="MODEL",
+            unset="logistic regression with a bias; instances have keys",
+        ),
+    ] = None
+    config: Annotated[
+        str | None,
+        Setting(
+            "for tables of a running cluster: the configuration with which its workers run train ctr; dense in [train] "
+            "must be servers",
+            metavar="FILE",
+        ),
+    ] = None
+    model: Annotated[
+        tuple[str, ...],
+        Setting(
+            "serve this export, or directory of exports, at /models/NAME; repeatable; instead of EXPORT",
+            metavar="NAME=EXPORT",
+            check="shoal.cli.serve:_named",
+        ),
+    ] = ()
+    versions: Annotated[
+        tuple[str, ...],
+        Setting(
+            "versions of a model to serve: latest (default), latest:N, all, or numbers as 3,5",
+            metavar="NAME=WHICH",
+            check="shoal.cli.serve:_named",
+        ),
+    ] = ()
+    labels: Annotated[
+        tuple[str, ...],
+        Setting(
+            "labels of versions, as ctr=stable:3,canary:4, which are served at /models/NAME/labels/LABEL",
+            metavar="NAME=LABEL:N",
+            check="shoal.cli.serve:_named",
+        ),
+    ] = ()
+    split: Annotated[
+        tuple[str, ...],
+        Setting(
+            "shares of the requests that name no version, as ctr=stable:0.95,canary:0.05",
+            metavar="NAME=LABEL:SHARE",
+            check="shoal.cli.serve:_named",
+        ),
+    ] = ()
+    host: Annotated[str, Setting("address to listen on", metavar="HOST")] = "127.0.0.1"
+    port: Annotated[int, Setting("port to listen on; 0: any free port", ge=0, le=65535, metavar="PORT")] = 8080
+    watch: Annotated[
+        float | None,
+        Setting(
+            "check for a newer version at this interval; for a click model of a cluster: read its dense part again "
+            "(there every second without it)",
+            gt=0,
+            metavar="SECONDS",
+            unset="never",
+        ),
+    ] = None
+    allow_host: Annotated[
+        tuple[str, ...],
+        Setting(
+            "accept POST /reload and POST /models/NAME at this host name too, as behind a proxy; repeatable",
+            metavar="NAME",
+            unset="numeric addresses, localhost and the name of this machine",
+        ),
+    ] = ()
+    refuse_unknown_columns: Annotated[
+        bool,
+        Setting(
+            "answer requests with columns that the model does not know with status 400; without it they are passed "
+            "over, and counted"
+        ),
+    ] = False
+    reuse_port: Annotated[bool, Setting("allow several processes to listen on the port")] = False
+    max_body: Annotated[Size, Setting("largest request body", metavar="SIZE", check="shoal.base.sizes:check_size")] = (
+        "64MiB"
     )
-    run.add_argument(
-        "--request-timeout",
-        type=seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="time in which a request must arrive and a response must be accepted, or the connection is closed "
-        "(default: %(default)s)",
-    )
-    run.add_argument("--no-verify", action="store_true", help="start without verifying checksums")
-    cached(run)
-    machine(run)
-    log_options(run, "serve")
+    max_decoded: Annotated[
+        Size, Setting("largest memory of a decoded request", metavar="SIZE", check="shoal.base.sizes:check_size")
+    ] = "512MiB"
+    max_in_flight: Annotated[
+        Size,
+        Setting(
+            "memory of all requests in progress; further ones get status 503",
+            metavar="SIZE",
+            check="shoal.base.sizes:check_size",
+        ),
+    ] = "1GiB"
+    max_connections: Annotated[
+        int, Setting("number of connections; a further one replaces the longest idle one", ge=1, metavar="N")
+    ] = 1024
+    request_timeout: Annotated[
+        float,
+        Setting(
+            "time in which a request must arrive and a response must be accepted, or the connection is closed",
+            gt=0,
+            metavar="SECONDS",
+        ),
+    ] = 30.0
+    verify: Annotated[
+        bool, Setting("whether to verify checksums first", negated="start without verifying checksums")
+    ] = True
+    cache: Cache = None
+    threads: Threads = None
+    log_format: LogFormat = None
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Parse NAME=VALUE."""
+    """Read NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not (name and equals and value) or "/" in name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a model's name and a value: write it as ctr=serve/ctr")
+        raise ValueError(f"{text!r} is not a model's name and a value: write it as ctr=serve/ctr")
     return name, value
 
 
@@ -171,18 +184,18 @@ def _pairs(option: str, text: str, number: Callable[[str], Any]) -> dict[str, An
     return found
 
 
-def _models(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
+def _models(options: Serve) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return the export and the settings of each model, by name."""
     from shoal.serve.versions import parse_policy
 
-    if (arguments.path is None) == (not arguments.model):
+    if (options.path is None) == (not options.model):
         raise ValueError("pass either EXPORT or --model NAME=EXPORT")
-    named = dict(arguments.model)
-    if len(named) < len(arguments.model):
+    named = dict(_named(text) for text in options.model)
+    if len(named) < len(options.model):
         raise ValueError("--model names a model twice: give each a name of its own")
     found: dict[str, tuple[str, dict[str, Any]]] = {name: (path, {}) for name, path in named.items()}
     for option in ("versions", "labels", "split"):
-        for name, text in getattr(arguments, option):
+        for name, text in map(_named, getattr(options, option)):
             if name not in found:
                 raise ValueError(
                     f"--{option} names {name!r}, which no --model defines: the models are {', '.join(found) or 'none'}"
@@ -198,54 +211,52 @@ def _models(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any
     return found
 
 
-def _live(arguments: argparse.Namespace) -> Callable[[], Any]:
+def _live(options: Serve) -> Callable[[], Any]:
     """Return a function that makes the model over a running cluster's table."""
     from shoal.cluster.worker.connect import connect
     from shoal.models import files
     from shoal.serve.live import DENSE_SECONDS, LiveModel, by_keys
 
-    address, _, table = arguments.path.removeprefix(_TCP).partition("/")
-    described = arguments.like is not None or arguments.config is not None
+    address, _, table = (options.path or "").removeprefix(_TCP).partition("/")
+    described = options.like is not None or options.config is not None
     if not address or not (table or described):
         raise ValueError(
-            f"{arguments.path!r} is not a table of a cluster: write it as tcp://HOST:PORT/TABLE, or name a model with "
+            f"{options.path!r} is not a table of a cluster: write it as tcp://HOST:PORT/TABLE, or name a model with "
             "--like or --config"
         )
-    if arguments.like is not None and arguments.config is not None:
+    if options.like is not None and options.config is not None:
         raise ValueError("--like and --config both describe the model: leave one out")
-    if arguments.config is not None:
+    if options.config is not None:
         if table:
             raise ValueError(f"--config names the tables: write tcp://{address} without /{table}")
-        description = _configured(arguments.config)
-    elif arguments.like is not None:
-        description = _alike(arguments, table)
+        description = _configured(options.config)
+    elif options.like is not None:
+        description = _alike(options, options.like, table)
     else:
         description = by_keys(table)
-    if arguments.watch is not None and description["kind"] != files.CLICK:
+    if options.watch is not None and description["kind"] != files.CLICK:
         raise ValueError("--watch applies to exports and click models: leave it out, rows of a cluster are current")
 
     def open_store() -> Any:
-        return connect(_TCP + address, mode="read", timeout=_LIVE_SECONDS, threads=arguments.threads or 1)
+        return connect(_TCP + address, mode="read", timeout=_LIVE_SECONDS, threads=options.threads or 1)
 
-    return lambda: LiveModel(open_store, description, dense_seconds=arguments.watch or DENSE_SECONDS)
+    return lambda: LiveModel(open_store, description, dense_seconds=options.watch or DENSE_SECONDS)
 
 
-def _alike(arguments: argparse.Namespace, table: str) -> dict[str, Any]:
+def _alike(options: Serve, like: str, table: str) -> dict[str, Any]:
     """Return the description of the model of ``--like``."""
     from shoal.export import open_export
     from shoal.models import files
 
-    if files.is_model(arguments.like):
-        found: Mapping[str, Any] | None = files.describe(files.read(arguments.like))
+    if files.is_model(like):
+        found: Mapping[str, Any] | None = files.describe(files.read(like))
     else:
-        with open_export(arguments.like, verify=not arguments.no_verify, cache=arguments.cache) as export:
+        with open_export(like, verify=options.verify, cache=options.cache) as export:
             found = export.now.model
     if found is None:
-        raise ValueError(f"--like {arguments.like} is an export of tables, not of a model: pass that of a model")
+        raise ValueError(f"--like {like} is an export of tables, not of a model: pass that of a model")
     if table and found["table"] != table:
-        raise ValueError(
-            f"--like {arguments.like} is a model whose table is {found['table']!r}, and {table!r} is to be served"
-        )
+        raise ValueError(f"--like {like} is a model whose table is {found['table']!r}, and {table!r} is to be served")
     return dict(found)
 
 
@@ -270,50 +281,36 @@ def _configured(file: str) -> dict[str, Any]:
     }
 
 
-def _some_bytes(text: str) -> int:
-    """Parse a size above 0."""
-    if (found := size(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0: write it as 8GiB, 512M or 100000")
-    return found
-
-
-def _count(text: str) -> int:
-    """Parse a number of 1 or more."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
-
-
-def serve(arguments: argparse.Namespace) -> Answer:
+def serve(options: Serve) -> Answer:
     """Serve until a signal arrives."""
     from shoal.serve import Limits, LiveModel, ServedModel, ServedVersions, Settings
     from shoal.serve import serve as run
 
     limits = Limits(
-        body_bytes=arguments.max_body,
-        decoded_bytes=arguments.max_decoded,
-        in_flight_bytes=arguments.max_in_flight,
-        connections=arguments.max_connections,
-        request_seconds=arguments.request_timeout,
+        body_bytes=memory_bytes(options.max_body),
+        decoded_bytes=memory_bytes(options.max_decoded),
+        in_flight_bytes=memory_bytes(options.max_in_flight),
+        connections=options.max_connections,
+        request_seconds=options.request_timeout,
     )
-    models = _models(arguments)
+    models = _models(options)
     for option in ("like", "config"):
-        if getattr(arguments, option) is not None and not (arguments.path or "").startswith(_TCP):
+        if getattr(options, option) is not None and not (options.path or "").startswith(_TCP):
             raise ValueError(
                 f"--{option} describes tables of a running cluster: serve tcp://HOST:PORT, or leave it out"
             )
     how: dict[str, Any] = {
-        "threads": arguments.threads or 1,
-        "verify": not arguments.no_verify,
-        "cache": arguments.cache,
+        "threads": options.threads or 1,
+        "verify": options.verify,
+        "cache": options.cache,
     }
     with ExitStack() as closing:
         served: ServedModel | LiveModel | dict[str, ServedVersions]
         watched: list[ServedModel | ServedVersions] = []
-        if arguments.path is not None and arguments.path.startswith(_TCP):
-            served = closing.enter_context(_live(arguments)())
-        elif arguments.path is not None:
-            served = closing.enter_context(ServedModel(arguments.path, **how))
+        if options.path is not None and options.path.startswith(_TCP):
+            served = closing.enter_context(_live(options)())
+        elif options.path is not None:
+            served = closing.enter_context(ServedModel(options.path, **how))
             watched.append(served)
         else:
             served = {
@@ -322,15 +319,15 @@ def serve(arguments: argparse.Namespace) -> Answer:
             }
             watched += served.values()
         for one in watched:
-            if arguments.watch is not None:
-                one.watch(arguments.watch)
+            if options.watch is not None:
+                one.watch(options.watch)
 
         def ready(host: str, port: int) -> None:
-            if arguments.quiet:
+            if options.quiet:
                 return
             at = f"http://{host}:{port}"
             if isinstance(served, LiveModel):
-                warn(f"{served.now.kind}, rows of {arguments.path}, at {at}", logging.INFO)
+                warn(f"{served.now.kind}, rows of {options.path}, at {at}", logging.INFO)
             elif isinstance(served, ServedModel):
                 warn(f"version {served.now.version}, {served.now.kind}, at {at}", logging.INFO)
             else:
@@ -338,17 +335,22 @@ def serve(arguments: argparse.Namespace) -> Answer:
                     which = ", ".join(str(model.version) for model in some.models)
                     warn(f"{name}: version {which}, {some.now.kind}, at {at}/models/{name}", logging.INFO)
 
-        with naming(f"{arguments.host}:{arguments.port}"):
+        with naming(f"{options.host}:{options.port}"):
             run(
                 served,
-                host=arguments.host,
-                port=arguments.port,
-                reuse_port=arguments.reuse_port,
+                host=options.host,
+                port=options.port,
+                reuse_port=options.reuse_port,
                 limits=limits,
-                hosts=arguments.allow_host,
-                refuse_unknown_columns=arguments.refuse_unknown_columns,
+                hosts=options.allow_host,
+                refuse_unknown_columns=options.refuse_unknown_columns,
                 ready=ready,
             )
         first = next(iter(served.values())) if isinstance(served, dict) else served
         reloads = sum(one.reloads for one in served.values()) if isinstance(served, dict) else served.reloads
         return Answer("", {"version": first.now.version, "reloads": reloads})
+
+
+COMMANDS = (
+    Command("serve", "Serve predictions of an exported model over HTTP.", EXAMPLES, Serve, serve, role="serve"),
+)

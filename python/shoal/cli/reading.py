@@ -1,0 +1,156 @@
+"""The data of commands: the options that name and read it, and its readers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from shoal.base.defaults import BATCH_SIZE
+from shoal.base.settings import Setting
+from shoal.cli.answers import warn
+from shoal.cli.options import Output, option
+from shoal.config import COLUMN_FORMATS, BatchSize, DataConfig, Format, OnError, ReaderConfig, ReaderThreads, separator
+
+if TYPE_CHECKING:
+    from shoal.data import FeatureNames, Reader
+
+Files = Annotated[tuple[str, ...], Setting("examples: files, patterns, URLs, or -", metavar="FILE", several=True)]
+ModelFormat = Annotated[Format, Setting("format of the data", unset="that of the training data")]
+Model = Annotated[str, Setting("directory of the model, or s3://...", metavar="MODEL", positional=True)]
+Cache = Annotated[
+    str | None, Setting("directory for local copies of remote exports", metavar="DIR", unset="~/.cache/shoal")
+]
+
+
+class Reading(Output, frozen=True, kw_only=True):
+    """How a command reads files."""
+
+    batch_size: BatchSize = BATCH_SIZE
+    on_error: OnError = "raise"
+    reader_threads: ReaderThreads = 1
+
+    @classmethod
+    def of(cls, config: ReaderConfig, batch_size: int) -> Self:
+        """Return how the files of a configuration are read."""
+        return cls(batch_size=batch_size, on_error=config.on_error, reader_threads=config.reader_threads)
+
+
+def format_of(data: Sequence[str], form: str | None, *, quiet: bool) -> str:
+    """Return the format of the option, or detect it."""
+    if form is not None:
+        return form
+    from shoal.data.guess import guess_format
+
+    try:
+        form = guess_format(data)
+    except ValueError as error:
+        raise ValueError(f"{error}, as in --format libsvm") from None
+    if not quiet:
+        warn(f"detected format {form}; pass --format to choose another one")
+    return form
+
+
+def format_for_model(data: Sequence[str], chosen: str | None, model: object, form: str | None) -> str:
+    """Return the format of data for a model, named ``model`` in errors, that learned from ``form``.
+
+    A column's text has the same key in a text file, in Parquet and in memory: there the files decide.
+    """
+    if chosen is not None:
+        return chosen
+    if form is None:
+        raise ValueError(f"{model} does not record the format of its training data: pass --format")
+    if form not in (*COLUMN_FORMATS, "arrow"):
+        return form
+    from shoal.data.guess import guess_format
+
+    try:
+        found = guess_format(data)
+    except (OSError, ValueError):
+        return form  # the reader says what is wrong
+    is_other = form == "arrow" or "parquet" in (form, found)
+    return found if is_other and found in COLUMN_FORMATS else form
+
+
+def schema_of(config: ReaderConfig, form: str) -> dict[str, Any]:
+    """Return the columns of a configuration as keyword arguments of the functions that create readers."""
+    named = ("label", "categorical", "numeric", "weight", "positive", "sep", "columns", "na_values")
+    schema = {name: value for name in named if (value := getattr(config, name))}
+    if form not in COLUMN_FORMATS:
+        for name in (*schema, *(["ignore"] if config.ignore else [])):
+            raise ValueError(f"{option(name)} applies to {', '.join(COLUMN_FORMATS)}, not to {form}: leave it out")
+    elif "sep" in schema and form != "csv":
+        raise ValueError(f"--sep applies to csv, not to {form}: leave it out")
+    elif "label" not in schema:
+        raise ValueError(f"{form} requires --label, the name of a column")
+    schema |= {name: list(value) for name, value in schema.items() if isinstance(value, tuple)}
+    if "sep" in schema:
+        schema["sep"] = separator(schema["sep"])
+    if isinstance(config, DataConfig) and config.history is not None:
+        schema["lists"] = {config.history: config.item or config.history}
+        if form != "parquet":
+            schema["list_separator"] = config.list_separator
+    if config.interactions:
+        if form == "libsvm":
+            raise ValueError("libsvm has no fields: --interactions applies to the other formats")
+        fields = [names.split(",") for names in config.interactions]
+        for names in fields:
+            if len(names) < 2:
+                raise ValueError(f"--interactions {','.join(names)}: name two or more, as in site,user")
+        schema["interactions"] = [pair for names in fields for pair in itertools.combinations(names, 2)]
+    return schema
+
+
+def open_reader(
+    path: Any,
+    form: str,
+    reading: Reading,
+    schema: Mapping[str, Any],
+    names: FeatureNames | None = None,
+    learned: str | None = None,
+) -> Reader:
+    """Create the reader of files; it collects the names of features into ``names``, if passed.
+
+    ``schema`` is that of data of the format ``learned``, if it is not of this one.
+    """
+    from shoal.data.columns import missing_texts
+    from shoal.data.readers import READERS
+
+    if form == "tsv":
+        form, schema = "csv", {"sep": "\t", **schema}
+    if form == "arrow":
+        raise ValueError("the model was trained on a table in memory: pass --format csv, tsv or parquet")
+    if form in COLUMN_FORMATS and "label" not in schema:
+        raise ValueError(f"{form} requires the column of the label: the model was not trained on {form}")
+    how: dict[str, Any] = {"batch_size": reading.batch_size, "names": names}
+    if form == "parquet":
+        missing = missing_texts(learned, schema)
+        schema = {name: value for name, value in schema.items() if name not in _OF_TEXT}
+        if missing:
+            schema["na_values"] = missing
+    else:
+        how |= {"on_error": reading.on_error, "reader_threads": reading.reader_threads}
+    return READERS[form](list(path) if isinstance(path, tuple) else path, **schema, **how)
+
+
+_OF_TEXT = ("sep", "list_separator", "columns", "na_values", "keep_default_na")
+
+
+def with_known_columns(data: Reader, ignored: Sequence[str]) -> Reader:
+    """Return a reader of the same columns in every file, without the ignored ones.
+
+    Raises ValueError if one of these is not a column that is taken because nothing is said of it.
+    """
+    known = data.with_columns()
+    if not ignored:
+        return known
+    taken = known.schema.get("categorical")
+    if taken is None or "categorical" in data.schema:
+        why = "the columns of a stream are not known before it is read" if taken is None else "--categorical names them"
+        raise ValueError(f"--ignore leaves out columns of which nothing is said, and {why}: leave it out")
+    for name in ignored:
+        if name not in taken:
+            raise ValueError(
+                f"--ignore {name}: there is no such column, or it has a role; the others are {', '.join(taken)}"
+            )
+    return data.with_columns([name for name in taken if name not in ignored])
