@@ -259,8 +259,10 @@ def options_of(command: Command, arguments: Mapping[str, Any]) -> Config:
     ValueError
         A value is out of its bounds, or a key of the file is unknown.
     """
-    given: dict[str, Any] = read_file(arguments["config"]) if arguments.get("config") is not None else {}
-    for path, value in arguments.get("set") or ():
+    given: dict[str, Any] = {}
+    if command.reads_file and "config" in arguments:
+        given = read_file(arguments["config"])
+    for path, value in arguments.get("set", ()) if command.reads_file else ():
         _put(given, path.split("."), value, path)
     known = {field.name: field for field in fields(command.options)}
     for field in known.values():
