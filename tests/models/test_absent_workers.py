@@ -82,7 +82,7 @@ def test_a_solver_does_not_find_the_optimum_of_fewer_workers():
 
     def stay(made):
         with shoal.connect(made.address, workers=2, rank=0, threads=1, timeout=TIMEOUT) as store:
-            with pytest.raises(WorkerLostError, match=r"worker 1 was lost.*start it again"):
+            with pytest.raises(WorkerLostError, match=r"worker 1 was lost.*start the fit again"):
                 solved(store)
             return store.clock
 
@@ -105,7 +105,7 @@ def test_a_worker_that_replaces_one_of_a_solver_says_what_to_do():
             ):
                 solved(store)
             return "refused"
-        with pytest.raises(WorkerLostError, match=r"worker 1 .* start it again"):
+        with pytest.raises(WorkerLostError, match=r"worker 1 .* start the fit again"):
             solved(store)
         return "ended"
 

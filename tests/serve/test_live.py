@@ -74,7 +74,7 @@ def test_an_export_describes_what_the_tables_do_not(rng, tmp_path):
 
 def test_requests_fail_while_the_connection_is_lost_and_it_is_made_anew(rng):
     batch = sparse_data(rng)
-    with cluster(2, 1, slots=16) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):
+    with cluster(2, 1, slots=16, heartbeat=2.0) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         model = shoal.LogisticRegression(store=store, table="lr")
         model.partial_fit(batch)
         store.flush()

@@ -63,7 +63,10 @@ def test_an_error_in_figures_for_displays_ends_no_connection(kind, caplog):
             raise ZeroDivisionError("in a metric")
         return Figures({"x" * 100_000: 1.0})
 
-    with scheduler(1) as cluster, SchedulerClient(cluster.address, "reader", figures=figures) as link:
+    with (
+        scheduler(1, heartbeat=0.1) as cluster,
+        SchedulerClient(cluster.address, "reader", figures=figures) as link,
+    ):
         link.hello(timeout=TIMEOUT)
         deadline = time.monotonic() + TIMEOUT
         while len(calls) < 3 and time.monotonic() < deadline:

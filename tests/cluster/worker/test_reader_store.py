@@ -159,7 +159,7 @@ def test_a_reader_waits_for_the_servers_and_says_how_many_have_joined():
 
 
 def test_a_lost_server_and_a_reader_that_was_declared_dead_are_errors_at_once():
-    with cluster(2, 1, slots=16) as made, joined(made.address, 1) as (store,), reader(made) as live:
+    with cluster(2, 1, slots=16, heartbeat=2.0) as made, joined(made.address, 1) as (store,), reader(made) as live:
         table = store.table("t", optimizer=SGD)
         table.push(KEYS, -ONES)
         store.tick()
