@@ -116,12 +116,11 @@ def connect(address, **how):
 def traced(*peers, others=(), resend_after=TIMEOUT):
     """A traced channel to these peers; they and others end with it."""
     tracer = CallTracer()
-    requests = tracer.make_requests(ME, map_of(1, *(peer.range for peer in peers)), atomic_clocks=True)
-    requests.policy = Policy(resend_after=resend_after, pause=0.001)
+    requests = Requests(ME, map_of(1, *(peer.range for peer in peers)), Policy(resend_after=resend_after, pause=0.001))
     with contextlib.ExitStack() as stack:
         for peer in (*peers, *others):
             stack.callback(peer.close)
-        yield stack.enter_context(contextlib.closing(tracer.make_channel(requests, timeout=TIMEOUT)))
+        yield stack.enter_context(contextlib.closing(Channel(requests, timeout=TIMEOUT, tracer=tracer)))
 
 
 def is_within(span, outer):
@@ -185,30 +184,6 @@ def test_the_span_of_the_caller_is_the_parent_also_if_the_call_ends_in_another_t
             table.pull(KEYS)
     parents = [span.parent.span_id for span in spans.named("pull")]
     assert parents == [step.get_span_context().span_id, following.get_span_context().span_id]
-
-
-def test_the_span_of_a_call_begins_before_its_keys_are_sorted_and_no_other_one_does(spans, monkeypatch):
-    with cluster() as made, connect(made.address, consistency=shoal.ASP()) as store:
-        table = store.table("t", **SGD)
-        batch = store.key_batch(KEYS)
-        spans.clear()
-        sort, sorted_at = table._batch, []
-
-        def sort_late(keys):
-            try:
-                return sort(keys)
-            finally:
-                sorted_at.append(time.time_ns())
-
-        monkeypatch.setattr(table, "_batch", sort_late)
-        table.push_pull(KEYS, ONES).result()
-        push, pull = spans.one("push"), spans.one("pull")
-        assert push.start_time < sorted_at[0] < pull.start_time
-        with pytest.raises(ValueError, match="grads"):
-            table.push(KEYS, ONES[:3])
-        failed_at = time.time_ns()
-        table.pull_unique(batch)
-        assert spans.named("pull")[1].start_time >= failed_at
 
 
 def test_a_push_that_is_not_waited_for_has_ended_after_a_flush_and_by_itself(spans):
@@ -378,26 +353,6 @@ def test_a_call_that_cannot_begin_has_a_span_with_its_error(spans):
         assert spans.one("push").attributes["error.type"] == "ValueError"
 
 
-def test_a_server_that_does_not_know_the_flag_is_asked_again_without_it_and_then_always(spans):
-    def script(number, asked):
-        return answer(asked, Status.BAD_REQUEST, payload=[b"flags"], count=5) if asked.timed else None
-
-    peer = Peer(0, 16, script)
-    with traced(peer) as channel:
-        push(channel, [1, 2, 3]).result()
-        push(channel, [1, 2, 3]).result()
-        channel.tick().result()
-    assert [(asked.op, asked.timed) for asked in peer.asked] == [
-        (Op.PUSH, True),
-        (Op.PUSH, False),
-        (Op.PUSH, False),
-        (Op.TICK, False),
-    ]
-    first, second = spans.named("push")
-    assert [event.name for event in spans.below(first)[0].events] == ["bad request", "resent"]
-    assert spans.below(second)[0].events == ()
-
-
 def test_slots_that_are_elsewhere_end_a_request_and_begin_another_one(spans):
     old, new = Peer(0, 16), Peer(0, 16)
     old.service.set_map(2, [])
@@ -473,11 +428,10 @@ with shoal.launch() as store:
     table.push(np.arange(9, dtype=np.uint64), np.ones(9, np.float32)).result()
     store.tick()
     table.pull(np.arange(9, dtype=np.uint64))
-    print(type(store.channel).__name__, type(store.channel._requests).__name__)
 print(sorted(name for name in sys.modules if "opentelemetry" in name or name.endswith("worker.tracing")))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT, check=True)
-    assert done.stdout.splitlines() == ["Channel Requests", "[]"]
+    assert done.stdout.splitlines() == ["[]"]
 
 
 def test_an_untraced_store_sends_no_flag():

@@ -86,7 +86,6 @@ class RequestPart:
     message: Frames | None = None  # encoded when it is first sent
     sent_as: EncodedPayload | None = None  # None without a filter
     counted: bool = False  # whether its last frame has counts
-    timed: bool = False  # whether the answer shall have the server's times
     bytes: int = 0  # of request and answer
     charged: bool = False
     last: Status = Status.OK  # of the last reply that did not settle the part
@@ -141,20 +140,11 @@ class EndpointState:
 class CallTrace(Protocol):
     """Records what happens to a call."""
 
-    def sent(self, part: RequestPart) -> None:
-        """Record that a request was sent: for the first time, or again."""
+    def note(self, part: RequestPart, what: str, now: float, detail: Any = None) -> None:
+        """Note what happened to a request: see :meth:`.Trace.note`."""
 
-    def replied(self, part: RequestPart, status: Status) -> None:
-        """Record a reply that is not the answer."""
-
-    def answered(self, part: RequestPart, reply: Any) -> None:
-        """Record the answer."""
-
-    def given_up(self, part: RequestPart) -> None:
-        """Record that no answer is awaited any more, unless there was one."""
-
-    def settled(self, error: BaseException | None) -> None:
-        """Record the end of the call. Further calls have no effect."""
+    def end(self, error: BaseException | None, now: float) -> None:
+        """Note that the call is settled."""
 
 
 @dataclass(slots=True, eq=False)

@@ -42,7 +42,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 
@@ -55,11 +55,16 @@ from shoal.cluster.protocol.metrics import Durations
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.worker.call_failures import CallFailures
 from shoal.cluster.worker.call_metrics import CallMetrics
-from shoal.cluster.worker.calls import Call, CallTrace
+from shoal.cluster.worker.calls import Call
 from shoal.cluster.worker.requests import Requests
 from shoal.errors import ClosedError, DeadlineExceededError, ShoalError, TransportError, WrongProcessError
 
+if TYPE_CHECKING:
+    from shoal.cluster.worker.tracing import CallTracer
+
 _log = logging.getLogger("shoal.worker")
+
+Op = _core.Op
 
 _POLL_SECONDS = 0.02
 _TICK_SECONDS = 0.001  # that a tick may take for the round trip of the pushes before it
@@ -145,6 +150,7 @@ class Channel:
         refresh: Callable[[], ClusterMap] | None = None,
         secure: Callable[[Socket], None] | None = None,
         context: Context | None = None,
+        tracer: CallTracer | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._requests = requests
@@ -152,16 +158,16 @@ class Channel:
         self._timeout = timeout
         self._refresh = refresh
         self._secure = secure
+        self._tracer = tracer
         self._own_context = context is None
         self._context: Context = zmq.Context() if context is None else context
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # a call was settled, or the leader has stopped
         self._has_io_leader = False
         self._waiting = 0  # threads that wait to become the leader
-        self._begun = 0  # calls
         self.call_metrics = CallMetrics()
-        self._pending_calls: dict[int, None] = {}  # numbers of the calls that are not settled, ascending
-        self._pending_bytes = 0  # of their arrays
+        self._pending: dict[Call, tuple[int, float]] = {}  # the bytes of their arrays, and when they were begun
+        self._pending_bytes = 0
         self._pushed: set[int] = set()  # tables pushed to in this clock
         self._failures = CallFailures(_log)
         self._callbacks: deque[Callable[[], object]] = deque()  # of settled calls; they may take any lock
@@ -217,27 +223,27 @@ class Channel:
         Returns at once, unless the pending calls are at their limit.
         """
         self.check()
-        size = sum(memoryview(part).nbytes for part in (what.get("hashes"), what.get("values")) if part is not None)
-        size += sum(memoryview(part).nbytes for part in what.get("payload", ()))
+        hashes, values = what.get("hashes"), what.get("values")
+        size = 0 if hashes is None else hashes.nbytes
+        size += 0 if values is None else values.nbytes
+        for part in what.get("payload", ()):
+            size += memoryview(part).nbytes
+        trace = None
+        if self._tracer is not None:
+            keys = None if hashes is None else len(hashes)
+            trace = what["trace"] = self._tracer.begin(op, table, self._clock, keys, self._requests.worker)
+        try:
+            with self._lock:
+                return CallFuture(self, self._submit(op, table, size, what))
+        except BaseException as error:
+            if trace is not None:
+                trace.end(error, time.monotonic())
+                self._make_spans()
+            raise
 
-        def submit(requests: Requests, now: float, on_done: Callable[[Call], None]) -> Call:
-            if op == _core.Op.PUSH:
-                self._pushed.add(table)
-            return requests.submit(op, table, self._clock, now, now + self._timeout, on_done=on_done, **what)
-
-        return self._begin(submit, size)
-
-    def tick(self, trace: CallTrace | None = None) -> CallFuture:
+    def tick(self) -> CallFuture:
         """End the clock. Returns after a millisecond at the latest."""
-        self.check()
-
-        def submit(requests: Requests, now: float, on_done: Callable[[Call], None]) -> Call:
-            call = requests.tick(self._clock, [*self._pushed], now, now + self._timeout, on_done=on_done, trace=trace)
-            self._clock += 1
-            self._pushed.clear()
-            return call
-
-        tick = self._begin(submit, 0)
+        tick = self.begin(Op.TICK, 0)
         with self._lock:  # other workers wait for this tick: send it now, not at the next poll
             self._run_io_until(
                 lambda: self._has_io_leader or not self._requests.waits_for_pushes(tick.call),
@@ -245,41 +251,45 @@ class Channel:
             )
         return tick
 
-    def _begin(self, submit: Callable[[Requests, float, Callable[[Call], None]], Call], size: int) -> CallFuture:
-        with self._lock:
-            self.check()
-            self._run_io_until(
-                lambda: self._pending_bytes <= _MAX_PENDING_BYTES and len(self._pending_calls) <= _MAX_PENDING_CALLS,
-                None,
-            )
-            self._begun += 1
-            number = self._begun
-            self._pending_calls[number] = None
+    def _submit(self, op: int, table: int, size: int, what: dict[str, Any]) -> Call:
+        if not self._has_room():
+            self._run_io_until(self._has_room, None)
+        if not self._is_open:
+            raise _closed()
+        now = time.monotonic()
+        until = now + self._timeout
+        if op == Op.TICK:
+            call = self._requests.tick(self._clock, [*self._pushed], now, until, on_done=self._settled, **what)
+            self._clock += 1
+            self._pushed.clear()
+        else:
+            if op == Op.PUSH:
+                self._pushed.add(table)
+            call = self._requests.submit(op, table, self._clock, now, until, on_done=self._settled, **what)
+        if not call.done:
+            self._pending[call] = (size, now)
             self._pending_bytes += size
-            begun_at = time.monotonic()
+        self._hurry()
+        return call
 
-            def settled(call: Call) -> None:
-                self.call_metrics.settled(call.op, time.monotonic() - begun_at)
-                del self._pending_calls[number]
-                self._pending_bytes -= size
-                if call.error is not None and self._has_left:  # refused, since this process is no member any more
-                    call.error = _closed()
-                if call.error is not None:
-                    self._failures.add(call, call.error, self._requests.ids_of(call))
-                if call.callbacks:
-                    self._callbacks += call.callbacks
-                    self._poll_now.set()
-                if self._waiting:
-                    self._changed.notify_all()
+    def _has_room(self) -> bool:
+        return self._pending_bytes <= _MAX_PENDING_BYTES and len(self._pending) <= _MAX_PENDING_CALLS
 
-            try:
-                call = submit(self._requests, begun_at, settled)
-            except BaseException:
-                del self._pending_calls[number]
-                self._pending_bytes -= size
-                raise
-            self._hurry()
-        return CallFuture(self, call)
+    def _settled(self, call: Call) -> None:
+        """Account for a call that is settled now. Called by the requests, with the lock."""
+        now = time.monotonic()
+        size, begun_at = self._pending.pop(call, (0, now))  # it is not pending if it was settled at once
+        self._pending_bytes -= size
+        self.call_metrics.settled(call.op, now - begun_at)
+        if call.error is not None and self._has_left:  # refused, since this process is no member any more
+            call.error = _closed()
+        if call.error is not None:
+            self._failures.add(call, call.error, self._requests.ids_of(call))
+        if call.callbacks:
+            self._callbacks += call.callbacks
+            self._poll_now.set()
+        if self._waiting:
+            self._changed.notify_all()
 
     def _hurry(self) -> None:
         """Send what is due: through the leader if there is one, else in this thread."""
@@ -305,6 +315,8 @@ class Channel:
                     raise DeadlineExceededError(
                         f"the {call.name} is not done after {timeout:g} s; it continues: wait again, or longer"
                     )
+        if self._tracer is not None:
+            self._make_spans()
 
     def when_settled(self, call: Call, fn: Callable[[], object]) -> None:
         """Call a function in the background thread when a call is settled, or here and now if it is already."""
@@ -317,18 +329,22 @@ class Channel:
 
     def _run_callbacks(self) -> None:
         while self._callbacks:
-            with contextlib.suppress(IndexError):  # another thread has taken the last one
-                self._callbacks.popleft()()
+            self._callbacks.popleft()()
+
+    def _make_spans(self, *, wait: bool = True) -> None:
+        if self._tracer is not None and os.getpid() == self._pid:  # a fork may have copied a lock that was held
+            self._tracer.make_spans(wait=wait)
 
     def drain(self, timeout: float | None = None) -> None:
         """Wait until all calls made so far are settled, successfully or not."""
         self.check()
         deadline = _deadline(timeout)
         with self._lock:
-            last = self._begun
-            if not self._run_io_until(lambda: next(iter(self._pending_calls), last + 1) > last, deadline):
-                count = sum(number <= last for number in self._pending_calls)
+            last = next((call.serial for call in reversed(self._pending)), 0)
+            if not self._run_io_until(lambda: next((call.serial for call in self._pending), last + 1) > last, deadline):
+                count = sum(call.serial <= last for call in self._pending)
                 raise DeadlineExceededError(f"{count} calls are not done after {timeout:g} s; they continue")
+        self._make_spans()
 
     def raise_unobserved(self) -> None:
         """Raise, once, the errors of pushes and ticks that failed and that no thread waited for."""
@@ -355,7 +371,7 @@ class Channel:
                 **self._requests.counts,
                 "bytes_sent": self._bytes_sent,
                 "bytes_received": self._bytes_received,
-                "under_way": len(self._pending_calls),
+                "under_way": len(self._pending),
                 "bytes_held": self._pending_bytes,
                 "keys": self.call_metrics.keys,
                 "unique_keys": self.call_metrics.unique_keys,
@@ -419,6 +435,7 @@ class Channel:
         if self._own_context:
             self._context.term()
         self._run_callbacks()
+        self._make_spans()
 
     def __del__(self) -> None:
         if hasattr(self, "_background") and not sys.is_finalizing():
@@ -570,10 +587,11 @@ class Channel:
         with self._lock:
             if not self._is_open:
                 return False
-            if self._pending_calls and not self._has_io_leader:
+            if self._pending and not self._has_io_leader:
                 self._process(self._poller.poll(0))
             wants_map = self._requests.wants_map
         self._run_callbacks()
+        self._make_spans(wait=False)  # `close` waits for this thread
         if wants_map and self._refresh is not None:
             with contextlib.suppress(ShoalError):  # still wanted: fetched again at the next poll
                 self.set_map(self._refresh())

@@ -179,7 +179,7 @@ class ClusterStore(ConnectedStore):
         )
         identify_store("worker", rank=self._joined.rank, job=self._joined.job)
         worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
-        requests = self._make_requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk)
+        requests = Requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk)
         return requests, self._joined.clock
 
     @property

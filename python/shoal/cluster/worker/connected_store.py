@@ -27,14 +27,10 @@ from shoal.cluster.protocol.metrics import WORKER, Values
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import as_dict
-from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.requests import Requests
 from shoal.errors import ShoalError
 from shoal.store.base import Store
-from shoal.table.shard import ShardReader
-from shoal.table.spec import TableSpec
-from shoal.table.table import Table
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.health import HealthServer
@@ -101,17 +97,6 @@ class ConnectedStore(Store):
         _open_stores.add(self)
         supervise(_weakly(self._scheduler.fail))
 
-    def _make_requests(self, worker: WorkerIdentity, map: ClusterMap, *, atomic_clocks: bool) -> Requests:
-        make = Requests if self._tracer is None else self._tracer.make_requests
-        return make(worker, map, atomic_clocks=atomic_clocks)
-
-    def _add(self, spec: TableSpec, reader: ShardReader) -> Table:
-        if self._tracer is None:
-            return super()._add(spec, reader)
-        table = self._tracer.make_table(spec, reader, self._slots, self._workers, self._rwlock, lambda: self.clock)
-        self._tables[spec.name] = table
-        return table
-
     def _name_table(self, number: int, name: str) -> None:
         if self._tracer is not None:
             self._tracer.table_names[number] = name
@@ -163,14 +148,14 @@ class ConnectedStore(Store):
         super().__init__(threads=threads, slots=welcome.slots)
         requests, clock = self._join()
         refresh = self._scheduler
-        make_channel = Channel if self._tracer is None else self._tracer.make_channel
-        self._channel = make_channel(
+        self._channel = Channel(
             requests,
             clock=clock,
             timeout=self._timeout,
             refresh=lambda: ask_map(refresh, _MAP_SECONDS),
             secure=secure,
             context=context,
+            tracer=self._tracer,
         )
         undo.callback(self._channel.close)
         self._follow_map()

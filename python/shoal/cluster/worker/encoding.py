@@ -19,6 +19,8 @@ from shoal.table.reductions import OF_ANY_LENGTH
 
 Op = _core.Op
 
+_TIMED_OPS = frozenset({Op.PULL, Op.PUSH, Op.TICK, Op.ASSIGN, Op.CONTAINS})  # whose answers can have times
+
 
 def encode(
     part: RequestPart,
@@ -45,8 +47,8 @@ def encode(
         keep=sent_as.keep,
         digest=bool(sent_as.digest) and not sent_as.keep,
         counted=part.counted,
-        timed=part.timed,
-        dated=call.dated and not part.doubts,
+        timed=call.trace is not None and call.op in _TIMED_OPS,
+        dated=call.dated,
         whole=call.whole,
         dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
         table=call.table,

@@ -125,7 +125,7 @@ class ReaderStore(ConnectedStore):
     def _join(self) -> tuple[Requests, int]:
         map = ask_map(self._scheduler, self._timeout)  # answered when the cluster has formed
         self._scheduler.try_servers(map, self._timeout)
-        return self._make_requests(_ANONYMOUS, map, atomic_clocks=False), 0
+        return Requests(_ANONYMOUS, map, atomic_clocks=False), 0
 
     # ---- properties --------------------------------------------------------------------------------------------------
 

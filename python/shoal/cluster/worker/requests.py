@@ -328,6 +328,8 @@ class Requests:
         part.tries += 1
         self._again(part, now + min(wait, policy.longest))
         assert part.message is not None
+        if part.call.trace is not None:
+            part.call.trace.note(part, "sent", now, part.message)
         self.outgoing.append((part.address, part.message))
 
     def _again(self, part: RequestPart, due: float) -> None:
@@ -370,6 +372,8 @@ class Requests:
         peer.last_reply = now
         self._discharge(part)
         status = part.last = Status(reply.status)
+        if part.call.trace is not None and status != Status.OK:
+            part.call.trace.note(part, status.name.lower().replace("_", " "), now)
         if part.sent_as is not None and status in (Status.OK, Status.DEFERRED):
             self._list_is_known(part, peer)
         if status == Status.OK and part.call.op == Op.STATS and reply.epoch > self.map.epoch:
@@ -388,8 +392,6 @@ class Requests:
             self._again(part, now + self._pause(part.pauses))
             part.pauses += 1
             part.doubts += status == Status.BAD_REQUEST
-            if part.doubts and part.call.dated:
-                part.message = None  # the server may not know the flag: sent again without
             part.tries = 0
             if status == Status.RETRY:
                 self._hurry(part, now)
@@ -437,9 +439,11 @@ class Requests:
 
     def _answer(self, part: RequestPart, reply: Any, now: float) -> None:
         call = part.call
+        if call.trace is not None:
+            call.trace.note(part, "answered", now, reply)
         try:
             store_answer(part, reply)
-            self._forget(part)
+            self._forget(part, now)
             self._finish(call, now)
         except ValueError as error:
             self._settle(
@@ -457,7 +461,7 @@ class Requests:
                 call.result = in_slot_order(call, self.map)
             self._settle(call, now, None if call.find_error is None else call.find_error(call.result))
 
-    def _forget(self, part: RequestPart) -> None:
+    def _forget(self, part: RequestPart, now: float) -> None:
         call = part.call
         self._discharge(part)
         self._parts.pop(part.key, None)
@@ -468,6 +472,8 @@ class Requests:
             if call.sequence and call.op in _APPLIED_AT_CLOCK_END:
                 _count_down(self._kept, call.clock)
         part.due = math.nan
+        if call.trace is not None:
+            call.trace.note(part, "ended", now)
 
     def _hurry(self, tick: RequestPart, now: float) -> None:
         """Send again at once the pushes that a tick found missing: sent before it, and not answered."""
@@ -492,7 +498,7 @@ class Requests:
                 runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(slots, gaps)]
             call.total += reply.aux if call.op == Op.ERASE else 0
         self.counts["refused"] += len(slots)
-        self._forget(part)
+        self._forget(part, now)
         call.misrouted += len(runs)
         refused = [MisroutedSlots(call, first, end, part.pauses) for first, end in runs]
         if reply.epoch < self.map.epoch:
@@ -557,7 +563,7 @@ class Requests:
                 call.misrouted += len(moved)
             self.counts["moved"] += len(moved)
             for part in moved:
-                self._forget(part)
+                self._forget(part, now)
         living = {endpoint.address for endpoint in map.endpoints}
         for address in self._peers.keys() - living:
             del self._peers[address]
@@ -654,7 +660,10 @@ class Requests:
         if call in self._held:
             self._held.release(call)
         for part in list(call.parts):
-            self._forget(part)
+            self._forget(part, now)
+        if call.trace is not None:
+            call.trace.end(error, now)
+            call.trace = None
         if call.misrouted:
             self._refused = [run for run in self._refused if run.call is not call]
         # Release the arrays, even if the call itself is still referenced.
