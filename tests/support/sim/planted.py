@@ -211,7 +211,7 @@ class AcknowledgesTooEarly(model.Service):
 
 class ForgetsRefusedSlots(Requests):
     def _refuse(self, part, reply, now):
-        self._forget(part)
+        self._forget(part, now)
         self._finish(part.call, now)
 
 
@@ -228,7 +228,7 @@ class ResendsWithANewSequence(Requests):
 class TakesEarlyForDone(Requests):
     def _again(self, part, due):
         if part.last == Status.RETRY:
-            self._forget(part)
+            self._forget(part, due)
             self._finish(part.call, due)
         else:
             super()._again(part, due)
@@ -278,7 +278,7 @@ class TakesAnyAnswer(Requests):
             return
         waiting = [part for part in self._parts.values() if part.address == address and part.call.op == reply.op]
         if waiting and reply.status == Status.OK and reply.op != Op.PULL:
-            self._forget(waiting[0])
+            self._forget(waiting[0], now)
             self._finish(waiting[0].call, now)
         else:
             super().receive(address, frames, now)
