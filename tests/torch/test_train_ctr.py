@@ -690,7 +690,7 @@ def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_p
     capsys.readouterr()
     assert main(["report", out]) == 0
     page = (tmp_path / "out" / "report.html").read_text()
-    for text in ("deepfm", "GAUC", "dense parameters", "Calibration by decile", "table &#x27;linear&#x27;"):
+    for text in ("deepfm", "GAUC", "dense parameters", "Calibration and ROC", "table &#x27;linear&#x27;"):
         assert text in page
 
 

@@ -158,7 +158,7 @@ def _learning(history: History, shown: HeldOut | None, classes: int | None) -> s
             entropy(_progressive(history).metrics.base_rate) if history.passes else math.nan,
         )
     else:
-        which, called = "accuracy", "Accuracy"
+        which, called = "accuracy", "accuracy"
         base = ("equal probabilities", math.log(classes))
     figures = [
         _chart(
