@@ -1,28 +1,18 @@
-// KeyBatch: the unique keys of one batch, in hash order.
-//
-// Algorithm. Sort-based deduplication (batch/hash_order.h). One sort serves deduplication, routing, memory order and lock
-// order: later steps read the batch sequentially and compute no hash again.
-//
-//   hashes()          h0 < h1 < ... < h[m-1], of m unique keys among the n input keys
-//   inverse()         n numbers: hashes()[inverse()[i]] == mix(keys[i])
-//   offsets()         slots + 1 numbers: slot s is [offsets()[s], offsets()[s + 1])
-//   order()           n numbers: the positions 0..n-1 of the input keys, sorted by hash, then by position
-//   group_offsets()   m + 1 numbers: hash u occurs at order()[group_offsets()[u]], ..., order()[group_offsets()[u + 1] - 1]
-//
-//   keys 7 3 7 with mix(3) < mix(7): hashes {mix(3), mix(7)}, inverse {1, 0, 1}, order {1, 0, 2}, group_offsets {0, 1, 3}
+// KeyBatch: the unique keys of one batch, in hash order. One sort (batch/hash_order.h) serves deduplication, routing,
+// memory order and lock order. keys 7 3 7 with mix(3) < mix(7): hashes {mix(3), mix(7)}, inverse {1, 0, 1}, order {1,
+// 0, 2}, group_offsets {0, 1, 3}.
 //
 // Invariants (verify() checks them):
 //   I1  hashes ascend strictly.
-//   I2  inverse has n entries below m, and contains every index of a hash.
-//   I3  offsets ascend from 0 to m; every hash lies in the range of its own slot.
-//   I4  order is a permutation of the positions; group_offsets ascends strictly from 0 to n; the positions of one hash ascend,
-//       so sums along order() are formed in order of occurrence.
+//   I2  inverse has n entries below m, and contains every index of a hash: hashes()[inverse()[i]] == mix(keys[i]).
+//   I3  offsets ascend from 0 to m: slot s is [offsets()[s], offsets()[s + 1]), and every hash lies in its own slot.
+//   I4  order is a permutation of the positions, sorted by hash, then by position; hash u occurs at
+//       order()[group_offsets()[u]] and on, so sums along order() are formed in order of occurrence.
+//
+// 20 bytes per input key are allocated for the results, and at most 20 more as scratch.
 //
 // Threads: immutable once built; any number of readers. Building uses the pool; the result is a function of the keys
 // and the slots alone.
-//
-// Cost. A few linear passes for any keys; hot keys cost as much as distinct ones. 20 bytes per input key are allocated for the
-// results, and at most 20 more as scratch.
 
 #pragma once
 

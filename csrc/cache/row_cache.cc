@@ -1,3 +1,15 @@
+// Replacement is GCLOCK (Smith, "Sequentiality and prefetching in database systems", 1978): a small count of uses for
+// each entry, and a hand for each bucket that takes uses away, and replaces an entry without any. It moves one step for
+// every kPatience rows that find no room: a stream of rare keys must not wear out the frequent ones. Entries are
+// numbered in the order of their first use, so those in use are dense.
+//
+// A batch is usually pushed soon after it was pulled: the numbers of its entries are remembered, and the push reads no
+// bucket. A place is only a hint: a row that is not at its place is searched for.
+//
+// An answer becomes the copy only if its pull is the entry's reader (I4): any other answer removes both, since which of
+// the two is newer is unknown. With local steps it becomes the base under what has changed meanwhile, and what leaves
+// removes the reader. Sums leave with their copies, without local steps: the servers have newer rows then.
+
 #include "cache/row_cache.h"
 
 #include <algorithm>

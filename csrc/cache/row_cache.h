@@ -1,49 +1,17 @@
-// RowCache: the rows of one table that a worker keeps for some clocks, and the gradients that it has not sent yet.
+// RowCache: the rows of one table that a worker keeps for some clocks, and the gradients that it has not sent yet. A
+// set-associative cache of fixed size in hash order; row_cache.cc has its replacement, docs/decisions/0039 why.
 //
-// Algorithm. A set-associative cache of fixed size in hash order (the bucket of a hash is its place among kWays entries), with the
-// replacement of GCLOCK (Smith, "Sequentiality and prefetching in database systems", 1978): a small count of uses for each entry, and
-// a hand for each bucket that takes uses away, and replaces an entry without any. It moves one step for every kPatience rows that
-// find no room: a stream of rare keys must not wear out the frequent ones, which try again more often than it does. Batches are in
-// hash order, so one pass through a batch is one pass through the buckets, and what it sends is in hash order too.
-//
-//   bucket  one cache line: a byte of each hash, and the number of its entry (cache/tag_bucket.h)
-//   entry   all else of a row, in one place: entries are numbered in the order of their first use, so those in use are dense
-//
-// A batch is usually pushed soon after it was pulled: its places, the numbers of its entries, are remembered, and the push reads no
-// bucket. A place is only a hint: an entry has its hash, and a row that is not at its place is searched for.
-//
-// An entry has, each independent of the others,
-//   a copy     weights, with the number of clocks that they include; may be read while that number is large enough
-//   a reader   the number of the pull that is fetching the row, or 0: its answer becomes the copy
-//   a sum      the gradients since the row was last sent, and how often its key occurred
-//
-// With local steps (cache/local_steps.h) a copy is a whole row, in which the optimizer makes its steps at once: the worker sees
-// its own pushes. The entry also has the row as it was when its last change left, its base, and its sum is what has changed
-// since: copy less base. So what leaves does not make the copy older, and an answer becomes the base under what has changed
-// meanwhile. A copy that may no longer be read is still stepped. A gradient without a copy is for the caller to send.
-//
-//   read    copy is new enough ------------------------------------> the row
-//           a reader, no such copy --------------------------------> joined: the caller waits for that pull, and reads again
-//           else: the sum is sent, the entry (a new one, perhaps) gets this pull as its reader -> fetched
-//   fill    the answer of a pull, or its failure
-//   add     gradients of keys that have an entry are summed up; those of others are for the caller to send
-//   send_*  sums leave, and their copies with them, without local steps: the servers have newer rows then
+// An entry has a copy of the row with the number of clocks that it includes, a reader (the pull that is fetching the
+// row), and a sum of gradients; with local steps (cache/local_steps.h) the copy is stepped at once, and the sum is
+// copy less base.
 //
 // Invariants (verify() checks the first three)
 //   I1  A hash has at most one entry, in its own bucket.
-//   I2  An entry with a sum is in the list of the clock in which the sum began; sums() counts them. A list may also have entries
-//       whose sum has left since. Lists are in ascending order of their clocks.
-//   I3  An entry with a copy, a reader or a sum is in use.
-//   I4  A copy is at least as new as every row that a caller has got of this key from fill() before: an answer becomes the copy
-//       only if its pull is the entry's reader, so no other answer has come since the pull began. Any other answer removes the
-//       copy and the reader, since which of the two is newer is unknown. With local steps it may also be read no longer if what
-//       has left the worker since the pull began is not in the answer: what leaves removes the reader.
+//   I2  An entry with a sum is in the list of the clock in which the sum began; sums() counts them. Lists are in
+//       ascending order of their clocks.
+//   I3  An entry with a copy, a reader or a sum is in use; one with a reader is not replaced.
+//   I4  A copy is at least as new as every row that a caller has got of this key from fill() before.
 //   I5  A gradient is in one sum, or was returned to be sent, once. Nothing drops a sum but what returns it.
-//   I6  An entry with a reader is not replaced.
-//
-// Memory is reserved once: 24 bytes for each entry, 8 for each number of a row (of weights, with local steps of a whole row), and 8
-// if occurrences are counted. Pages that no entry has used take none. The lists take 4 bytes for each sum, and the places of up to
-// kBatches batches 4 for each key.
 //
 // Threads: one at a time; the owner locks.
 

@@ -1,3 +1,14 @@
+// Each stage is some 64 hashes behind the one before it, which hides the latency of memory, and a run is short: then
+// what several runs hold, and the lines that were prefetched for them, stay in the L1 cache. Most of the time goes
+// into instructions, and the rest into address translation rather than into cache lines: a prefetch occupies the
+// processor until its address is translated, so addresses are to be known early, and other work is to be in the same
+// loop (docs/decisions/0042).
+//
+// The loops have no branch that depends on a hash: whether it is present, in which lane, and whether it may be
+// displaced, is unpredictable. Absent hashes are collected in a mask, and get a row like the others. The rare
+// exceptions (two hashes of a line with equal low bits, a hash with the low bits of an empty line, one that is
+// displaced by more than a line) are detected once per run.
+
 #include "export/index_probe.h"
 
 #include <algorithm>

@@ -1,26 +1,12 @@
-// IndexProbe: finds hashes in the lines of one layer, a run of them at a time.
-//
-// Algorithm. Batched hash probing with software prefetching (group prefetching): the memory accesses of one run are in flight
-// while another run is processed.
-//
-//   prepare          computes each hash's home line, where its probe sequence begins; reads nothing
-//   probe            reads the homes, and prefetches the homes of a later run and what this run reads next: the rows that are
-//                    found, and the lines after the homes of those that may be displaced
-//   probe_scalars    the same where a row is one weight: also reads the weight
-//   resolve          finds the few hashes that are displaced to a line after their home, and prefetches their rows
+// IndexProbe: finds hashes in the lines of one layer, a run of them at a time (group prefetching).
 //
 //   run    r         r - kStage   r - 2 kStage   r - 3 kStage
 //          prepare   probe        resolve        use the rows
 //
-// Each stage is some 64 hashes behind the one before it, which hides the latency of memory, and a run is short: then what
-// several runs hold, and the lines that were prefetched for them, stay in the L1 cache. Most of the time goes into
-// instructions, and the rest into address translation rather than into cache lines: a prefetch occupies the processor until
-// its address is translated, so addresses are to be known early, and other work is to be in the same loop.
-//
-// The loops have no branch that depends on a hash: whether it is present, in which lane, and whether it may be displaced, is
-// unpredictable. Absent hashes are collected in a mask, and get a row like the others. The rare exceptions (two hashes of a
-// line with equal low bits, a hash with the low bits of an empty line, one that is displaced by more than a line) are detected
-// once per run.
+//   prepare         computes each hash's home line; reads nothing
+//   probe           reads the homes, and prefetches the homes of a later run, the rows that are found, and the lines
+//                   after the homes of those that may be displaced; probe_scalars also reads the weight
+//   resolve         finds the few hashes that are displaced to a line after their home, and prefetches their rows
 //
 // Threads: immutable; a run belongs to one thread.
 

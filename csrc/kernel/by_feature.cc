@@ -1,3 +1,16 @@
+// The examples are cut into ranges whose states stay in a core's cache; within a range the entries are sorted by key,
+// then by example. Each call goes through all ranges, so that threads share no example, and adds up what the ranges
+// give in their order: the bits depend on the data and the order of the calls, not on the number of threads.
+//
+//   range r   entries base(r) to base(r + 1); those of key k are base(r) + starts[r][k] to base(r) + starts[r][k + 1]
+//
+// Margins and slopes follow the weights late: what `add` has been told is done range by range by the call after it,
+// which then finds the state of the range in the cache. Slopes are computed for the examples that have changed, or
+// for the whole range where these are many: 1 / (1 + e^-z) with e^x by a polynomial, without branches. They are
+// float32: of weight 1 and margin a, each is within 1e-7 of the exact one, and within a relative 1.2e-7 + 6e-8 |a|.
+// The entries of a key in a range are few, so those of the keys that come next are prefetched, and so is the state of
+// a range that has many of them.
+
 #include "kernel/by_feature.h"
 
 #include <algorithm>

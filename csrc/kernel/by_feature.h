@@ -1,30 +1,18 @@
 // ExamplesByFeature: the examples of a logistic regression sorted by feature (CSC), for solvers that change a few
 // weights at a time. Keeps the margins up to date, and computes the gradient of some keys and a bound of their
-// curvature.
+// curvature. by_feature.cc has the order of the work.
 //
 //   add       margin of i += delta of k x value of (k, i)       for each entry of the changed keys k
 //   gradient  g_k = sum over the entries of k of slope x value; slope as in kernel/logistic.h
-//   bounds    u_k = sum over the entries of k of 1/4 weight |value| near, near = sum of |value| over entries of near keys
-//
-// Layout. The examples are cut into ranges whose states stay in a core's cache; within a range the entries are
-// sorted by key, then by example. Each call goes through all ranges, so that threads share no example, and adds up what the
-// ranges give in their order: the bits depend on the data and the order of the calls, not on the number of threads.
-//
-//   range r   entries base(r) to base(r + 1); those of key k are base(r) + starts[r][k] to base(r) + starts[r][k + 1]
-//
-// Margins and slopes follow the weights late: what `add` has been told is done range by range by the call after it, which then
-// finds the state of the range in the cache. Slopes are computed for the examples that have changed, or for the whole range where
-// these are many: 1 / (1 + e^-z) with e^x by a polynomial, without branches, so several examples at a time. They are computed and
-// kept as float32: of weight 1 and margin a, each is within 1e-7 of the exact one, and within a relative 1.2e-7 + 6e-8 |a|. The
-// entries of a key in a range are few, so those of the keys that come next are prefetched, and so is the state of a range that has
-// many of them.
+//   bounds    u_k = sum over the entries of k of 1/4 weight |value| near, near = sum of |value| over entries of near
+//             keys
 //
 // Invariants
 //   I1  margins are X w in float64, w the sum of all deltas but those of the last `add`; rounded at each addition.
 //   I2  slopes are those of the margins; their signs are those of the labels.
 //
-// Threads: one caller at a time; the pool shares the ranges. Memory: 8 bytes an entry, 4 without values; 12 an example, 16 with weights; 4 a key
-// and range.
+// Threads: one caller at a time; the pool shares the ranges. Memory: 8 bytes an entry, 4 without values; 12 an
+// example, 16 with weights; 4 a key and range.
 
 #pragma once
 

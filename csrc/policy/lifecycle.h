@@ -1,30 +1,19 @@
-// Lifecycle: a table's admission and expiry rules, as values.
+// Lifecycle: a table's admission and expiry rules, as values. docs/lifecycle.md says when each rule admits and
+// removes.
 //
-//   admission   when a key without a row gets one
-//     kAll           at its first occurrence
-//     kCount         at its n-th, by an exact count (policy/occurrence_counter.h)
-//     kBloom         at its n-th, by a counting Bloom filter, which can only admit early (policy/bloom.h)
-//     kProbability   at each occurrence with probability p
-//   expiry      when a sweep removes a row (shard/expiry.cc)
-//     kTimeToLive    no occurrence for more than `clocks` clocks
-//     kDecayedScore  its score, +1 per occurrence and times `decay` per clock, is below `floor`
-//     kMinNorm       the Euclidean norm of its weights is below `floor`
-//     kMaxRows       the slot has more than its share of `rows`; the least recent or least frequent rows are removed first.
-//                    Pushes enforce it as well
+//   admission   kAll; kCount, by an exact count (policy/occurrence_counter.h); kBloom, by a filter that can only
+//               admit early (policy/bloom.h); kProbability
+//   expiry      kTimeToLive, kDecayedScore, kMinNorm: by sweeps (shard/expiry.cc). kMaxRows: by pushes as well
 //
-// An occurrence is one appearance of a key in a push (an assignment counts as one); pulls do not count. A key that
-// waits for its row reads the initial row, and its gradients are dropped.
-//
-// RowMetadata. A row stores what the table's rules need to know of its occurrences, and nothing else: four bytes
-// each, in this order, after the optimizer's state:
+// RowMetadata. A row stores what the table's rules need to know of its occurrences, four bytes each, in this order,
+// after the optimizer's state:
 //
 //   count   u32   occurrences since the row was created     kMaxRows by frequency
 //   clock   u32   of the last occurrence                    kTimeToLive, kDecayedScore, kMaxRows by recency
 //   score   f32   decayed occurrences, as of `clock`        kDecayedScore
 //
-// Clocks are counted modulo 2^32: an age is a difference, and a negative one counts as 0 (a late push of a slower
-// worker). Scores are computed in float64 and rounded once; powers of `decay` use multiplications only, so the bits
-// are the same on every machine.
+// Clocks are counted modulo 2^32: an age is a difference, and a negative one counts as 0. Scores are computed in
+// float64 and rounded once; powers of `decay` use multiplications only, so the bits are the same on every machine.
 //
 // Threads: immutable.
 

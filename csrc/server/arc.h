@@ -1,28 +1,17 @@
-// Arc: a contiguous range of slots of every table, with all state that is needed to serve it.
+// Arc: a contiguous range of slots of every table, with all state that is needed to serve it: a deterministic state
+// machine with exactly-once writes and, under BSP, one step a clock with the merge of all pushes (push(), sweep() and
+// step() say when they act). Two arcs with equal state that execute the same operations stay equal, bit by bit. The
+// caller (server/service.h) decides before whether an operation is accepted. It knows no peers, replies, sockets, key
+// lists or encodings.
 //
-// Algorithm. A deterministic state machine with exactly-once writes (sequence numbers per worker and slot) and, under
-// BSP, deterministic aggregation at a barrier. Its inputs are the accepted operations: orders of the scheduler, writes
-// and ticks. The effect of an operation depends only on its arguments and on the state, not on time, on the machine, or
-// on other arcs: two arcs with equal state that execute the same operations stay equal, bit by bit. The caller
-// (server/service.h) decides before whether an operation is accepted (limits of an endpoint's memory, the map, saves in
-// progress).
-//
-//   BSP        push() keeps the rows (server/pending_pushes.h). Once all workers have ticked clock c, step() gives each table that
-//              any of them pushed to one step with the merge of all pushes of c, and applied() becomes c + 1. sweep() at c keeps the
-//              rules; they are executed before the step of c.
-//   SSP, ASP   push() and sweep() act at once.
-//
-// Several jobs may be served at once (server/job_state.h), each with its own clocks: a job's pushes of a clock are applied when its own
-// workers have ticked it. A table may be used by several jobs: then their operations and steps act on its rows in the order in which
-// the arc executes them, each as a whole, and a job reads what any of them has applied. The steps of several jobs that one message
-// ends are made in the order in which the jobs began.
-//
-// It knows no peers, replies, sockets, key lists or encodings.
+// Several jobs may be served at once (server/job_state.h), each with its own clocks. A table may be used by several:
+// then their operations and steps act on its rows in the order in which the arc executes them, each as a whole.
 //
 // Invariants
 //   I1  There is a default job, and the numbers of the jobs differ.
-//   I2  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is repeated. A push, or the
-//       step of a clock, that ran out of memory continues where it stopped. An operation that was executed is not executed again.
+//   I2  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is repeated. A
+//       push, or the step of a clock, that ran out of memory continues where it stopped. An operation that was
+//       executed is not executed again.
 //   I3  Budget decisions depend on the slots alone: a slot's share is the arc's, wherever it goes.
 //
 // Threads: none of its own; one owner. Threads of saves and loads use the shards, which they share.

@@ -1,22 +1,17 @@
-// CheckpointSession: one save or one load of a worker, shared between the data loop and the thread that reads or writes files.
+// CheckpointSession: one save or one load of a worker, shared between the data loop and the thread that reads or
+// writes files. A save takes a snapshot of all its tables between two pushes; a load fills shards, which replace the
+// tables' shards at its end.
 //
-// Algorithm. Copy-on-write snapshots: a save takes a snapshot of all its tables between two pushes, and the data loop
-// continues to change them while a thread reads the snapshots. A load is the reverse: a thread fills shards, which
-// replace the tables' shards when the load ends.
+//   data loop   CheckpointSession(..), set_request(text), end(base): the checkpoint has this name; nullopt: it is
+//               cancelled
+//   thread      take(t, slot), restore(t, ..), wait_request(), set_status(), cancel()
 //
-//   data loop   CheckpointSession(..)   snapshots the tables, or names the shards to fill
-//               set_request(text)       stores the worker's request and returns the thread's last status
-//               end(base)               all is written, or read, and the checkpoint has this name; nullopt: it is cancelled
-//   thread      take(t, slot)           the slot's bytes in the snapshot
-//               restore(t, ..)          of a load: adds rows, those of this server's slots
-//               wait_request(), set_status(), cancel()
-//
-// Requests and statuses are opaque here; python/shoal/cluster/protocol/tasks.py defines them.
-//
-// A table may be dropped, or replaced by a load, during a save: the session shares ownership of its shard.
+// Requests and statuses are opaque here; python/shoal/cluster/protocol/tasks.py defines them. The session shares
+// ownership of its shards: a table may be dropped or replaced during a save.
 //
 // Invariants
-//   I1  Until the session is closed, each of its shards has this session's snapshot and no other; afterwards none of it.
+//   I1  Until the session is closed, each of its shards has this session's snapshot and no other; afterwards none of
+//       it.
 //   I2  It is closed once: when it has ended and no take() or restore() is in progress. The last of these closes it.
 //
 // Threads: any; a mutex of its own, which take() and restore() do not hold while they copy.

@@ -1,9 +1,6 @@
-// DataLoop: a server's endpoint: one thread, one ROUTER socket, one ReplicatedService, and the connections to its backups.
-//
-// Algorithm. A single-threaded event loop over a ROUTER socket, the sockets of the streams and an eventfd. Python creates the context and chooses the
-// address; after that no Python code runs between a request and its reply. The thread takes whole messages from the socket,
-// the service answers from the bytes where they are, and the memory of a reply is passed to the transport, which returns it
-// to the buffer pool once it is sent.
+// DataLoop: a server's endpoint: one thread, one ROUTER socket, one ReplicatedService, and the connections to its
+// backups. After Python has created the context and chosen the address, no Python code runs between a request and its
+// reply.
 //
 //   peer -> ROUTER -> frames -> ReplicatedService::handle -> ReplyQueue -> ROUTER -> peers
 //   a control call, in another thread -> ReplicatedService -> wake() -> released() -> ReplyQueue -> ROUTER -> peers
@@ -11,19 +8,15 @@
 //
 // Invariants
 //   I1  Every message is read to its last frame, and answered or counted; no message ends the thread or the process.
-//   I2  The thread never waits for a peer. A reply to a peer that is gone, or that does not read its replies, is dropped and
-//       counted: the peer asks again.
+//   I2  The thread never waits for a peer. A reply to a peer that is gone, or does not read, is dropped and counted.
 //   I3  Unsent replies hold at most `unsent_bytes`, or one reply; a reply that would exceed this becomes OVERLOADED.
-//   I4  The sockets are created, used and closed by the thread. After stop() they are closed: the context may be ended.
+//   I4  The sockets are created, used and closed by the thread. After stop() they are closed: the context may be
+//       ended.
 //   I5  The service knows the time of each message: without streams to within kTimedMessages messages.
 //
-// The loop ends by stop(), or when the context is terminated. A peer whose heartbeats stop is considered gone.
-//
-// Threads: wake(), metrics(), durations() and address() by any; stop() by one at a time. Fork: a child has no thread and no endpoint; its
-// copy does nothing, and its destructor waits for no thread.
-//
-// Not bounded here: messages that libzmq has read and the thread has not yet taken, and the frames of one message that libzmq
-// is gathering, each of at most `max_message` bytes. Only authenticated peers (docs/security.md) can send them.
+// Threads: wake(), metrics(), durations() and address() by any; stop() by one at a time. Fork: a child has no thread
+// and no endpoint. Not bounded: messages that libzmq has read and the thread has not, each of at most `max_message`
+// bytes.
 
 #pragma once
 

@@ -1,21 +1,13 @@
-// DedupWindow: which writes of one worker have been applied, so that each is applied exactly once.
-//
-// Algorithm. A sliding window of sequence numbers, as in IPsec anti-replay (RFC 4303): the greatest number seen and a bit for
-// each of the 64 numbers up to it, once per slot. A worker numbers its writes 1, 2, 3, ...; the messages of a call to several
-// endpoints, and messages that are sent again, carry the same number. So a message may be sent again with other slots, or to
-// another endpoint: each slot accepts the call once.
-//
-//   SequenceWindow          the window of one slot
-//   slot(s)                 that of slot s
-//   calls()                 that of the arc: a message of the call has been here (ticks name these)
-//   erased(number)          how many rows the call erased in which slots, for a repeated reply
-//   answer(number)          the results of a function that changed rows, likewise
-//   swept(number)           the results of a sweep, likewise
-//   partial_push(number)    where a push stopped for lack of memory
+// DedupWindow: which writes of one worker have been applied, so that each is applied exactly once: a sliding window
+// of sequence numbers, as in IPsec anti-replay (RFC 4303), once per slot: the greatest number seen and a bit for each
+// of the 64 up to it. A message may be sent again with other slots, or to another endpoint: each slot accepts the
+// call once.
 //
 //   top 70, mask ...1011     70 seen, 69 seen, 68 not, 67 seen; 6 and less count as seen
 //
-// A worker keeps the numbers of its calls in flight within a span of 64: a number below the window has been acknowledged.
+// A worker keeps the numbers of its calls in flight within a span of 64: a number below the window has been
+// acknowledged. calls() is the window of the arc: a message of the call has been here (ticks name these). What a
+// repeated call is answered with is kept by its number: erased(), answer(), swept(), partial_push().
 //
 // Memory: 16 bytes per slot and worker that writes.
 // Threads: none of its own; one owner.

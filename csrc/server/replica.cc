@@ -1,3 +1,13 @@
+// Copies of arcs arrive in the stream, piece by piece. The records that follow COPY_BEGIN are executed as usual, and
+// kept for the arc that is arriving. When all pieces are restored, the arc gets a Service of its own and executes the
+// kept records there, some per turn; once none is left it joins the others, and is in sync.
+//
+// Records that other backups have too are kept until all have acknowledged them. When their primary has died, the new
+// one sends them to the other copies (CatchUpArcs), which execute what they lack, arc by arc, before the arcs join.
+// Those keep them as well, until all copies have joined: the new primary may die before. A copy has arrived only when
+// all that was sent before it began is acknowledged by all backups, so that no other copy of the arc lacks records
+// that this one has not kept.
+
 #include "server/replica.h"
 
 #include <algorithm>

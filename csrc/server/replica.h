@@ -1,19 +1,10 @@
-// Replica: what an endpoint holds as the backup of another one: a Service that executes the records of one stream.
+// Replica: what an endpoint holds as the backup of another one: a Service that executes the records of one stream, in
+// the order of their sequence, each once; earlier ones are acknowledged again, later ones are refused as a gap.
+// docs/replication.md is the protocol, replica.cc has copies.
 //
-// Algorithm. State machine replication. The records of a stream are executed in the order of their sequence, each once;
-// earlier ones are acknowledged again, later ones are refused as a gap. The Service is deterministic, so it stays equal
-// to the primary's, arc by arc. Two checks detect a difference: the status of each request, and under BSP the clocks
-// that are applied after a tick. A replica that differs has *diverged*: it executes nothing more, and reports the
-// reason.
-//
-// Copies of arcs arrive in the stream as well, piece by piece. The records that follow COPY_BEGIN are executed as usual, and kept for
-// the arc that is arriving. When all pieces are restored, the arc gets a Service of its own and executes the kept records there, some
-// per turn; once none is left it joins the others, and is in sync.
-//
-// Records that other backups have too are kept until all have acknowledged them. When their primary has died, the new one sends them
-// to the other copies (CatchUpArcs), which execute what they lack, arc by arc, before the arcs join. Those keep them as well, until all
-// copies have joined: the new primary may die before. A copy has arrived only when all that was sent before it began is acknowledged
-// by all backups, so that no other copy of the arc lacks records that this one has not kept.
+// The Service is deterministic, so it stays equal to the primary's, arc by arc. Two checks detect a difference: the
+// status of each request, and under BSP the clocks that are applied after a tick. A replica that differs has
+// *diverged*: it executes nothing more, and reports the reason.
 //
 // Replies to clients are dropped. acknowledgement() is one reply for all records since the last one.
 //

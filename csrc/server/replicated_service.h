@@ -1,28 +1,21 @@
-// ReplicatedService: an endpoint with its replication: the Service that answers clients, the logs to its backups, and the replicas
-// that it holds for others. No socket, no clock, no thread.
+// ReplicatedService: an endpoint with its replication: the Service that answers clients, the logs to its backups, and
+// the replicas that it holds for others. No socket, no clock, no thread. docs/replication.md is the protocol.
 //
-// Algorithm. Primary-backup replication of a deterministic state machine. Each request that changed an arc, and each order of the
-// scheduler, is appended to the logs of the streams whose arcs it concerns (server/replication_log.h). A backup executes the same
-// records in the same order in a Service of its own (server/replica.h). A reply, also that of a read, leaves once everything that
-// was appended before it is committed: acknowledged by every stream.
-//
-// What an endpoint has to do is declared by the scheduler: assign() names the arcs that it serves and the streams that it sends and
-// receives. Promotion moves arcs from a replica into the Service. An acknowledgement needs every stream of the newest assignment, and
-// a backup refuses the records of a stream that its own assignment does not list: an older primary acknowledges nothing.
-//
-//   request -> Service -> records -> next_message() -> socket of the stream -> ReplicatedService of the backup -> Replica
+//   request -> Service -> records -> next_message() -> socket of the stream -> ReplicatedService of the backup ->
+//   Replica
 //           -> reply, held <- commit <- handle_backup() <- socket of the stream <- acknowledgement
 //
+// What an endpoint has to do is declared by the scheduler: assign() names the arcs that it serves and the streams
+// that it sends and receives. A backup refuses the records of a stream that its own assignment does not list.
+//
 // Invariants
-//   I1  A reply leaves only when all records that were appended before it are committed.
-//   I2  A stream's records have the positions 1, 2, 3, ... without a gap; a replica executes each once, in this order.
-//   I3  An arc is in at most one of: the Service, one replica. None is lost by an exception: it stays where it was, or waits for the next
-//       assignment.
+//   I1  A reply, also that of a read, leaves only when all records that were appended before it are committed.
+//   I2  A stream's records have the positions 1, 2, 3, ... without a gap; a replica executes each once, in this
+//       order.
+//   I3  An arc is in at most one of: the Service, one replica. None is lost by an exception.
 //
-// Time is passed in, in milliseconds of any steady clock. Without streams a request costs one comparison more than in the Service.
-//
-// Threads: any; one mutex, which no call holds while it waits. Calls for the data loop (handle, released, next_message, ...) are made by
-// one thread.
+// Time is passed in, in milliseconds of any steady clock.
+// Threads: any; one mutex, which no call holds while it waits. Calls for the data loop are made by one thread.
 
 #pragma once
 

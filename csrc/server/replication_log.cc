@@ -1,3 +1,17 @@
+// A stream sends its records in order, keeps those that are not acknowledged, and sends them again from the first one
+// when its connection was replaced or the backup reports a gap. If there is nothing to send, it sends keep-alive
+// messages, which name the last record: a lost record is noticed after kAliveMs.
+//
+// A copy of an arc travels in its stream, between the records: COPY_BEGIN at the position as of which the arc is
+// copied, its pieces (server/arc_copy.h) in chunks, no faster than the copy rate, and COPY_END. From COPY_BEGIN on
+// the stream has the arc's records as well, which the backup keeps: where they become many, the copy rate is ignored.
+// The arc is in sync once the backup reports that it has executed them.
+//
+// Records have *stamps*, viewstamps of Oki and Liskov (PODC'88): a stamp is above all those of former primaries of
+// the same arcs, and of the log's records before. So the copy of the greatest stamp has all that any has, and serves
+// next; it sends the others what they lack, before its own records. For this a backup keeps the records that other
+// streams have too, until they are below the *floor*: acknowledged by all streams. Each message names it.
+
 #include "server/replication_log.h"
 
 #include <algorithm>

@@ -1,28 +1,14 @@
-// ReplicationLog: the streams of an endpoint to its backups, and the replies that wait for their acknowledgements.
+// ReplicationLog: the streams of an endpoint to its backups, and the replies that wait for their acknowledgements. A
+// log with cumulative acknowledgements and go-back-N retransmission; a position is committed once every stream has
+// acknowledged its records up to there. docs/replication.md is the protocol, replication_log.cc has copies and
+// stamps.
 //
-// Algorithm. A replicated log with cumulative acknowledgements and go-back-N retransmission. append() gives a record
-// the endpoint's next position and adds it to the streams whose arcs it concerns, where it gets the stream's next
-// sequence. A stream sends its records in order, keeps those that are not acknowledged, and sends them again from the
-// first one when its connection was replaced or the backup reports a gap. If there is nothing to send, it sends
-// keep-alive messages, which name the last record: a lost record is noticed after kAliveMs. A position is committed
-// once every stream has acknowledged its records up to there.
+//   append -> record 17 -> stream a: sequence 9, stream b: sequence 17
+//   acknowledged(b, 16): committed() is 16, replies up to 16 leave
 //
-//   append -> record 17 -> stream a: sequence 9, stream b: sequence 17          acknowledged(b, 16): committed() is 16, replies up to
-//                                                                               16 leave
-//
-// A copy of an arc travels in its stream, between the records: COPY_BEGIN at the position as of which the arc is copied, its pieces
-// (server/arc_copy.h) in chunks, no faster than the copy rate, and COPY_END. From COPY_BEGIN on the stream has the arc's records as
-// well, which the backup keeps: where they become many, the copy rate is ignored. The arc is in sync once the backup reports that it
-// has executed them.
-//
-// Where arcs have several copies, these may differ by the last records when their primary dies. Records have *stamps*, viewstamps of
-// Oki and Liskov (PODC'88): a stamp is above all those of former primaries of the same arcs, and of the log's records before. So the
-// copy of the greatest stamp has all that any has, and serves next; it sends the others what they lack, before its own records. For
-// this a backup keeps the records that other streams have too, until they are below the *floor*: acknowledged by all streams. Each
-// message names it. Orders of one stream have the stamp of the assignment that appends them.
-//
-// A stream of which nothing is heard for kSilentMs stops replies, although it may have acknowledged all records: another endpoint
-// may have been promoted. A stream with a fault, or that its backup has fenced, stops them until it is closed.
+// A stream of which nothing is heard for kSilentMs stops replies, although it may have acknowledged all records:
+// another endpoint may have been promoted. A stream with a fault, or that its backup has fenced, stops them until it
+// is closed.
 //
 // Invariants
 //   I1  Held replies have ascending positions, and the first one is above committed() unless a stream is silent.

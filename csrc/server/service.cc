@@ -1,3 +1,28 @@
+// Scatter and gather. A message is decoded once, cut along the arcs, executed by each arc for its slice, at once or
+// at the end of a clock, and answered by one reply, in whose memory the arcs have put their slices. A read waits
+// until its clock may be read in all arcs, and no arc goes beyond that clock before it is answered: a read sees the
+// same clocks in every arc. Replies that a request releases for other peers leave together with its own.
+//
+//   BSP      A read at c waits for applied >= c; a pull that comes after its clock was applied is refused. A sweep at
+//            c waits likewise and precedes the step of c. Arcs may differ in `applied` while a step waits for memory
+//            in one of them.
+//   SSP(s)   A read at c waits until c - floor <= s; all workers have ticked the clocks below `floor`.
+//   ASP      Reads never wait.
+//
+// Writes are executed once per slot and sequence number; where an arc fails, a repetition continues with it. A TICK
+// is accepted, by all arcs, when it is the worker's next one and all pushes that it names have been received; a
+// repeated one is acknowledged again; otherwise the reply is RETRY. A BSP step that would exceed the memory budget is
+// not made, and the next pulls and pushes of the table report it. A change for which a concurrent save has no memory
+// is postponed a few times: the service never waits for a disk.
+//
+// Arcs move between Services as objects: take_arcs() of one, adopt() of another. What an adopted arc lacks of the
+// orders that the other arcs have executed, or they of its orders, is completed when the order is repeated. Until
+// then requests of workers that some arc does not know, and of tables that some arc does not have, are refused.
+//
+// Functions of all rows that change none are computed beside the requests if the rows are many (server/scans.h), but
+// for workers under BSP. These may take longer than a worker waits before it asks again: the answer to the last one
+// of each worker is kept, and answers its repetitions.
+
 #include "server/service.h"
 
 #include <algorithm>

@@ -1,58 +1,23 @@
-// Service: holds the arcs of one data loop and turns requests into replies. It has no socket. It reads
-// the time only for requests with the flag kTimed; no decision depends on it.
-//
-// Algorithm. Scatter and gather. An endpoint owns some arcs (server/arc.h), ranges of slots of every table. A message is decoded
-// once (wire/wire.h), cut along the arcs, executed by each arc for its slice, at once or at the end of a clock, and answered by one
-// reply, in whose memory the arcs have put their slices. Slots that no arc here owns are reported; the rest is done. A read waits
-// until its clock may be read in all arcs (BSP, SSP: bounded staleness), and no arc goes beyond that clock before it is answered: a
-// read sees the same clocks in every arc. Replies that a request releases for other peers leave together with its own.
-//
-//   BSP      A read at c waits for applied >= c; a pull that comes after its clock was applied is refused. A sweep at c waits
-//            likewise and precedes the step of c.
-//   SSP(s)   A read at c waits until c - floor <= s; all workers have ticked the clocks below `floor`.
-//   ASP      Reads never wait.
-//
-// Clocks, workers and consistency are those of the sender's job, which a message names by its number. Several jobs may be served at
-// once: the default job, which each order without a number means, and named ones (server/job_state.h). No job waits for another one.
+// Service: holds the arcs of one data loop and turns requests into replies, without a socket. It reads the time only
+// for requests with the flag kTimed; no decision depends on it.
 //
 //   message -> decode -> job, worker -> table -> slices of the arcs (slots that are elsewhere are reported)
-//           -> checks and limits for all slices -> Arc, or DeferredReads -> its reply, and the replies that it releases
+//           -> checks and limits for all slices -> Arc, or DeferredReads -> its reply, and the replies that it
+//           releases
 //
-// Arcs may differ in `applied` while a step waits for memory in one of them.
-//
-// Arcs move between Services as objects: take_arcs() of one, adopt() of another. What an adopted arc lacks of the orders that the
-// other arcs have executed, or they of its orders, is completed when the order is repeated: each order has an effect in those arcs
-// alone that have not executed it. Until then requests of workers that some arc does not know, and of tables that some arc does not
-// have, are refused.
-//
-// A save (server/checkpoint_session.h) begins at a clock as a read does: it contains what a pull at that clock would read, in
-// all its tables. Other threads write it to files; it ends at the latest with the worker that began it. The rows of a load are
-// sent by the worker, or read from files by the same threads.
-//
-// Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change rows) are executed once per slot and sequence number; where
-// an arc fails, a repetition continues with it. A TICK is accepted, by all arcs, when it is the worker's next one and all pushes
-// that it names have been received; a repeated one is acknowledged again; otherwise the reply is RETRY. It names pushes, and is
-// for the arcs, of its epoch's map: WRONG_EPOCH if there is a newer map, also for a repeated one.
-// A change for which a concurrent save has no memory is postponed a few times: the service never waits for a disk. Only
-// admitted workers are served; wire::kAnonymous may read at any time, in any job.
+// service.cc has what a read and a write wait for. docs/consistency.md is the promise, docs/wire-format.md the
+// messages.
 //
 // Invariants
-//   I1  No read is deferred that may be answered.
-//   I2  In BSP no arc applies the clock of a deferred read.
-//   I3  A worker's request is executed only if all arcs have its job and have admitted it. A request that throws is executed when it
-//       is sent again, in those arcs and slots that have not executed it (I2 of server/arc.h).
+//   I1  No read is deferred that may be answered. Under BSP no arc applies the clock of a deferred read.
+//   I2  A worker's request is executed only if all arcs have its job and have admitted it. A request that throws is
+//       executed when it is sent again, in those arcs and slots that have not executed it (I2 of server/arc.h).
 //
-// Functions of all rows that change none (REDUCE, the dry run of SWEEP) are computed beside the requests if the rows are many
-// (server/scans.h), but for workers under BSP, which read the rows of a clock. These may take longer than a worker waits before it asks
-// again: the answer to the last one of each worker is kept, and answers its repetitions.
+// Bounds: of each job the deferred reads (number; bytes with their replies) and the pending pushes (bytes; those of
+// later clocks may take half), and the bytes of a reply: else OVERLOADED. The rows: policy/budget.h.
 //
-// Bounds: of each job the deferred reads (number; bytes with their replies) and the pending pushes (bytes; those of later clocks may
-// take half), and the bytes of a reply. A request that would exceed one gets OVERLOADED and may be repeated. The rows have a memory budget
-// (policy/budget.h): a request that would exceed it gets RESOURCE_EXHAUSTED. A BSP step that would exceed it is not made, and
-// the next pulls and pushes of the table report it.
-//
-// Threads: any; one mutex, which no call holds while it waits, and before it one for the calls that change arcs or make tables.
-// Memory for replies comes from the reply queue's pool.
+// Threads: any; one mutex, which no call holds while it waits, and before it one for the calls that change arcs or
+// make tables. Memory for replies comes from the reply queue's pool.
 
 #pragma once
 
@@ -351,7 +316,7 @@ class Service {
   }
   // The state of a job in an arc that has it.
   static const JobState& state(const Arc& arc, std::uint32_t job) noexcept { return *arc.find_job(job); }
-  // Of a job. The mode is the same in all arcs wherever it matters (I3).
+  // Of a job. The mode is the same in all arcs wherever it matters (I2).
   Mode mode(std::uint32_t job) const noexcept;
   std::uint32_t floor(std::uint32_t job) const noexcept;
   // The least and the greatest of the arcs.

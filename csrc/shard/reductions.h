@@ -1,26 +1,14 @@
-// Reductions: functions over all rows of a table, and changes to all of them, computed where the rows are stored.
-//
-// Algorithm. A function processes one slot at a time, in hash order, in float64, and returns some numbers for it. The
-// caller combines the results of all slots in slot order, so the bits depend on the rows and the number of slots
-// alone: not on threads, nor on how many servers share the slots.
-//
-//   function   parameters         result for each slot
-//   sum        -                  per weight of a row: the sum over the rows
-//   norm       order: 1, 2, inf   sum of |w|, sum of w^2, greatest |w|
-//   count      above              number of rows with a Euclidean norm above it
-//   topk       k                  see below
-//   decay      factor in (0, 1]   w = factor * w, rounded once; number of rows changed
-//   shrink     l1                 w = sgn(w) * max(|w| - l1, 0), rounded once; number of rows changed
-//   digest     -                  four numbers of 32 bits: the low and high halves of the two sums of Shard::digest
-//   map        a description      results of a function of the program: shard/user_function.h
-//   apply      a description      likewise, of one that changes rows
+// Reductions: functions over all rows of a table, and changes to all of them, computed where the rows are stored:
+// slot by slot, in hash order, in float64. The caller combines the results of all slots in slot order, so the bits
+// depend on the rows and the number of slots alone. docs/wire-format.md (REDUCE) lists the functions, their
+// parameters and results.
 //
 // topk returns one result for all its slots: at most k pairs (norm, the hash's 64 bits), the largest norm first, then
-// the smaller key. The order is total, so results are combined by merging these lists.
+// the smaller key: a total order, so results are combined by merging these lists.
 //
 // Rules that derive their weights (FTRL, GroupFTRL) keep n, and move z so that the new weight is read; a weight of 0
-// stays 0 and keeps its z, and one that becomes 0 keeps the z of greatest magnitude that gives 0. For rows that are pairs
-// (Proximal) only the weight is read, and no function changes them.
+// stays 0 and keeps its z, and one that becomes 0 keeps the z of greatest magnitude that gives 0. For rows that are
+// pairs (Proximal) only the weight is read, and no function changes them.
 //
 // Threads: as the Shard's. The Shard's pool divides the slots; each slot is read as of one moment.
 

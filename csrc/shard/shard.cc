@@ -1,3 +1,13 @@
+//   pull     never creates a row; an unseen key reads its initial row
+//   push     one optimizer step per row, creating missing rows; a row with an all-zero gradient keeps every bit; a
+//            row whose gradient or new value is not finite is left unchanged and counted; a key that the table's
+//            admission rule does not admit yet gets no row, and its gradient is dropped
+//   assign   sets weights, creating missing rows; existing rows keep their optimizer state
+//
+// After std::bad_alloc in a push every row is either updated or unchanged: rows before the failing slot are updated,
+// others are not. Waiting keys of the failing run may have been counted: if the push is repeated, they are admitted
+// early.
+
 #include "shard/shard.h"
 
 #include <algorithm>

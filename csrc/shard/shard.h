@@ -1,35 +1,18 @@
-// Shard: a contiguous range of slots of one table, in one process, and the operations on their rows.
+// Shard: a contiguous range of slots of one table, in one process, and the operations on their rows. Every request is
+// a batch in hash order, each hash once, divided by slot (batch/key_batch.h). A thread takes consecutive slots: it
+// locks a slot, finds its rows, updates them in place run by run, and unlocks it. Results depend on the batch alone:
+// not on threads, nor on the number of slots.
 //
-// Algorithm. Every request is a batch in hash order, each hash once, divided by slot (batch/key_batch.h builds one).
-// A thread takes consecutive slots of the batch: it locks a slot, finds the slot's rows, updates them in place run by
-// run, and unlocks it. Results depend on the batch alone: not on threads, nor on the number of slots.
-//
-//   pull     never creates a row; an unseen key reads its initial row
-//   push     one optimizer step per row, creating missing rows; a row with an all-zero gradient keeps every bit; a row
-//            whose gradient or new value is not finite is left unchanged and counted;
-//            a key that the table's admission rule does not admit yet gets no row, and its gradient is dropped
-//   assign   sets weights, creating missing rows; existing rows keep their optimizer state
-//   transform_weights  changes the weights of all rows; shard/reductions.h uses it and read_slot
-//
-// Invariants (verify() checks them)
-//   those of every SlotTable (I1 to I5)
+// Invariants (verify() checks them): those of every SlotTable (I1 to I5).
 //
 // Threads. Any number of callers. Locks, in this order:
-//   1. writers_mutex_   shared by push, assign, erase, transform_weights and restore; exclusive in pause_writers(), for the
-//                       moment of a snapshot, and in pushes to a table with a UserRule. Who waits for it alone blocks
-//                       new writers first (pause_mutex_), so it cannot starve.
+//   1. writers_mutex_   shared by calls that change rows; exclusive in pause_writers(), and in pushes to a table with
+//   a UserRule. Who waits for it alone blocks new writers first (pause_mutex_), so it cannot starve.
 //   2. budget lock      if there is a memory budget: calls that change tables run one at a time
-//   3. slot locks       in ascending order, a few adjacent slots at a time: the lines of the next slots are prefetched
-//                       while the present ones are processed (shard/probe_pipeline.h). Readers share a slot. No row is
-//                       ever read half written.
-//      A shard whose calls are serialized anyway, as a data loop's are, may have one lock for all slots (Locks::kOne).
-//
-// Fork: a copy of a shard in a child process throws WrongProcessError: its locks may be held by threads that do not
-// exist in the child.
-//
-// Memory: after std::bad_alloc in a push every row is either updated or unchanged: rows before the failing slot are
-// updated, others are not. Waiting keys of the failing run may have been counted: if the push is repeated, they are
-// admitted early.
+//   3. slot locks       in ascending order, a few adjacent slots at a time (shard/probe_pipeline.h). Readers share a
+//   slot.
+// A shard whose calls are serialized anyway, as a data loop's are, may have one lock for all slots (Locks::kOne).
+// Fork: a copy of a shard in a child process throws WrongProcessError.
 
 #pragma once
 

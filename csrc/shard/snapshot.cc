@@ -1,3 +1,13 @@
+// A change waits for the moment, which ends with the pushes in progress, and for the copy of a slot; never for a
+// disk. When the logged contents reach `most` bytes, changes wait until slots are taken, each up to kPatience (those
+// of a data loop are repeated by their senders instead, server/service.h); at kHopeless times that, or without
+// memory, the save fails, not the change.
+//
+// Deltas. A save may be the base of the next: from its moment on each slot records the ranges of its hashes that
+// changed (table/dirty_ranges.h). The next save may contain only these ranges, with all rows that they hold at its
+// moment. A save that does not complete changes nothing: earlier changes remain recorded. Exports have ranges of
+// their own. If few ranges of a slot changed, only the rows in them are copied and no others are read.
+
 #include "shard/snapshot.h"
 
 #include <algorithm>

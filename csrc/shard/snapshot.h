@@ -1,36 +1,23 @@
 // Snapshot: a consistent read of a shard as of one moment, slot by slot, while the shard keeps changing
 // (copy-on-write).
 //
-//   pause_writers(), Snapshot(),          the moment: no push is half done, and every slot is marked as not yet
-//     resume_writers()                    taken
-//   take(slot), read_slot(slot)           copy the slot's bytes under its lock and unmark it; then, without the lock,
-//                                         overlay the contents of the slot's PreImageLog, sort, and make columns or weights
-//   a change of a marked slot             first logs the previous contents in the PreImageLog (table/pre_image_log.h)
+//   pause_writers(), Snapshot(), resume_writers()   the moment: no push is half done, and every slot is marked as not
+//                                                   yet taken
+//   take(slot), read_slot(slot)                     copy the slot under its lock, unmark it, and overlay its
+//                                                   PreImageLog
+//   a change of a marked slot                       first logs the previous contents (table/pre_image_log.h)
 //
-// A change waits for the moment, which ends with the pushes in progress, and for the copy of a slot, about a
-// thousandth of the table; never for a disk. Memory: one copy of a slot per thread that takes, and the logged
-// contents of slots not yet taken. When these reach `most` bytes, changes wait until slots are taken, each up to
-// kPatience (those of a data loop are repeated by their senders instead, server/service.h); at kHopeless times that,
-// or without memory, the save fails, not the change.
-//
-// Deltas. A save may be the base of the next: from its moment on each slot records the ranges of its hashes that
-// changed (table/dirty_ranges.h). The next save may then contain only these ranges, with all rows that they hold at
-// its moment; rows of the base in these ranges that the delta does not contain were erased. A save that does not
-// complete changes nothing: earlier changes remain recorded. Exports work likewise and independently: each purpose
-// has its own ranges, created on first use. If few ranges of a slot changed, only the rows in them are copied and no
-// others are read.
-//
-// Results: take() returns the bytes that Shard::section() and filter() would have returned at the moment; read_slot()
-// and read_changes() return the weights.
+// take() returns the bytes that Shard::section() and filter() would have returned at the moment. snapshot.cc has
+// deltas.
 //
 // Invariants
 //   I1  a slot that is not taken is marked: it has a PreImageLog, and is watched.
-//   I2  the table overlaid with the PreImageLog equals the rows of the moment; likewise for the slot's admission filter.
+//   I2  the table overlaid with the PreImageLog equals the rows of the moment; likewise for the slot's admission
+//       filter.
 //
-// Threads: take(), read_slot() and read_changes() may run in any number of threads for different slots, while others
-// use the shard. Construct it while writers are paused; to save several shards as of one moment, pause all of them
-// first. At most one snapshot per shard at a time. Fork: the copy in a child process is destroyed silently, and its
-// takes throw WrongProcessError.
+// Threads: take(), read_slot() and read_changes() in any number of threads for different slots, while others use the
+// shard. One snapshot per shard at a time; to save several as of one moment, pause all of them first. Fork: the copy
+// in a child process is destroyed silently, and its takes throw WrongProcessError.
 
 #pragma once
 

@@ -1,21 +1,15 @@
-// User functions over the rows of a table, such as Python functions, called in the process that holds the rows.
-//
-// Algorithm. The function is called once for each slot that has rows, in the order of the slots, with copies of all
-// these rows in hash order; or with those of given hashes that exist. Its arguments therefore depend only on the rows
-// and the number of slots. No slot is locked while it runs.
+// User functions over the rows of a table, such as Python functions, called in the process that holds the rows: once
+// for each slot that has rows, in the order of the slots, with copies of all these rows in hash order; or with those
+// of given hashes that exist. No slot is locked while it runs. After a failure no further slot is processed: the
+// changes of earlier slots stay.
 //
 //   kMap     its words are the result of the slot
-//   kApply   what it has changed in weights, columns and row state is written, all rows of the slot or, if it fails, none. Weights
-//            that changed move the columns from which they are derived (FTRL). A row that would not be finite is left unchanged and
+//   kApply   what it has changed is written, all rows of the slot or, if it fails, none. Weights that changed move
+//            the columns from which they are derived (FTRL). A row that would not be finite is left unchanged and
 //            counted. Other writers of the table wait from the first slot to the last.
 //
-// After a failure no further slot is processed: the changes of earlier slots stay.
-//
-//   parameters   number of bytes of the description, 1 if hashes are given, the bytes padded with zeros, the hashes, ascending
-//   results      for each call: the slot, the number of words that follow, and the words: those of the function; or of kApply,
-//                unless it has failed, 0 and the number of changed rows
-//
-// There is one function for all descriptions; it finds out what a description means. It is set once, before the first call.
+// docs/wire-format.md (REDUCE) has the parameters and results. There is one function for all descriptions, set once,
+// before the first call.
 //
 // Threads: several may call the function at the same time. While it runs, is_stepping() is true in its thread.
 

@@ -1,3 +1,27 @@
+// The probe sequence of a hash is: its home (its position in the slot, scaled to the number of buckets, which never
+// falls as the hash rises, so that a batch in hash order reads the table front to back), its second bucket up to
+// kReach after the home, the buckets after the second, cyclically. An insert that finds both buckets full moves
+// another hash from one of them to that hash's own second bucket, or else stores the new one in the first bucket
+// after its second that is not full. A search stops at the first bucket that is not full, or that no hash has passed.
+//
+//   cell       the hash with its slot bits set to ones; 0 is an empty cell, so zeroed pages are an empty table and no
+//              key is reserved (all hashes of a slot share their slot bits)
+//   passed     two of the slot bits of a full bucket's last cell are zeros instead if hashes are stored behind it:
+//              the first if it is the home of one, the second if it is the second bucket of one, or a later one. With
+//              fewer than 8 slots there are no such bits, and every full bucket counts as passed.
+//   growing    extends the memory in place, by 1/8 (below 4096 rows by 1/2), then moves cells from the last bucket to
+//              the first: homes only move up. Cells whose homes are full by then are put aside, and inserted at the
+//              end. Size classes are shifted by slot, so that slots do not all grow at once.
+//   erasing    moves a cell whose probe sequence crosses the freed cell into it: no tombstones. A table below half of
+//              its limit is rebuilt smaller.
+//   wide rows  lie in a slab and are addressed by row number (table/slab.h); free numbers form a chain through the
+//              free rows, and the slab is compacted once a quarter of it is free.
+//
+// An adversary can choose keys with colliding hashes. An insert that passes kLongestProbe buckets therefore scrambles
+// the slot: from then on a second mix with a per-process secret (probe_key) determines where its hashes are stored.
+// No result and no saved byte depends on where a row is stored; only iterating a scrambled slot in hash order needs a
+// sort.
+
 #include "table/slot_table.h"
 
 #include <algorithm>

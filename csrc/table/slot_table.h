@@ -1,31 +1,7 @@
-// SlotTable: the rows of one slot, in a hash table of its own. A bucketized two-choice table with bounded
-// displacement, linear overflow and backward-shift erase.
-//
-// Algorithm. A bucket is one cache line; buckets are in the order of the hash. The home bucket of a hash is its
-// position in the slot (the hash without its slot bits), scaled to the number of buckets, and never falls as the hash
-// rises, so a batch in hash order reads the table front to back. The second bucket lies up to kReach after the home:
-// as in a cuckoo table, but usually within one page. An insert that finds both buckets full moves another hash from
-// one of them to that hash's own second bucket. If no hash can be moved, the new one is stored in the first bucket
-// after its second that is not full. The probe sequence of a hash is thus: home, second, the buckets after the
-// second, cyclically. A search follows it and stops at the first bucket that is not full, or that no hash has passed: a
-// search in vain reads 1.55 lines on average, where it would read 3.3 if only buckets with room ended it.
-//
-//   cell       the hash with its slot bits set to ones; 0 is an empty cell, so zeroed pages are an empty table and no
-//              key is reserved (all hashes of a slot share their slot bits, which therefore carry no information here)
-//   passed     two of the slot bits of a full bucket's last cell are zeros instead if hashes are stored behind it: the
-//              first if it is the home of one, the second if it is the second bucket of one, or a later one (Passed).
-//              With fewer than 8 slots there are no such bits, and every full bucket counts as passed.
-//   growing    extends the memory in place, then moves cells from the last bucket to the first: homes only move up.
-//              Cells whose homes are full by then are put aside, and inserted at the end. No second copy.
-//   erasing    moves a cell whose probe sequence crosses the freed cell into it: no tombstones. A table below half of
-//              its limit is rebuilt smaller, and its memory is returned to the system.
-//   wide rows  lie in a slab and are addressed by row number (table/slab.h); free numbers form a chain through the free
-//              rows, and the slab is compacted once a quarter of it is free.
-//
-// Load limits. A slot grows by 1/8 in one pass, so its load stays between 0.77 and 0.87: 19.5 bytes per key at 16
-// bytes a cell. At these loads a hit reads 1.14 to 1.22 lines on average (four cells a line). All slots of a table
-// fill at the same rate; to keep them from growing at the same time, each slot has its own size classes: powers of
-// 9/8, shifted by slot. Below 4096 rows the ratio is 3/2: 22.6 bytes per key, and faster inserts.
+// SlotTable: the rows of one slot, in a hash table of its own: buckets of one cache line in hash order, two choices a
+// few lines apart, bounded displacement, linear overflow, backward-shift erase. slot_table.cc has the algorithm,
+// docs/decisions/0003 the alternatives. At a load of 0.77 to 0.87 a hit reads 1.14 to 1.22 lines, and a row of 8
+// bytes takes 19.5.
 //
 // Invariants (verify() checks them)
 //   I1  A bucket's cells are filled from the front.
@@ -35,13 +11,6 @@
 //   I4  size() is the number of cells in use and at most limit(), which is below the number of cells.
 //   I5  Wide rows: the row numbers in use are distinct and below slab_end_; the slab has room for slab_end_ rows; all
 //       other numbers below slab_end_ are in the chain of free rows.
-//
-// Cost. A find reads one or two lines, an insert one to ten; an erase from a bucket that hashes passed reads kReach
-// lines. Keys are mixed, so probe sequences are short unless an adversary inverts the mix and chooses keys with
-// colliding hashes. An insert that passes kLongestProbe buckets therefore scrambles the slot: from then on a second mix
-// with a per-process secret (probe_key) determines where its hashes are stored, and probe sequences are short again. No
-// result and no saved byte depends on where a row is stored, so results stay the same; only iterating a scrambled slot
-// in hash order needs a sort.
 //
 // Threads: not synchronized; the owner locks (shard/shard.h).
 

@@ -1,35 +1,20 @@
-// Tier: the rows of a shard that are not in memory, on disk in one sorted run a slot (tier/run.h).
-//
-// Idea. Rows are computed in memory alone, by a Shard (tier/tiered_shard.h). Before it processes a batch, the rows of the batch that are on disk are brought
-// into it, exactly as they were; so every result is that of a table in memory, bit for bit.
-//
-//   bring    finds the batch's rows in memory; those absent there, and present by their run's filter, are read, each with one read of
-//            a page, many at a time
-//   evict    before that, if memory would not suffice: a hand goes around the slots. Of a slot it keeps the rows that are used often and
-//            drops the others; if some row of the slot has changed, all its rows in memory are first merged with its run into a new one
-//            that replaces the old in one assignment. The hand leaves slots to fill up while it goes around, so a merge of a whole run
-//            is shared by many changed rows
-//   ahead    rows of calls to come are read meanwhile, where they are known (tier/read_ahead.h)
-//   clean    a thread evicts between calls, slot by slot, so that the next call finds as much memory free as the last ones needed. It
-//            spares the rows of the last calls, and gives way to a call that waits: this waits for the merge of one slot at most
-//   heat     counters that say which rows were used again (tier/heat.h), halved when the hand passes
-//   whole    functions of all rows bring in one slot at a time, all of it, and then drop what they have brought
+// Tier: the rows of a shard that are not in memory, on disk in one sorted run a slot (tier/run.h). Before a Shard
+// processes a batch, the rows of the batch that are on disk are brought into it, exactly as they were
+// (tier/tiered_shard.h). tier.cc has what is brought and evicted, docs/decisions/0037 why.
 //
 // Invariants (verify() checks them)
 //   I1  those of the shard
 //   I2  a row of a run is valid unless a row of that hash is in memory or in `erased`
-//   I3  covered is the number of rows of the run that I2 makes invalid; so a slot has rows in memory + run - covered rows
+//   I3  covered is the number of rows of the run that I2 makes invalid; so a slot has rows in memory + run - covered
+//       rows
 //   I4  in a slot that has not changed, every row in memory equals that of the run, and erased is empty
 //   I5  a row that was read ahead, and was not used, equals that of the run
 //
-// A failing disk: a call throws TierStorageError or TierCorruptionError before its shard has begun, and no row is lost or changed;
-// functions of all rows that change them may have finished some slots.
+// A failing disk: a call throws TierStorageError or TierCorruptionError before its shard has begun, and no row is
+// lost or changed; functions of all rows that change them may have finished some slots.
 //
-// Memory: rows, index, filters, fences and heat are at most `memory` bytes; besides, working memory of 4 MiB a thread, an eighth of
-// `memory` for rows that are read ahead, one slot during a function of all rows, and what a save must keep.
-//
-// Threads: any number of callers; calls are processed one at a time, each by all threads of the pool. Locks, in this order: turn_, mutex_,
-// then those of the shard.
+// Threads: any number of callers; calls are processed one at a time, each by all threads of the pool. Locks, in this
+// order: turn_, mutex_, then those of the shard.
 
 #pragma once
 

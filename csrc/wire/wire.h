@@ -1,31 +1,19 @@
-// The messages of the data plane: one header of 64 bytes, then the frames that its op calls for. docs/wire-format.md is the
-// contract, byte by byte; this is its only implementation.
-//
-// Algorithm. Zero-copy decoding: a message is checked once, front to back; decode() returns views of the received bytes, and
-// the owner of a Decoded may index by its counts without further checks.
-//
-//   request  header | frames of the op          reply  header (kReply) | frames of the op, or of the status
-//
-// Weights and gradients are float32 once decoded, even if they were sent in 16 bits or without their zeros (wire/values.h). A
-// digest may replace a key list (server/key_list_cache.h): then hashes is empty, and digest is not. Counts are sent packed
-// (wire/counts.h), and only if they are not all 1.
-//
-// A REPLICATE of a request carries that request as its payload, header included: nested. Its own header covers no byte of it;
-// a second decode() checks it.
+// The messages of the data plane: one header of 64 bytes, then the frames that its op calls for. docs/wire-format.md
+// is the contract, byte by byte; this is its only implementation. A message is checked once, front to back; decode()
+// returns views of the received bytes, and the owner of a Decoded may index by its counts without further checks.
 //
 // Invariants of a Decoded after decode() returned no fault
 //   I1  The header is valid: magic, version, its crc; op, status and dtype are known, and op and status go together.
-//   I2  The frames are those of the op, in number and size; their bytes have the header's crc.
+//   I2  The frames are those of the op, in number and size; their bytes have the header's crc. (A nested request's
+//       are covered by its own header: a second decode() checks it.)
 //   I3  Hashes ascend strictly, and so do tables. Every view is aligned for its type.
-//   I4  The frames together, and the values as float32, have at most Limits::payload_bytes; of a nested message, the frames
-//       after its header.
+//   I4  The frames together, and the values as float32, have at most Limits::payload_bytes.
 //   I5  Counts are at least 1; there are as many as the header says, or none.
 //
-// Received bytes are untrusted. No length is used before it is compared with the received sizes and with the limit. Memory is
-// allocated only for aligned copies of frames, for unpacked values and for counts. Views live as long as the frames and the
-// Decoded.
+// Received bytes are untrusted: no length is used before it is compared with the received sizes and with the limit.
 //
-// Threads: none of its own; a Decoded has one owner and is reused from message to message.
+// Threads: none of its own; a Decoded has one owner, is reused from message to message, and lives as long as its
+// frames.
 
 #pragma once
 
