@@ -33,7 +33,7 @@ help:
 	@echo '             (a real file: make demo DATA=path FORMAT=libsvm|criteo)'
 	@echo 'make test    lint, types, layers, C++ tests, Python tests'
 	@echo 'make lint | types | cpp | py    one part of it'
-	@echo 'make fast    the Python tests that need no object store, no examples and no processes: five minutes'
+	@echo 'make fast    the Python tests but for those that take seconds, start processes or need an object store: three minutes'
 	@echo 'make long    the tests that make test leaves out: other settings, seeds and sizes of what it tests'
 	@echo 'make ray-versions               the Python tests on Ray, with the earlier versions RAY_VERSIONS=...'
 	@echo 'make sim     failures of a simulated cluster with replicas: SEEDS=10 of each scenario (tests/support/sim/sweep.py)'

@@ -94,6 +94,7 @@ def test_handlers_of_the_program_and_other_threads_are_left_alone():
     assert entered == [signal.SIG_DFL]
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_catch_it_ends_silently_with_143():
     text = """
         import os, signal

@@ -88,6 +88,7 @@ def test_every_cut_is_named(store, copy):
         (copy / name).write_bytes(data)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_named(store, copy):
     """Each byte of the first and last hundred, and every 31st between; a different bit each time."""
     for name in names(copy):

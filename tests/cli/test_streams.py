@@ -64,6 +64,7 @@ def test_a_fit_goes_on_when_standard_error_fails(make, progress, monkeypatch):
     write_stderr("lost")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "status"),
     [

@@ -118,6 +118,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
 # ---- the same as a local load ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [4, SLOTS, 256])
 @pytest.mark.parametrize(("servers", "endpoints"), [(1, 1), (2, 2), (3, 1)])
 def test_any_number_of_servers_reads_a_chain_of_any_number_of_slots_as_a_local_load_does(
@@ -199,6 +200,7 @@ def test_rows_take_the_place_of_those_that_are_there_and_other_tables_stay(chain
         assert np.all(other.pull(KEYS) == -1)
 
 
+@pytest.mark.slow
 def test_servers_read_from_an_object_store(chains: Any) -> None:
     with object_store() as address, shoal.local(slots=8) as alone:
         how = {"storage_options": options(address)}

@@ -450,6 +450,7 @@ def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
         assert metrics.logloss == pytest.approx(first["passes"][0]["valid"]["logloss"])
 
 
+@pytest.mark.slow
 def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
     write_log(tmp_path / "log.tsv", PlantedModel(seed=1), 1000, 0)
     command = [sys.executable, "-W", "error", "-m", "shoal", "train", "lr", "--data", "log.tsv", "--format", "criteo"]

@@ -372,6 +372,7 @@ def test_a_worker_that_dies_is_not_waited_for(held: Any, tmp_path: Path) -> None
     assert checkpoint.verify(tmp_path / "two").tables
 
 
+@pytest.mark.slow
 def test_a_server_that_is_cut_off_fails_the_save_by_name(
     alone: Path, monkeypatch: pytest.MonkeyPatch, held: Any, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_the_commands_refuse_it_too(capsys):
         assert process.wait(120) == 0
 
 
+@pytest.mark.slow
 def test_a_cluster_with_keys_serves_those_who_have_them_and_nobody_else(folder, tmp_path):
     make_keys(tmp_path / "others")
     for role in ("scheduler", "server"):  # strangers who know whom they speak to
@@ -110,6 +111,7 @@ def test_a_program_that_is_launched_with_keys_finds_them(folder, tmp_path):
     assert f"[[-2.]] {folder}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_launched_store_uses_the_keys_of_the_environment(folder, monkeypatch):
     monkeypatch.setenv("SHOAL_CURVE", str(folder))
     with shoal.launch() as store:

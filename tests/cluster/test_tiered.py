@@ -120,6 +120,7 @@ def test_a_copy_takes_over_from_a_killed_server_with_a_tier_of_its_own(tmp_path)
         assert tier_bytes(tmp_path / "tier") > 500_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filters", [None, shoal.Filters(key_caching=True)])
 def test_workers_tell_servers_the_keys_of_their_next_step(tmp_path, filters):
     tier = shoal.Tiered(tmp_path, memory="256KiB")

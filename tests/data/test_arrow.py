@@ -106,6 +106,7 @@ NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.none()
 TABLE = st.lists(st.tuples(st.sampled_from([0, 1]), CELLS, CELLS, st.integers(0, 9), NUMBERS), max_size=30)
 
 
+@pytest.mark.slow
 @given(table=TABLE, size=st.integers(1, 12))
 def test_a_table_gives_what_a_csv_of_it_gives(tmp_path_factory, table, size):
     columns = [list(column) for column in zip(*table, strict=True)] or [[]] * 5

@@ -116,6 +116,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", long_but(["criteo", "vw"], ORACLES.keys()))
 @given(st.data())
 def test_every_feature_of_a_file_has_the_name_that_a_slow_reader_gives_it(tmp_path_factory, form, data):

@@ -49,6 +49,7 @@ def cell(rng: random.Random) -> bytes:
     return bytes(rng.choice(LETTERS) for _ in range(rng.randrange(21)))
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), lines=st.integers(1, 12), blank=st.integers(0, 70))
 def test_random_lines_come_to_what_the_slow_parser_says(seed, lines, blank):
     rng = random.Random(seed)
@@ -77,6 +78,7 @@ def csv_line(rng: random.Random, kinds: str) -> bytes:
     return b",".join(cells)
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32),
     lines=st.integers(1, 12),
@@ -116,6 +118,7 @@ def test_cells_of_any_length_are_read_at_every_position_of_the_scan_and_of_memor
     assert arrays.keys[: arrays.indptr[arrays.row]].tolist() == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
 def test_a_text_that_ends_at_any_byte_comes_to_what_the_slow_parser_says(ending):
     rng = random.Random(5)
@@ -127,6 +130,7 @@ def test_a_text_that_ends_at_any_byte_comes_to_what_the_slow_parser_says(ending)
         check("criteo", text[:end])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [SCANNED - 2, SCANNED - 1, SCANNED, SCANNED + 1, 2 * SCANNED])
 def test_lines_about_as_long_as_a_scan_come_to_what_the_slow_parser_says(length):
     usual = b"\t".join([b"1", *[b"5"] * 13, *[b"68fd1e64"] * 26]) + b"\n"

@@ -211,6 +211,7 @@ def digits():
     return X, names, cross_val_score(theirs, X, names, cv=3).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multi_class", ["multinomial", "ovr"])
 def test_digits_are_recognized_as_well_as_by_scikit_learn(multi_class, digits):
     X, names, theirs = digits

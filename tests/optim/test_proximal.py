@@ -24,6 +24,7 @@ def test_the_example_of_the_document():
         assert one.pull(KEYS[:1]).tolist() == [[np.float32(-0.2), 0.5]]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.05, 1.0), st.floats(0.0, 3.0))
 def test_steps_are_those_of_the_formula(seed, lr, l1):

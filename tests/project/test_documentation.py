@@ -257,6 +257,7 @@ def test_every_room_of_the_source_has_a_line_in_the_architecture():
         assert {room for room in table if not room.startswith("tools.")} <= described | {"tools"}, heading
 
 
+@pytest.mark.slow
 def test_every_module_of_the_documentation_is_reached_from_the_package():
     code = "import shoal, sys; heavy = [m for m in ('torch', 'sklearn', 'starlette', 'pyarrow') if m in sys.modules]; "
     code += "print(shoal.convert.read_npz_rows, shoal.serve.ServedModel, shoal.sklearn.FTRLClassifier, heavy)"

@@ -70,6 +70,7 @@ PIECES = st.lists(
 ).map("".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(head=st.sampled_from([HEADER, b"\xef\xbb\xbf" + HEADER, b"price,site,seen,y\r\n"]), lines=st.lists(PIECES))
 @example(head=HEADER, lines=["a\u2028b,1,", "\x85,,x|y", "\x0b,NA,\x0c"])

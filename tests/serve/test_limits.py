@@ -164,6 +164,7 @@ def closed(one):
     return said
 
 
+@pytest.mark.slow
 def test_silent_and_slow_connections_are_closed(folder):
     with running(folder, limits=Limits(request_seconds=REQUEST_SECONDS)) as (port, _):
         silent, headers, body = connect(port), connect(port), connect(port)

@@ -86,6 +86,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 def test_a_directory_that_holds_something_else_is_refused_and_stays_as_it_is(root: StorageDir) -> None:
     with opened("local", slots=4) as store:
         made = writers(store, root)

@@ -53,6 +53,7 @@ def test_a_choice_of_the_user_wins():
     assert with_defaults(dense_optimizer("RMSprop"), {"lr": 0.1}) == {"lr": 0.1}
 
 
+@pytest.mark.slow
 def test_no_step_imports_the_compiler():
     code = """
         import sys

@@ -765,6 +765,7 @@ def batches(rng):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", long_after(1, ["eager", "aot_eager"]))
 def test_a_compiled_model_is_the_same_without_graph_breaks(store, name, backend):
     torch.compiler.reset()

@@ -73,6 +73,7 @@ def test_the_workers_of_a_job_and_their_processes_share_the_examples_out(reader)
     assert all(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", long_after(1, [2, 0, 1]))
 def test_a_pass_that_goes_on_from_any_state_gives_the_batches_that_would_have_followed(reader, processes):
     loader = BatchLoader(reader, keys_of, num_workers=processes)
@@ -168,6 +169,7 @@ def tries_the_parents_table(batch):
 PARENTS = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "processes"), [("fork", 2), ("spawn", 1)])
 def test_processes_that_read_run_beside_a_connected_store_and_leave_its_sockets_alone(reader, method, processes):
     """The parent pulls and pushes while children live; nothing of theirs reaches its servers."""

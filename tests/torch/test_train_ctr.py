@@ -637,6 +637,7 @@ def test_the_document_describes_every_key():
     assert set(Config.__struct_fields__) == {"data", "model", "tables", "train", "logging", "output"}
 
 
+@pytest.mark.slow
 def test_the_configuration_of_the_document_trains(clicks, tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "ctr.md").read_text()
     (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
@@ -663,6 +664,7 @@ def written(tmp_path: Path, raw: dict) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_path, capsys):
     config, out = written(tmp_path, configured(clicks)), str(tmp_path / "out")
     assert main(["train", "ctr", "--config", config, "--output", out, "--epochs", "2", "--quiet"]) == 0
@@ -694,6 +696,7 @@ def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_p
         assert text in page
 
 
+@pytest.mark.slow
 def test_a_whole_command_does_not_import_the_compiler_of_torch(clicks, tmp_path):
     code = """
         import sys
@@ -707,6 +710,7 @@ def test_a_whole_command_does_not_import_the_compiler_of_torch(clicks, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_that_only_predicts_makes_no_dense_optimizer(clicks, tmp_path):
     with build(parse(configured(clicks)), shoal.local()) as model:
         fit(model, reader(clicks, lists={}), None, Plan(epochs=1, warm_up=False), progress=False)
@@ -761,6 +765,7 @@ def until_it_stands(out: Path | StorageDir, process: subprocess.Popen, examples:
     pytest.fail("no checkpoint came")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", long_after(1, ["s3", "local"]))
 def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, request, where):
     out, more = open_dir(tmp_path / "killed"), {}
@@ -849,6 +854,7 @@ def test_train_ctr_writes_its_run_by_the_callbacks_of_other_models(clicks, tmp_p
 # ---- on a cluster ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_path, staleness):
     raw = configured(clicks, train={"staleness": staleness}, tables={"expire": TWO_RULES})

@@ -116,6 +116,7 @@ def losses(history: Any) -> list[float]:
     return [value for done in history.passes for value in (done.metrics.logloss, done.valid.logloss)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_workers_at_parts_of_a_batch_have_the_losses_of_one_at_the_whole(clicks: Path, dense: str, reduce: str) -> None:
@@ -191,6 +192,7 @@ def test_a_worker_that_fails_ends_the_others_with_an_error_that_names_it(clicks:
     assert "again, with resume=True (--resume)" in first
 
 
+@pytest.mark.slow
 def test_early_stopping_restores_the_weights_of_the_best_pass_on_all_workers(clicks: Path, tmp_path: Path) -> None:
     def learn(store: shoal.Store) -> Any:
         model = made(clicks, store, "servers", optimizer={"name": "SGD", "lr": 3.0})
@@ -247,6 +249,7 @@ def resumable(clicks: Path, directory: Path, dense: str, *, until: int = 10**6, 
     return work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
 @pytest.mark.parametrize("until", long_after(1, [14, 5]))
 def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
@@ -267,6 +270,7 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
         assert [p.detach().numpy().tobytes() for p in model.module.parameters()] == expected[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
 @pytest.mark.parametrize(("before", "after"), long_after(1, [(2, 3), (1, 2), (2, 1)]))
 def test_a_fit_goes_on_with_another_number_of_workers(

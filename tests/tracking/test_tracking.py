@@ -261,6 +261,7 @@ def test_runs_of_one_tensorboard_directory_have_directories_of_their_own(tmp_pat
 # ---- MLflow ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*type hint")  # of MLflow about its own types
 def test_mlflow_gets_a_run_with_the_model_its_report_and_a_version(mlruns, tmp_path):
     tracker = shoal.MLflow(str(mlruns), "python", "first", log_every=5, register="keys", settings={"note": "x" * 7000})
@@ -434,6 +435,7 @@ def test_train_fm_resumes_its_run(data, mlruns, tmp_path, monkeypatch):
     assert [one.path for one in client.list_artifacts(run.info.run_id)] == ["settings.json"]
 
 
+@pytest.mark.slow
 def test_a_grid_and_a_batch_solver_are_written_when_they_are_fitted(data, mlruns, tmp_path):
     files = ["--data", str(data / "train.libsvm"), "--mlflow", str(mlruns)]
     grid = ["--grid", "alpha=0.05,0.5", "--save-all", "--experiment", "grid"]

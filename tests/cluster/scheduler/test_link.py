@@ -203,6 +203,7 @@ def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
             two.leave(timeout=TIMEOUT)
 
 
+@pytest.mark.slow
 def test_a_server_that_a_worker_cannot_reach_is_named_with_the_remedy():
     with (
         scheduler(1) as cluster,
@@ -405,6 +406,7 @@ def test_a_request_whose_reply_was_lost_is_answered_however_many_others_overtake
         assert len(peer.replies) <= 1  # what was answered is forgotten
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "curve"])
 def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_connection(secured, tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "_HANDSHAKE_MS", 500)

@@ -61,6 +61,7 @@ from shoal.cluster.scheduler.membership import Membership
 from shoal.table.spec import MAX_TABLES
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 2**32),
     st.integers(1, 3),

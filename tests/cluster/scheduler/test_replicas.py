@@ -89,12 +89,14 @@ def check_schedule(seed: int, *, servers: int = 3, replicas: int = 1, loss: floa
     return world
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.sampled_from([2, 3, 4]), st.sampled_from([0.0, 0.2]))
 @settings(max_examples=25, deadline=None)
 def test_no_acknowledged_write_is_lost_and_all_arcs_have_copies_in_the_end(seed, servers, loss):
     check_schedule(seed, servers=servers, loss=loss)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 @settings(max_examples=10, deadline=None)
 def test_two_copies_survive_two_deaths_after_each_other(seed):
@@ -118,6 +120,7 @@ def check_two_deaths(seed: int) -> ReplicaWorld:
     return world
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None)
 def test_two_copies_survive_two_deaths_at_once(seed):
@@ -447,6 +450,7 @@ def started_recorded(seed: int) -> RecordedReplicaWorld:
     return world
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 @settings(max_examples=10, deadline=None)
 def test_a_scheduler_that_is_started_again_in_a_failover_or_a_move_completes_it(seed):

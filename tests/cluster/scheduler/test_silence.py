@@ -191,6 +191,7 @@ def test_only_an_answer_to_a_ping_is_one():
 # --- real sockets ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_real_endpoints_answer_until_one_is_stopped():
     import time
 

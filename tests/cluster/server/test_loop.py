@@ -333,6 +333,7 @@ def test_replies_that_a_control_call_releases_are_sent_at_once(context):
         loop.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["tcp://127.0.0.1:0", "inproc://kept"])
 def test_pushes_of_any_size_that_wait_for_their_clock_are_applied_as_sent(context, where):
     service = _core.Service(SLOTS, [(0, SLOTS)])

@@ -158,6 +158,7 @@ def contents(shard: _core.Shard) -> list[tuple[Any, ...]]:
     return [(rows, section.tobytes(), filter.tobytes()) for rows, section, filter in taken]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", long_after(1, ["bsp", "ssp", "asp"]))
 @pytest.mark.parametrize("arcs", ARCS)
 def test_replies_and_rows_are_those_of_one_arc(arcs: str, mode: str) -> None:

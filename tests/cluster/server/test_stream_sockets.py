@@ -153,6 +153,7 @@ def test_a_stream_that_is_closed_holds_no_reply(context: zmq.Context, pair: Pair
         assert len(client.pull(hashes_of(3))) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [["cut"], ["cut", "flip", "drop"]], ids=["cut", "damage"])
 @pytest.mark.parametrize("seed", long_after(1, range(3)))
 def test_nothing_is_lost_or_doubled_over_a_bad_connection(

@@ -25,6 +25,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local_steps", [False, True])
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("seed", range(3))
@@ -45,6 +46,7 @@ def test_caches_read_most_rows_here_when_there_is_time():
     assert sum(one["sent"] for one in stats) < 0.5 * sum(one["added"] for one in stats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_in_a_cache_is_found(name):
     wrong, plan, checkers = PLANTED[name]

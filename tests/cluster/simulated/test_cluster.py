@@ -49,6 +49,7 @@ def whole(seed, mode, clocks=12, kind=Whole):
     return cluster, program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_job_of_workers_that_live(mode):
     for seed in (*range(SEEDS), LATE_MAP):
@@ -59,6 +60,7 @@ def test_a_job_of_workers_that_live(mode):
         assert "the job has ended" in cluster.membership.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zombies", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_who_is_silent_is_replaced_and_nothing_is_lost_or_done_twice(mode, zombies):
@@ -126,6 +128,7 @@ def test_planted_an_order_result_that_is_not_recorded_is_found():
     pytest.fail("no schedule shows it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_table_that_a_server_has_no_room_for_is_nowhere_and_all_workers_go_on(mode):
     def ask(worker, form):

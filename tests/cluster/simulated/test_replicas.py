@@ -61,6 +61,7 @@ def check(scenario, seed):
     assert scenario.random_faults or sorted(cluster.happened) == sorted(scenario.faults)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", long_but(SHORT, SCENARIOS.keys()))
 def test_faults_lose_nothing_and_do_nothing_twice(name):
     check(SCENARIOS[name], 0)
@@ -72,6 +73,7 @@ def test_further_seeds_lose_nothing_and_do_nothing_twice(name, seed):
     check(SCENARIOS[name], seed)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_declared_dead_and_runs_on_acknowledges_nothing():
     """It is stopped for long, and its former workers repeat their requests there."""
     fenced = 0
@@ -128,6 +130,7 @@ def test_every_invariant_has_a_planted_bug():
 # --- sweeps ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_counts_its_runs_and_faults(capsys):
     assert main(["--seeds", "2", "--scenario", "kill/asp/calm"]) == 0
     assert "2 runs, 2 faults, 0 failures, " in capsys.readouterr().out  # after progress, if it took long

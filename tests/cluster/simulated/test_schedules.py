@@ -65,6 +65,7 @@ def forgetful(slots, arcs):
     return _core.Service(slots, arcs, key_list_bytes=700)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("deaths", [0, 2])
 def test_exact_filters_keep_every_promise(mode, deaths):
@@ -78,6 +79,7 @@ def test_exact_filters_keep_every_promise(mode, deaths):
     assert min(counts[name] for name in ("lists_named", "lists_lost", "gradient_bytes_saved", "weight_bytes_saved")) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("plan", MOVES)
 def test_slots_that_move_keep_every_promise(plan, mode):

@@ -420,6 +420,7 @@ def test_a_call_that_is_not_sampled_has_no_spans_and_asks_for_no_times(spans):
     assert [span.name for span in spans.all if span.parent is None] == ["shoal push"]
 
 
+@pytest.mark.slow
 def test_without_tracing_nothing_of_it_is_used_and_opentelemetry_is_not_imported(true_starts):
     program = """
 import sys, numpy as np, shoal
