@@ -258,6 +258,14 @@ def test_every_room_of_the_source_has_a_line_in_the_architecture():
 
 
 @pytest.mark.slow
+def test_every_file_that_contributors_are_sent_to_is_there():
+    text = (ROOT / "docs" / "where.md").read_text()
+    named = re.findall(r"`([\w./]+(?:/|\.(?:py|pxi|h|cc|md)))`", text)
+    assert len(named) > 50
+    missing = [name for name in named if not any((base / name).exists() for base in (ROOT, ROOT / "python" / "shoal"))]
+    assert not missing
+
+
 def test_every_module_of_the_documentation_is_reached_from_the_package():
     code = "import shoal, sys; heavy = [m for m in ('torch', 'sklearn', 'starlette', 'pyarrow') if m in sys.modules]; "
     code += "print(shoal.convert.read_npz_rows, shoal.serve.ServedModel, shoal.sklearn.FTRLClassifier, heavy)"
