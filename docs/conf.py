@@ -60,7 +60,7 @@ copybutton_prompt_is_regexp = True
 nitpicky = True
 # `name` in a docstring is a link if it is a public name, and code otherwise; :class:`name` has to be public.
 default_role = "py:obj"
-nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(collections|ray|torch|numpy|sklearn)\..*")]
+nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(collections|concurrent|ray|torch|numpy|sklearn)\..*")]
 
 myst_heading_anchors = 4  # as on GitHub
 
@@ -90,7 +90,8 @@ def public_names() -> dict[int, str]:
     for module in MODULES:
         if "torch" not in module or HAS_TORCH:
             owner = functools.reduce(getattr, module.split(".")[1:], shoal)
-            for name in owner.__all__:
+            own = [name for name, value in vars(owner).items() if getattr(value, "__module__", "") == owner.__name__]
+            for name in getattr(owner, "__all__", [name for name in own if not name.startswith("_")]):
                 if not isinstance(value := getattr(owner, name), types.ModuleType):
                     names.setdefault(id(value), f"{module}.{name}")
     return names
