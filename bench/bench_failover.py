@@ -32,7 +32,7 @@ import shoal
 from background import Steps
 from chaos import wait_for_copies
 from figures import check, conditions
-from shoal.cluster.launch import local_cluster
+from shoal.cluster.launch import local_cluster, supervisor
 from shoal.consistency import Consistency
 
 KEYS = 2000  # on all servers
@@ -101,7 +101,7 @@ def interrupt(
     what: str, faults: int, servers: int, consistency: Consistency, rng: random.Random
 ) -> list[tuple[float, float]]:
     """Return the seconds of the interruptions, and of the slowest push of each until all copies were back."""
-    local_cluster._MAX_RESTARTS = 10**6  # as often as there are faults
+    supervisor._MAX_RESTARTS = 10**6  # as often as there are faults
     found = []
     with (
         local_cluster.running(servers, replicas=1, timeout=JOIN_SECONDS) as cluster,

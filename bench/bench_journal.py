@@ -26,7 +26,7 @@ import numpy as np
 
 import shoal
 from figures import check
-from shoal.cluster.launch import local_cluster
+from shoal.cluster.launch import local_cluster, supervisor
 from shoal.cluster.protocol.messages import (
     Barrier,
     Hello,
@@ -174,7 +174,7 @@ def kill(kills: int) -> None:
     """Kill the scheduler of a launched cluster while a worker pushes and another thread waits at barriers."""
     keys, ones = np.arange(100, dtype=np.uint64), np.ones((100, 1), np.float32)
     rng = random.Random(7)
-    local_cluster._MAX_RESTARTS = kills + 1
+    supervisor._MAX_RESTARTS = kills + 1
     with local_cluster.running(1) as cluster, shoal.connect(cluster.address, timeout=120.0) as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
         pushes: list[tuple[float, float]] = []

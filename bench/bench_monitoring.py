@@ -20,9 +20,9 @@ is lost by the kill.
 import argparse
 import json
 import shutil
+import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -35,15 +35,10 @@ import numpy as np
 
 import shoal
 from figures import check, conditions, cpu_seconds, spread
+from shoal.cluster.launch.local_cluster import LocalCluster, running
 
 RULES = Path(__file__).parents[1] / "deploy" / "prometheus" / "shoal.rules.yml"
 KEYS, DIM = 10_000, 16
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 def get(port: int, path: str) -> str:
@@ -52,30 +47,9 @@ def get(port: int, path: str) -> str:
         return str(answer.read().decode())
 
 
-class Cluster:
-    """A scheduler and servers as processes, with ports for metrics."""
-
-    def __init__(self, stack: ExitStack, servers: int, replicas: int) -> None:
-        self.ports = [free_port() for _ in range(servers + 1)]
-        self.address = f"tcp://127.0.0.1:{free_port()}"
-        self._stack = stack
-        form = ["--bind", self.address, "--servers", str(servers), "--replicas", str(replicas)]
-        self.scheduler = self.start("scheduler", *form, "--metrics-port", str(self.ports[0]))
-        self.servers = [
-            self.start("server", "--connect", self.address, "--threads", "1", "--metrics-port", str(port))
-            for port in self.ports[1:]
-        ]
-
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a role."""
-        return self.run(sys.executable, "-m", "shoal", *command)
-
-    def run(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a process that ends with this one."""
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self._stack.callback(process.wait, 30)
-        self._stack.callback(process.kill)
-        return process
+def ports_of(cluster: LocalCluster) -> list[int]:
+    """Return the ports of metrics of the scheduler and the servers."""
+    return [int(role.joined.probes.rpartition(":")[2]) for role in cluster.roles if role.joined is not None]
 
 
 def counted(port: int, name: str) -> float:
@@ -97,13 +71,13 @@ def thread_seconds(pid: int) -> tuple[float, float]:
     return (sum(serving) + busiest) * 1e-9, (sum(others) - busiest) * 1e-9
 
 
-def watch(cluster: Cluster, is_viewed: bool, stop: threading.Event, failures: list[str]) -> None:
+def watch(ports: list[int], is_viewed: bool, stop: threading.Event, failures: list[str]) -> None:
     """Scrape each process once a second, and request the data of the page; what is wrong goes to failures."""
     try:
         while not stop.wait(1.0):
-            for port in cluster.ports:
+            for port in ports:
                 get(port, "/metrics")
-            if is_viewed and (rows := json.loads(get(cluster.ports[0], "/view.json"))["total"]["rows"]) != KEYS:
+            if is_viewed and (rows := json.loads(get(ports[0], "/view.json"))["total"]["rows"]) != KEYS:
                 failures.append(f"the view shows {rows} rows, not {KEYS}")
     except Exception as error:
         failures.append(repr(error))
@@ -116,7 +90,8 @@ def measure_cost(rounds: int, seconds: float) -> list[str]:
     scheduler: dict[str, list[float]] = {name: [] for name in names}
     others: dict[str, list[float]] = {name: [] for name in names}
     with ExitStack() as stack:
-        cluster = Cluster(stack, 1, 0)
+        cluster = stack.enter_context(running(1, metrics_port="*"))
+        ports, pids = ports_of(cluster), [role.joined.pid for role in cluster.roles if role.joined is not None]
         store = stack.enter_context(shoal.connect(cluster.address, workers=1, consistency=shoal.ASP()))
         table = store.table("w", dim=DIM, optimizer=shoal.SGD(lr=1e-3))
         keys, grads = np.arange(KEYS), np.ones((KEYS, DIM), np.float32)
@@ -124,29 +99,28 @@ def measure_cost(rounds: int, seconds: float) -> list[str]:
         for number in range(rounds + 1):
             for name in names:
                 stop, failures = threading.Event(), list[str]()
-                arguments = (cluster, name == names[2], stop, failures)
+                arguments = (ports, name == names[2], stop, failures)
                 watcher = threading.Thread(target=watch, args=arguments)
                 if name != names[0]:
                     watcher.start()
-                before = counted(cluster.ports[1], 'shoal_server_requests_total{op="push"')
-                ran = [cpu_seconds(one.pid) for one in (cluster.servers[0], cluster.scheduler)]
-                threads = thread_seconds(cluster.servers[0].pid)
+                before = counted(ports[1], 'shoal_server_requests_total{op="push"')
+                ran = [cpu_seconds(pid) for pid in reversed(pids)]
+                threads = thread_seconds(pids[1])
                 begin, steps = time.monotonic(), 0
                 while time.monotonic() - begin < seconds:
                     table.pull(keys)
                     table.push(keys, grads).result()
                     steps += 1
                 wall = time.monotonic() - begin
-                now = [cpu_seconds(one.pid) for one in (cluster.servers[0], cluster.scheduler)]
+                now = [cpu_seconds(pid) for pid in reversed(pids)]
                 serving, rest = (
-                    after - earlier
-                    for after, earlier in zip(thread_seconds(cluster.servers[0].pid), threads, strict=True)
+                    after - earlier for after, earlier in zip(thread_seconds(pids[1]), threads, strict=True)
                 )
                 stop.set()
                 if name != names[0]:
                     watcher.join(30)
                     check(not failures, "; ".join(failures))
-                pushed = counted(cluster.ports[1], 'shoal_server_requests_total{op="push"') - before
+                pushed = counted(ports[1], 'shoal_server_requests_total{op="push"') - before
                 check(pushed == steps, f"{pushed:.0f} pushes were counted, not {steps}")
                 if number:  # the first round warms up
                     server[name].append((now[0] - ran[0]) / steps * 1e6)
@@ -167,20 +141,32 @@ def alert_seconds(interval: float) -> float:
     """Kill a server; return the seconds until the alert fires."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        cluster = Cluster(stack, 2, 1)
+        cluster = stack.enter_context(running(2, replicas=1, metrics_port="*"))
+        cluster._reports.put(None)  # no other server is started
+        targets = [f"127.0.0.1:{port}" for port in ports_of(cluster)]
         config: dict[str, Any] = {
             "global": {"scrape_interval": f"{interval:g}s", "evaluation_interval": f"{interval:g}s"},
             "scrape_configs": [
-                {"job_name": "shoal", "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in cluster.ports]}]}
+                {
+                    "job_name": "shoal",
+                    "static_configs": [{"targets": targets}],
+                }
             ],
             "rule_files": [str(RULES)],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))
-        port = free_port()
-        cluster.run(
-            "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-        )  # fmt: skip
+        held = stack.enter_context(socket.socket())  # bound: nobody else gets the port, and Prometheus can listen there
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = int(held.getsockname()[1])
+        options = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+        prometheus = subprocess.Popen(
+            ["prometheus", *options, f"--web.listen-address=127.0.0.1:{port}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        stack.callback(prometheus.wait, 30)
+        stack.callback(prometheus.kill)
         with shoal.connect(cluster.address, workers=1, consistency=shoal.ASP()) as store:
             table = store.table("w", dim=1, optimizer=shoal.SGD(lr=1.0))
             keys, pushes = np.arange(100), 0
@@ -189,7 +175,7 @@ def alert_seconds(interval: float) -> float:
                 table.push(keys, -np.ones((100, 1), np.float32)).result()
                 pushes += 1
                 if killed is None and time.monotonic() > until:
-                    cluster.servers[1].kill()
+                    cluster.servers[1].signal(signal.SIGKILL)
                     killed = time.monotonic()
                 if killed is not None:
                     alerts = json.loads(get(port, "/api/v1/alerts"))["data"]["alerts"]

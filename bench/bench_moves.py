@@ -20,8 +20,6 @@ import argparse
 import contextlib
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,8 +31,10 @@ from background import Steps
 from chaos import get_status, wait_for_copies
 from figures import check, conditions, cpu_seconds, spread
 from shoal.cluster.launch import local_cluster
+from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.status import StatusReply
+from shoal.config import ServerConfig
 
 BATCH = 20_000
 POOL = 32  # batches, repeated
@@ -130,14 +130,14 @@ def is_even(status: StatusReply, servers: int) -> bool:
 
 
 @contextlib.contextmanager
-def joining(address: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def joining(address: str, *, spare: bool = False) -> Iterator[ChildProcess]:
     """Start a server that joins a running cluster."""
-    command = [sys.executable, "-m", "shoal", "server", "--connect", address, "--threads", "1", "--quiet", *options]
-    with subprocess.Popen([*command, "--parent", str(os.getpid())], stdout=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    config = ServerConfig(scheduler=address, spare=spare, timeout=120.0)
+    process = local_cluster.start_role("server", config, lambda *_: None)
+    try:
+        yield process
+    finally:
+        process.end(0.0)
 
 
 class Usage:
@@ -197,8 +197,8 @@ def resize(arguments: argparse.Namespace) -> None:
             start = time.monotonic()
             usage.end("one server")
             for rank in (1, 2):
-                process = stack.enter_context(joining(cluster.address, "--spare"))
-                usage.processes[f"server {rank}"] = process.pid
+                process = stack.enter_context(joining(cluster.address, spare=True))
+                usage.processes[f"server {rank}"] = process.process.pid
             wait_until(cluster.address, "the start", lambda status: len(status.servers) == 3)
             usage.end("two servers start")
             started = rest(trainer)
@@ -286,7 +286,7 @@ def speed(arguments: argparse.Namespace) -> None:
                 else:
                     cluster.drain(0)
                 begin = time.monotonic()
-                cpu = cpu_seconds(other.pid)
+                cpu = cpu_seconds(other.process.pid)
                 before = servers_of(get_status(cluster.address))
                 wait_until(
                     cluster.address,
@@ -302,7 +302,7 @@ def speed(arguments: argparse.Namespace) -> None:
                 rates.append(moved * row_bytes / seconds / 1e6)
                 print(
                     f"{what}: {moved:,.0f} rows in {seconds:.2f} s, {rates[-1]:.0f} MB/s; CPU of the server that takes "
-                    f"them {cpu_seconds(other.pid) - cpu:.2f} s",
+                    f"them {cpu_seconds(other.process.pid) - cpu:.2f} s",
                     flush=True,
                 )
             check(table.digest() == digest, "the rows are the same")
@@ -326,7 +326,7 @@ def copies(arguments: argparse.Namespace) -> None:
         with Trainer(store, table, rows, arguments.pause / 1e3) as trainer:
             rest(trainer, 2.0)
             before = rest(trainer)
-            cluster._watched.put(None)  # no other server is started, whose start would take a core
+            cluster._reports.put(None)  # no other server is started, whose start would take a core
             kill = time.monotonic()
             cluster.servers[1].process.kill()
             wait_until(cluster.address, "the failover", lambda status: any(one.arriving for one in status.streams))

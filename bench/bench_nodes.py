@@ -3,8 +3,8 @@
     python bench/bench_nodes.py                      # logistic regression on 4 nodes of 2 servers each
     python bench/bench_nodes.py --model deepfm       # DeepFM; needs PyTorch: pip install 'shoal[torch]'
 
-A node is a process group on this machine with two servers, which state its name as they do on Kubernetes. Copies of a
-slot are on different nodes. First an undisturbed run, then one in which a node is killed (SIGKILL to its group) after a
+A node is two servers on this machine, which state its name as they do on Kubernetes. Copies of a slot are on different
+nodes. First an undisturbed run, then one in which a node is killed (SIGKILL to its servers) after a
 third of the clocks; when all slots have their copies again, another node joins. Prints the seconds of each run, and the
 longest clock: it contains the interruption.
 
@@ -15,10 +15,8 @@ process, and the disturbed one waits in each clock after the kill until the new 
 import argparse
 import concurrent.futures
 import contextlib
-import os
+import queue
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,40 +26,43 @@ from pathlib import Path
 from typing import Any
 
 import shoal
+from shoal.cluster.launch.child import ChildProcess
+from shoal.cluster.launch.local_cluster import start_role
+from shoal.config import SchedulerConfig, ServerConfig
 from shoal.tools.planted import PlantedModel, write_log
 
 NODES, SERVERS = 4, 2
 
 
-def start(*arguments: str, group: int = 0) -> subprocess.Popen[str]:
-    """Start a role in a process group: a new one, or that of another process."""
-    command = [sys.executable, "-m", "shoal", *arguments, "--quiet", "--parent", str(os.getpid())]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=group)
+Node = list[ChildProcess]
 
 
-def start_node(name: str, address: str) -> int:
-    """Start a node of the cluster at an address; returns its process group."""
-    server = ("server", "--connect", address, "--node", name)
-    first = start(*server)
-    for _ in range(SERVERS - 1):
-        start(*server, group=first.pid)
-    return first.pid
+def start_node(name: str, address: str) -> Node:
+    """Start the servers of a node of the cluster at an address."""
+    config = ServerConfig(scheduler=address, node=name, timeout=120.0)
+    return [start_role(name, config, lambda *_: None) for _ in range(SERVERS)]
+
+
+def kill(node: Node) -> None:
+    """Kill the servers of a node."""
+    for server in node:
+        server.signal(signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def cluster(directory: str) -> Iterator[tuple[shoal.Store, str, dict[str, int]]]:
-    """Run a scheduler and nodes, with this process as the only worker; yields store, address and process groups."""
-    counts = ("--servers", str(NODES * SERVERS), "--replicas", "1", "--journal", directory)
-    scheduler = start("scheduler", "--bind", "tcp://127.0.0.1:*", *counts)
-    assert scheduler.stdout is not None
-    address = scheduler.stdout.readline().split()[2].rstrip(",")
+def cluster(directory: str) -> Iterator[tuple[shoal.Store, str, dict[str, Node]]]:
+    """Run a scheduler and nodes, with this process as the only worker; yields store, address and nodes."""
+    joined: queue.Queue[Any] = queue.Queue()
+    config = SchedulerConfig(bind="tcp://127.0.0.1:*", servers=NODES * SERVERS, replicas=1, journal=directory)
+    scheduler = start_role("scheduler", config, lambda _, report: joined.put(report))
+    address = joined.get(timeout=120).address
     nodes = {f"node-{k}": start_node(f"node-{k}", address) for k in range(NODES)}
     try:
         with shoal.connect(address, timeout=120) as store:
             yield store, address, nodes
     finally:
-        for group in [scheduler.pid, *nodes.values()]:
-            os.killpg(group, signal.SIGKILL)
+        for node in [[scheduler], *nodes.values()]:
+            kill(node)
 
 
 BatchDone = Callable[[], None]
@@ -108,11 +109,11 @@ def train_deepfm(store: shoal.Store, epochs: int, batch_done: BatchDone) -> str:
     return " ".join(table.digest() for table in model.tables)
 
 
-def disturb(store: shoal.Store, address: str, nodes: dict[str, int], clock: int, ended: threading.Event) -> None:
+def disturb(store: shoal.Store, address: str, nodes: dict[str, Node], clock: int, ended: threading.Event) -> None:
     """Kill a node when the worker has reached a clock, and start another one when all slots have copies again."""
     while store.clock < clock and not ended.wait(0.001):
         pass
-    os.killpg(nodes.pop("node-1"), signal.SIGKILL)
+    kill(nodes.pop("node-1"))
     print(f"clock {store.clock}: node-1 is killed")
     wait_until(store, ended, is_whole)
     print(f"clock {store.clock}: all slots have copies again; node-{NODES} is started")

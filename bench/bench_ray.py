@@ -175,7 +175,7 @@ class OnRay(Workers):
         self._workers = [ray.remote(Worker).options(num_cpus=1).remote(rank) for rank in range(WORKERS)]
         self.began = self.call("began")[0]
         roles = [cluster.scheduler, *cluster.servers]
-        self.roles = {role.place.pid for role in roles if role.place is not None}
+        self.roles = {role.joined.pid for role in roles if role.joined is not None}
         self.roles |= set(self._get([worker.pid.remote() for worker in self._workers]))
 
     def call(self, method: str, *arguments: int) -> list[Any]:
@@ -304,9 +304,9 @@ def killed(faults: int, servers: int, seed: int) -> None:
     """Kill processes of servers' actors."""
     import ray
 
-    from shoal.ray import servers as supervision
+    from shoal.cluster.launch import supervisor
 
-    supervision._MAX_RESTARTS = 10**6  # as often as there are faults
+    supervisor._MAX_RESTARTS = 10**6  # as often as there are faults
     rng = random.Random(seed)
     seconds = []
     ray.init("local", num_cpus=2 * servers, log_to_driver=False, logging_level="WARNING", include_dashboard=False)
@@ -319,10 +319,10 @@ def killed(faults: int, servers: int, seed: int) -> None:
         for _ in range(faults):
             wait_for_copies(cluster.address, servers, 1)
             time.sleep(rng.uniform(0.2, 1.0))
-            victim = rng.choice([role for role in cluster.servers if role.place is not None])
-            assert victim.place is not None
+            victim = rng.choice([role for role in cluster.servers if role.joined is not None])
+            assert victim.joined is not None
             began = time.monotonic()
-            os.kill(victim.place.pid, signal.SIGKILL)
+            os.kill(victim.joined.pid, signal.SIGKILL)
             seconds.append(pusher.interruption(began))
     ray.shutdown()
     ms = np.sort(seconds) * 1000

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shoal
-from shoal.cluster.launch import local_cluster
+from shoal.cluster.launch import local_cluster, supervisor
 from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.protocol.curve import Keys
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -268,7 +268,7 @@ def main() -> None:
         cluster = None
         address = arguments.connect
         if address is None:
-            local_cluster._MAX_RESTARTS = 10**6  # as often as there are faults
+            supervisor._MAX_RESTARTS = 10**6  # as often as there are faults
             cluster = undo.enter_context(
                 local_cluster.running(arguments.servers, workers=arguments.workers, replicas=arguments.replicas)
             )

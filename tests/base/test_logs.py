@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import shoal
 from cluster_fakes import TIMEOUT
+from processes import processes
 from requests_by_hand import MAP, batch
 from shoal import _core
 from shoal.base import logs
@@ -24,7 +25,6 @@ from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.requests import Requests
 from shoal.errors import ServerLostError
-from signalled import processes
 
 
 @pytest.fixture
@@ -192,16 +192,17 @@ def test_all_lines_of_a_launched_cluster_are_events(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_line_of_scheduler_and_server_is_an_event_also_when_they_end():
-    with processes("--log-format", "json", servers=1) as cluster:
-        server = cluster.server("--log-format", "json")
+def test_every_line_of_scheduler_and_server_is_an_event_also_when_they_end(monkeypatch):
+    monkeypatch.setenv("SHOAL_LOG_FORMAT", "json")
+    with processes(servers=1) as cluster:
+        scheduler, server = *cluster.children, cluster.start_server()
         with shoal.connect(cluster.address, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
             table = store.table("w", dim=1, optimizer=shoal.SGD(lr=0.1))
             table.push(np.array([1], np.uint64), np.ones((1, 1), np.float32)).result()
-        cluster.scheduler.signal(signal.SIGINT)
-        cluster.scheduler.process.wait(TIMEOUT)
+        scheduler.signal(signal.SIGINT)
+        scheduler.process.wait(TIMEOUT)
         server.process.wait(TIMEOUT)
-        for child in (cluster.scheduler, server):
+        for child in (scheduler, server):
             child._join_readers()
             assert {one["role"] for one in events("\n".join(child.last))} == {child.name.split()[0]}
 

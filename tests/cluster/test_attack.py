@@ -105,7 +105,7 @@ def test_a_scheduler_and_a_server_without_descriptors_say_so_serve_on_and_recove
                 for _ in range(100):
                     held.enter_context(socket.create_connection(split(port), SETTLED))
             for child in (cluster.scheduler, *cluster.servers):
-                until(lambda child=child: child.find("(has reached its limit of open files)"))
+                until(lambda child=child: "has reached its limit of open files" in child.last_output())
             for k in range(3):
                 table.push(KEYS, ONES).result()
                 assert (table.pull(KEYS) == -k - 2).all()

@@ -26,11 +26,12 @@ import shoal
 from cluster_fakes import TIMEOUT
 from relay import has_copies
 from shoal import checkpoint
-from shoal.cluster.launch import local_cluster
+from shoal.cluster.launch import supervisor
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.launch.local_cluster import LocalCluster, running
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.worker.cluster_store import ClusterStore
+from shoal.config import ServerConfig
 
 pytestmark = [
     pytest.mark.slow,
@@ -227,10 +228,11 @@ class Run:
 
     def join(self) -> ChildProcess:
         """Start a further server, and wait until it serves slots."""
-        roots = [f"--storage-root={root}" for root in self.storage_roots]
         name = f"another server, number {len(self.cluster.servers)}"
-        child = self.cluster._role(name, ["server", "--connect", self.cluster.address, *roots])
-        self.cluster.servers.append(child)
+        roots = tuple(map(str, self.storage_roots)) or None
+        self.cluster.servers.append(
+            self.cluster._start(name, ServerConfig(scheduler=self.cluster.address, storage_roots=roots))
+        )
         return self.wait_for_slots(name)
 
 
@@ -284,7 +286,7 @@ def test_a_server_joins_while_a_worker_trains_and_slots_move_to_it(mode: str) ->
 def test_servers_are_killed_and_stopped_at_random_moments(
     mode: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1000)
+    monkeypatch.setattr(supervisor, "_MAX_RESTARTS", 1000)
     work, consistency = WORKS[mode]
     with a_run(3, 1, consistency, seed) as run:
         run.begin(work)
@@ -313,7 +315,7 @@ def test_servers_are_killed_and_stopped_at_random_moments(
 
 
 def test_moves_and_deaths_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1000)
+    monkeypatch.setattr(supervisor, "_MAX_RESTARTS", 1000)
     with a_run(3, 1, shoal.ASP(), 41) as run:
         run.begin(do_everything)
         run.wait_for_rounds(15)
@@ -411,7 +413,7 @@ def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[]
 def test_a_save_whose_server_dies_fails_whole_and_the_next_one_succeeds(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1000)
+    monkeypatch.setattr(supervisor, "_MAX_RESTARTS", 1000)
     with a_run(3, 1, shoal.BSP(), 51, tmp_path) as run:
 
         def disturb() -> Callable[[], bool]:

@@ -22,7 +22,12 @@ PROPERTIES = b"".join(
 )
 PING = b"\x04PING" + struct.pack(">H", 100) + b"x"
 
-SCHEDULER = "from shoal.cli import main; main(['scheduler', '--bind', 'tcp://127.0.0.1:*', '--servers', '1'])"
+SCHEDULER = """
+from shoal.cluster.scheduler.scheduler import Scheduler
+with Scheduler("tcp://127.0.0.1:*", servers=1) as scheduler:
+    print(scheduler.address, flush=True)
+    scheduler.run()
+"""
 DATA_LOOP = """
 import sys, time, zmq
 from shoal import _core
@@ -56,7 +61,7 @@ def test_who_is_flooded_by_a_peer_that_breaks_off_goes_on(program):
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            port = int(process.stdout.readline().split("tcp://127.0.0.1:")[1].split(",")[0])
+            port = int(process.stdout.readline().rpartition(":")[2])
             message = b"\x00\x0a" + b"a" * 10
             for _ in range(10):
                 with handshake(port) as connection:

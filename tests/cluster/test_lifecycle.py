@@ -19,6 +19,7 @@ from cluster_fakes import TIMEOUT, scheduler
 from cluster_standin import cluster
 from shoal import _core
 from shoal.cluster.server.server import Server
+from shoal.config import ServerConfig
 from stores import joined, together
 
 SLOTS = 64
@@ -306,7 +307,7 @@ def test_a_load_into_servers_without_room_is_refused_and_leaves_what_was_there(t
 def test_a_server_whose_memory_makes_no_sense_is_refused_before_it_joins(what: dict[str, int], text: str) -> None:
     with scheduler(1) as one:
         with pytest.raises(ValueError, match=text):
-            Server(one.address, timeout=TIMEOUT, **what)
+            Server(ServerConfig(scheduler=one.address, timeout=TIMEOUT, **what))
         assert one.membership.map is None
     with pytest.raises(ValueError, match="at least 1048576 bytes"):
         shoal.launch(memory=1000)

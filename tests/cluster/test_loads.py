@@ -20,8 +20,8 @@ import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
 from places import BUCKET, object_store, options
+from processes import server_processes
 from saved_pieces import KEYS, SLOTS, chain, clocks, pieces_of, tables_of
-from server_processes import server_processes
 from shoal import checkpoint
 from shoal.cluster.protocol import tasks
 from shoal.cluster.server import load_task

@@ -20,7 +20,7 @@ import shoal
 from cluster_fakes import TIMEOUT, FakeServer, scheduler
 from cluster_standin import Cluster, cluster
 from killed_workers import Calls, KilledError
-from server_processes import server_processes
+from processes import server_processes
 from shoal.cli import cluster_status, main
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.launch.workers import run_workers

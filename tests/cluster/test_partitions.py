@@ -20,9 +20,9 @@ import pytest
 
 import shoal
 from cluster_fakes import TIMEOUT
+from processes import Processes
 from relay import FAR, NEAR, Fault, Relays, has_copies, wait_until
 from shoal.cluster.launch.child import ChildProcess
-from shoal.cluster.launch.local_cluster import LocalCluster
 from tiers import long_after
 
 pytestmark = [
@@ -40,34 +40,26 @@ class Cluster:
     """Processes that reach each other through relays."""
 
     relays: Relays
-    roles: LocalCluster
+    roles: Processes
     address: str
 
     def server(self, rank: int) -> ChildProcess:
-        return self.roles.servers[rank]
+        return self.roles.children[1 + rank]
 
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
-    relays, roles = Relays({"worker": os.getpid()}), LocalCluster()
-    try:
+    with contextlib.closing(Relays({"worker": os.getpid()})) as relays, Processes() as roles:
         port = relays.listen("scheduler")
-        bind = ["--bind", f"tcp://{FAR}:{port}", "--heartbeat", str(HEARTBEAT)]
-        roles.scheduler = roles._role("scheduler", ["scheduler", "--servers", str(SERVERS), "--replicas", "1", *bind])
-        relays.sources["scheduler"] = roles.scheduler.process.pid
-        deadline = time.monotonic() + TIMEOUT
-        roles._wait_for_lines([roles.scheduler], r"scheduler at (tcp://[^\s,]+)", deadline, TIMEOUT)
-        address = f"tcp://{NEAR}:{port}"
+        scheduler = roles.start_scheduler(bind=f"tcp://{FAR}:{port}", heartbeat=HEARTBEAT, servers=SERVERS, replicas=1)
+        relays.sources["scheduler"] = scheduler.process.pid
+        roles.address = f"tcp://{NEAR}:{port}"
         for rank in range(SERVERS):
             own = f"tcp://{FAR}:{relays.listen(f'server {rank}')}"
-            command = ["server", "--connect", address, "--bind", own, "--advertise", NEAR, "--rank", str(rank)]
-            roles.servers.append(roles._role(f"server {rank}", command))
-            relays.sources[f"server {rank}"] = roles.servers[rank].process.pid
-        roles._wait_for_lines(roles.servers, r"(server \d+ serves slots)", deadline, TIMEOUT)
-        yield Cluster(relays, roles, address)
-    finally:
-        roles.stop()
-        relays.close()
+            server = roles.start_server(bind=own, advertise=NEAR, rank=rank)
+            relays.sources[f"server {rank}"] = server.process.pid
+        roles.wait_for(*roles.children)
+        yield Cluster(relays, roles, roles.address)
 
 
 class Worker:

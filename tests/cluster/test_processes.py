@@ -20,7 +20,7 @@ import pytest
 
 import shoal
 from cluster_fakes import HeldPort, Wire, declare_dead
-from server_processes import server_processes
+from processes import Processes, server_processes
 from shoal import _core
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -139,30 +139,28 @@ def alive(pid):
         return False
 
 
-def without_threads(monkeypatch, server):
-    """Have a launcher start a server with an option that it refuses."""
-    starting = local_cluster.LocalCluster._role
+def with_wrong_code(monkeypatch, server):
+    """Have a launcher start a server with a setting that it refuses."""
+    starting = local_cluster.LocalCluster._start
 
-    def role(running, name, arguments, *more):
-        return starting(running, name, [*arguments, *(["--threads", "0"] if name == server else [])], *more)
+    def start(running, name, config, *former):
+        if name == server:
+            config = msgspec.structs.replace(config, allow_code=("no module",))
+        return starting(running, name, config, *former)
 
-    monkeypatch.setattr(local_cluster.LocalCluster, "_role", role)
+    monkeypatch.setattr(local_cluster.LocalCluster, "_start", start)
 
 
 def test_a_server_that_cannot_start_is_named_with_its_last_words(monkeypatch):
-    without_threads(monkeypatch, "server 0")
-    with pytest.raises(
-        ShoalError, match=r"server 0 ended with status 2; its last output: \n.*needs at least one thread"
-    ):
+    with_wrong_code(monkeypatch, "server 0")
+    with pytest.raises(ShoalError, match=r"server 0 ended with status 2; its last output: \n.*neither a directory nor"):
         shoal.launch(servers=1, timeout=LONG)
 
 
 def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(monkeypatch):
-    without_threads(monkeypatch, "server 1")
+    with_wrong_code(monkeypatch, "server 1")
     before = set(psutil.Process().children())
-    with pytest.raises(
-        ShoalError, match=r"server 1 ended with status 2; its last output: \n.*needs at least one thread"
-    ):
+    with pytest.raises(ShoalError, match=r"server 1 ended with status 2; its last output: \n.*neither a directory nor"):
         shoal.launch(servers=3, timeout=10 * LONG)  # server 0 would wait for server 1 as long as that
     assert set(psutil.Process().children()) == before
 
@@ -187,13 +185,14 @@ def test_roles_that_are_not_ready_in_time_are_all_named():
 def test_a_server_that_still_waits_for_the_others_ends_with_its_parent(address):
     with script(
         """
-        import os, subprocess, sys, time
-        connect = ["--connect", sys.argv[1], "--parent", str(os.getpid())]
-        child = subprocess.Popen([sys.executable, "-m", "shoal", "server", *connect])
-        print(child.pid, flush=True)
+        import sys, time
+        from shoal.cluster.launch.local_cluster import start_role
+        from shoal.config import ServerConfig
+        child = start_role("server", ServerConfig(scheduler=sys.argv[1], timeout=300), lambda *_: None)
+        print(child.process.pid, flush=True)
         time.sleep(1000)
         """,
-        address,  # where no scheduler listens: it waits for 300 s
+        address,  # where no scheduler listens
     ) as process:
         pid = int(process.stdout.readline())
         until(lambda: any("zmq" in map.path for map in psutil.Process(pid).memory_maps()))
@@ -351,10 +350,10 @@ def test_launch_names_the_server_that_was_killed(program):
 
 def test_a_role_that_fails_at_start_up_gives_launch_its_status_and_last_words(program):
     done = subprocess.run(
-        shoal_launch("--servers", "2", "--threads", "0", program, "end"), capture_output=True, text=True, timeout=LONG
+        shoal_launch("--tier", "/dev/null/rows:64MiB", program, "end"), capture_output=True, text=True, timeout=LONG
     )
-    assert done.returncode == 2
-    assert re.search(r"server \d ended with status 2; its last output: \n.*needs at least one thread", done.stderr)
+    assert done.returncode == 1
+    assert re.search(r"server 0 ended with status 1; its last output: \n.*/dev/null/rows", done.stderr)
 
 
 LEARNING = """
@@ -651,49 +650,30 @@ def test_a_lost_server_is_named_within_the_deadline(number, servers):
 
 
 def test_a_dead_scheduler_ends_the_servers_after_their_grace_and_calls_that_need_it_fail():
-    command = [sys.executable, "-m", "shoal"]
-    with subprocess.Popen(
-        [*command, "scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "0.5", "--quiet"],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as scheduler:
-        where = scheduler.stdout.readline().split()[2].rstrip(",")
-        with (
-            subprocess.Popen(
-                [*command, "server", "--connect", where, "--grace", "3", "--quiet"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as server,
-            shoal.connect(where, timeout=LONG) as store,
-        ):
-            scheduler.kill()
+    with Processes() as made:
+        scheduler = made.start_scheduler(servers=1, heartbeat=0.5)
+        server = made.start_server(grace=3)
+        with shoal.connect(made.address, timeout=LONG) as store:
+            scheduler.signal(signal.SIGKILL)
             store._timeout = 3.0
             with pytest.raises(NotConnectedError, match="silent for"):
                 table_of(store)
-            errors = server.communicate(timeout=LONG)[1]
-            assert server.returncode == 1
-            assert "has been silent for" in errors
+            assert server.process.wait(LONG) == 1
+            assert "has been silent for" in server.describe_end()
 
 
 def test_a_wrong_advertised_address_is_reported_at_join_with_the_remedy():
-    with subprocess.Popen(
-        [sys.executable, "-m", "shoal", "scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as scheduler:
-        where = scheduler.stdout.readline().split()[2].rstrip(",")
-        wrong = ["--connect", where, "--bind", "tcp://127.0.0.1:*", "--advertise", "127.9.9.9"]
+    with Processes() as made:
+        scheduler = made.start_scheduler(servers=1)
+        wrong = ["--connect", made.address, "--bind", "tcp://127.0.0.1:*", "--advertise", "127.9.9.9"]
         done = subprocess.run(
             [sys.executable, "-m", "shoal", "server", *wrong], capture_output=True, text=True, timeout=LONG
         )
         assert done.returncode == 2
         assert "cannot be reached at tcp://127.9.9.9:" in done.stderr
         assert "(connection refused): pass --advertise HOST" in done.stderr
-        scheduler.terminate()
-        assert "pass --advertise HOST" in scheduler.communicate(timeout=LONG)[1]
-        assert scheduler.returncode == 0
+        assert made.end(scheduler, signal.SIGTERM) == 0
+        assert "pass --advertise HOST" in scheduler.describe_end()
 
 
 def test_an_address_where_nobody_listens_is_said_to_be_so(address):

@@ -15,7 +15,8 @@ from zmq.auth.thread import AuthenticationThread
 
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, scheduler
-from shoal.cluster.launch import local_cluster
+from shoal.cluster.launch import local_cluster, supervisor
+from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.protocol.address import split
 from shoal.cluster.protocol.curve import Keys, make_keys
 from shoal.cluster.protocol.messages import (
@@ -32,6 +33,7 @@ from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.cluster.server.server import Server
+from shoal.config import ServerConfig
 from shoal.errors import NotConnectedError, StorageError
 
 pytestmark = pytest.mark.slow
@@ -153,12 +155,12 @@ def test_a_scheduler_that_fails_is_closed_and_another_one_takes_its_address_and_
 @pytest.mark.parametrize("role", ["scheduler", "server"])
 def test_a_process_that_cannot_check_keys_any_more_ends_with_an_error(tmp_path, role):
     make_keys(tmp_path)
-    keys = {role: Keys.load(tmp_path, role) for role in ("scheduler", "server")}
-    with scheduler(1, keys=keys["scheduler"]) if role == "server" else contextlib.nullcontext() as other:
+    keys = Keys.load(tmp_path, "scheduler")
+    with scheduler(1, keys=keys) if role == "server" else contextlib.nullcontext() as other:
         made = (
-            Scheduler("tcp://127.0.0.1:*", servers=1, keys=keys["scheduler"])
+            Scheduler("tcp://127.0.0.1:*", servers=1, keys=keys)
             if other is None
-            else Server(other.address, keys=keys["server"])
+            else Server(ServerConfig(scheduler=other.address, curve=str(tmp_path)))
         )
         with made:
             made._guard._checks.pipe.send(b"TERMINATE")
@@ -227,7 +229,7 @@ def test_training_goes_on_and_gives_the_same_rows_while_the_scheduler_is_killed_
             until(lambda: cluster.scheduler is not dead)
 
     with local_cluster.running(2, workers=2, heartbeat=0.5) as cluster:
-        scratch = Path(cluster._scratch)
+        scratch = Path(cluster._scheduler_config.journal)
         assert list(scratch.glob("log-*"))
         assert run(cluster, 1, 120, kill) == undisturbed
         assert all(server.process.poll() is None for server in cluster.servers)
@@ -237,23 +239,13 @@ def test_training_goes_on_and_gives_the_same_rows_while_the_scheduler_is_killed_
 
 def test_what_is_asked_while_there_is_no_scheduler_is_answered_once_it_is_back(tmp_path):
     with local_cluster.running(1, heartbeat=0.5, journal=tmp_path) as cluster:
-        options = [
-            "--servers",
-            "1",
-            "--workers",
-            "1",
-            "--slots",
-            "1024",
-            "--heartbeat",
-            "0.5",
-            "--journal",
-            str(tmp_path),
-        ]
-        cluster._start_scheduler = lambda bind, _: cluster._role("none", ["version"])  # by hand, and later
+        config = cluster._scheduler_config
+        none = ChildProcess("none", ["true"], {}, lambda *_: None)  # the test starts another one, and later
+        cluster._start = lambda *_: none
         with shoal.connect(cluster.address, timeout=TIMEOUT) as store:
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
             cluster.scheduler.signal(signal.SIGKILL)
-            until(lambda: cluster.scheduler.name == "none")
+            until(lambda: cluster.scheduler is none)
             results = []
             asks = [
                 threading.Thread(target=lambda: results.append(store.table("another", dim=3).dim)),
@@ -267,7 +259,7 @@ def test_what_is_asked_while_there_is_no_scheduler_is_answered_once_it_is_back(t
                 store.tick()
                 assert (table.pull(KEYS) == -clock).all()
             assert not results
-            anew = cluster._role("scheduler", ["scheduler", "--bind", cluster.address, *options])
+            anew = local_cluster.start_role("scheduler", config, lambda *_: None)
             try:
                 for thread in asks:
                     thread.join(TIMEOUT)
@@ -279,7 +271,7 @@ def test_what_is_asked_while_there_is_no_scheduler_is_answered_once_it_is_back(t
 
 
 def test_a_scheduler_that_dies_too_often_is_reported(monkeypatch):
-    monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1)
+    monkeypatch.setattr(supervisor, "_MAX_RESTARTS", 1)
     with local_cluster.running(1) as cluster:
         first = cluster.scheduler
         first.signal(signal.SIGKILL)

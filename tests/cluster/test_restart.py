@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.cluster.launch import local_cluster
+from processes import processes
 from shoal.errors import NotConnectedError
 
 pytestmark = pytest.mark.slow
@@ -25,22 +25,17 @@ def until(what):
 
 
 def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_started_anew(tmp_path, caplog):
-    with (
-        local_cluster.running(2, heartbeat=1.0, timeout=PATIENCE, storage_roots=[tmp_path], restart=False) as cluster,
-        shoal.connect(cluster.address, timeout=PATIENCE) as store,
-    ):
-        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-        table.push(KEYS, ONES).result()
-        store.tick()
-        cluster.scheduler.signal(signal.SIGKILL)
-        cluster.scheduler.process.wait()
-        counts = ["--servers", "2", "--heartbeat", "1.0"]
-        anew = cluster._role("scheduler", ["scheduler", "--bind", cluster.address, *counts])
-        try:
-            until(lambda: anew.find(r"scheduler at (tcp://\S+),"))
-            until(lambda: anew.find("(a process that this scheduler does not know)"))
-            for child in cluster.servers:
-                until(lambda child=child: child.find("(was restarted and does not know this server any more)"))
+    with processes(servers=2, heartbeat=1.0) as cluster:
+        servers = [cluster.start_server(storage_roots=(str(tmp_path),)) for _ in range(2)]
+        with shoal.connect(cluster.address, timeout=PATIENCE) as store:
+            table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+            table.push(KEYS, ONES).result()
+            store.tick()
+            cluster.end(cluster.children[0], signal.SIGKILL)
+            anew = cluster.start_scheduler(servers=2, heartbeat=1.0)  # without a journal
+            until(lambda: "a process that this scheduler does not know" in anew.last_output())
+            for child in servers:
+                until(lambda child=child: "restarted and does not know this server any more" in child.last_output())
             until(lambda: "does not know this worker any more" in caplog.text)
             for clock in range(2, 5):
                 table.push(KEYS, ONES).result()
@@ -52,10 +47,7 @@ def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_st
             with pytest.raises(NotConnectedError, match="restarted since"):
                 store.barrier()
             assert (table.pull(KEYS) == -4).all()
-            assert all(child.process.poll() is None for child in cluster.servers)
-        finally:
-            anew.signal(signal.SIGTERM)
-            anew.end(time.monotonic() + PATIENCE)
+            assert all(child.process.poll() is None for child in servers)
     with shoal.local() as store:
         store.load(tmp_path / "saved")
         assert (store.table("t", optimizer=shoal.SGD(lr=1.0)).pull(KEYS) == -4).all()

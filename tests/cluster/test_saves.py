@@ -22,6 +22,7 @@ import shoal
 from cluster_fakes import TIMEOUT, Wire, declare_dead, scheduler
 from cluster_standin import cluster
 from places import BUCKET, object_store, options
+from processes import server_processes
 from saved_pieces import (
     KEYS,
     SLOTS,
@@ -30,7 +31,6 @@ from saved_pieces import (
     pieces_of,
     tables_of,
 )
-from server_processes import server_processes
 from shoal import checkpoint
 from shoal.cluster.protocol import tasks
 from shoal.cluster.server import save_task
@@ -470,8 +470,9 @@ def server_of_nobody() -> Iterator[str]:
     """A cluster whose server is a process of another user: the scheduler's address."""
     with scheduler(1) as one:
         code = (
-            "import os, sys; from shoal.cluster.server.server import Server; "
-            "server = Server(sys.argv[1], storage_roots=['/']); os.seteuid(65534); server.run()"
+            "import os, sys; from shoal.cluster.server.server import Server; from shoal.config import ServerConfig; "
+            "server = Server(ServerConfig(scheduler=sys.argv[1], storage_roots=['/'])); "
+            "os.seteuid(65534); server.run()"
         )
         command = [sys.executable, "-c", code, one.address]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:

@@ -14,14 +14,11 @@ import pytest
 
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, scheduler
+from processes import Processes, processes
 from shoal.cli import main
-from shoal.cli.cluster import _drain_once
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.server.server import Server
 from shoal.errors import NotConnectedError
-from signalled import (
-    Processes,
-    processes,
-)
 
 KEYS = np.arange(300, dtype=np.uint64)
 ONES = np.ones((300, 1), np.float32)
@@ -92,23 +89,14 @@ def test_a_broken_cluster_can_be_ended_too(capsys):
         until(lambda: one.membership.ended)
 
 
-def test_a_second_sigterm_ends_a_server_that_is_drained():
-    class Drained:
-        def __init__(self) -> None:
-            self.calls: list[object] = []
-
-        def drain(self, patience: float) -> None:
-            self.calls.append(patience)
-
-        def stop(self) -> None:
-            self.calls.append("stop")
-
-    server = Drained()
-    end = _drain_once(server, 20.0)
-    end()
-    end()
-    _drain_once(server, None)()
-    assert server.calls == [20.0, "stop", "stop"]
+@pytest.mark.parametrize("patience", [20.0, None])
+def test_a_second_sigterm_ends_a_server_that_is_drained(patience):
+    server = Server.__new__(Server)
+    server._drain_seconds, server._drains, server._stopping = patience, False, False
+    server.leave()
+    assert server._stopping == (patience is None)
+    server.leave()
+    assert server._stopping
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
@@ -120,16 +108,17 @@ def connect(cluster: Processes) -> shoal.Store:
 
 @pytest.mark.slow
 def test_training_goes_on_while_a_scheduler_is_evicted_and_comes_back(tmp_path):
-    with processes("--journal", str(tmp_path), servers=2) as cluster:
-        servers = [cluster.server() for _ in range(2)]
+    with processes(journal=str(tmp_path), servers=2) as cluster:
+        (scheduler,) = cluster.children
+        servers = [cluster.start_server() for _ in range(2)]
         with connect(cluster) as store:
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
             table.push(KEYS, ONES).result()
             store.tick()
-            assert cluster.end(cluster.scheduler, signal.SIGTERM) == 0
+            assert cluster.end(scheduler, signal.SIGTERM) == 0
             table.push(KEYS, ONES).result()
             store.tick()
-            anew = cluster.run("scheduler", "--bind", cluster.address, *cluster.settings)
+            anew = cluster.start_scheduler(journal=str(tmp_path), servers=2)
             other = store.table("another")
             assert not other.pull(KEYS).any()
             assert (table.pull(KEYS) == -2).all()
@@ -142,19 +131,20 @@ def test_training_goes_on_while_a_scheduler_is_evicted_and_comes_back(tmp_path):
 
 @pytest.mark.slow
 def test_all_processes_end_with_status_0_when_a_cluster_is_stopped(tmp_path):
-    with processes("--journal", str(tmp_path), servers=2) as cluster:
-        servers = [cluster.server() for _ in range(2)]
+    with processes(journal=str(tmp_path), servers=2) as cluster:
+        (scheduler,) = cluster.children
+        servers = [cluster.start_server() for _ in range(2)]
         with SchedulerClient(cluster.address, "observer") as client:
             until(lambda: client.status(timeout=TIMEOUT).epoch)
         assert main(["cluster", cluster.address, "stop"]) == 0
-        assert [child.process.wait(TIMEOUT) for child in (cluster.scheduler, *servers)] == [0, 0, 0]
+        assert [child.process.wait(TIMEOUT) for child in (scheduler, *servers)] == [0, 0, 0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_a_server_that_is_evicted_gives_its_slots_away_first(replicas):
-    with processes("--replicas", str(replicas), servers=3) as cluster:
-        servers = [cluster.server("--drain-on-sigterm", "100", "--rank", str(rank)) for rank in range(3)]
+    with processes(replicas=replicas, servers=3) as cluster:
+        servers = [cluster.start_server(drain_on_sigterm=100, rank=rank) for rank in range(3)]
         with connect(cluster) as store:
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
             done = threading.Event()
@@ -175,7 +165,7 @@ def test_a_server_that_is_evicted_gives_its_slots_away_first(replicas):
             training.start()
             try:
                 assert cluster.end(servers[1], signal.SIGTERM) == 0
-                assert servers[1].find("(server 1 has been drained: it ends)")
+                assert "server 1 has been drained: it ends" in servers[1].describe_end()
             finally:
                 done.set()
                 training.join(TIMEOUT)
@@ -188,19 +178,20 @@ def test_a_server_that_is_evicted_gives_its_slots_away_first(replicas):
 @pytest.mark.slow
 def test_a_server_that_the_others_cannot_replace_ends_at_once():
     with processes(servers=1) as cluster:
-        server = cluster.server("--drain-on-sigterm", "1000")
-        cluster.wait_for(server, "(server 0 serves slots)")
+        server = cluster.start_server(drain_on_sigterm=1000)
+        cluster.wait_for(server)
         assert cluster.end(server, signal.SIGTERM) == 0
-        assert server.find(r"(server 0 ends without being drained: without server 0 the cluster has 0 servers)")
+        text = "server 0 ends without being drained: without server 0 the cluster has 0 servers"
+        assert text in server.describe_end()
 
 
 @pytest.mark.slow
 def test_a_server_whose_time_is_over_ends_although_it_has_slots():
-    with processes("--copy-rate", "1KiB", servers=2) as cluster:
-        servers = [cluster.server("--drain-on-sigterm", "0.3") for _ in range(2)]
+    with processes(copy_rate="1KiB", servers=2) as cluster:
+        servers = [cluster.start_server(drain_on_sigterm=0.3) for _ in range(2)]
         with connect(cluster) as store:
             table = store.table("t", dim=64)
             table.push(KEYS, np.ones((300, 64), np.float32)).result()
             store.tick()
             assert cluster.end(servers[0], signal.SIGTERM) == 0
-            assert servers[0].find(r"(ends before it has been drained, which took longer than 0.3 s)")
+            assert "ends before it has been drained, which took longer than 0.3 s" in servers[0].describe_end()

@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from cluster_fakes import declare_dead
-from server_processes import server_processes
+from processes import server_processes
 
 LONG = 120.0
 EXAMPLES = 600

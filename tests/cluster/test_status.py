@@ -17,8 +17,8 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, HeldPort, scheduler
 from membership_world import together
+from processes import server_processes
 from replicas_world import command, declare_dead, started
-from server_processes import server_processes
 from shoal.cli import cluster_status, main
 from shoal.cluster.protocol.messages import Drain, GetStatus, Heartbeat, Request, StreamProgress, decode, encode
 from shoal.cluster.protocol.scheduler_client import SchedulerClient

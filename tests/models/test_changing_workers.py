@@ -465,7 +465,7 @@ def test_a_launched_fit_goes_on_when_one_of_its_workers_is_killed(workers: str, 
             others.append(Popen(train, env={**os.environ, **variables}, **piped))
         wait_for_workers(variables["SHOAL_SCHEDULER"], 2)
         own = [one for one in psutil.Process(process.pid).children(recursive=True) if "program.py" in one.cmdline()]
-        os.kill(next(one.pid for one in own if "supervisor.py" not in " ".join(one.cmdline())), signal.SIGKILL)
+        os.kill(next(one.pid for one in own if "program.py" not in " ".join(one.cmdline())), signal.SIGKILL)
         if workers == "2:2":
             others.append(Popen(train, env={**os.environ, **variables}, **piped))
         (tmp_path / "go").touch()

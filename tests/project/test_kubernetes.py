@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,10 @@ from cluster_fakes import TIMEOUT, HeldPort
 from manifests import KUBERNETES, ROOT, Pods, check, documents, give_keys, pods
 from shoal.cli import main, parser
 from shoal.cluster.launch.child import ChildProcess, end_all
-from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.protocol.curve import Keys, make_keys
+from shoal.cluster.protocol.reports import pid_of
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import StatusReply
 from tiers import long_but
 
 WHOLE = ["job", "jobset", "volcano"]
@@ -114,7 +115,7 @@ def test_no_container_has_more_rights_or_keys_than_it_needs(directory, tmp_path)
 def test_the_arguments_are_those_of_the_commands(directory):
     for role in ("scheduler", "server"):
         words = pods(directory)[role].container["args"]
-        assert vars(parser().parse_args(words))["metrics_port"] == "tcp://0.0.0.0:9100"
+        assert vars(parser().parse_args(words))["metrics_port"] == "0.0.0.0:9100"
 
 
 def test_the_names_of_pods_are_published_before_the_pods_are_ready():
@@ -163,19 +164,19 @@ def test_the_image_runs_as_the_user_of_the_pods_and_copies_what_it_needs():
 # --- a run of the commands ----------------------------------------------------------------------------------------
 
 
-class Nodes(LocalCluster):
+class Nodes:
     """The pods of a kustomization as processes of this machine."""
 
     def __init__(self, directory: str, folder: Path) -> None:
-        super().__init__()
         self.pods = pods(directory)
         self.folder = folder
         self.children: list[ChildProcess] = []
-        self.worker_ports = [HeldPort() for _ in range(self.pods["worker"].count)]
+        self.ports = [HeldPort() for _ in range(1 + self.pods["worker"].count)]
+        self.address = self.ports[0].address  # of the scheduler
         make_keys(folder / "keys")
         for role, pod in self.pods.items():
             give_keys(folder / "keys", pod, folder / role)
-        self.address = ""
+        self.keys = Keys.load(folder / "keys", "worker")
 
     def start(self, role: str, index: int = 0, *more: str) -> ChildProcess:
         """Start the process of a pod; paths and addresses of the cluster are replaced by those of this machine."""
@@ -184,16 +185,9 @@ class Nodes(LocalCluster):
         variables["SHOAL_CURVE"] = str(self.folder / role)
         if role == "worker":
             assert variables["SHOAL_METRICS_PORT"].startswith("0.0.0.0:")
-            variables["SHOAL_METRICS_PORT"] = str(self.worker_ports[index].port)
-        if self.address:
-            variables["SHOAL_SCHEDULER"] = self.address
-        child = ChildProcess(
-            f"{role} {index}",
-            [*self._here(pod), *more],
-            variables,
-            self._watched,
-            changed=self._changed,
-        )
+            variables["SHOAL_METRICS_PORT"] = str(self.ports[1 + index].port)
+        variables["SHOAL_SCHEDULER"] = self.address
+        child = ChildProcess(f"{role} {index}", [*self._here(pod), *more], variables, lambda *_: None)
         self.children.append(child)
         return child
 
@@ -203,7 +197,7 @@ class Nodes(LocalCluster):
             if name in ("--connect", "--metrics-port"):
                 yield f"{name}={self.address if name == '--connect' else '127.0.0.1:*'}"
             elif name == "--bind":
-                yield f"--bind={self.address if pod.role == 'scheduler' and self.address else 'tcp://127.0.0.1:*'}"
+                yield f"--bind={self.address if pod.role == 'scheduler' else 'tcp://127.0.0.1:*'}"
             elif word == "/app/train.py":
                 yield str(KUBERNETES / "program" / "train.py")
             elif equals and name in ("--journal", "--output"):
@@ -211,16 +205,17 @@ class Nodes(LocalCluster):
             else:
                 yield word
 
-    def wait_for(self, child: ChildProcess, pattern: str) -> str:
-        self._wait_for_lines_of(child, pattern)
-        return child.find(pattern) or ""
+    def status(self) -> StatusReply:
+        with SchedulerClient(self.address, "observer", keys=self.keys) as client:
+            return client.status(timeout=TIMEOUT)
 
-    def _wait_for_lines_of(self, child: ChildProcess, pattern: str) -> None:
+    def wait_until(self, holds: Callable[[StatusReply], bool]) -> StatusReply:
+        """Wait until something holds of the status of the cluster."""
         deadline = time.monotonic() + TIMEOUT
-        with self._changed:
-            while child.find(pattern) is None:
-                assert child.process.poll() is None, child.describe_end()
-                assert self._changed.wait(max(0.0, deadline - time.monotonic())), child.last_output()
+        while not holds(status := self.status()):
+            assert time.monotonic() < deadline, [status, *(child.last_output() for child in self.children)]
+            time.sleep(0.05)
+        return status
 
 
 @contextlib.contextmanager
@@ -230,7 +225,7 @@ def nodes(directory: str, folder: Path) -> Iterator[Nodes]:
         yield made
     finally:
         end_all(made.children, 0.0)
-        for held in made.worker_ports:
+        for held in made.ports:
             held.close()
 
 
@@ -238,29 +233,28 @@ def nodes(directory: str, folder: Path) -> Iterator[Nodes]:
 @pytest.mark.parametrize("directory", long_but(["job"], WHOLE))
 def test_the_commands_of_the_pods_train_a_model_while_pods_are_evicted_and_killed(directory, tmp_path):
     with nodes(directory, tmp_path) as cluster:
-        volcano = [] if cluster.pods["scheduler"].option("bind") else ["--bind=tcp://127.0.0.1:*"]
-        scheduler = cluster.start("scheduler", 0, *volcano)
-        cluster.address = cluster.wait_for(scheduler, r"scheduler at (\S+),")
+        bind = [] if cluster.pods["scheduler"].option("bind") else [f"--bind={cluster.address}"]
+        scheduler = cluster.start("scheduler", 0, *bind)
         servers = [cluster.start("server", index) for index in range(cluster.pods["server"].count)]
         many = ["--epochs=6", "--examples=8000", "--split-bytes=500000"]
         workers = [cluster.start("worker", index, *many) for index in range(cluster.pods["worker"].count)]
-        for worker in workers:
-            cluster.wait_for(worker, r"(pass 1 of 6)")
-        for held in cluster.worker_ports:
+        cluster.wait_until(
+            lambda status: len(status.workers) == len(workers) and all(worker.clock for worker in status.workers)
+        )
+        for held in cluster.ports[1:]:
             with urllib.request.urlopen(f"http://127.0.0.1:{held.port}/readyz", timeout=TIMEOUT) as reply:
                 assert reply.read() == b"ready\n"
         servers[1].signal(signal.SIGKILL)  # its container is started again
         servers[1].process.wait(TIMEOUT)
         servers.append(cluster.start("server", 1))
-        cluster.wait_for(servers[-1], r"(server \d+ serves slots)")
+        again = servers[-1].process.pid
+        cluster.wait_until(lambda status: any(pid_of(server.about) == again for server in status.servers))
         scheduler.signal(signal.SIGTERM)  # its pod is evicted
         assert scheduler.process.wait(TIMEOUT) == 0
-        anew = cluster.start("scheduler", 0, *([f"--bind={cluster.address}"] if volcano else []))
-        cluster.wait_for(anew, r"scheduler at (\S+),")
+        anew = cluster.start("scheduler", 0, *bind)
         for worker in workers:
             assert worker.process.wait(TIMEOUT) == 0, worker.last_output()
-        with SchedulerClient(cluster.address, "observer", keys=Keys.load(tmp_path / "keys", "worker")) as client:
-            status = client.status(timeout=TIMEOUT)
+        status = cluster.status()
         assert status.generation == 2
         assert not status.lost
         assert {one.node for one in status.servers} == {f"node-{index}" for index in range(3)}

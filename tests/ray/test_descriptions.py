@@ -11,7 +11,6 @@ import shoal
 
 ray = pytest.importorskip("ray", reason="ray is an extra: pip install 'shoal[ray]'")
 
-from shoal.ray import servers  # noqa: E402
 from shoal.ray.connection import key_directory, read_keys  # noqa: E402
 from shoal.ray.errors import find_cause, unwrap  # noqa: E402
 
@@ -165,19 +164,3 @@ def test_the_counters_of_a_server_are_those_of_its_endpoints_together():
     # Of an endpoint without arcs there are no rows to count yet.
     assert set(gauges.SERVER) <= set(counters)
     assert counters["messages"] == 2
-
-
-@pytest.mark.parametrize("error", [ValueError("the name is taken"), RuntimeError("no such group")])
-def test_an_error_of_a_replacement_is_the_fault_of_a_cluster(error, monkeypatch):
-    """The supervision ends with it: the calls of workers must not wait for a server that nobody starts."""
-    cluster = servers.RayCluster(shoal.ray.ShoalConfig())
-    cluster._scheduler = servers.Role("scheduler", None, "ended", -1, None)
-    monkeypatch.setattr(servers.ray, "wait", lambda references, num_returns, timeout: (references, []))
-
-    def replace(role):
-        raise error
-
-    monkeypatch.setattr(cluster, "_replace", replace)
-    cluster._supervise()
-    assert isinstance(cluster.fault, shoal.NotConnectedError)
-    assert str(cluster.fault) == f"scheduler has ended and cannot be replaced: {error}"

@@ -47,7 +47,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.cluster.launch import supervisor
+from shoal.cluster.launch import program
 
 PACKAGE = (
     "shoal.checkpoint",
@@ -64,7 +64,7 @@ PACKAGE = (
 TORCH = (*PACKAGE, "shoal.torch", "shoal.torch.config", "torch._dynamo")
 
 # Ends a worker of `shoal launch` with its launcher; executes the program whose command line it is given.
-SUPERVISOR = str(Path(supervisor.__file__))
+SUPERVISOR = str(Path(program.__file__))
 
 # A program that sees how it differs: by what it has imported, and how much memory it has.
 _LOOKS_INWARD = re.compile(r"sys\.modules|/proc/self/statm")

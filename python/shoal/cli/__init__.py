@@ -32,11 +32,13 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from shoal.base.interrupts import status_of, terminable
 from shoal.base.streams import open_closed_streams
 from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, log_events, naming, one_line, warn
 from shoal.cli.options import Command, Group, add_command, make_parser, option_names, options_of
+from shoal.cli.role import ROLE
 from shoal.cli.version import Version
 
 EXAMPLES = """\
@@ -62,7 +64,7 @@ def _run(words: list[str], ended: ExitStack) -> int:
     names: Collection[str] = ()
     answer: Answer
     try:
-        arguments = vars(parser(words[0] if words[0] in {*_MODULES, "--version"} else None).parse_args(words))
+        arguments: dict[str, Any] = {"command": ROLE} if words[0] == "role" else _parse(words)
         command: Command | None = arguments.get("command")
         if command is None:
             old = argparse.Namespace(**arguments)
@@ -105,6 +107,10 @@ def _run(words: list[str], ended: ExitStack) -> int:
         warn(one_line(error, names), logging.ERROR)
         return WRONG_INPUT if getattr(error, "errno", None) in _NO_SUCH_PLACE else FAILED
     return answer.status
+
+
+def _parse(words: list[str]) -> dict[str, Any]:
+    return vars(parser(words[0] if words[0] in {*_MODULES, "--version"} else None).parse_args(words))
 
 
 def _drop_output_that_fails() -> None:

@@ -13,25 +13,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from shoal.base.logs import LOG_FORMAT, identify
+from shoal.base.logs import LOG_FORMAT
 from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, print_error_output, print_output, warn
 from shoal.cli.arguments import command, log_options, seconds, size, workers_number
+from shoal.config import SchedulerConfig, ServerConfig
 
-if TYPE_CHECKING:
-    from shoal.cluster.protocol.curve import Keys
-    from shoal.cluster.protocol.health import HealthServer
-    from shoal.cluster.server.server import Server
-    from shoal.table.tiered import Tiered
-
-_PARENT_CHECK_SECONDS = 0.2
 _REPLACEMENT_SECONDS = 60.0  # for a worker that starts again to join
-_ORPHAN_SECONDS = 1.0  # for an orderly end after the parent has ended
 
 SCHEDULER_EXAMPLES = """\
 examples:
@@ -276,14 +266,14 @@ def _listen(text: str) -> str:
     from shoal.cluster.protocol.health import parse_listen
 
     try:
-        return parse_listen(text)
+        parse_listen(text)
+        return text
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
     _keys_arguments(parser)
-    parser.add_argument("--parent", type=int, metavar="PID", help="end when the parent process, PID, has ended")
     parser.add_argument("--quiet", action="store_true", help="do not log events")
     parser.set_defaults(json=False)
 
@@ -308,11 +298,12 @@ def _tier_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _tier(text: str) -> Tiered:
+def _tier(text: str) -> str:
     from shoal.table.tiered import parse_tier
 
     try:
-        return parse_tier(text)
+        parse_tier(text)
+        return text
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -366,10 +357,8 @@ def _keys_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_scheduler(arguments: argparse.Namespace) -> Answer:
     """Run the scheduler."""
-    from shoal.cluster.protocol import metrics
-    from shoal.cluster.protocol.environment import PORT, volcano
-    from shoal.cluster.scheduler.membership import COPY_RATE
-    from shoal.cluster.scheduler.scheduler import Scheduler
+    from shoal.cluster.launch import roles
+    from shoal.cluster.protocol.environment import PORT, find_keys, volcano
 
     job = volcano(os.environ)
     servers = arguments.servers if arguments.servers is not None else job.servers
@@ -379,77 +368,55 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
     bind = arguments.bind or (f"tcp://*:{PORT}" if job.scheduler else None)
     if bind is None:
         raise ValueError(f"the scheduler requires an address: pass --bind tcp://HOST:{PORT}")
-    with (
-        _health(arguments) as health,
-        Scheduler(
-            bind,
-            servers=servers,
-            workers=workers if workers is not None else 1,
-            slots=arguments.slots,
-            heartbeat=arguments.heartbeat,
-            journal=arguments.journal,
-            grace=arguments.grace,
-            replicas=arguments.replicas,
-            copy_rate=COPY_RATE if arguments.copy_rate is None else arguments.copy_rate,
-            replacement_seconds=arguments.replacement_seconds,
-            keys=_keys(arguments.curve, "scheduler"),
-            insecure=arguments.insecure,
-        ) as scheduler,
-        _on_signals(terminated=scheduler.leave, interrupted=scheduler.stop),
-        _ended_with_parent(arguments),
-    ):
-        identify(cluster=scheduler.membership.cluster)
-        log_line(f"scheduler at {scheduler.address}, for {servers} {'server' if servers == 1 else 'servers'}")
-        if health is None:
-            scheduler.run()
-        else:
-            health.watch(scheduler.unready, "scheduler", metrics.SCHEDULER, scheduler.counters, view=scheduler.view)
-            scheduler.run(health.turn)
+    config = SchedulerConfig(
+        bind=bind,
+        servers=servers,
+        workers=workers if workers is not None else 1,
+        slots=arguments.slots,
+        heartbeat=arguments.heartbeat,
+        journal=arguments.journal,
+        grace=arguments.grace,
+        replicas=arguments.replicas,
+        copy_rate=arguments.copy_rate,
+        replacement_seconds=arguments.replacement_seconds,
+        curve=arguments.curve or find_keys(os.environ),
+        insecure=arguments.insecure,
+        metrics_port=arguments.metrics_port,
+    )
+    roles.run(config, roles.ended_by_signals, say=log_line)
     return Answer("", {})
 
 
 def run_server(arguments: argparse.Namespace) -> Answer:
     """Run a server."""
-    from shoal.cluster.protocol import metrics
-    from shoal.cluster.protocol.environment import find_node, find_scheduler, volcano
-    from shoal.cluster.server.server import Server
+    from shoal.cluster.launch import roles
+    from shoal.cluster.protocol.environment import find_keys, find_node, find_scheduler, volcano
 
     address = arguments.connect or find_scheduler(os.environ)
     if address is None:
         raise ValueError("a server requires the address of the scheduler: pass --connect tcp://HOST:PORT")
-    with (
-        _ended_with_parent(arguments),
-        _health(arguments) as health,
-        Server(
-            address,
-            bind=arguments.bind,
-            advertise=arguments.advertise,
-            threads=arguments.threads,
-            memory=arguments.memory,
-            tier=arguments.tier,
-            slot_memory=arguments.slot_memory,
-            rank=arguments.rank if arguments.rank is not None else volcano(os.environ).index,
-            node=arguments.node or find_node(os.environ),
-            spare=arguments.spare,
-            timeout=arguments.timeout,
-            grace=arguments.grace,
-            keys=_keys(arguments.curve, "server"),
-            insecure=arguments.insecure,
-            storage_roots=arguments.storage_root,
-            storage_options=dict(arguments.storage_option),
-            allow_code=arguments.allow_code,
-        ) as server,
-        _on_signals(terminated=_drain_once(server, arguments.drain_on_sigterm), interrupted=server.stop),
-    ):
-        identify(rank=server.rank, cluster=server.cluster)
-        for endpoint in server.endpoints:
-            slots = ", ".join(f"{first} to {end - 1}" for first, end in server.slots(endpoint)) or "none yet"
-            log_line(f"server {server.rank} serves slots {slots} at {endpoint.address}")
-        if health is None:
-            server.run()
-        else:
-            health.watch(server.unready, "server", metrics.SERVER, server.counters, server.rank)
-            server.run(health.turn)
+    config = ServerConfig(
+        scheduler=address,
+        bind=arguments.bind,
+        advertise=arguments.advertise,
+        threads=arguments.threads,
+        memory=arguments.memory,
+        tier=arguments.tier,
+        slot_memory=arguments.slot_memory,
+        rank=arguments.rank if arguments.rank is not None else volcano(os.environ).index,
+        node=arguments.node or find_node(os.environ),
+        spare=arguments.spare,
+        timeout=arguments.timeout,
+        grace=arguments.grace,
+        drain_on_sigterm=arguments.drain_on_sigterm,
+        storage_roots=arguments.storage_root and tuple(arguments.storage_root),
+        storage_options=dict(arguments.storage_option),
+        allow_code=tuple(arguments.allow_code),
+        curve=arguments.curve or find_keys(os.environ),
+        insecure=arguments.insecure,
+        metrics_port=arguments.metrics_port,
+    )
+    roles.run(config, roles.ended_by_signals, say=log_line)
     return Answer("", {})
 
 
@@ -478,8 +445,9 @@ def _environment_of_children(variables: Mapping[str, str | None]) -> Iterator[No
 
 
 def _launch(arguments: argparse.Namespace) -> Answer:
+    from shoal.cluster.launch.local_cluster import configurations
     from shoal.cluster.launch.workers import run_member
-    from shoal.cluster.protocol.environment import find_group
+    from shoal.cluster.protocol.environment import find_group, find_keys
 
     program = [arguments.program, *arguments.arguments]
     if arguments.restarts < 0:
@@ -493,6 +461,29 @@ def _launch(arguments: argparse.Namespace) -> Answer:
         )
     if arguments.engine == "ray":
         return _launch_on_ray(arguments, program)
+    workers = 1 if arguments.workers is None else arguments.workers
+    if (workers if isinstance(workers, int) else workers[0]) < 1 or arguments.servers < 1:
+        raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
+    # If the number of workers may change, the others continue what a dead worker has left of the pass.
+    is_replaced = bool(arguments.worker_restarts) and not isinstance(workers, tuple)
+    scheduler, server = configurations(
+        arguments.servers,
+        workers=workers[0] if isinstance(workers, tuple) else workers,
+        threads=arguments.threads,
+        memory=arguments.memory,
+        tier=arguments.tier,
+        heartbeat=arguments.heartbeat,
+        replicas=arguments.replicas,
+        copy_rate=arguments.copy_rate,
+        replacement_seconds=_REPLACEMENT_SECONDS if is_replaced else 0.0,
+        curve=arguments.curve or find_keys(os.environ),
+        insecure=arguments.insecure,
+        timeout=arguments.timeout,
+        storage_roots=arguments.storage_root,
+        storage_options=dict(arguments.storage_option),
+        allow_code=arguments.allow_code,
+        journal=arguments.journal,
+    )
     group = find_group(os.environ)
     if group is not None and group.size > 1 and group.launcher in ("mpirun", "srun"):
         if isinstance(arguments.workers, tuple):
@@ -517,32 +508,20 @@ def _launch(arguments: argparse.Namespace) -> Answer:
             )
         status, failed = run_member(
             group,
-            arguments.servers,
+            scheduler,
+            server,
             program,
             print_output,
             print_error_output,
             address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
-            threads=arguments.threads,
-            memory=arguments.memory,
-            tier=arguments.tier,
-            heartbeat=arguments.heartbeat,
-            timeout=arguments.timeout,
-            keys=lambda role: _keys(arguments.curve, role),
-            insecure=arguments.insecure,
-            storage_roots=arguments.storage_root,
-            storage_options=dict(arguments.storage_option),
-            allow_code=arguments.allow_code,
             grace=arguments.grace,
             warn=warn,
         )
         if failed:
             warn(failed)
         return Answer("", {}, status)
-    workers = 1 if arguments.workers is None else arguments.workers
-    if (workers if isinstance(workers, int) else workers[0]) < 1 or arguments.servers < 1:
-        raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
     for restart in range(arguments.restarts + 1):
-        status, failed = _launch_once(arguments, program, workers)
+        status, failed = _launch_once(arguments, scheduler, server, program, workers)
         if not failed:
             break
         warn(failed)
@@ -552,33 +531,21 @@ def _launch(arguments: argparse.Namespace) -> Answer:
     return Answer("", {}, status)
 
 
-def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int | tuple[int, int]) -> tuple[int, str]:
+def _launch_once(
+    arguments: argparse.Namespace,
+    scheduler: SchedulerConfig,
+    server: ServerConfig,
+    program: list[str],
+    workers: int | tuple[int, int],
+) -> tuple[int, str]:
     """Run a program on a cluster on this machine; return its exit status, and the failure of the first process."""
     from shoal.cluster.launch.child import ProcessFailedError, exit_status
-    from shoal.cluster.launch.local_cluster import running
+    from shoal.cluster.launch.local_cluster import LocalCluster
     from shoal.cluster.launch.workers import run_workers
-    from shoal.cluster.protocol.environment import find_keys
 
-    # If the number of workers may change, the others continue what a dead worker has left of the pass.
-    is_replaced = bool(arguments.worker_restarts) and not isinstance(workers, tuple)
     try:
-        with running(
-            arguments.servers,
-            workers=workers[0] if isinstance(workers, tuple) else workers,
-            threads=arguments.threads,
-            memory=arguments.memory,
-            tier=arguments.tier,
-            heartbeat=arguments.heartbeat,
-            timeout=arguments.timeout,
-            replicas=arguments.replicas,
-            copy_rate=arguments.copy_rate,
-            replacement_seconds=_REPLACEMENT_SECONDS if is_replaced else 0.0,
-            curve=arguments.curve or find_keys(os.environ),
-            storage_roots=arguments.storage_root,
-            storage_options=dict(arguments.storage_option),
-            allow_code=arguments.allow_code,
-            journal=arguments.journal,
-        ) as cluster:
+        with LocalCluster() as cluster:
+            cluster.start(scheduler, server, timeout=arguments.timeout)
             if isinstance(workers, tuple):
                 least, most = workers
                 warn(f"more workers may join: SHOAL_SCHEDULER={cluster.address} SHOAL_WORKERS={least}:{most}")
@@ -601,9 +568,11 @@ def _launch_once(arguments: argparse.Namespace, program: list[str], workers: int
 
 def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
     """Run a program on a new cluster, whose processes are actors of Ray."""
+    from shoal.cluster.launch.child import exit_status
+    from shoal.cluster.launch.workers import run_workers
     from shoal.cluster.protocol.environment import find_keys
     from shoal.ray import ShoalConfig, start
-    from shoal.ray.launch import connected, run_workers
+    from shoal.ray.launch import connected
 
     workers = 1 if arguments.workers is None else arguments.workers
     if isinstance(workers, tuple):
@@ -637,83 +606,10 @@ def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
         journal=arguments.journal,
     )
     with connected(config, workers), start(config, workers=workers) as cluster:
-        failed = run_workers(cluster, program, workers, print_output, grace=arguments.grace, warn=warn)
-    if failed is None:
-        return Answer("", {})
-    warn(f"{failed.name} {failed.text}")
-    return Answer("", {}, failed.status or FAILED)
-
-
-def _keys(directory: str | None, role: str) -> Keys | None:
-    from shoal.cluster.protocol.curve import Keys
-    from shoal.cluster.protocol.environment import find_keys
-
-    directory = directory or find_keys(os.environ)
-    return None if directory is None else Keys.load(directory, role)
-
-
-@contextlib.contextmanager
-def _health(arguments: argparse.Namespace) -> Iterator[HealthServer | None]:
-    """Answer probes, if that is asked for."""
-    if arguments.metrics_port is None:
-        yield None
-        return
-    from shoal.cluster.protocol.health import HealthServer
-
-    with HealthServer(arguments.metrics_port) as health:
-        log_line(f"probes are answered at {health.address}")
-        yield health
-
-
-@contextlib.contextmanager
-def _ended_with_parent(arguments: argparse.Namespace) -> Iterator[None]:
-    """From now on end this process after its parent: as by Ctrl-C, and unconditionally soon after."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(_PARENT_CHECK_SECONDS):
-            if os.getppid() != arguments.parent:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                if not over.wait(_ORPHAN_SECONDS):
-                    os._exit(FAILED)
-                return
-
-    if arguments.parent is not None:
-        threading.Thread(target=watch, name="shoal-parent", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
-
-
-def _drain_once(server: Server, patience: float | None) -> Callable[[], None]:
-    """Return what a server does on SIGTERM: it drains itself first if it has a time for that; a second one ends it."""
-    begun = False
-
-    def end() -> None:
-        nonlocal begun
-        if patience is None or begun:
-            server.stop()
-        else:
-            begun = True
-            server.drain(patience)
-
-    return end
-
-
-@contextlib.contextmanager
-def _on_signals(*, terminated: Callable[[], None], interrupted: Callable[[], None]) -> Iterator[None]:
-    """Call a function on SIGTERM, or on SIGHUP unless it is ignored, and one on Ctrl-C."""
-
-    def call(number: int, frame: FrameType | None) -> None:
-        (interrupted if number == signal.SIGINT else terminated)()
-
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, call) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        failed = run_workers(
+            cluster, program, workers, print_output, print_error_output, grace=arguments.grace, warn=warn
+        )
+        if failed is None:
+            return Answer("", {})
+        warn(f"{failed.name} {failed.describe_end()}")
+        return Answer("", {}, exit_status(failed) or FAILED)

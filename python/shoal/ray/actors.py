@@ -1,202 +1,246 @@
-"""The scheduler and the servers as actors of Ray.
+"""The actors of a cluster on Ray: its scheduler and servers, and the programs of workers.
 
-    run      the role, in the actor's process; returns how it has ended
-    joined   waits until the role is ready; raises the error of `run` if it has failed
+``run`` of an actor is a generator: its items, which are the reports of a role or the lines of a program, reach the
+:class:`ActorProcess` of the process that started it. A role runs in its actor's process, so that Ray counts its
+resources and ends it with the actor, and nothing is left when either is killed. The C++ threads of a server do not take
+part in Ray's calls.
 
-A role runs in its actor's process, so that Ray counts its resources and ends it with the actor, and nothing is left
-when either is killed. The C++ threads of a server do not take part in Ray's calls.
-
-Threads: methods run in threads of the actor, `run` in one for as long as the role lives.
+Threads: methods of an actor run in threads of Ray, ``run`` in one for as long as the actor lives. An
+:class:`ActorProcess` is used by one; a thread of its own receives the items.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import ray
+from msgspec import structs
+from ray.exceptions import RayError
 
-from shoal.base.logs import configure_logging, identify
+from shoal.base.logs import LOG_FORMAT, configure_logging, identify
+from shoal.base.timed_queue import TimedQueue
+from shoal.cluster.launch import roles
+from shoal.cluster.launch.child import ChildProcess, Notify, describe_status
+from shoal.cluster.launch.workers import Emit, no_op, supervised
 from shoal.cluster.protocol.address import join_address
-from shoal.errors import DeadlineExceededError
-from shoal.ray.connection import key_directory
+from shoal.cluster.protocol.reports import Joined, Report
+from shoal.config import SchedulerConfig, ServerConfig
+from shoal.ray.connection import Connection, key_directory
+from shoal.ray.errors import unwrap
+from shoal.ray.gauges import ServerGauges
 
-if TYPE_CHECKING:
-    from shoal.cluster.protocol.curve import Keys
-    from shoal.cluster.scheduler.scheduler import Scheduler
-    from shoal.cluster.server.server import Server
+METHODS = 3  # methods of an actor that run at the same time
 
-METHODS = 4  # methods that run at the same time
+_LINES = 1000  # of output in an item, at most
+_LAST_LINES = 40
+_KILL_SECONDS = 5.0  # for an actor that is killed to end
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSettings:
-    """Arguments of a scheduler: see :class:`shoal.cluster.scheduler.scheduler.Scheduler`."""
-
-    servers: int
-    workers: int
-    slots: int
-    heartbeat: float
-    replicas: int
-    copy_rate: int | None
-    journal: str
-    keys: Mapping[str, str] | None = field(repr=False)
+LogFormat = Literal["text", "json"] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """Arguments of a server: see :class:`shoal.cluster.server.server.Server`."""
+class RoleActor:
+    """The scheduler or a server of a cluster. ``name`` is shown in the log and in Ray's dashboard."""
 
-    scheduler: str
-    threads: int
-    slot_memory: int | None
-    timeout: float
-    storage_roots: Sequence[str] | None
-    storage_options: Mapping[str, Any] | None
-    keys: Mapping[str, str] | None = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class JoinedRole:
-    """A role that is ready: its address or rank, and where it runs."""
-
-    address: str
-    rank: int
-    node: str
-    pid: int
-
-
-class _Role:
-    """What both actors do. ``name`` is shown in the log and in Ray's dashboard."""
-
-    def __init__(self, name: str, log_format: Literal["text", "json"] | None) -> None:
-        self.name = name
-        self._ready = threading.Event()
-        self._stopped = threading.Event()
-        self._joined: JoinedRole | None = None
-        self._fault: BaseException | None = None
+    def __init__(self, name: str, log_format: LogFormat) -> None:
+        self._name = name
+        self._role: Any = None
+        self._ends = False
         configure_logging(log_format or "text")
         identify(role=name.partition(" ")[0])
 
     def __repr__(self) -> str:
-        return f"shoal {self.name}"
+        return f"shoal {self._name}"
 
-    def joined(self, timeout: float) -> JoinedRole:
-        """Wait until the role is ready."""
-        if not self._ready.wait(timeout):
-            raise DeadlineExceededError(f"{self.name} was not ready after {timeout:g} s")
-        if self._fault is not None:
-            raise self._fault
-        assert self._joined is not None
-        return self._joined
+    def run(self, config: SchedulerConfig | ServerConfig, keys: Mapping[str, str] | None) -> Iterator[Report]:
+        """Run the role, a server at the address of this node; yield its reports."""
+        reports: TimedQueue[Report | None] = TimedQueue()
+        faults: list[BaseException] = []
+        threading.Thread(target=self._serve, args=(config, keys, reports, faults), daemon=True).start()
+        while (report := reports.get()) is not None:
+            yield report
+        if faults:
+            raise faults[0]
 
-    def _set_joined(self, address: str, rank: int) -> None:
-        self._joined = JoinedRole(address, rank, ray.get_runtime_context().get_node_id(), os.getpid())
-        self._ready.set()
+    def _serve(
+        self,
+        config: SchedulerConfig | ServerConfig,
+        keys: Mapping[str, str] | None,
+        reports: TimedQueue[Report | None],
+        faults: list[BaseException],
+    ) -> None:
+        context = ray.get_runtime_context()
+        node = context.get_node_id()
+        gauges: ServerGauges | None = None
+
+        def tell(report: Report) -> None:
+            reports.put(structs.replace(report, node=node) if isinstance(report, Joined) else report)
+
+        def going() -> bool:
+            if gauges is not None:
+                gauges.report(self._role.counters)
+            return True
+
+        try:
+            with key_directory(keys) as directory:
+                config = structs.replace(config, curve=directory, insecure=directory is None)
+                if isinstance(config, ServerConfig):
+                    here = ray.util.get_node_ip_address()
+                    config = structs.replace(config, bind=join_address(here, 0), advertise=here, node=node)
+                    gauges = ServerGauges(context.get_actor_name() or self._name)
+                roles.run(config, self._kept, say=no_op, tell=tell, going=going)
+        except BaseException as error:
+            faults.append(error)
+        finally:
+            reports.put(None)
 
     @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Keep an exception for those that wait in `joined`."""
+    def _kept(self, role: roles.Role) -> Iterator[None]:
+        self._role = role
+        if self._ends:
+            role.stop()
+        yield
+
+    def signal(self, number: int) -> None:
+        """Do what the role does when its process receives a signal."""
+        self._ends = True
+        if self._role is not None:
+            (self._role.stop if number == signal.SIGINT else self._role.leave)()
+
+
+class ProgramActor:
+    """Runs a program as one worker."""
+
+    def __init__(self, rank: int, log_format: LogFormat) -> None:
+        self._log_format = log_format
+        self._name = f"worker {rank}"
+        self._rank = rank
+        self._child: ChildProcess | None = None
+
+    def __repr__(self) -> str:
+        return f"shoal {self._name}"
+
+    def ready(self) -> None:
+        """Return as soon as the actor runs."""
+
+    def run(
+        self, command: Sequence[str], connection: Connection, workers: int, directory: str
+    ) -> Iterator[list[str] | int]:
+        """Run the program; yield the lines of its output, and its status last."""
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
+        lines: TimedQueue[str | None] = TimedQueue()
+
+        def finish(child: Any, _: object) -> None:
+            child.describe_end()  # reads its output to the end
+            lines.put(None)
+
+        with connection.environment(self._rank, workers) as environment:
+            if self._log_format is not None:
+                environment = {**environment, LOG_FORMAT: self._log_format}
+            self._child = child = ChildProcess(self._name, supervised(command), environment, finish, lines.put)
+            going = True
+            while going:
+                batch = [lines.get()]
+                while len(batch) < _LINES and not lines.empty():
+                    batch.append(lines.get())
+                going = None not in batch
+                yield [line for line in batch if line is not None]
+            child.signal(signal.SIGKILL)  # and what it has started
+            yield child.process.returncode
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program."""
+        if self._child is not None:
+            self._child.signal(signal.Signals(number))
+
+
+class ActorProcess:
+    """An actor as its supervisor has it: a `shoal.cluster.launch.child.Process`. ``items`` are those of its ``run``."""
+
+    def __init__(self, name: str, actor: Any, items: Any, notify: Notify, emit: Emit | None = None) -> None:
+        self.name = name
+        self.joined: Joined | None = None
+        self.returncode: int | None = None
+        self.bundle = -1  # of the placement group; -1: it is outside of it
+        self._actor = actor
+        self._items = items
+        self._notify = notify
+        self._emit = emit
+        self._died = ""
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._ended = threading.Event()
+        threading.Thread(target=self._follow, name=f"shoal-{name}", daemon=True).start()
+
+    def _follow(self) -> None:
+        code, emit = 0, self._emit or no_op
         try:
-            yield
-        except BaseException as error:
-            self._fault = error
-            raise
-        finally:
-            self._ready.set()
+            for reference in self._items:
+                item = ray.get(reference)
+                if isinstance(item, int):
+                    code = item
+                elif isinstance(item, list):
+                    self._last += item
+                    for line in item:
+                        emit(line)
+                else:
+                    self._notify(self, item)
+        except RayError as error:
+            code, self._died = -signal.SIGKILL, str(unwrap(error)).strip().partition("\n")[0]
+        except Exception as error:
+            code, self._died = -signal.SIGKILL, f"Ray cannot be reached: {error}"
+        self.returncode = code
+        self._ended.set()
+        self._notify(self, None)
 
+    def describe(self) -> str:
+        """See `Process`."""
+        return self.name if self.joined is None else f"{self.name} ({self.joined.process})"
 
-class SchedulerActor(_Role):
-    """The scheduler of a cluster."""
+    def has(self, pid: int) -> bool:
+        """See `Process`: numbers of processes of other machines say nothing."""
+        return False
 
-    def __init__(self, name: str, log_format: Literal["text", "json"] | None) -> None:
-        super().__init__(name, log_format)
-        self._scheduler: Scheduler | None = None
+    def how_ended(self) -> str:
+        """See `Process`."""
+        assert self.returncode is not None
+        return f"has died: {self._died}" if self._died else describe_status(self.returncode)
 
-    def run(self, settings: SchedulerSettings) -> str:
-        """Serve until `stop` is called; a scheduler with the journal of another one continues at its address."""
-        from shoal.cluster.scheduler.membership import COPY_RATE
-        from shoal.cluster.scheduler.scheduler import Scheduler
+    def describe_end(self) -> str:
+        """See `Process`."""
+        return f"{self.how_ended()}; its last output: {self.last_output()}"
 
-        with self._reported(), _keys_of(settings.keys, "scheduler") as keys:
-            with Scheduler(
-                join_address(ray.util.get_node_ip_address(), 0),
-                servers=settings.servers,
-                workers=settings.workers,
-                slots=settings.slots,
-                heartbeat=settings.heartbeat,
-                replicas=settings.replicas,
-                copy_rate=COPY_RATE if settings.copy_rate is None else settings.copy_rate,
-                journal=settings.journal,
-                keys=keys,
-                insecure=keys is None,
-            ) as scheduler:
-                self._scheduler = scheduler
-                self._set_joined(scheduler.address, -1)
-                identify(cluster=scheduler.membership.cluster)
-                scheduler.run(lambda: not self._stopped.is_set())
-            return "it was stopped"
+    def last_output(self) -> str:
+        """See `Process`."""
+        if self._emit is None:
+            return "see its log in Ray's dashboard"
+        return "\n".join(["", *self._last]) if self._last else "none"
 
-    def stop(self) -> None:
-        """End the scheduler, which ends the servers."""
-        self._stopped.set()
-        if self._scheduler is not None:
-            self._scheduler.stop()
+    def signal(self, number: signal.Signals) -> None:
+        """See `Process`."""
+        with contextlib.suppress(Exception):  # Ray has been shut down
+            if number == signal.SIGKILL and self._emit is None:
+                ray.kill(self._actor)
+            else:
+                self._actor.signal.remote(int(number))
 
+    def wait(self, seconds: float) -> bool:
+        """See `Process`."""
+        return self._ended.wait(max(0.0, seconds))
 
-class ServerActor(_Role):
-    """A server of a cluster."""
-
-    def __init__(self, name: str, log_format: Literal["text", "json"] | None) -> None:
-        super().__init__(name, log_format)
-        self._server: Server | None = None
-
-    def run(self, settings: ServerSettings, rank: int | None, spare: bool) -> str:
-        """Serve until the scheduler ends, or the server has been drained or stopped."""
-        from shoal.cluster.server.server import Server
-        from shoal.ray.gauges import ServerGauges
-
-        address = ray.util.get_node_ip_address()
-        with self._reported(), _keys_of(settings.keys, "server") as keys:
-            with Server(
-                settings.scheduler,
-                bind=join_address(address, 0),
-                advertise=address,
-                threads=settings.threads,
-                slot_memory=settings.slot_memory,
-                rank=rank,
-                node=ray.get_runtime_context().get_node_id(),
-                spare=spare,
-                timeout=settings.timeout,
-                keys=keys,
-                insecure=keys is None,
-                storage_roots=settings.storage_roots,
-                storage_options=settings.storage_options,
-            ) as server:
-                self._server = server
-                gauges = ServerGauges(ray.get_runtime_context().get_actor_name() or self.name)
-
-                def going() -> bool:
-                    gauges.report(server.counters)
-                    return not self._stopped.is_set()
-
-                self._set_joined(settings.scheduler, server.rank)
-                identify(rank=server.rank, cluster=server.cluster)
-                server.run(going)
-            return "it was stopped or drained"
-
-    def stop(self) -> None:
-        """End the server; the cluster continues without it if there are copies of its slots."""
-        self._stopped.set()
-
-
-@contextlib.contextmanager
-def _keys_of(keys: Mapping[str, str] | None, role: str) -> Iterator[Keys | None]:
-    from shoal.cluster.protocol.curve import Keys
-
-    with key_directory(keys) as directory:
-        yield None if directory is None else Keys.load(directory, role)
+    def end(self, deadline: float) -> None:
+        """See `Process`. An actor that has found no place ends at once."""
+        if self.joined is not None or self._emit is not None:
+            self.wait(deadline - time.monotonic())
+        if self._emit is not None and not self._ended.is_set():
+            self.signal(signal.SIGKILL)  # the program, and what it has started
+            self.wait(1.0)
+        with contextlib.suppress(Exception):
+            ray.kill(self._actor)
+        self.wait(_KILL_SECONDS)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cluster.launch.workers import worker_environment
 from shoal.consistency import Consistency
 
 if TYPE_CHECKING:
@@ -81,9 +82,7 @@ class Connection:
             The variables, for a child process.
         """
         with key_directory(self.keys) as directory:
-            values = {"SHOAL_SCHEDULER": self.address, "SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
-            if directory is not None:
-                values["SHOAL_CURVE"] = directory
+            values = worker_environment(self.address, rank, workers, directory)
             before = {name: os.environ.get(name) for name in values}
             os.environ.update(values)
             try:

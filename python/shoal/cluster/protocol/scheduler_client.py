@@ -90,6 +90,7 @@ from shoal.cluster.protocol.messages import (
     encode,
 )
 from shoal.cluster.protocol.refusals import Refusals
+from shoal.cluster.protocol.reports import process_name
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.consistency import Consistency
@@ -151,7 +152,7 @@ class SchedulerClient:
         self._secure = None if keys is None else keys.client_of("scheduler")
         self._address = address
         self._role = role
-        self._about = about or f"process {os.getpid()} on {socket.gethostname()}"
+        self._about = about or process_name()
         self._on_event = on_event
         self._on_fault = on_fault
         self._clock = clock

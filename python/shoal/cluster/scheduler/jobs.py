@@ -38,6 +38,7 @@ from shoal.cluster.protocol.messages import (
     WorkerGone,
     WorkersChange,
 )
+from shoal.cluster.protocol.reports import WorkerDied
 from shoal.cluster.protocol.status import Outcome
 from shoal.cluster.scheduler.continuation import continuation_of, least_clock, lost_ranks, lost_worker, why_over
 from shoal.cluster.scheduler.inputs import JobLineState, Settings
@@ -513,6 +514,7 @@ class Jobs:
             seconds = self._settings.replacement_seconds
             if seconds and not self.job.most and not self._servers.broken and self.job.size < MAX_WORKERS:
                 self._peers.notes.append(f"{text}: the job waits {seconds:g} s for its replacement")
+                self._peers.deaths.append(WorkerDied(worker.rank, worker.about))
                 gone = Vacancy(worker.incarnation, text, self._peers.now + seconds)
                 self.job.vacant[worker.rank] = gone
                 self._take_out(worker)

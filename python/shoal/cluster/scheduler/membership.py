@@ -105,6 +105,7 @@ from shoal.cluster.protocol.messages import (
     TakeSplit,
 )
 from shoal.cluster.protocol.metrics import Values
+from shoal.cluster.protocol.reports import ServerDied, WorkerDied
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.scheduler.assignments import Assignments
@@ -350,6 +351,7 @@ class Membership:
         finally:
             peers.out.clear()
             peers.notes.clear()
+            peers.deaths.clear()
             peers.refused.clear()
 
     def _accept(self, entry: Input, route: bytes = b"") -> None:
@@ -519,6 +521,11 @@ class Membership:
     def notes(self) -> deque[str]:
         """Events for the log; the caller removes them."""
         return self._peers.notes
+
+    @property
+    def deaths(self) -> deque[ServerDied | WorkerDied]:
+        """Processes that were declared dead, for their supervisor; the caller removes them."""
+        return self._peers.deaths
 
     @property
     def refused(self) -> deque[tuple[str, str]]:

@@ -30,6 +30,7 @@ from shoal.cluster.protocol.messages import (
     Reply,
     ReplyBody,
 )
+from shoal.cluster.protocol.reports import ServerDied, WorkerDied
 from shoal.cluster.scheduler.inputs import Died, MembershipState, Settings
 from shoal.cluster.scheduler.members import (
     AddressProbe,
@@ -74,6 +75,7 @@ class Peers:
         self.out: Outgoing = []
         # Events for the log; the caller removes them.
         self.notes: deque[str] = deque()
+        self.deaths: deque[ServerDied | WorkerDied] = deque()  # for a supervisor; the caller removes them
         # Reason and text of each refusal; the caller removes them.
         self.refused: deque[tuple[str, str]] = deque()
         # Addresses to probe; the caller removes them.

@@ -28,6 +28,7 @@ from msgspec import structs
 
 from shoal.base.plural import counted
 from shoal.cluster.protocol.messages import AcceptedReply, ErrorReply, ReplyBody, ReportStream, StreamsClosed
+from shoal.cluster.protocol.reports import ServerDied
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
 from shoal.cluster.scheduler.assignments import Assignments
 from shoal.cluster.scheduler.inputs import DrainRequested, FailoverState, MembershipState, RebalanceRequested, Settings
@@ -233,6 +234,7 @@ class Replicas:
                 )
             else:
                 self._peers.notes.append(f"{text}: it served no slots")
+            self._peers.deaths.append(ServerDied(server.about))
             self._orders.replace(server, adopters)
         self._dead.clear()
         self.stamps.clear()
@@ -254,6 +256,7 @@ class Replicas:
             slots = describe_slots(map, lost)
             where = f"{where}, which had the last copy of slots {slots},"
             reason = f"{why}; it had the last copy of slots {slots}"
+            self._peers.deaths.append(ServerDied(server.about, slots))
         return f"{where} is lost with its rows, {why}: start the cluster again and load a checkpoint", reason
 
     # --- requests ---------------------------------------------------------------------------------------------

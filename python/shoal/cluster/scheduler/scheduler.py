@@ -47,6 +47,7 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.refusals import Refusals
+from shoal.cluster.protocol.reports import ServerDied, WorkerDied
 from shoal.cluster.scheduler.connections import ConnectionMonitor
 from shoal.cluster.scheduler.inputs import Input
 from shoal.cluster.scheduler.journal import Journal
@@ -114,6 +115,7 @@ class Scheduler:
             counts=self.refused,
             record=self._record,
         )
+        self.on_death: Callable[[ServerDied | WorkerDied], None] = lambda death: None  # called by the thread of `run`
         self._outgoing: list[tuple[bytes, list[bytes]]] = []  # that wait for a commit
         self._stopping = False
         self._reasons: tuple[str, ...] = ("it has not begun to serve",)  # for `unready`
@@ -286,6 +288,8 @@ class Scheduler:
                 self._refusals.add(*self._membership.refused.popleft())
             while self._membership.notes:
                 _log.info("%s", self._membership.notes.popleft())
+            while self._membership.deaths:
+                self.on_death(self._membership.deaths.popleft())
             self._reasons = tuple(filter(None, (self._membership.broken, self._membership.missing_servers)))
             if time.monotonic() - self._measured_at > _METRICS_SECONDS:
                 self._measured_at = time.monotonic()

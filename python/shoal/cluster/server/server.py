@@ -8,7 +8,7 @@ registers their addresses with the scheduler, and has the scheduler's orders and
 A server ends when it is stopped, when all its slots and copies have been moved away, when the scheduler is stopped or
 silent for too long, or when the process that started it has ended.
 
-Threads: `run` in one; `unready` and `counters` from any; `stop` and `drain` from any, or from a signal handler.
+Threads: `run` in one; `unready` and `counters` from any; `stop` and `leave` from any, or from a signal handler.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Self
 
 import zmq
 
 from shoal import _core
+from shoal.base.sizes import memory_bytes
 from shoal.cluster.protocol.address import bindable, check_bind, is_loopback, join_address, split
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
@@ -47,10 +47,11 @@ from shoal.cluster.server.assignment import ServerControl
 from shoal.cluster.server.code import AllowedCode
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
+from shoal.config import ServerConfig
 from shoal.errors import ShoalError
 from shoal.storage.roots import StorageRoots
 from shoal.store.description import make_budget
-from shoal.table.tiered import Tiered, open_space
+from shoal.table.tiered import open_space, parse_tier
 from shoal.user_functions import set_resolver
 
 _log = logging.getLogger("shoal.server")
@@ -67,52 +68,31 @@ _FIGURES_SECONDS = 1.0  # between two readings of the metrics for displays
 class Server:
     """A server. A context manager that closes itself."""
 
-    def __init__(
-        self,
-        scheduler: str,
-        *,
-        bind: str | None = None,
-        advertise: str | None = None,
-        threads: int = 1,
-        memory: int | None = None,
-        slot_memory: int | None = None,
-        tier: Tiered | None = None,
-        rank: int | None = None,
-        node: str | None = None,
-        spare: bool = False,
-        timeout: float = 60.0,
-        grace: float | None = None,
-        keys: Keys | None = None,
-        insecure: bool = False,
-        storage_roots: Sequence[str | os.PathLike[str]] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        allow_code: Sequence[str | os.PathLike[str]] = (),
-    ) -> None:
-        code = AllowedCode(allow_code)
+    def __init__(self, config: ServerConfig) -> None:
+        code = AllowedCode(config.allow_code)
         set_resolver(code.function)
-        if threads < 1:
-            raise ValueError(f"a server needs at least one thread, got threads={threads}")
-        if tier is not None and (memory is not None or slot_memory is not None):
-            raise ValueError(
-                "a server has a memory budget, in which all rows are in memory, or a tier, whose memory bounds them: "
-                "leave one out"
-            )
-        default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
-        host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
-        check_bind(join_address(host, port), secured=keys is not None, insecure=insecure)
-        anywhere = keys is not None and storage_roots is None
-        if anywhere and storage_options:
+        keys = None if config.curve is None else Keys.load(config.curve, "server")
+        tier = None if config.tier is None else parse_tier(config.tier)
+        memory = None if config.memory is None else memory_bytes(config.memory)
+        slot_memory = None if config.slot_memory is None else memory_bytes(config.slot_memory)
+        default = "127.0.0.1" if is_loopback(split(config.scheduler)[0]) else "0.0.0.0"
+        host, port = split(config.bind, wildcard=True) if config.bind is not None else (default, 0)
+        check_bind(join_address(host, port), secured=keys is not None, insecure=config.insecure)
+        anywhere = keys is not None and config.storage_roots is None
+        if anywhere and config.storage_options:
             raise ValueError(
                 "storage_options go with storage_roots: with keys and without roots workers pass their own"
             )
-        roots = None if anywhere else StorageRoots(storage_roots, storage_options)
+        roots = None if anywhere else StorageRoots(config.storage_roots, config.storage_options)
         _core.keep_freed_memory()  # else each large request is received into new pages
         self._stopping = False
-        self._drain_seconds: float | None = None  # set by `drain`
+        self._drain_seconds = config.drain_on_sigterm
+        self._drains = False
         self._drain_by = math.inf
         self._drain_request: PendingRequest | None = None
         self._control: ServerControl | None = None
         self._reports: list[PendingRequest] = []
+        self.node = config.node or socket.gethostname()
         services: list[_core.Service] = []
         self._loops: list[_core.DataLoop] = []
         self._figures: Figures | None = None  # for heartbeats, which must not wait for an endpoint
@@ -123,9 +103,9 @@ class Server:
             self._guard = None if keys is None else undo.enter_context(Guard(context, keys))
             self._scheduler = undo.enter_context(
                 SchedulerClient(
-                    scheduler,
+                    config.scheduler,
                     "server",
-                    grace=grace,
+                    grace=config.grace,
                     context=context,
                     keys=keys,
                     progress=self._progress,
@@ -133,7 +113,7 @@ class Server:
                     figures=lambda: self._figures,
                 )
             )
-            welcome = self._scheduler.hello(timeout=timeout)
+            welcome = self._scheduler.hello(timeout=config.timeout)
             self._silent_seconds = welcome.dead_after
             self._replicas = welcome.replicas
             self.cluster = welcome.cluster
@@ -143,7 +123,7 @@ class Server:
                 make_budget(memory, welcome.slots)
             space = None if tier is None else _core.TierSpace(tier.memory_bytes)
             addresses = []
-            for k in range(threads):
+            for k in range(config.threads):
                 service = _core.Service(welcome.slots, tier=space)
                 loop = start_loop(
                     service,
@@ -156,14 +136,14 @@ class Server:
                 undo.callback(TaskRunner(service, roots).stop)
                 services.append(service)
                 self._loops.append(loop)
-                reached = advertise or ("" if host in ("", "*") else host)
+                reached = config.advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
             joined = self._scheduler.join(
-                timeout=timeout,
-                rank=rank,
+                timeout=config.timeout,
+                rank=config.rank,
                 addresses=tuple(addresses),
-                node=node or socket.gethostname(),
-                spare=spare,
+                node=self.node,
+                spare=config.spare,
             )
             code.check(table.form for table in joined.tables)
             self.rank = joined.rank
@@ -204,7 +184,7 @@ class Server:
         if control is None:
             return ["it has not joined the cluster"]
         reasons = control.unready(self._replicas)
-        if self._drain_seconds is not None:
+        if self._drains:
             reasons.append("it is drained")
         silent = self._scheduler.silent
         if silent > self._silent_seconds:
@@ -219,9 +199,17 @@ class Server:
         """Make :meth:`run` return."""
         self._stopping = True
 
-    def drain(self, patience: float) -> None:
-        """Request that the slots move to other servers, and make :meth:`run` return when they have."""
-        self._drain_seconds = patience
+    def leave(self) -> None:
+        """Do what SIGTERM asks for: end, first drained if there is a time for that; at once if this is called again."""
+        if self._drain_seconds is None or self._drains:
+            self.stop()
+        else:
+            self._drains = True
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all slots have moved to other servers."""
+        return self._control is not None and self._control.is_drained
 
     def run(self, going: Callable[[], bool] = lambda: True) -> None:
         """Execute orders until :meth:`stop` is called, ``going`` returns False, or the scheduler ends."""
@@ -249,7 +237,7 @@ class Server:
             if control.is_drained:
                 _log.info("server %d has been drained: it ends", self.rank)
                 break
-            if self._drain_seconds is not None and self._has_failed_to_drain(self._drain_seconds):
+            if self._drains and self._has_failed_to_drain(self._drain_seconds or 0.0):
                 break
         with contextlib.suppress(ShoalError):
             self._scheduler.leave(timeout=_LEAVE_SECONDS)
