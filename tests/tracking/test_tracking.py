@@ -17,7 +17,7 @@ from shoal.cli import main
 from shoal.models import Callback
 from shoal.storage.open import open_dir
 from shoal.tracking import Tracker
-from shoal.tracking.mlflow import copy_model
+from shoal.tracking.mlflow import MLflow, copy_model
 
 LR = ["train", "lr", "--format", "libsvm", "--batch-size", "100", "--no-warm-up", "--quiet"]
 
@@ -487,3 +487,10 @@ def test_a_server_of_mlflow_that_is_not_there_is_an_error_at_once(host, monkeypa
         shoal.StorageError, match=f"MLflow at http://{host} cannot be reached .*: is the server running"
     ):
         shoal.MLflow(f"http://{host}")
+
+
+def test_a_run_that_would_end_with_a_report_needs_matplotlib_from_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.tracking.mlflow.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="matplotlib"):
+        MLflow(f"sqlite:///{tmp_path}/runs.db")
+    MLflow(f"sqlite:///{tmp_path}/runs.db", log_model=False)

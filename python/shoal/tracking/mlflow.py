@@ -24,6 +24,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,8 @@ class MLflow(Tracker):
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise ImportError("MLflow runs require mlflow: pip install 'shoal[mlflow]'") from error
+        if log_model and find_spec("matplotlib") is None:  # now, not when the fit has ended
+            raise ImportError("the report of a model requires matplotlib: pip install 'shoal[mlflow]'")
         self.run_id: str | None = None
         self.version: str | None = None
         self._refused = MlflowException
