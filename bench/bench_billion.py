@@ -69,7 +69,7 @@ class Run:
         self.stream = Stream(self.n)
         self.figures: dict[str, Any] = {}
         self.squares = np.zeros(HOT)  # sums of the squared gradients of the hottest keys
-        self.store: shoal.LocalStore | None = None
+        self.store: shoal.Store | None = None
         self._logged_at = 0.0
 
     def __call__(self, names: list[str]) -> None:
@@ -363,7 +363,7 @@ def fitting(options: argparse.Namespace) -> int:
     fits, too_many = 1, 1 << 20
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if shoal.estimate(middle * 1_000_000, **description(options.kind)).table_bytes <= most:
+        if shoal.tools.estimate(middle * 1_000_000, **description(options.kind)).table_bytes <= most:
             fits = middle
         else:
             too_many = middle

@@ -87,7 +87,7 @@ def fill(table: shoal.Table, count: int, rng: np.random.Generator) -> None:
         table.push(keys, rng.standard_normal((len(keys), table.dim), np.float32)).result()
 
 
-def changed(store: shoal.LocalStore, table: shoal.Table, folder: Path, rng: np.random.Generator) -> list[str]:
+def changed(store: shoal.Store, table: shoal.Table, folder: Path, rng: np.random.Generator) -> list[str]:
     """Save deltas of some rows, and compact them."""
     count = len(table)
     began = time.perf_counter()
@@ -106,7 +106,7 @@ def changed(store: shoal.LocalStore, table: shoal.Table, folder: Path, rng: np.r
             f"{seconds:.2f} s, a full one {took:.2f} s"
         )
     began = time.perf_counter()
-    shoal.compact(last, folder / "compacted")
+    shoal.checkpoint.compact(last, folder / "compacted")
     seconds = time.perf_counter() - began
     store.save(folder / "whole")
     assert size(folder / "compacted") == size(folder / "whole"), "not what a full save writes"

@@ -50,7 +50,7 @@ def one_round(keys: np.ndarray, dim: int, folder: Path) -> dict[str, float]:
     with shoal.local(threads=1) as store:
         took["load"] = seconds(lambda: store.load(folder / "save"))
         check(bool((store.tables["rows"].pull(keys) == 2).all()), "a checkpoint has other rows")
-    with shoal.open_export(folder / "export") as export:
+    with shoal.export.open(folder / "export") as export:
         rows = export.tables["rows"]
         took["lookup in the export"] = seconds(
             lambda: check(bool((rows.pull(keys) == 2).all()), "an export has other rows")

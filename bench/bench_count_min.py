@@ -38,7 +38,7 @@ def draw(kind: str, size: int, seed: int) -> npt.NDArray[np.uint64]:
     return random.zipf(1.1, size).astype(np.uint64)
 
 
-def check_results(sketch: shoal.CountMin, keys: npt.NDArray[np.uint64], times: int) -> float:
+def check_results(sketch: shoal.sketches.CountMin, keys: npt.NDArray[np.uint64], times: int) -> float:
     """Check the counters and the errors of estimates of keys, each of which was counted some times.
 
     Returns the largest error as a share of epsilon N.
@@ -60,7 +60,7 @@ def check_results(sketch: shoal.CountMin, keys: npt.NDArray[np.uint64], times: i
     return float(errors.max()) / bound
 
 
-def numpy_seconds(sketch: shoal.CountMin, keys: npt.NDArray[np.uint64]) -> float:
+def numpy_seconds(sketch: shoal.sketches.CountMin, keys: npt.NDArray[np.uint64]) -> float:
     """Measure NumPy's additions at the positions of keys."""
     positions = _core.count_min_positions(keys, sketch.seed, sketch.depth, sketch.width, _core.ThreadPool(1))
     counters = np.zeros(sketch.depth * sketch.width, np.int64)
@@ -71,7 +71,7 @@ def numpy_seconds(sketch: shoal.CountMin, keys: npt.NDArray[np.uint64]) -> float
 
 def measure(store: shoal.Store, server: int | None, kind: str, epsilon: float, rounds: int, size: int) -> str:
     """Measure one cell; return its line of the table."""
-    sketch = shoal.CountMin(store, f"{kind} {epsilon}", epsilon=epsilon, delta=DELTA)
+    sketch = shoal.sketches.CountMin(store, f"{kind} {epsilon}", epsilon=epsilon, delta=DELTA)
     batches = [draw(kind, size, seed) for seed in range(rounds + 1)]
     rates, updates, ratios = [], [], []
     times = max(1, round(sketch.depth * sketch.width / size))  # updates before a flush

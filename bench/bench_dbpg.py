@@ -68,7 +68,7 @@ def with_scikit_learn(solver: str, x: sp.csr_matrix, labels: np.ndarray, l1: flo
 
 def with_shoal(batch: shoal.Batch, features: int, l1: float, tolerance: float) -> np.ndarray:
     """Return the weights."""
-    solver = shoal.DBPG(l1=l1, tolerance=tolerance, passes=1000)
+    solver = shoal.models.DBPG(l1=l1, tolerance=tolerance, passes=1000)
     with shoal.LogisticRegression(solver=solver, bias=False) as model:
         solved = model.fit([batch]).solved
         print(f"    shoal: {solved.passes} passes, {solved.sent:,} keys sent", flush=True)

@@ -32,7 +32,7 @@ READS = 2_000_000  # a round
 
 READER = """
 import sys, numpy as np, shoal
-export = shoal.open_export(sys.argv[1], threads=1)
+export = shoal.export.open(sys.argv[1], threads=1)
 keys = np.arange(int(sys.argv[2]), dtype=np.uint64)
 for start in range(0, len(keys), 65536):
     export.tables["t"].pull(keys[start:start + 65536])
@@ -69,7 +69,7 @@ def fill(keys: int, dim: int, directory: Path, dtypes: list[str]) -> dict[str, A
             exports[dtype] = (time.perf_counter() - began, exported)
             check(exported.rows + exported.dropped == keys, "not every key with a nonzero weight is exported")
             sample = rng.integers(0, keys, 10_000).astype(np.uint64)
-            with shoal.open_export(directory / dtype, verify=False) as export:
+            with shoal.export.open(directory / dtype, verify=False) as export:
                 off = np.abs(export.table("t").pull(sample) - table.pull(sample)).max()
             check(off <= exported.largest_error, "the error of a weight exceeds that stated by the export")
     return exports
@@ -86,7 +86,7 @@ def rates(directory: Path, keys: int, dim: int, threads: int, batch: int, rounds
 
     out = np.empty((batch, dim), np.float32)
     with (
-        shoal.open_export(directory, threads=threads) as export,
+        shoal.export.open(directory, threads=threads) as export,
         subprocess.Popen(
             [str(PROGRAM), str(threads), str(READS), clock, *files],
             stdin=subprocess.PIPE,

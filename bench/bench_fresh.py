@@ -22,7 +22,7 @@ from figures import check, spread
 
 READER = """
 import sys, time, numpy as np, shoal
-export = shoal.open_export(sys.argv[1], threads=1)
+export = shoal.export.open(sys.argv[1], threads=1)
 export.watch(0.05)
 key, before, count = np.zeros(1, np.uint64), None, 0
 print("ready", flush=True)
@@ -52,7 +52,7 @@ def measure(keys: int, dim: int, dtype: str, changed: float, rounds: int, direct
         times: list[list[float]] = [[], [], [], []]
         for k in range(1, rounds + 1):
             some = random.choice(keys, int(keys * changed), replace=False).astype(np.uint64)
-            with shoal.open_export(directory / str(k - 1), threads=1, verify=False) as export:
+            with shoal.export.open(directory / str(k - 1), threads=1, verify=False) as export:
                 old = float(export.table("t").pull(some[:1])[0, 0])
             grads = np.sign(random.standard_normal((len(some), dim))).astype(np.float32)
             reader.stdin.write(f"{some[0]} {old!r}\n")
@@ -70,7 +70,7 @@ def measure(keys: int, dim: int, dtype: str, changed: float, rounds: int, direct
                 times, (pushed - began, exported - pushed, float(seen) - exported, float(seen) - began), strict=True
             ):
                 kept.append(seconds)
-        with shoal.open_export(directory, threads=1) as export:
+        with shoal.export.open(directory, threads=1) as export:
             given = table.pull(some)
             off = float(np.abs(export.table("t").pull(some) - given).max())
         check(off <= 2.0**-10 * float(np.abs(given).max()), "a served weight is not the learned one, rounded")

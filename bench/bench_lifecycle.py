@@ -16,6 +16,7 @@ import numpy as np
 
 import shoal
 from shoal.metrics import auc
+from shoal.table.stats import TableStats
 
 FIELDS = 16
 BATCH = 4096
@@ -41,12 +42,12 @@ def click_log(examples: int) -> tuple[np.ndarray, np.ndarray]:
         # Every power of two of ranks is equally likely: there are always new keys.
         rank = (2.0 ** (rng.random(examples) * (8 + 2 * field))).astype(np.uint64)
         keys[:, field] = rank * np.uint64(FIELDS) + np.uint64(field)
-        bits = shoal.mix(keys[:, field]) >> np.uint64(11)
+        bits = shoal.data.mix(keys[:, field]) >> np.uint64(11)
         margin += (bits.astype(np.float64) * 2.0**-53 - 0.5) * 1.2
     return keys, (rng.random(examples) < 1 / (1 + np.exp(-margin))).astype(np.float32)
 
 
-def trained(keys: np.ndarray, labels: np.ndarray, admit) -> tuple[shoal.table.stats.TableStats, float, float]:
+def trained(keys: np.ndarray, labels: np.ndarray, admit) -> tuple[TableStats, float, float]:
     """Return figures of the table, AUC of the second half, seconds."""
     began = time.perf_counter()
     margins = np.empty(len(labels))

@@ -24,7 +24,7 @@ from bench_text_to_model import FIELDS, process, write
 from figures import check, conditions, spread
 
 
-def passed(path: Path, names: shoal.FeatureNames | None) -> None:
+def passed(path: Path, names: shoal.data.FeatureNames | None) -> None:
     """Read the whole file."""
     for _ in shoal.read_criteo(str(path), batch_size=16384, names=names):
         pass
@@ -71,17 +71,17 @@ def main() -> None:
         saved = folder / "names"
         costs: dict[str, list[float]] = {}
         for _ in range(options.rounds):
-            names = shoal.FeatureNames()
+            names = shoal.data.FeatureNames()
             for title, call in {
                 "pass without names": lambda: passed(path, None),
                 "pass that names all": lambda: passed(path, names),  # noqa: B023
                 "pass with all named": lambda: passed(path, names),  # noqa: B023
                 "save": lambda: names.save(saved),  # noqa: B023
-                "load": lambda: shoal.FeatureNames.load(saved),
+                "load": lambda: shoal.data.FeatureNames.load(saved),
             }.items():
                 costs.setdefault(title, []).append(clocked(call))
         check(len(names) == rows - 1, f"{rows} rows, and {len(names)} names")
-        check(shoal.FeatureNames.load(saved).to_parts() == names.to_parts(), "loaded names differ")
+        check(shoal.data.FeatureNames.load(saved).to_parts() == names.to_parts(), "loaded names differ")
         print("\n| | CPU s | ns a feature, or a name |\n|---|---|---|")
         for title, seconds in costs.items():
             count = options.examples * FIELDS if title.startswith("pass") else len(names)

@@ -67,7 +67,7 @@ class Learner:
         self.fit(shoal.read_criteo([Path(folder, WARM)], batch_size=BATCH))
         self._reader = shoal.read_criteo([Path(folder, LOG)], batch_size=BATCH)
 
-    def fit(self, reader: shoal.Reader) -> None:
+    def fit(self, reader: shoal.data.Reader) -> None:
         """Learn this worker's part of a log."""
         self._model.fit(reader.split(self._store.rank, self._store.num_workers), progress=False)
 

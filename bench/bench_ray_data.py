@@ -66,7 +66,7 @@ def cpu_seconds() -> float:
     return found
 
 
-def feed(reader: shoal.Reader) -> tuple[int, int]:
+def feed(reader: shoal.data.Reader) -> tuple[int, int]:
     """Make a pass that takes the batches: examples, and the sum of all keys."""
     examples, keys = 0, 0
     for batch in reader:
@@ -75,14 +75,16 @@ def feed(reader: shoal.Reader) -> tuple[int, int]:
     return examples, keys
 
 
-def learn(reader: shoal.Reader) -> tuple[int, str]:
+def learn(reader: shoal.data.Reader) -> tuple[int, str]:
     """Make a pass of logistic regression: examples, and the digest of the weights."""
     with shoal.LogisticRegression(shoal.FTRL(alpha=0.1)) as model:
         model.fit(reader, progress=False)
         return model.examples, model.table.digest()
 
 
-def measure(work: Callable[[shoal.Reader], tuple[int, Any]], readers: dict[str, shoal.Reader], rounds: int) -> None:
+def measure(
+    work: Callable[[shoal.data.Reader], tuple[int, Any]], readers: dict[str, shoal.data.Reader], rounds: int
+) -> None:
     """Run the ways in turns, and print their rates."""
     rates: dict[str, list[float]] = {name: [] for name in readers}
     cpu: dict[str, list[float]] = {name: [] for name in readers}

@@ -23,7 +23,6 @@ import numpy as np
 
 import shoal
 from figures import check
-from shoal.export.read import open_export
 from shoal.serve.served import make_model
 
 FEATURES = 39
@@ -99,7 +98,7 @@ def main() -> None:
         serving = train(Path(folder), options.keys)
         command = [sys.executable, "-m", "shoal", "serve", str(serving), "--port", "0"]
         with (
-            open_export(serving, threads=1) as export,
+            shoal.export.open(serving, threads=1) as export,
             subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
         ):
             try:

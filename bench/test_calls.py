@@ -22,7 +22,7 @@ Benchmark = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[shoal.LocalStore]:
+def store() -> Iterator[shoal.Store]:
     """Return a store whose table holds the keys 0 to ROWS - 1, each pushed once."""
     with shoal.local(threads=1) as store:
         table = store.table("ctr", optimizer=shoal.FTRL(alpha=0.1, l1=0.0))
@@ -37,16 +37,16 @@ def keys_of(size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.benchmark(group="key_batch")
-def test_key_batch(benchmark: Benchmark, store: shoal.LocalStore, size: int) -> None:
+def test_key_batch(benchmark: Benchmark, store: shoal.Store, size: int) -> None:
     """Sort a batch."""
     keys = keys_of(size)
     batch = benchmark(store.key_batch, keys)
-    assert np.array_equal(np.sort(shoal.unmix(batch.hashes)), np.sort(keys))
+    assert np.array_equal(np.sort(shoal.data.unmix(batch.hashes)), np.sort(keys))
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.benchmark(group="pull")
-def test_pull(benchmark: Benchmark, store: shoal.LocalStore, size: int) -> None:
+def test_pull(benchmark: Benchmark, store: shoal.Store, size: int) -> None:
     """Pull rows by key: each was stepped by the same gradients, so all are equal and below 0."""
     rows = benchmark(store.tables["ctr"].pull, keys_of(size))
     assert rows.shape == (size, 1)
@@ -55,7 +55,7 @@ def test_pull(benchmark: Benchmark, store: shoal.LocalStore, size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.benchmark(group="push")
-def test_push(benchmark: Benchmark, store: shoal.LocalStore, size: int) -> None:
+def test_push(benchmark: Benchmark, store: shoal.Store, size: int) -> None:
     """Push gradients of 0, which change nothing."""
     table = store.tables["ctr"]
     keys = keys_of(size)

@@ -73,14 +73,20 @@ numpydoc_xref_param_type = False
 # Modules whose public names docs/api describes; a name that two of them export is described at the first.
 MODULES = (
     "shoal",
-    "shoal.convert",
+    "shoal.checkpoint",
+    "shoal.data",
+    "shoal.errors",
+    "shoal.export",
     "shoal.metrics",
     "shoal.models",
     "shoal.schedules",
     "shoal.serve",
+    "shoal.sketches",
     "shoal.sklearn",
+    "shoal.tools",
     "shoal.torch",
     "shoal.torch.models",
+    "shoal.tracking",
 )
 
 

@@ -30,7 +30,7 @@ def open_store(arguments: argparse.Namespace) -> shoal.Store:
     return shoal.launch(servers=arguments.servers, consistency=rule)
 
 
-def learn(store: shoal.Store, train: shoal.Reader, test: shoal.Reader, directory: str | None) -> None:
+def learn(store: shoal.Store, train: shoal.data.Reader, test: shoal.data.Reader, directory: str | None) -> None:
     """Do the work of one worker."""
     with shoal.LogisticRegression(OPTIMIZER, store) as model:
         model.fit(train.split(store.rank, store.num_workers), progress=False)

@@ -36,7 +36,7 @@ def draw(rows: int, seed: int = 7) -> pd.DataFrame:
 
 def train(frame: pd.DataFrame, directory: Path, label: str, numeric: list[str], pairs: list[str]) -> None:
     """Learn from the frame in one pass, print the largest weights, and save the model."""
-    names = shoal.FeatureNames()
+    names = shoal.data.FeatureNames()
     reader = shoal.read_arrow(frame, label=label, numeric=numeric, interactions=pairs, batch_size=256, names=names)
     with shoal.LogisticRegression(shoal.FTRL(alpha=0.2, l1=0.5)) as model:
         model.fit(reader)  # a bar shows examples/s, log-loss and AUC

@@ -21,7 +21,7 @@ READERS = {"libsvm": shoal.read_libsvm, "criteo": shoal.read_criteo}
 OPTIMIZER = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
 
 
-def learn_hour(hour: shoal.Reader, directory: Path) -> tuple[shoal.Metrics, int]:
+def learn_hour(hour: shoal.data.Reader, directory: Path) -> tuple[shoal.metrics.Metrics, int]:
     """Learn one hour; return the metrics of its predictions, and the number of features that the model now has."""
     known = directory.exists()
     with shoal.LogisticRegression.load(directory) if known else shoal.LogisticRegression(OPTIMIZER) as model:

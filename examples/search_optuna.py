@@ -15,7 +15,9 @@ import shoal
 from shoal.tools.planted import PlantedModel, write_log
 
 
-def search(train: shoal.Reader, valid: shoal.Reader, trials: int, epochs: int, mlflow: str | None) -> optuna.Study:
+def search(
+    train: shoal.data.Reader, valid: shoal.data.Reader, trials: int, epochs: int, mlflow: str | None
+) -> optuna.Study:
     """Search for the learning rate and the L1 penalty of FTRL."""
 
     def objective(trial: optuna.Trial) -> float:
@@ -27,7 +29,7 @@ def search(train: shoal.Reader, valid: shoal.Reader, trials: int, epochs: int, m
 
         alpha = trial.suggest_float("alpha", 0.005, 2.0, log=True)
         l1 = trial.suggest_float("l1", 0.0, 4.0)
-        tracked = [shoal.MLflow(mlflow, "optuna", f"trial {trial.number}", log_model=False)] if mlflow else []
+        tracked = [shoal.tracking.MLflow(mlflow, "optuna", f"trial {trial.number}", log_model=False)] if mlflow else []
         with shoal.LogisticRegression(shoal.FTRL(alpha=alpha, l1=l1)) as model:
             model.fit(train, valid=valid, epochs=epochs, shuffle=True, callbacks=[prune, *tracked], progress=False)
             measured = model.history.passes[-1].valid

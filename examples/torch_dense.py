@@ -39,7 +39,7 @@ class Net(torch.nn.Module):
         return (self.tower(self.deep(batch)) + self.wide(batch)).squeeze(1)
 
 
-def learn(store: shoal.Store, data: shoal.Reader, rule: shoal.SGD | shoal.Adagrad | shoal.Adam) -> Accumulator:
+def learn(store: shoal.Store, data: shoal.data.Reader, rule: shoal.SGD | shoal.Adagrad | shoal.Adam) -> Accumulator:
     """Learn from this worker's shard of the data; return the metrics of batches predicted before they were learned."""
     torch.manual_seed(0)
     model, seen = Net(store), Accumulator()

@@ -45,14 +45,15 @@ PYTHON = {
     "user_functions": "_core errors",
     "lifecycle": "_core base",
     "base": "",
-    "table": "_core errors optim user_optimizer user_functions lifecycle base table.spec",
+    "table": "_core errors optim user_optimizer user_functions lifecycle base table.spec table.arrays",
     "table.spec": "_core optim user_optimizer lifecycle base",
+    "table.arrays": "_core",
     "storage": "_core errors base",
     "checkpoint": "_core errors optim base table storage",
     "export": "_core errors optim base table storage",
     "store": "_core errors consistency optim lifecycle base table storage checkpoint export",
     "sketches": "_core base table store",
-    "data": "_core _reader errors base storage",
+    "data": "_core _reader errors base storage table.arrays",
     "metrics": "_core errors base",
     "models": "_core config errors consistency optim lifecycle base table storage checkpoint store data metrics",
     "torch": "_core config errors consistency schedules optim lifecycle base table storage checkpoint store data "
@@ -70,7 +71,7 @@ PYTHON = {
     "cluster": "",
     "ray": "_core config errors consistency base table storage checkpoint export store data models torch serve "
     "cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch",
-    "tools": "",
+    "tools": "base tools.convert tools.reports tools.sizing",
     "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
     "tracking": "errors base storage store metrics models tools.reports tools.load",
     "tools.sizing": "_core errors optim base table store",
@@ -78,20 +79,19 @@ PYTHON = {
     "tools.convert": "_core errors base table storage store data",
     "tools.planted": "_core metrics",
     "tools.load": "errors storage checkpoint export store models torch",
-    "tools.compact": "errors storage checkpoint export",
     "cli": "_core config errors consistency optim lifecycle base table storage checkpoint export store data metrics "
     "models torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
-    "ray tools.reports tools.sizing tools.doctor tools.convert tools.compact tracking",
+    "ray tools.reports tools.sizing tools.doctor tools.convert tracking",
     "__main__": "cli",
-    "__init__": "errors config consistency schedules optim user_optimizer user_functions lifecycle base table export "
-    "store data metrics models sketches torch serve sklearn cluster cluster.worker cluster.launch ray tools.reports "
-    "tools.sizing tools.convert tools.load tools.compact tracking",
+    "__init__": "errors consistency schedules optim user_optimizer user_functions lifecycle base table checkpoint "
+    "export store data metrics models sketches torch serve sklearn cluster.worker cluster.launch ray tools tools.load "
+    "tracking",
 }
 
 # A room that may use another one may use these modules of it, which rooms further down use too.
 for _uses in PYTHON:
     if "table" in PYTHON[_uses].split():
-        PYTHON[_uses] += " table.spec"
+        PYTHON[_uses] += " table.spec table.arrays"
 
 # C++ headers next to _reader.pyx belong to the reader and may use these folders.
 READER_HEADERS = "base"

@@ -72,7 +72,7 @@ class Stream:
         keys = np.empty((EXAMPLES, HEADS + TAILS), np.uint64)
         keys[:, :HEADS] = self.of(heads)
         keys[:, HEADS:] = self.of(self._walk(number)).reshape(EXAMPLES, TAILS)
-        planted = shoal.mix(heads.ravel()) >> np.uint64(40)
+        planted = shoal.data.mix(heads.ravel()) >> np.uint64(40)
         margin = (planted.astype(np.float64) * 2.0**-24 - 0.5).reshape(heads.shape).sum(axis=1) * 2 - 1
         labels = (random.random(EXAMPLES) < 1 / (1 + np.exp(-margin))).astype(np.float32)
         return shoal.Batch(labels, _INDPTR, keys.ravel(), None)

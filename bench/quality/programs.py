@@ -112,7 +112,9 @@ class Shoal:
         for order in _orders(split):
             with (
                 shoal.local(slots=64, threads=1) as store,
-                shoal.LogisticRegressionGrid({"alpha": self.ALPHA[1::2], "l2": self.L2[::3]}, store=store) as grid,
+                shoal.models.LogisticRegressionGrid(
+                    {"alpha": self.ALPHA[1::2], "l2": self.L2[::3]}, store=store
+                ) as grid,
             ):
                 grid.fit(
                     training,

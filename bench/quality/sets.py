@@ -68,7 +68,7 @@ def _mixed(n: int, seed: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).permutation(n)
 
 
-def _of(reader: shoal.Reader) -> Batch:
+def _of(reader: shoal.data.Reader) -> Batch:
     return joined(list(reader))
 
 

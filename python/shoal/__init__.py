@@ -13,274 +13,110 @@ Examples
 2
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from shoal import cluster as cluster
+    from shoal import checkpoint as checkpoint
     from shoal import data as data
     from shoal import errors as errors
     from shoal import export as export
-    from shoal import lifecycle as lifecycle
     from shoal import metrics as metrics
     from shoal import models as models
-    from shoal import optim as optim
     from shoal import ray as ray
     from shoal import schedules as schedules
     from shoal import serve as serve
     from shoal import sketches as sketches
     from shoal import sklearn as sklearn
+    from shoal import tools as tools
     from shoal import torch as torch
-    from shoal.base.logs import configure_logging
-    from shoal.cluster.launch.local_cluster import launch
-    from shoal.cluster.worker.cache import Cache
-    from shoal.cluster.worker.connect import connect
-    from shoal.cluster.worker.filters import Filters
-    from shoal.consistency import ASP, BSP, SSP
-    from shoal.data import (
-        Batch,
-        FeatureNames,
-        Reader,
-        hash_strings,
-        read_arrow,
-        read_criteo,
-        read_csv,
-        read_libffm,
-        read_libsvm,
-        read_parquet,
-        read_vw,
-    )
-    from shoal.errors import (
-        ClosedError,
-        ClusterChangedError,
-        CorruptionError,
-        DeadlineExceededError,
-        DependencyError,
-        FencedError,
-        MemoryBudgetExceededError,
-        NotConnectedError,
-        ProtocolError,
-        SaveConflictError,
-        ServerLostError,
-        ShoalError,
-        SnapshotLostError,
-        StorageError,
-        UserCodeError,
-        WorkerLostError,
-        WorkersChangedError,
-        WrongProcessError,
-    )
-    from shoal.export import Export, ExportTable, open_export
-    from shoal.lifecycle import AfterBloom, AfterCount, DecayedScore, MaxRows, MinNorm, TimeToLive, WithProbability
-    from shoal.metrics import Metrics
-    from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
-    from shoal.optim import (
-        FTRL,
-        SGD,
-        Adagrad,
-        Adam,
-        AdamW,
-        Add,
-        Constant,
-        GroupFTRL,
-        Momentum,
-        Normal,
-        Proximal,
-        RowWiseAdagrad,
-        Uniform,
-        Zeros,
-    )
-    from shoal.sketches import CountMin
-    from shoal.store.base import Store
-    from shoal.store.local import LocalStore, local
-    from shoal.table.arrays import mix, unmix
-    from shoal.table.dense import DenseTable
-    from shoal.table.future import Future
-    from shoal.table.key_batch import KeyBatch
-    from shoal.table.spec import TableSpec
-    from shoal.table.stats import TableStats, TierStats
-    from shoal.table.table import Table
-    from shoal.table.tiered import Tiered
-    from shoal.tools import convert as convert
-    from shoal.tools.compact import compact
-    from shoal.tools.load import load
-    from shoal.tools.reports import report
-    from shoal.tools.sizing import Estimate, Rates, TierEstimate, estimate, measure_rates
-    from shoal.tracking import MLflow, TensorBoard
-    from shoal.user_functions import by_source
-    from shoal.user_optimizer import UserOptimizer
+    from shoal import tracking as tracking
+    from shoal.cluster.launch.local_cluster import launch as launch
+    from shoal.cluster.worker.cache import Cache as Cache
+    from shoal.cluster.worker.connect import connect as connect
+    from shoal.cluster.worker.filters import Filters as Filters
+    from shoal.consistency import ASP as ASP
+    from shoal.consistency import BSP as BSP
+    from shoal.consistency import SSP as SSP
+    from shoal.data import Batch as Batch
+    from shoal.data import hash_strings as hash_strings
+    from shoal.data import read_arrow as read_arrow
+    from shoal.data import read_criteo as read_criteo
+    from shoal.data import read_csv as read_csv
+    from shoal.data import read_libffm as read_libffm
+    from shoal.data import read_libsvm as read_libsvm
+    from shoal.data import read_parquet as read_parquet
+    from shoal.data import read_vw as read_vw
+    from shoal.errors import CorruptionError as CorruptionError
+    from shoal.errors import DeadlineExceededError as DeadlineExceededError
+    from shoal.errors import MemoryBudgetExceededError as MemoryBudgetExceededError
+    from shoal.errors import NotConnectedError as NotConnectedError
+    from shoal.errors import ServerLostError as ServerLostError
+    from shoal.errors import ShoalError as ShoalError
+    from shoal.lifecycle import AfterBloom as AfterBloom
+    from shoal.lifecycle import AfterCount as AfterCount
+    from shoal.lifecycle import DecayedScore as DecayedScore
+    from shoal.lifecycle import MaxRows as MaxRows
+    from shoal.lifecycle import MinNorm as MinNorm
+    from shoal.lifecycle import TimeToLive as TimeToLive
+    from shoal.lifecycle import WithProbability as WithProbability
+    from shoal.models import FactorizationMachine as FactorizationMachine
+    from shoal.models import LogisticRegression as LogisticRegression
+    from shoal.optim import FTRL as FTRL
+    from shoal.optim import SGD as SGD
+    from shoal.optim import Adagrad as Adagrad
+    from shoal.optim import Adam as Adam
+    from shoal.optim import AdamW as AdamW
+    from shoal.optim import Add as Add
+    from shoal.optim import Constant as Constant
+    from shoal.optim import GroupFTRL as GroupFTRL
+    from shoal.optim import Momentum as Momentum
+    from shoal.optim import Normal as Normal
+    from shoal.optim import Proximal as Proximal
+    from shoal.optim import RowWiseAdagrad as RowWiseAdagrad
+    from shoal.optim import Uniform as Uniform
+    from shoal.optim import Zeros as Zeros
+    from shoal.store.base import Store as Store
+    from shoal.store.local import local as local
+    from shoal.table.future import Future as Future
+    from shoal.table.table import Table as Table
+    from shoal.table.tiered import Tiered as Tiered
+    from shoal.tools.load import load as load
+    from shoal.user_functions import by_source as by_source
+    from shoal.user_optimizer import UserOptimizer as UserOptimizer
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ASP",
-    "BSP",
-    "DBPG",
-    "FTRL",
-    "SGD",
-    "SSP",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Add",
-    "AfterBloom",
-    "AfterCount",
-    "Batch",
-    "Cache",
-    "ClosedError",
-    "ClusterChangedError",
-    "Constant",
-    "CorruptionError",
-    "CountMin",
-    "DeadlineExceededError",
-    "DecayedScore",
-    "DenseTable",
-    "DependencyError",
-    "Estimate",
-    "Export",
-    "ExportTable",
-    "FactorizationMachine",
-    "FeatureNames",
-    "FencedError",
-    "Filters",
-    "Future",
-    "GroupFTRL",
-    "KeyBatch",
-    "LocalStore",
-    "LogisticRegression",
-    "LogisticRegressionGrid",
-    "MLflow",
-    "MaxRows",
-    "MemoryBudgetExceededError",
-    "Metrics",
-    "MinNorm",
-    "Momentum",
-    "Normal",
-    "NotConnectedError",
-    "ProtocolError",
-    "Proximal",
-    "Rates",
-    "Reader",
-    "RowWiseAdagrad",
-    "SaveConflictError",
-    "ServerLostError",
-    "ShoalError",
-    "SnapshotLostError",
-    "StorageError",
-    "Store",
-    "Table",
-    "TableSpec",
-    "TableStats",
-    "TensorBoard",
-    "TierEstimate",
-    "TierStats",
-    "Tiered",
-    "TimeToLive",
-    "Uniform",
-    "UserCodeError",
-    "UserOptimizer",
-    "WithProbability",
-    "WorkerLostError",
-    "WorkersChangedError",
-    "WrongProcessError",
-    "Zeros",
-    "by_source",
-    "compact",
-    "configure_logging",
-    "connect",
-    "estimate",
-    "hash_strings",
-    "launch",
-    "load",
-    "local",
-    "measure_rates",
-    "mix",
-    "open_export",
-    "read_arrow",
-    "read_criteo",
-    "read_csv",
-    "read_libffm",
-    "read_libsvm",
-    "read_parquet",
-    "read_vw",
-    "report",
-    "schedules",
-    "unmix",
-]
-
-
-# Where each name is. Its module is imported when the name is first used: `import shoal` loads none of them.
 _NAMES_OF = {
-    "shoal.base.logs": "configure_logging",
     "shoal.cluster.launch.local_cluster": "launch",
     "shoal.cluster.worker.cache": "Cache",
     "shoal.cluster.worker.connect": "connect",
     "shoal.cluster.worker.filters": "Filters",
     "shoal.consistency": "ASP BSP SSP",
-    "shoal.data": "Batch FeatureNames Reader hash_strings read_arrow read_criteo read_csv read_libffm read_libsvm "
-    "read_parquet read_vw",
-    "shoal.errors": "ClosedError ClusterChangedError CorruptionError DeadlineExceededError "
-    "DependencyError FencedError MemoryBudgetExceededError NotConnectedError ProtocolError SaveConflictError "
-    "ServerLostError ShoalError SnapshotLostError StorageError UserCodeError WorkerLostError WorkersChangedError "
-    "WrongProcessError",
-    "shoal.export": "Export ExportTable open_export",
+    "shoal.data": "Batch hash_strings read_arrow read_criteo read_csv read_libffm read_libsvm read_parquet read_vw",
+    "shoal.errors": "CorruptionError DeadlineExceededError MemoryBudgetExceededError NotConnectedError ServerLostError "
+    "ShoalError",
     "shoal.lifecycle": "AfterBloom AfterCount DecayedScore MaxRows MinNorm TimeToLive WithProbability",
-    "shoal.metrics": "Metrics",
-    "shoal.models": "DBPG FactorizationMachine LogisticRegression LogisticRegressionGrid",
+    "shoal.models": "FactorizationMachine LogisticRegression",
     "shoal.optim": "FTRL SGD Adagrad Adam AdamW Add Constant GroupFTRL Momentum Normal Proximal RowWiseAdagrad Uniform "
     "Zeros",
-    "shoal.sketches": "CountMin",
     "shoal.store.base": "Store",
-    "shoal.store.local": "LocalStore local",
-    "shoal.table.arrays": "mix unmix",
-    "shoal.table.dense": "DenseTable",
+    "shoal.store.local": "local",
     "shoal.table.future": "Future",
-    "shoal.table.key_batch": "KeyBatch",
-    "shoal.table.spec": "TableSpec",
-    "shoal.table.stats": "TableStats TierStats",
     "shoal.table.table": "Table",
     "shoal.table.tiered": "Tiered",
-    "shoal.tools.compact": "compact",
     "shoal.tools.load": "load",
-    "shoal.tools.reports": "report",
-    "shoal.tools.sizing": "Estimate Rates TierEstimate estimate measure_rates",
-    "shoal.tracking": "MLflow TensorBoard",
     "shoal.user_functions": "by_source",
     "shoal.user_optimizer": "UserOptimizer",
 }
-_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
-_MODULES = {
-    "convert": "shoal.tools.convert",
-    "cluster": "shoal.cluster",
-    "data": "shoal.data",
-    "errors": "shoal.errors",
-    "export": "shoal.export",
-    "lifecycle": "shoal.lifecycle",
-    "metrics": "shoal.metrics",
-    "models": "shoal.models",
-    "optim": "shoal.optim",
-    "ray": "shoal.ray",
-    "schedules": "shoal.schedules",
-    "serve": "shoal.serve",
-    "sketches": "shoal.sketches",
-    "sklearn": "shoal.sklearn",
-    "torch": "shoal.torch",
-}
+_MODULES = "checkpoint data errors export metrics models ray schedules serve sketches sklearn tools torch tracking"
 
+__all__ = " ".join(_NAMES_OF.values()).split()
 
 if not TYPE_CHECKING:  # a type checker would accept any attribute
-
-    def __getattr__(name: str) -> Any:
-        import importlib
-
-        if name in _MODULE_OF:
-            found = getattr(importlib.import_module(_MODULE_OF[name]), name)
-        elif name in _MODULES:
-            found = importlib.import_module(_MODULES[name])
-        else:
-            raise AttributeError(f"module 'shoal' has no attribute {name!r}")
-        globals()[name] = found
-        return found
+    __getattr__ = lazy(__name__, {**_NAMES_OF, "": _MODULES})
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, "__version__"})
+    return [*__all__, *_MODULES.split(), "__version__"]

@@ -69,7 +69,7 @@ class CountMin:
     --------
     >>> import shoal
     >>> with shoal.local() as store:
-    ...     sketch = shoal.CountMin(store, "clicks", epsilon=1e-3, delta=1e-2)
+    ...     sketch = shoal.sketches.CountMin(store, "clicks", epsilon=1e-3, delta=1e-2)
     ...     sketch.update(np.array([7, 9, 7]))
     ...     sketch.update(np.array([7, 8]), np.array([10, 1]))
     ...     sketch.flush().result()

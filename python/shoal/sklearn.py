@@ -5,7 +5,7 @@
 The extra ``sklearn`` installs the dependencies of this module; ``import shoal`` does not import it.
 
 Threads: as scikit-learn's own estimators, one thread at a time. A fitted estimator that a fork inherits raises
-`shoal.WrongProcessError`; a pickled one, as joblib sends it, works in any process.
+`shoal.errors.WrongProcessError`; a pickled one, as joblib sends it, works in any process.
 """
 
 from __future__ import annotations

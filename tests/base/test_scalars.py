@@ -82,7 +82,7 @@ def test_stores_tables_and_models_take_them(tmp_path):
         assert dense.pull().shape == (2, 4)
         store.save(tmp_path / "c")
         assert store.export(tmp_path / "e", version=np.int64(9)).version == 9
-    with shoal.open_export(tmp_path / "e", threads=np.int64(1)) as export:
+    with shoal.export.open(tmp_path / "e", threads=np.int64(1)) as export:
         assert export.version == 9
     X = np.eye(4, dtype=np.float32)
     with shoal.FactorizationMachine(four, seed=np.int64(1)) as model:
@@ -109,8 +109,8 @@ def test_the_settings_of_a_grid_are_plain():
 
 def test_progress_estimates_and_sketches_take_them():
     assert Progressive(np.int64(10))._next == 10
-    plan = shoal.estimate(np.int64(10**9), dim=np.int32(4), servers=np.int64(2))
-    assert plan == shoal.estimate(10**9, dim=4, servers=2)
+    plan = shoal.tools.estimate(np.int64(10**9), dim=np.int32(4), servers=np.int64(2))
+    assert plan == shoal.tools.estimate(10**9, dim=4, servers=2)
     json.dumps(msgspec.to_builtins(plan))
 
 
@@ -188,8 +188,8 @@ def test_memory_is_a_size_everywhere(tmp_path):
     with shoal.local(memory="64 MiB") as store:
         assert store.memory == 64 << 20
     assert shoal.Tiered(tmp_path, memory="64 MiB").memory_bytes == 64 << 20
-    assert shoal.estimate(10**9, memory="64GiB") == shoal.estimate(10**9, memory=64 << 30)
-    assert shoal.estimate(10**9, tier="4GiB") == shoal.estimate(10**9, tier=4 << 30)
+    assert shoal.tools.estimate(10**9, memory="64GiB") == shoal.tools.estimate(10**9, memory=64 << 30)
+    assert shoal.tools.estimate(10**9, tier="4GiB") == shoal.tools.estimate(10**9, tier=4 << 30)
     from shoal.cluster.launch.local_cluster import slot_memory
 
     assert slot_memory("64MiB", 1024) == 1 << 16  # of launch(), launch_workers() and the clusters of Ray

@@ -93,7 +93,7 @@ def test_a_reader_made_from_the_document_alone_reads_chains(tmp_path):
         for name, columns in document.read(tmp_path / "3", filters).items():
             hashes = columns["hash"].ravel().astype(np.uint64)
             assert len(hashes) == len(store.tables[name])
-            for column, values in store.tables[name].state(shoal.unmix(hashes)).items():
+            for column, values in store.tables[name].state(shoal.data.unmix(hashes)).items():
                 np.testing.assert_array_equal(columns[column].reshape(values.shape), values)
         shard = waits.shard
         for slot in range(8):
@@ -219,7 +219,7 @@ def test_every_byte_of_a_chain_is_checked(chain, link, tmp_path):
 
 def test_compacting_gives_the_bytes_of_a_full_save(chain, tmp_path, capsys):
     chain.save(tmp_path / "whole")
-    shoal.compact(tmp_path / "2", tmp_path / "compacted")
+    shoal.checkpoint.compact(tmp_path / "2", tmp_path / "compacted")
     assert contents(tmp_path / "compacted") == contents(tmp_path / "whole")
     assert main(["compact", str(tmp_path / "2"), "--output", str(tmp_path / "by command"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -227,7 +227,7 @@ def test_compacting_gives_the_bytes_of_a_full_save(chain, tmp_path, capsys):
     assert contents(tmp_path / "by command") == contents(tmp_path / "whole")
     for link in "012":
         with pytest.raises(ValueError, match="is part of the chain"):
-            shoal.compact(tmp_path / "2", tmp_path / link)
+            shoal.checkpoint.compact(tmp_path / "2", tmp_path / link)
     for link in "012":
         shutil.rmtree(tmp_path / link)
     same_as_now(chain, tmp_path / "compacted")
@@ -272,5 +272,5 @@ def test_any_chain_comes_to_a_full_save(seed, rules, dim, slots, links, tmp_path
             before = {"track": True} if link == 0 else {"since": tmp_path / str(link - 1)}
             store.save(tmp_path / str(link), **before)
             patch.setattr(transaction.DataFileWriter, "append", real)
-            shoal.compact(tmp_path / str(link), tmp_path / f"compacted {link}", threads=2)
+            shoal.checkpoint.compact(tmp_path / str(link), tmp_path / f"compacted {link}", threads=2)
             assert contents(tmp_path / f"compacted {link}") == contents(tmp_path / f"full {link}")

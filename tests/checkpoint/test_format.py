@@ -49,8 +49,8 @@ def test_a_reader_made_from_the_document_alone_reads_what_was_saved(slots, rng, 
         assert list(read) == list(TABLES)
         for name, columns in read.items():
             hashes = columns.pop("hash").ravel()
-            np.testing.assert_array_equal(hashes, np.sort(shoal.mix(KEYS)) if name != "empty" else [])
-            state = store.tables[name].state(shoal.unmix(hashes.astype(np.uint64)))
+            np.testing.assert_array_equal(hashes, np.sort(shoal.data.mix(KEYS)) if name != "empty" else [])
+            state = store.tables[name].state(shoal.data.unmix(hashes.astype(np.uint64)))
             assert columns.keys() == state.keys()
             for column, values in columns.items():
                 np.testing.assert_array_equal(values.reshape(state[column].shape), state[column], err_msg=name)

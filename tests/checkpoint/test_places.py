@@ -120,9 +120,9 @@ def test_a_chain_of_deltas_stands_in_one_bucket(s3: str, tmp_path: Path) -> None
             store.save(tmp_path / "3", since=f"{root}/deep/2", storage_options=how)
     assert not (tmp_path / "3" / "manifest.json").exists()
     assert loaded(f"{root}/deep/2", how) == 2.0
-    shoal.compact(f"{root}/deep/2", f"{root}/whole", storage_options=how)
+    shoal.checkpoint.compact(f"{root}/deep/2", f"{root}/whole", storage_options=how)
     with pytest.raises(ValueError, match="is part of the chain"):
-        shoal.compact(f"{root}/deep/2", f"{root}/deep/../1/", storage_options=how)
+        shoal.checkpoint.compact(f"{root}/deep/2", f"{root}/deep/../1/", storage_options=how)
     place = open_dir(f"{root}/1", how)
     place.remove("manifest.json")
     with pytest.raises(shoal.CorruptionError, match=f"{root}/1/manifest.json is missing: the delta in {root}/deep/2"):
@@ -168,7 +168,7 @@ def test_a_connection_that_is_lost_while_saving_leaves_what_was_there(s3: str, w
         wire.close()
         wire.break_off()
 
-    with after_writes(7, lose), pytest.raises(shoal.StorageError, match=f"{name}/.* cannot be written"):
+    with after_writes(7, lose), pytest.raises(shoal.errors.StorageError, match=f"{name}/.* cannot be written"):
         near.save(2.0)
     assert there.place.names() == before
     assert there.value() == 1.0
@@ -188,7 +188,7 @@ def test_a_connection_that_is_lost_while_loading_loads_nothing(s3: str, wire: Wi
         fill(store, 7.0)
         wire.close()
         wire.break_off()
-        with pytest.raises(shoal.StorageError, match=f"{name}/manifest.json cannot be read"):
+        with pytest.raises(shoal.errors.StorageError, match=f"{name}/manifest.json cannot be read"):
             store.load(name, storage_options=how)
         assert np.all(store.tables["narrow"].pull(KEYS) == 7.0)
 
@@ -210,7 +210,7 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(where: Where,
     def save(value: float) -> str:
         try:
             where.save(value)
-        except shoal.SaveConflictError as error:
+        except shoal.errors.SaveConflictError as error:
             return str(error)
         return ""
 
@@ -239,7 +239,7 @@ def test_on_a_full_disk_a_save_is_refused_and_the_checkpoint_before_it_stays(tmp
                 fill(store, 2.0)
                 large = store.table("large", dim=16)
                 large.assign(KEYS, np.ones((len(KEYS), 16), np.float32))
-                with pytest.raises(shoal.StorageError, match=r"/c/\w+-\d-0\.slots cannot be written: .*; "):
+                with pytest.raises(shoal.errors.StorageError, match=r"/c/\w+-\d-0\.slots cannot be written: .*; "):
                     store.save(where.name, overwrite=True)
                 assert np.all(large.pull(KEYS) == 1.0)
             assert where.place.names() == before
@@ -255,14 +255,17 @@ def test_without_permission_a_save_or_a_load_names_the_file(tmp_path: Path) -> N
         (folder / "c").chmod(0o555)
         slots = next(path for path in (folder / "c").iterdir() if path.suffix == ".slots")
         with somebody_else():
-            with pytest.raises(shoal.StorageError, match=r"/c/.* cannot be written: Permission denied; grant"):
+            with pytest.raises(shoal.errors.StorageError, match=r"/c/.* cannot be written: Permission denied; grant"):
                 where.save(2.0)
-            with pytest.raises(shoal.StorageError, match="/d cannot be made: Permission denied"):
+            with pytest.raises(shoal.errors.StorageError, match="/d cannot be made: Permission denied"):
                 Where(folder / "d").save(2.0)
         assert where.value() == 1.0
         for path, what in ((slots, slots.name), (folder / "c" / "manifest.json", "manifest.json")):
             path.chmod(0)
-            with somebody_else(), pytest.raises(shoal.StorageError, match=f"/c/{what} cannot be read: Permission"):
+            with (
+                somebody_else(),
+                pytest.raises(shoal.errors.StorageError, match=f"/c/{what} cannot be read: Permission"),
+            ):
                 where.value()
             path.chmod(0o644)
         (folder / "c").chmod(0o755)

@@ -135,7 +135,7 @@ def test_rows_that_change_faster_than_they_are_written_end_the_save_and_not_the_
         shard.resume_writers()
         for _ in range(3):
             table.push(KEYS, ONES).result()
-        with pytest.raises(shoal.SnapshotLostError, match="faster than they were written"):
+        with pytest.raises(shoal.errors.SnapshotLostError, match="faster than they were written"):
             snapshot.section(0)
         with pytest.raises(ValueError, match="one save at a time"):
             shard.snapshot()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import checkpoint
+from shoal.checkpoint.read import load, read_chain
 from threads import refuse_threads
 
 NAMES = [f"t{i}" for i in range(12)]
@@ -173,7 +173,7 @@ def test_a_save_between_reading_the_manifest_and_the_rows_is_said_and_loads_noth
         filled(other, 1, ["t"])
         other.save(tmp_path / "c")
         filled(store, 5, ["t"])
-        real = checkpoint.read_chain
+        real = read_chain
 
         def overtaken(directory, *options):
             chain = real(directory, *options)
@@ -183,7 +183,7 @@ def test_a_save_between_reading_the_manifest_and_the_rows_is_said_and_loads_noth
                 third.save(directory, overwrite=True)
             return chain
 
-        monkeypatch.setattr(checkpoint, "read_chain", overtaken)
+        monkeypatch.setattr("shoal.store.files.read_chain", overtaken)
         with pytest.raises(shoal.CorruptionError, match="is missing"):
             store.load(tmp_path / "c")
         table = store.tables["t"]
@@ -197,13 +197,13 @@ def test_a_table_made_while_a_load_reads_is_not_given_rows_of_another_descriptio
         filled(store, 1, ["s", "t"])
         store.save(tmp_path / "c")
     with shoal.local() as store:
-        real = checkpoint.load
+        real = load
 
         def overtaken(*args, **kwargs):
             store.table("t", dim=3)
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(checkpoint, "load", overtaken)
+        monkeypatch.setattr("shoal.store.local.load_checkpoint", overtaken)
         with pytest.raises(ValueError, match=r"has dim 1,.* in the checkpoint, and dim 3,"):
             store.load(tmp_path / "c")
         assert set(store.tables) == {"t"}
@@ -214,15 +214,15 @@ def test_a_store_closed_while_a_load_reads_stays_closed(tmp_path, monkeypatch):
     with shoal.local() as store:
         filled(store, 1, ["t"])
         store.save(tmp_path / "c")
-        real = checkpoint.load
+        real = load
 
         def overtaken(*args, **kwargs):
             loaded = real(*args, **kwargs)
             store.close()
             return loaded
 
-        monkeypatch.setattr(checkpoint, "load", overtaken)
-        with pytest.raises(shoal.ClosedError):
+        monkeypatch.setattr("shoal.store.local.load_checkpoint", overtaken)
+        with pytest.raises(shoal.errors.ClosedError):
             store.load(tmp_path / "c")
         assert not store.tables
 

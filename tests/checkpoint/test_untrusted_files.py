@@ -41,7 +41,7 @@ def load_checkpoint(path):
         store.load(path)
 
 
-READ = {"export": shoal.open_export, "checkpoint": load_checkpoint, "model": models.load}
+READ = {"export": shoal.export.open, "checkpoint": load_checkpoint, "model": models.load}
 
 
 def replaced(path, kind):
@@ -86,17 +86,17 @@ def test_a_description_is_not_read_if_it_is_larger_than_any(folder, tmp_path, wh
     shutil.copytree(folder / what, tmp_path / what)
     name = "model.json" if what == "model" else "manifest.json"
     os.truncate(tmp_path / what / name, 1 << 36)  # a file without blocks
-    with pytest.raises(shoal.StorageError, match=f"{name} cannot be read: it has 68719476736 bytes, and at"):
+    with pytest.raises(shoal.errors.StorageError, match=f"{name} cannot be read: it has 68719476736 bytes, and at"):
         READ[what](tmp_path / what)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_watched_export_is_replaced_beside_what_is_no_file(folder, tmp_path, kind):
     shutil.copytree(folder / "export", tmp_path / "1")
-    with shoal.open_export(tmp_path) as export:
+    with shoal.export.open(tmp_path) as export:
         shutil.copytree(folder / "export", tmp_path / "0")
         replaced(tmp_path / "0" / "manifest.json", kind)
-        with pytest.raises(shoal.StorageError, match="not a file"):
+        with pytest.raises(shoal.errors.StorageError, match="not a file"):
             export.refresh()
         shutil.copytree(folder / "export", tmp_path / "2")
         rewritten(tmp_path / "2", lambda body: body.update(number=2))
@@ -114,7 +114,7 @@ def test_nested_json_is_a_damaged_file(folder, tmp_path, depth):
         (tmp_path / what / name).write_bytes(raw)
         with pytest.raises(shoal.CorruptionError, match=name):
             READ[what](tmp_path / what)
-    with shoal.open_export(tmp_path) as export:
+    with shoal.export.open(tmp_path) as export:
         assert export.version == 1
 
 
@@ -134,7 +134,7 @@ def test_tables_without_rows_take_no_memory_in_an_export(folder, tmp_path):
         body["tables"][0] | {"name": f"t{k}", "rows": 0, "sections": [], "files": []} for k in range(1000)
     ]))  # fmt: skip
     before = _resident()
-    with shoal.open_export(tmp_path / "e") as export:
+    with shoal.export.open(tmp_path / "e") as export:
         table = export.table("t999")
         assert not table.contains(KEYS).any()
         assert not table.pull(KEYS).any()
@@ -163,7 +163,7 @@ def test_tables_of_few_rows_take_memory_in_proportion_to_their_data(folder, tmp_
 
     rewritten(tmp_path / "e", change)
     with pytest.raises(shoal.CorruptionError, match="16384 slots take 1048576000 bytes of memory"):
-        shoal.open_export(tmp_path / "e")
+        shoal.export.open(tmp_path / "e")
 
 
 def test_rows_that_do_not_fit_in_their_bytes_are_refused_before_memory_is_reserved(folder, tmp_path):

@@ -271,9 +271,14 @@ def test_a_fit_or_a_save_that_fails_leaves_no_empty_directory(tmp_path):
 
 
 def test_a_path_that_is_not_there_is_no_damage(tmp_path):
-    for read in (shoal.LogisticRegression.load, shoal.open_export, shoal.compact):
+    for read, *more in (
+        (shoal.LogisticRegression.load,),
+        (shoal.export.open,),
+        (shoal.export.compact, tmp_path / "out"),
+        (shoal.checkpoint.compact, tmp_path / "out"),
+    ):
         with pytest.raises(FileNotFoundError, match="there is no such") as caught:
-            read(tmp_path / "no", *([tmp_path / "out"] if read is shoal.compact else []))
+            read(tmp_path / "no", *more)
         assert str(tmp_path / "no") in str(caught.value)
     with shoal.local() as store, pytest.raises(FileNotFoundError, match="no such checkpoint"):
         store.load(tmp_path / "no")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import checkpoint, cli, export
+from shoal import cli, export
+from shoal.checkpoint.format import MANIFEST
 from shoal.models import files
 from shoal.storage.output import MANIFESTS
 from shoal.tools import convert
@@ -45,7 +46,7 @@ def predict(output, *more, data="in.libsvm"):
 
 
 def test_every_kind_of_manifest_protects_its_directory():
-    assert set(MANIFESTS) == {checkpoint.MANIFEST, export.manifest.MANIFEST, files.MODEL_FILE}
+    assert set(MANIFESTS) == {MANIFEST, export.manifest.MANIFEST, files.MODEL_FILE}
 
 
 @pytest.mark.parametrize("more", [[], ["--overwrite"]])

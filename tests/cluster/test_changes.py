@@ -392,7 +392,7 @@ def interrupt_saves(run: Run, directory: Path, disturb: Callable[[], Callable[[]
                 try:
                     save()
                     stands = steps
-                except shoal.ClusterChangedError as error:
+                except shoal.errors.ClusterChangedError as error:
                     assert steps % 2 == 1, "a save that is waited for fails"
                     failures.append(str(error))
                     check(stands)

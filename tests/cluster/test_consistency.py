@@ -40,5 +40,10 @@ def test_a_reduction_that_is_none_is_refused():
 
 def test_a_lost_server_is_a_lost_connection_and_all_are_shoals():
     assert issubclass(shoal.ServerLostError, shoal.NotConnectedError)
-    for kind in (shoal.DeadlineExceededError, shoal.ProtocolError, shoal.NotConnectedError, shoal.FencedError):
+    for kind in (
+        shoal.DeadlineExceededError,
+        shoal.errors.ProtocolError,
+        shoal.NotConnectedError,
+        shoal.errors.FencedError,
+    ):
         assert issubclass(kind, shoal.ShoalError)

@@ -51,9 +51,11 @@ def test_servers_run_what_they_were_told_to_and_nothing_else(module, tmp_path):
         table.push(KEYS, np.full(200, -3, np.float32)).result()
         table.apply(module.double).result()
         assert table.reduce(module.total, np.add).tolist() == [1200.0]
-        with pytest.raises(shoal.UserCodeError, match="was sent as its source, which this server may not run"):
+        with pytest.raises(shoal.errors.UserCodeError, match="was sent as its source, which this server may not run"):
             table.apply(square).result()
-        with pytest.raises(shoal.UserCodeError, match=r"rows_of_others:total.*may not run: start all servers with"):
+        with pytest.raises(
+            shoal.errors.UserCodeError, match=r"rows_of_others:total.*may not run: start all servers with"
+        ):
             table.reduce(_renamed(module.total), np.add)
         assert (table.pull(KEYS) == 6).all()
 

@@ -422,7 +422,7 @@ def test_a_refusal_is_named_a_change_of_the_cluster_where_slots_have_moved(
         map = store.channel.map
         newest = msgspec.structs.replace(map, epoch=map.epoch + moved)
         monkeypatch.setattr("shoal.cluster.worker.cluster_store.ask_map", lambda *_: newest)
-        wanted = shoal.ClusterChangedError if moved else ProtocolError
+        wanted = shoal.errors.ClusterChangedError if moved else ProtocolError
         with pytest.raises(wanted, match="slots have moved .* load again .*refused" if moved else "^server 1 refused"):
             store.load(chains(SLOTS) / "0")
 

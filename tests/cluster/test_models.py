@@ -146,7 +146,7 @@ def test_shares_of_different_lengths_end_under_every_consistency(consistency, ba
 
 
 def test_the_solver_has_the_bits_of_a_local_store_and_workers_go_to_the_same_optimum(batches):
-    solver = shoal.DBPG(l1=2.0, blocks=4, delay=2, tolerance=1e-2, passes=60)
+    solver = shoal.models.DBPG(l1=2.0, blocks=4, delay=2, tolerance=1e-2, passes=60)
 
     def learn(share):
         def work(store):
@@ -272,9 +272,9 @@ DIFFERENT = {
         store=store, normalized=store.rank == 1
     ).fit(batches),
     "blocks is 4 on worker 0 and 8 on worker 1": lambda store, batches: shoal.LogisticRegression(
-        store=store, solver=shoal.DBPG(blocks=4 << store.rank)
+        store=store, solver=shoal.models.DBPG(blocks=4 << store.rank)
     ).fit(batches),
-    "epochs is 3 on worker 0 and 4 on worker 1": lambda store, batches: shoal.LogisticRegressionGrid(
+    "epochs is 3 on worker 0 and 4 on worker 1": lambda store, batches: shoal.models.LogisticRegressionGrid(
         {"alpha": [0.1, 0.2]}, store=store
     ).fit(batches, epochs=3 + store.rank, progress=False),
 }

@@ -300,7 +300,9 @@ def test_each_job_saves_its_tables_and_shared_ones_while_the_other_trains(tmp_pa
         two.save(tmp_path / "theirs")
         with (
             one._snapshots([(shared, "plain")], None),
-            pytest.raises(shoal.SaveConflictError, match=f"worker 0 of another job, number {one.job}, is saving"),
+            pytest.raises(
+                shoal.errors.SaveConflictError, match=f"worker 0 of another job, number {one.job}, is saving"
+            ),
         ):
             two.save(tmp_path / "late")
         for name, expected in (("before", (0.0, -0.5)), ("after", (-0.5, -1.0)), ("theirs", (-0.5, -1.0))):

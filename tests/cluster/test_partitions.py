@@ -205,7 +205,7 @@ def test_a_worker_that_cannot_reach_the_scheduler_is_fenced_and_another_takes_it
             worker = Worker(store, 1)
             worker.step()
             made.relays.begin(Fault("worker", "scheduler", "hole"))
-            with pytest.raises(shoal.FencedError):
+            with pytest.raises(shoal.errors.FencedError):
                 wait_until(worker.step, "it goes on")
             made.relays.mend()
         with shoal.connect(made.address, timeout=TIMEOUT) as store:

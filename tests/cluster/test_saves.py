@@ -118,7 +118,7 @@ def test_any_number_of_servers_writes_the_bytes_of_a_local_save_while_pushes_go_
         assert store.tables["wide"].digest() == digest
         store.load(tmp_path / "3")
         assert store.tables["wide"].digest() == digest
-    shoal.compact(tmp_path / "2", tmp_path / "whole")
+    shoal.checkpoint.compact(tmp_path / "2", tmp_path / "whole")
     same(tmp_path / "whole", alone / "3")
 
 

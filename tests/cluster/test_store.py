@@ -158,7 +158,7 @@ def by_one_process(workers, clocks, spec):
                 batch = store.key_batch(batch_of(rank, clock))
                 lists.append((batch.hashes, gradient(table.pull_unique(batch), rank, clock)))
             hashes, grads = _core.merge(lists, table.dim, pool)
-            table.push_unique(store.key_batch(shoal.unmix(hashes)), grads)
+            table.push_unique(store.key_batch(shoal.data.unmix(hashes)), grads)
         return read(table)
 
 
@@ -335,7 +335,7 @@ def test_a_store_that_is_closed_while_other_threads_call_it_is_closed_for_them(m
             assert all(begun.acquire(timeout=TIMEOUT) for _ in calls)
             store.close()
             found = dict(zip(calls, [end.result(TIMEOUT) for end in ends], strict=True))
-        assert {name: kind for name, (kind, _) in found.items() if kind is not shoal.ClosedError} == {}, found
+        assert {name: kind for name, (kind, _) in found.items() if kind is not shoal.errors.ClosedError} == {}, found
 
 
 def test_calls_that_a_leaving_worker_no_longer_waits_for_are_refused_without_a_word(made, caplog):
@@ -352,7 +352,7 @@ def test_calls_that_a_leaving_worker_no_longer_waits_for_are_refused_without_a_w
         store._scheduler.leave = leave_and_be_refused
         with store:
             raise ZeroDivisionError
-    with pytest.raises(shoal.ClosedError, match="this store was closed"):
+    with pytest.raises(shoal.errors.ClosedError, match="this store was closed"):
         pending.result()
     assert not caplog.records
 
@@ -468,9 +468,9 @@ def test_a_worker_that_was_taken_for_dead_changes_nothing_any_more(team):
     table, zombie = one.table("t", **SGD), two.table("t", **SGD)
     die()
     connect(1)
-    with pytest.raises(shoal.FencedError, match="worker 1"):
+    with pytest.raises(shoal.errors.FencedError, match="worker 1"):
         zombie.push(KEYS, ONES).result()
-    with pytest.raises(shoal.FencedError):
+    with pytest.raises(shoal.errors.FencedError):
         zombie.pull(KEYS)
     assert len(table) == 0
 
@@ -661,7 +661,7 @@ def test_the_parents_store_says_in_a_forked_child_whose_it_is(made, tmp_path):
         def work():
             for name, call in FORKED.items():
                 print(name)
-                with pytest.raises(shoal.WrongProcessError, match="fork"):
+                with pytest.raises(shoal.errors.WrongProcessError, match="fork"):
                     call(store, table, tmp_path)
             store.close()
             gc.collect()

@@ -66,7 +66,7 @@ class TestAllowedCode:
         refusal = AllowedCode().refusal(form)
         assert "'t' is optimizer_of_a_user:Momentum" in refusal
         assert "may not run: start all servers with --allow-code optimizer_of_a_user" in refusal
-        with pytest.raises(shoal.UserCodeError, match="may not run"):
+        with pytest.raises(shoal.errors.UserCodeError, match="may not run"):
             AllowedCode(["optimizer"]).check([form])
         AllowedCode().check([record(shoal.SGD())])
         for allowed in (tmp_path, "optimizer_of_a_user"):
@@ -95,7 +95,7 @@ class TestAllowedCode:
         (tmp_path / "json.py").write_text("")
         form = record(module.Momentum())
         params = {name: value for name, value in form.params.items() if not name.startswith("class.")}
-        with pytest.raises(shoal.UserCodeError, match=reason):
+        with pytest.raises(shoal.errors.UserCodeError, match=reason):
             AllowedCode([tmp_path]).check([msgspec.structs.replace(form, params=params | change)])
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import shoal
 from oracle.text import GOLDEN_RATIO, MASK, scramble, token_key
-from shoal import FeatureNames, cli
-from shoal.data import audit
+from shoal import cli
+from shoal.data import FeatureNames, audit
 from shoal.tools.planted import PlantedModel, write_log
 
 FORBIDDEN = frozenset(b' \t\r\n,"|:')
@@ -27,7 +27,7 @@ def seed(field):
 
 def token_of(field, key):
     """The token of eight bytes that has a key: the last round turned back."""
-    before = (int(shoal.unmix(np.array([key], np.uint64))[0]) + GOLDEN_RATIO) & MASK
+    before = (int(shoal.data.unmix(np.array([key], np.uint64))[0]) + GOLDEN_RATIO) & MASK
     return (before ^ seed(field)).to_bytes(8, "little")
 
 
@@ -102,7 +102,7 @@ def test_rows_of_small_tables_are_shared_as_a_slow_count_has_it(tmp_path_factory
     path.write_text("".join("1" + "".join(f" {key}:1" for key in row) + "\n" for row in rows))
     found = audit(shoal.read_libsvm(path, batch_size=5), bits=[bits])
     times = Counter(key for row in rows for key in row)
-    cell = {key: int(shoal.mix(np.array([key], np.uint64))[0]) >> (64 - bits) for key in times}
+    cell = {key: int(shoal.data.mix(np.array([key], np.uint64))[0]) >> (64 - bits) for key in times}
     held = Counter(cell.values())
     sharing = [key for key in times if held[cell[key]] > 1]
     (cells,) = found.cells

@@ -69,7 +69,7 @@ def test_libffm_criteo_and_vw_tell_theirs(tmp_path):
 
 
 def test_names_and_fields_go_together(ads):
-    names = shoal.FeatureNames()
+    names = shoal.data.FeatureNames()
     reader = shoal.read_csv(ads, label="click", numeric=["price"], names=names)
     assert told(reader.with_fields()) == told(shoal.read_csv(ads, label="click", numeric=["price"]).with_fields())
     assert sorted(names.values()) == ["ad=7", "ad=8", "ad=9", "price", "site=a", "site=b"]

@@ -104,7 +104,7 @@ def test_a_tilde_is_the_home_directory_wherever_a_path_is_taken(tmp_path, monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.libsvm").write_text("1 3:1\n0 4:1\n")
-    names = shoal.FeatureNames()
+    names = shoal.data.FeatureNames()
     with shoal.LogisticRegression() as model:
         model.fit(shoal.read_libsvm("~/a.libsvm", names=names), progress=False)
         model.fit(shoal.read_libsvm("~/*.libsvm"), progress=False)
@@ -112,13 +112,13 @@ def test_a_tilde_is_the_home_directory_wherever_a_path_is_taken(tmp_path, monkey
         model.store.save("~/ckpt")
         model.store.export("~/export")
         names.save("~/names.json")
-        shoal.report("~/model", "~/report.html")
-        with shoal.load("~/model") as loaded, shoal.open_export("~/export") as export, shoal.local() as store:
+        shoal.tools.report("~/model", "~/report.html")
+        with shoal.load("~/model") as loaded, shoal.export.open("~/export") as export, shoal.local() as store:
             assert loaded.table.digest() == model.table.digest()
             assert len(export.tables["lr"]) == 2  # the bias is 0
             store.load("~/ckpt")
             assert len(store.tables["lr"]) == 3
-    assert len(shoal.FeatureNames.load("~/names.json")) == 2
+    assert len(shoal.data.FeatureNames.load("~/names.json")) == 2
     assert main(["predict", "~/model", "--data", "~/a.libsvm", "--output", "~/p", "--quiet"]) == 0
     made = {"a.libsvm", "model", "ckpt", "export", "names.json", "report.html", "p"}
     assert {path.name for path in tmp_path.iterdir()} == made

@@ -94,7 +94,7 @@ def test_a_list_in_quotes_and_another_separator():
 
 
 def test_a_list_is_named_by_the_column_it_shares():
-    names = shoal.FeatureNames()
+    names = shoal.data.FeatureNames()
     for _ in csv(TEXT, names=names):
         pass
     assert sorted(names.values()) == ["ad=", "ad=12", "ad=7", "ad=8", "ad=9", "price"]

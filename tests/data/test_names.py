@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import shoal
 from oracle.text import Malformed, criteo_row, integer_token, libffm_row, libsvm_row, lines_of, token_key, vw_row
-from shoal import CorruptionError, FeatureNames, _core, _reader
+from shoal import CorruptionError, _core, _reader
+from shoal.data import FeatureNames
 from shoal.data.readers import READERS
 from shoal.data.spelling import encoded, joined, of_column, text_at
 from shoal.storage.checksummed_json import encode_checksummed, write_checksummed
@@ -373,7 +374,7 @@ def test_names_may_be_added_and_asked_for():
         many[2]
     with pytest.raises(ValueError, match="limit is -1"):
         FeatureNames(-1)
-    with pytest.raises(TypeError, match=r"names is a dict: pass shoal\.FeatureNames\(\)"):
+    with pytest.raises(TypeError, match=r"names is a dict: pass shoal\.data\.FeatureNames\(\)"):
         shoal.read_libsvm(__file__, names={})
 
 

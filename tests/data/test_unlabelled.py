@@ -47,7 +47,7 @@ def lines(form: str, label: Callable[[int], str | None]) -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
-def reader(form: str, path: Path, **how: Any) -> shoal.Reader:
+def reader(form: str, path: Path, **how: Any) -> shoal.data.Reader:
     if form in ("csv", "tsv"):
         schema = {name: value for name, value in COLUMNS.items() if name != "weight"}
         return shoal.read_csv(path, sep="\t" if form == "tsv" else ",", **schema, **how)

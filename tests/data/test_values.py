@@ -345,13 +345,13 @@ def test_missing_values_and_the_positive_label_may_be_numbers(tmp_path):
 def test_the_name_of_a_feature_has_the_text_of_its_value(tmp_path):
     (tmp_path / "x.csv").write_text('y,c,n\n1,True,1.0|NA|2\n0,true,1||2.00\n1,"TRUE",x\n0,1e+20,2024-05-01T00:00:00\n')
     asked = {"label": "y", "lists": {"n": "n"}}
-    names = shoal.FeatureNames()
+    names = shoal.data.FeatureNames()
     list(shoal.read_csv(tmp_path / "x.csv", **asked, names=names))
     assert sorted(names.values()) == ["c=100000000000000000000", "c=true", "n=", "n=1", "n=2", "n=2024-05-01", "n=x"]
     audit = shoal.data.audit(shoal.read_csv(tmp_path / "x.csv", **asked))
     assert (audit.texts, audit.keys, audit.shared) == (7, 7, {})
     table = pa.table({"y": [1, 0], "c": ["True", "1.0"], "n": [2.0, 1e22]})
-    names = shoal.FeatureNames()
+    names = shoal.data.FeatureNames()
     list(shoal.read_arrow(table, label="y", names=names))
     assert sorted(names.values()) == ["c=1", "c=true", "n=10000000000000000000000", "n=2"]
 

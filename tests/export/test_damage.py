@@ -35,7 +35,7 @@ def copy(whole, tmp_path):
 
 def refused(folder, name):
     with pytest.raises(shoal.CorruptionError) as caught:
-        shoal.open_export(folder)
+        shoal.export.open(folder)
     assert name in str(caught.value), caught.value
 
 
@@ -79,7 +79,7 @@ def test_a_missing_file_is_found(copy):
         path.unlink()
         refused(copy / "delta", path.name)
         path.write_bytes(good)
-    shoal.open_export(copy / "delta").close()
+    shoal.export.open(copy / "delta").close()
 
 
 def test_exchanged_files_are_found(copy):
@@ -104,7 +104,7 @@ def test_a_checkpoint_and_an_empty_folder_are_no_exports(tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "manifest.json is missing")
     with pytest.raises(FileNotFoundError, match="there is no such export"):
-        shoal.open_export(tmp_path / "nowhere")
+        shoal.export.open(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_lookups_in_unverified_garbage_stay_within_it(copy):
         for path in data_files(copy / "base"):
             good = path.read_bytes()
             path.write_bytes(good[:64] + rng.bytes(len(good) - 64))
-        with shoal.open_export(copy / "base", verify=False) as export:
+        with shoal.export.open(copy / "base", verify=False) as export:
             for table in export.tables.values():
                 table.pull(np.concatenate([KEYS, keys]))
                 with pytest.raises(shoal.CorruptionError, match="ascending"):

@@ -49,8 +49,8 @@ def test_a_chain_of_deltas_reads_what_a_whole_export_reads(tmp_path, dtype, init
             store.export(beside, dtype=dtype, overwrite=True)
             asked = np.arange(3500, dtype=np.uint64)
             with (
-                shoal.open_export(tmp_path / str(k)) as export,
-                shoal.open_export(beside) as whole,
+                shoal.export.open(tmp_path / str(k)) as export,
+                shoal.export.open(beside) as whole,
             ):
                 one, other = export.table("t"), whole.table("t")
                 np.testing.assert_array_equal(one.contains(asked), other.contains(asked))
@@ -78,7 +78,7 @@ def test_an_int8_delta_has_the_rows_that_moved_by_more_than_half_a_step(tmp_path
         table.assign(KEYS[100:200], weights[100:200] + np.float32(1e-6))
         told = store.export(tmp_path / "b", since=tmp_path / "a").tables["t"]
         assert 100 <= told.rows < 110
-        with shoal.open_export(tmp_path / "b") as export:
+        with shoal.export.open(tmp_path / "b") as export:
             assert export.table("t").dtype == "int8"
             off = np.abs(export.table("t").pull(KEYS) - table.pull(KEYS))
             assert off.max() < np.abs(weights).max() / 127
@@ -94,7 +94,7 @@ def test_an_int8_delta_has_the_rows_that_moved_by_more_than_half_a_step(tmp_path
 )
 def test_any_history_of_rows_reads_as_its_last_state(tmp_path_factory, versions):
     folder = tmp_path_factory.mktemp("h")
-    asked = shoal.unmix(np.arange(50, dtype=np.uint64))  # neighbours
+    asked = shoal.data.unmix(np.arange(50, dtype=np.uint64))  # neighbours
     with shoal.local(slots=2, threads=1) as store:
         table = store.table("t", optimizer=shoal.SGD())
         for k, rows in enumerate(versions):
@@ -102,7 +102,7 @@ def test_any_history_of_rows_reads_as_its_last_state(tmp_path_factory, versions)
             if rows:
                 table.assign(asked[list(rows)], np.array(list(rows.values()), np.float32))
             store.export(folder / str(k), dtype="float16", since=folder / str(k - 1) if k else None)
-            with shoal.open_export(folder / str(k), threads=1) as export:
+            with shoal.export.open(folder / str(k), threads=1) as export:
                 want = np.array([rows.get(i, 0.0) for i in range(50)], np.float32)
                 got = export.table("t").pull(asked).ravel()
                 np.testing.assert_array_equal(got, oracle.rounded(want, "float16"))
@@ -199,7 +199,7 @@ def test_a_delta_of_what_has_changed_is_that_of_every_row_to_the_byte(
             told = store.export(now, since=last)
             assert told.tables == compared(store, folder / f"compared{k}", last).tables
             assert written(now) == written(folder / f"compared{k}")
-            with shoal.open_export(now) as export:
+            with shoal.export.open(now) as export:
                 asked = np.arange(2500, dtype=np.uint64)
                 if dtype == "float32":
                     np.testing.assert_array_equal(export.table("t").pull(asked), store.tables["t"].pull(asked))
@@ -236,7 +236,7 @@ def test_a_delta_upon_the_last_tracked_export_looks_at_what_has_changed_alone(lo
         store.export(tmp_path / "5", since=tmp_path / "2")  # not the last one
         assert looked() == 2002
     for name, want in (("3", [3, 1, 0]), ("4", [4, 1, 0]), ("5", [4, 1, 0])):
-        with shoal.open_export(tmp_path / name) as export:
+        with shoal.export.open(tmp_path / name) as export:
             assert export.table("t").pull(KEYS[[0, 500, 1000]]).ravel().tolist() == want
 
 
@@ -255,7 +255,7 @@ def test_a_table_that_an_export_between_left_out_is_known_upon_the_one_that_has_
                 k - 1
             ]
             assert looked() < 30
-    with shoal.open_export(tmp_path / "3") as export:
+    with shoal.export.open(tmp_path / "3") as export:
         for name in "ab":
             assert export.table(name).pull(KEYS[:5]).ravel().tolist() == [1, 9, 9, 9, 1]
 
@@ -294,7 +294,7 @@ def test_what_is_not_known_of_a_base_is_found_by_comparing_and_the_base_is_check
             store.export(tmp_path / "3", since=tmp_path / "2")
         path.write_bytes(good)
         assert store.export(tmp_path / "3", since=tmp_path / "2").tables["t"].rows == 1  # nothing was forgotten
-    with shoal.open_export(tmp_path / "3") as export:
+    with shoal.export.open(tmp_path / "3") as export:
         assert export.table("t").pull(KEYS[:7]).ravel().tolist() == [5, 1, 1, 1, 1, 2, 2]
 
 
@@ -344,10 +344,10 @@ def test_a_delta_is_of_one_moment_and_the_next_has_what_was_pushed_meanwhile(hel
         assert store.export(tmp_path / "2", since=tmp_path / "1").tables["t"].rows == 220
         assert looked() < 1000
     asked = np.append(KEYS, np.arange(5000, 5010, dtype=np.uint64))
-    with shoal.open_export(tmp_path / "1") as export:
+    with shoal.export.open(tmp_path / "1") as export:
         want = [2] * 200 + [1] * 1800 + [0] * 10
         assert export.table("t").pull(asked).ravel().tolist() == want
-    with shoal.open_export(tmp_path / "2") as export:
+    with shoal.export.open(tmp_path / "2") as export:
         want = [0] * 10 + [2] * 90 + [3] * 200 + [1] * 1710
         assert export.table("t").pull(asked).ravel().tolist() == want
 
@@ -375,7 +375,7 @@ def test_tables_may_come_with_a_delta(tmp_path):
         store.export(tmp_path / "1")
         store.table("b").assign(KEYS[:5], np.ones(5, np.float32))
         store.export(tmp_path / "2", since=tmp_path / "1", tables=["b"])
-    with shoal.open_export(tmp_path / "2") as export:
+    with shoal.export.open(tmp_path / "2") as export:
         assert (len(export.table("a")), len(export.table("b"))) == (9, 5)
 
 
@@ -387,7 +387,7 @@ def test_a_moved_chain_is_read_where_it_is(tmp_path):
         table.assign(KEYS[:2], np.zeros(2, np.float32))
         store.export(tmp_path / "x" / "2", since=tmp_path / "x" / "1")
     shutil.move(tmp_path / "x", tmp_path / "y")
-    with shoal.open_export(tmp_path / "y" / "2") as export:
+    with shoal.export.open(tmp_path / "y" / "2") as export:
         assert len(export.table("a")) == 7
 
 
@@ -396,7 +396,7 @@ def test_the_newest_of_a_folder_of_exports_is_opened_and_refreshed_to(tmp_path):
         table = store.table("t", optimizer=shoal.SGD())
         table.assign(KEYS, np.ones(2000, np.float32))
         store.export(tmp_path / "9")
-        with shoal.open_export(tmp_path) as export:
+        with shoal.export.open(tmp_path) as export:
             assert export.version == 1
             assert not export.refresh()
             old = export.table("t")
@@ -415,7 +415,7 @@ def test_a_damaged_new_version_leaves_the_old_one_in_place(tmp_path):
         table = store.table("t", optimizer=shoal.SGD())
         table.assign(KEYS, np.ones(2000, np.float32))
         store.export(tmp_path / "1")
-        with shoal.open_export(tmp_path) as export:
+        with shoal.export.open(tmp_path) as export:
             table.assign(KEYS, np.full(2000, 2, np.float32))
             store.export(tmp_path / "2", since=tmp_path / "1")
             path = next((tmp_path / "2").glob("*.frozen"))
@@ -441,7 +441,7 @@ def test_readers_go_on_while_versions_change_and_see_one_version_each(tmp_path):
 
         publish(0)
         seen, errors, stop = set(), [], threading.Event()
-        with shoal.open_export(tmp_path, threads=1) as export:
+        with shoal.export.open(tmp_path, threads=1) as export:
 
             def read():
                 try:
@@ -473,7 +473,7 @@ def test_an_export_that_is_watched_follows_what_is_published(tmp_path):
         table.assign(KEYS, np.ones(2000, np.float32))
         store.export(tmp_path / "1")
         swapped = threading.Event()
-        with shoal.open_export(tmp_path) as export:
+        with shoal.export.open(tmp_path) as export:
             failed = []
             export.watch(0.01, on_swap=lambda version: swapped.set(), on_error=failed.append)
             with pytest.raises(ValueError, match="watched"):
@@ -488,7 +488,7 @@ def test_an_export_that_is_watched_follows_what_is_published(tmp_path):
             assert swapped.wait(120)
             assert export.version == 2
         with pytest.raises(ValueError, match="seconds"):
-            shoal.open_export(tmp_path).watch(0)
+            shoal.export.open(tmp_path).watch(0)
 
 
 def test_the_command_exports_checkpoints_and_inspect_tells_what_is_there(tmp_path, capsys):
@@ -515,7 +515,7 @@ def test_the_command_exports_checkpoints_and_inspect_tells_what_is_there(tmp_pat
         "every checksum matches",
     ):
         assert part in told
-    with shoal.open_export(two) as export:
+    with shoal.export.open(two) as export:
         assert export.table("a").pull(KEYS[:3]).ravel() == pytest.approx([9, 9, 9], abs=0.05)
     assert cli.main(["export", str(tmp_path / "c1"), "--output", one, "--table", "z", "--overwrite"]) == 2
     assert "no table 'z'" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from paths import GOLDEN, ROOT
 def test_an_export_of_version_1_reads_as_it_was_written(version):
     expected = json.loads((GOLDEN / "export-v1.json").read_text())
     keys = np.array(expected["keys"] + expected["absent"], np.uint64)
-    with shoal.open_export(GOLDEN / "export-v1" / version) as export:
+    with shoal.export.open(GOLDEN / "export-v1" / version) as export:
         assert set(export.tables) == set(expected["rows"][version])
         for name, table in export.tables.items():
             np.testing.assert_array_equal(table.pull(keys), np.array(expected["rows"][version][name], np.float32))

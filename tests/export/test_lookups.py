@@ -52,7 +52,7 @@ def test_lookups_read_what_the_store_reads_rounded_to_the_nearest(tmp_path, dim,
         want = table.pull(asked)
         there = table.contains(asked)
         dropped = (want == 0).all(axis=1) if init == "zeros" else np.zeros(len(asked), bool)
-    with shoal.open_export(tmp_path) as export:
+    with shoal.export.open(tmp_path) as export:
         reader = export.table("t")
         got = reader.pull(asked)
         np.testing.assert_array_equal(reader.contains(asked), there & ~dropped)
@@ -96,16 +96,16 @@ def test_lookups_read_what_the_store_reads_rounded_to_the_nearest(tmp_path, dim,
 )
 def test_every_set_of_keys_is_found_and_no_other(tmp_path_factory, hashes, others, slots, dim, dtype):
     folder = tmp_path_factory.mktemp("e")
-    keys = shoal.unmix(np.array(sorted(hashes), np.uint64))
+    keys = shoal.data.unmix(np.array(sorted(hashes), np.uint64))
     with shoal.local(slots=slots, threads=1) as store:
         table = store.table("t", dim=dim)
         if len(keys):
             table.assign(keys, np.repeat(np.arange(1, len(keys) + 1, dtype=np.float32)[:, None], dim, axis=1))
         store.export(folder, dtype={"t": dtype})
-        asked = np.concatenate([keys, shoal.unmix(np.array(others, np.uint64)), EDGES])
+        asked = np.concatenate([keys, shoal.data.unmix(np.array(others, np.uint64)), EDGES])
         want = table.pull(asked)
         there = table.contains(asked)
-    with shoal.open_export(folder, threads=1) as export:
+    with shoal.export.open(folder, threads=1) as export:
         np.testing.assert_array_equal(export.table("t").contains(asked), there)
         tolerance = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 4e-3, "int8": 1.0 if dim == 1 else 4e-3}[dtype]
         np.testing.assert_allclose(export.table("t").pull(asked), want, rtol=tolerance)
@@ -114,14 +114,14 @@ def test_every_set_of_keys_is_found_and_no_other(tmp_path_factory, hashes, other
 
 
 def test_keys_chosen_to_have_one_home_are_found_beyond_254_lines(tmp_path):
-    keys = shoal.unmix(np.arange(6000, dtype=np.uint64))
+    keys = shoal.data.unmix(np.arange(6000, dtype=np.uint64))
     with shoal.local(slots=2) as store:
         store.table("t").assign(keys, np.arange(1, 6001, dtype=np.float32))
         store.export(tmp_path)
     assert max(section[7] for section in oracle.body(tmp_path)["tables"][0]["sections"]) > 254
-    with shoal.open_export(tmp_path) as export:
+    with shoal.export.open(tmp_path) as export:
         np.testing.assert_allclose(export.table("t").pull(keys).ravel(), np.arange(1, 6001), rtol=1e-6)
-        assert not export.table("t").contains(shoal.unmix(np.arange(6000, 6100, dtype=np.uint64))).any()
+        assert not export.table("t").contains(shoal.data.unmix(np.arange(6000, 6100, dtype=np.uint64))).any()
         assert len(export.table("t")) == 6000
 
 
@@ -149,7 +149,7 @@ def test_weights_of_ftrl_are_exported_and_not_their_state(tmp_path):
         told = store.export(tmp_path)
         want = table.pull(keys)
     assert told.tables["t"].dropped == (want == 0).sum() > 0
-    with shoal.open_export(tmp_path) as export:
+    with shoal.export.open(tmp_path) as export:
         np.testing.assert_array_equal(export.table("t").pull(keys), want)
         assert (told.tables["t"].largest_error, told.tables["t"].rms_error) == (0.0, 0.0)
 
@@ -159,7 +159,7 @@ def test_a_number_beyond_float16_becomes_its_largest_and_the_error_says_so(tmp_p
         store.table("t", optimizer=shoal.SGD()).assign(np.array([7], np.uint64), np.array([1e6], np.float32))
         told = store.export(tmp_path, dtype="float16")
     assert told.tables["t"].largest_error == 1e6 - 65504
-    with shoal.open_export(tmp_path) as export:
+    with shoal.export.open(tmp_path) as export:
         assert export.table("t").pull(np.array([7], np.uint64)).tolist() == [[65504.0]]
 
 
@@ -173,7 +173,7 @@ def test_float16_is_rounded_as_numpy_rounds_it_subnormal_numbers_and_ties_too(tm
     with shoal.local() as store:
         store.table("t", optimizer=shoal.SGD()).assign(keys, numbers)
         store.export(tmp_path, dtype="float16")
-    with shoal.open_export(tmp_path) as export:
+    with shoal.export.open(tmp_path) as export:
         got = export.table("t").pull(keys).ravel()
     np.testing.assert_array_equal(got, oracle.rounded(numbers, "float16"))
 
@@ -183,9 +183,9 @@ def test_an_empty_store_and_an_empty_table_are_exported(tmp_path):
         store.export(tmp_path / "none")
         store.table("t", dim=3, init=shoal.Constant(0.5))
         store.export(tmp_path / "empty")
-    with shoal.open_export(tmp_path / "none") as export:
+    with shoal.export.open(tmp_path / "none") as export:
         assert not export.tables
-    with shoal.open_export(tmp_path / "empty") as export:
+    with shoal.export.open(tmp_path / "empty") as export:
         table = export.table("t")
         assert table.pull(EDGES).tolist() == [[0.5] * 3] * 4
         assert table.pull(np.zeros(0, np.uint64)).shape == (0, 3)
@@ -205,7 +205,7 @@ def test_some_tables_are_exported_each_with_its_dtype(tmp_path):
             store.export(tmp_path, dtype="int4", overwrite=True)
         with pytest.raises(ValueError, match="version must be"):
             store.export(tmp_path, version=-1)
-    with shoal.open_export(tmp_path) as export:
+    with shoal.export.open(tmp_path) as export:
         assert {name: table.dtype for name, table in export.tables.items()} == {"a": "float32", "b": "int8"}
         with pytest.raises(ValueError, match="has no table 'c'"):
             export.table("c")
@@ -216,13 +216,13 @@ def test_an_export_is_replaced_at_the_end_and_numbers_rise(tmp_path):
     with shoal.local() as store:
         table, keys = make(store, rows=100)
         assert store.export(folder).version == 1
-        with shoal.open_export(folder) as old:
+        with shoal.export.open(folder) as old:
             before = table.pull(keys)
             table.push(keys, np.ones((len(keys), 1), np.float32)).result()
             assert store.export(folder, overwrite=True).version == 2
             np.testing.assert_array_equal(old.table("t").pull(keys), before)  # its files are gone, its pages are not
             assert old.version == 1
-        with shoal.open_export(folder) as new:
+        with shoal.export.open(folder) as new:
             np.testing.assert_array_equal(new.table("t").pull(keys), table.pull(keys))
     assert len(list(folder.glob("*.frozen"))) == 1
 
@@ -252,7 +252,7 @@ def test_what_is_pushed_while_an_export_is_written_is_not_in_it(tmp_path, monkey
         monkeypatch.setattr(transaction.DataFileWriter, "append", append)
         store.export(tmp_path / "x", since=tmp_path / "base" if since else None)
         assert tables[0].pull(keys[100:101]).item() > 10
-        with shoal.open_export(tmp_path / "x") as export:
+        with shoal.export.open(tmp_path / "x") as export:
             for name in ("a", "b"):
                 assert np.all(export.table(name).pull(keys) == (2 if since else 1))
         store.save(tmp_path / "c", track=True)  # an export changes nothing of what saves remember
@@ -266,7 +266,7 @@ def test_a_batch_of_unique_keys_reads_in_hash_order(tmp_path):
         store.export(tmp_path)
         batch = store.key_batch(np.concatenate([keys, keys[:9]]))
         want = table.pull_unique(batch)
-    with shoal.open_export(tmp_path) as export:
+    with shoal.export.open(tmp_path) as export:
         np.testing.assert_array_equal(export.table("t").pull_unique(batch), want)
         again = export.table("t").key_batch(keys)
         np.testing.assert_array_equal(again.hashes, batch.hashes)
@@ -276,7 +276,7 @@ def test_lookups_by_many_threads_give_what_one_gives(tmp_path):
     with shoal.local() as store:
         _, keys = make(store, dim=4, rows=20000)
         store.export(tmp_path, dtype="int8")
-    with shoal.open_export(tmp_path, threads=1) as one, shoal.open_export(tmp_path, threads=4) as four:
+    with shoal.export.open(tmp_path, threads=1) as one, shoal.export.open(tmp_path, threads=4) as four:
         want = one.table("t").pull(keys)
         results = [None] * 6
 
@@ -297,8 +297,8 @@ def test_calls_are_checked(tmp_path):
         make(store, dim=2, rows=20)
         store.export(tmp_path, version=1)
     with pytest.raises(ValueError, match="threads must be at least 1"):
-        shoal.open_export(tmp_path, threads=0)
-    with shoal.open_export(tmp_path) as export:
+        shoal.export.open(tmp_path, threads=0)
+    with shoal.export.open(tmp_path) as export:
         table = export.table("t")
         with pytest.raises(TypeError, match="keys must be integers"):
             table.pull(np.array([1.0]))
@@ -313,7 +313,7 @@ def test_calls_are_checked(tmp_path):
                 pickle.dumps(thing)
         assert "t" in repr(table)
         assert "version=1" in repr(export)
-    with pytest.raises(shoal.ClosedError, match="was closed"):
+    with pytest.raises(shoal.errors.ClosedError, match="was closed"):
         export.table("t")
     assert table.pull(EDGES).shape == (4, 2)  # who holds a table goes on reading
 
@@ -369,5 +369,5 @@ def test_an_export_that_is_closed_while_it_is_refreshed_stays_closed(tmp_path):
         store.export(tmp_path / "2")
     export.refresh()
     export.closing.join()
-    with pytest.raises(shoal.ClosedError):
+    with pytest.raises(shoal.errors.ClosedError):
         _ = export.now

@@ -48,9 +48,9 @@ class There:
     def place(self, name: str) -> StorageDir:
         return open_dir(self.at(name), self.how)
 
-    def open(self, name: str = "", **more: Any) -> shoal.Export:
+    def open(self, name: str = "", **more: Any) -> shoal.export.Export:
         where = self.at(name) if name else self.url
-        return shoal.open_export(where, cache=self.cache, storage_options=self.how, threads=1, **more)
+        return shoal.export.open(where, cache=self.cache, storage_options=self.how, threads=1, **more)
 
     def export(self, store: shoal.Store, name: str, since: str | None = None, **more: Any) -> Any:
         told = None if since is None else self.at(since)
@@ -76,7 +76,7 @@ def filled(store: shoal.Store, value: float) -> shoal.Table:
     return table
 
 
-def value(export: shoal.Export) -> float:
+def value(export: shoal.export.Export) -> float:
     rows = export.table("t").pull(KEYS)
     assert np.all(rows == rows[0, 0])
     return float(rows[0, 0])
@@ -100,7 +100,7 @@ def test_an_export_on_s3_has_the_bytes_of_one_on_a_disk_and_is_read_as_that(ther
         assert told.tables["t"].rows == 500
     here = sorted(tmp_path.glob("here/*.frozen"))
     assert [path.read_bytes() for path in here] == [there.place("1").read(there.data_file("1"))]
-    with there.open("1") as export, shoal.open_export(tmp_path / "here") as same:
+    with there.open("1") as export, shoal.export.open(tmp_path / "here") as same:
         assert (export.version, export.now.directory.parent.parent) == (1, there.cache)
         np.testing.assert_array_equal(export.table("t").pull(KEYS), same.table("t").pull(KEYS))
 
@@ -239,7 +239,7 @@ def test_of_two_exports_that_race_one_is_told_and_the_other_is_whole(
     with ThreadPoolExecutor(2) as pool:
         errors = list(pool.map(export, [1, 2]))
     assert sorted(error is None for error in errors) == [False, True]
-    with shoal.open_export(where, cache=there.cache, storage_options=how) as export:
+    with shoal.export.open(where, cache=there.cache, storage_options=how) as export:
         assert value(export) == 1 + errors.index(None)
     assert len(open_dir(where, how).names()) == 2
 
@@ -296,7 +296,7 @@ def test_the_files_of_a_model_are_fetched_and_checked_too(there: There) -> None:
         (export.now.directory / name).write_bytes(b"Dense")
     with there.open() as export:
         assert export.now.layers.extra("tower.pt") == b"dense"
-    shoal.compact(there.url, there.at("2"), cache=there.cache, storage_options=there.how)
+    shoal.export.compact(there.url, there.at("2"), cache=there.cache, storage_options=there.how)
     with there.open("2") as export:
         assert (export.now.model, export.now.layers.extra("tower.pt")) == (
             {"kind": "x", "table": "t", "more_tables": []},
@@ -323,7 +323,7 @@ def test_a_connection_that_is_lost_while_fetching_leaves_no_copy(there: There, w
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "_copy", copy)
         with pytest.raises(StorageError, match=r"\.frozen"):
-            shoal.open_export(there.at("1"), cache=there.cache, storage_options=cut)
+            shoal.export.open(there.at("1"), cache=there.cache, storage_options=cut)
     assert not there.copies()
     there.open().close()
 
@@ -386,12 +386,12 @@ def test_a_compacted_chain_has_the_bytes_of_a_whole_export(tmp_path: Path, dtype
             store.export(tmp_path / str(k), dtype=dtype, since=tmp_path / str(k - 1) if k else None)
         store.export(tmp_path / "elsewhere" / "whole", dtype=dtype)
         want = table.pull(KEYS)
-    shoal.compact(tmp_path, tmp_path / "out", threads=2)
-    with shoal.open_export(tmp_path) as export:  # the compacted one is the newest
+    shoal.export.compact(tmp_path, tmp_path / "out", threads=2)
+    with shoal.export.open(tmp_path) as export:  # the compacted one is the newest
         assert (export.version, export.now.storage_dir.name, len(export.now.layers.mapped)) == (5, "out", 1)
         form = export.table("t").form
         got = export.table("t").pull(KEYS)
-    with shoal.open_export(tmp_path / "elsewhere") as export:
+    with shoal.export.open(tmp_path / "elsewhere") as export:
         same, rows = export.table("t").pull(KEYS), export.table("t").form.rows
     assert np.abs(got - want).max() <= form.largest_error + 1e-7
     if dtype == "int8":
@@ -410,13 +410,13 @@ def test_a_compacted_model_is_still_one_and_a_chain_does_not_replace_itself(tmp_
             more = ["--since", str(tmp_path / "s" / "1")] if version == 2 else []
             assert cli.main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "s" / str(version)), *more]) == 0
     with pytest.raises(ValueError, match="part of the chain"):
-        shoal.compact(tmp_path / "s", tmp_path / "s" / "1")
+        shoal.export.compact(tmp_path / "s", tmp_path / "s" / "1")
     capsys.readouterr()
     assert cli.main(["compact", str(tmp_path / "s" / "2"), "--output", str(tmp_path / "s" / "3")]) == 0
     assert "of 2 exports" in capsys.readouterr().out
-    with shoal.open_export(tmp_path / "s") as export:
+    with shoal.export.open(tmp_path / "s") as export:
         assert export.version == 3
         assert export.now.model["kind"] == "logistic regression"
         assert np.all(export.table(export.now.model["table"]).pull(KEYS) == 2)
-    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
-        shoal.compact(tmp_path / "nowhere", tmp_path / "x")
+    with pytest.raises(FileNotFoundError, match="no such export"):
+        shoal.export.compact(tmp_path / "nowhere", tmp_path / "x")

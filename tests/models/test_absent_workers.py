@@ -60,7 +60,7 @@ def test_a_fit_that_needs_all_workers_names_the_one_that_left_before(tmp_path):
         assert one_by_one(made.address, 2, work) == [True, None]
 
 
-SOLVER = shoal.DBPG(l1=0.5, blocks=4, tolerance=0, passes=30)
+SOLVER = shoal.models.DBPG(l1=0.5, blocks=4, tolerance=0, passes=30)
 
 
 def solved(store):

@@ -236,7 +236,7 @@ def test_a_copy_predicts_and_learns_on_with_the_same_bits_and_leaves_the_origina
 
 
 def test_a_model_that_was_not_fitted_and_one_of_the_solver_are_copied_whole():
-    with LogisticRegression(solver=shoal.DBPG(l1=0.5, blocks=3)) as model, copy.deepcopy(model) as other:
+    with LogisticRegression(solver=shoal.models.DBPG(l1=0.5, blocks=3)) as model, copy.deepcopy(model) as other:
         assert (other.solver, other.examples, len(other.table)) == (model.solver, 0, 0)
 
 
@@ -261,7 +261,7 @@ def test_load_reads_a_model_of_any_kind_and_says_what_else_a_directory_holds(pla
             model.store.export(tmp_path / "export")
         with pytest.raises(ValueError, match=r"is a checkpoint of tables.*store\.load"):
             shoal.load(tmp_path / "checkpoint")
-        with pytest.raises(ValueError, match=r"is an export.*shoal\.open_export"):
+        with pytest.raises(ValueError, match=r"is an export.*shoal\.export\.open"):
             shoal.load(tmp_path / "export")
         for name in ("checkpoint", "export"):
             for path in sorted((tmp_path / name).rglob("*")):
@@ -388,14 +388,14 @@ def test_models_and_metrics_show_themselves_in_notebooks(planted):
         assert "&lt;b&gt;</th><td>13 rows of 1, FTRL(alpha=0.1)" in shown
         assert "<th>validation</th>" in shown
         assert f"<th>AUC</th><td>{model.evaluate(X, y).auc:.6f}</td>" in model.evaluate(X, y)._repr_html_()
-    assert str(shoal.Metrics(logloss=0.7, auc=0.5, calibration=1, examples=1, base_rate=0.5)).endswith(
+    assert str(shoal.metrics.Metrics(logloss=0.7, auc=0.5, calibration=1, examples=1, base_rate=0.5)).endswith(
         "(1 example, 50.00 % positive)"
     )
 
 
 def test_dir_shows_what_is_public():
     assert set(shoal.__all__) <= set(dir(shoal))
-    assert {"torch", "sklearn", "serve", "convert", "__version__"} <= set(dir(shoal))
+    assert {"torch", "sklearn", "serve", "checkpoint", "__version__"} <= set(dir(shoal))
     assert all(getattr(shoal, name) is not None for name in shoal.__all__)
     assert not [name for name in dir(shoal) if name.startswith("_") and name != "__version__"]
 

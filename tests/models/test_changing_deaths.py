@@ -117,7 +117,7 @@ def work(
         try:
             with store:
                 return program(store, sizes), counted.count
-        except shoal.WorkersChangedError as change:
+        except shoal.errors.WorkersChangedError as change:
             if change.leaves:
                 return None, counted.count
         except KilledError:

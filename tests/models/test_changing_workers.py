@@ -102,7 +102,7 @@ def work(
                     found.valid = [done.valid.examples for done in passes if done.valid is not None]
                     assert len(model.history.fits) == 1
                     return found
-        except shoal.WorkersChangedError as change:
+        except shoal.errors.WorkersChangedError as change:
             if change.leaves:
                 found.left = True
                 return found
@@ -154,7 +154,7 @@ def made_classes(store: shoal.Store) -> Any:
 
 
 def made_grid(store: shoal.Store) -> Any:
-    return shoal.LogisticRegressionGrid({"alpha": [0.05, 0.1]}, store=store)
+    return shoal.models.LogisticRegressionGrid({"alpha": [0.05, 0.1]}, store=store)
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_fits_of_other_models_are_joined_as_well(
         own.batches, own.react = 0, react
         while True:
             with (
-                contextlib.suppress(shoal.WorkersChangedError),
+                contextlib.suppress(shoal.errors.WorkersChangedError),
                 shoal.connect(made.address, workers=(1, 2), threads=1, timeout=TIMEOUT) as store,
                 make(store) as model,
             ):
@@ -258,7 +258,7 @@ def test_what_an_interrupted_worker_had_left_is_continued_or_refused(
         joins = pool.submit(begin, lambda done: None)
         errors = [end.exception(2 * TIMEOUT) for end in (remains, joins)]
     if batches == 40:
-        assert all(isinstance(error, shoal.WorkerLostError) for error in errors)
+        assert all(isinstance(error, shoal.errors.WorkerLostError) for error in errors)
         assert all("has died or ended the fit early, and there is no state of it" in str(error) for error in errors)
         return
     assert errors == [None, None]
@@ -312,7 +312,7 @@ def test_a_fit_that_cannot_hand_over_its_state_is_refused(log: Path) -> None:
     with (
         cluster(1, 1) as made,
         shoal.connect(made.address, workers=(1, 2), threads=1, timeout=TIMEOUT) as store,
-        shoal.LogisticRegression(None, store, solver=shoal.DBPG()) as model,
+        shoal.LogisticRegression(None, store, solver=shoal.models.DBPG()) as model,
         pytest.raises(shoal.ShoalError, match=r"may have 1 to 2 workers, and this kind of fit needs a fixed number"),
     ):
         model.fit(shoal.read_libsvm(log), progress=False)
@@ -480,7 +480,10 @@ def test_a_launched_fit_goes_on_when_one_of_its_workers_is_killed(workers: str, 
 def test_a_command_says_what_to_do_when_the_others_do_not_come(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls = [shoal.WorkersChangedError("a worker has died", leaves=False), shoal.DeadlineExceededError("1 of 2 joined")]
+    calls = [
+        shoal.errors.WorkersChangedError("a worker has died", leaves=False),
+        shoal.DeadlineExceededError("1 of 2 joined"),
+    ]
 
     def run(_: argparse.Namespace) -> Answer:
         raise calls.pop(0)
@@ -505,7 +508,7 @@ def test_a_signal_that_comes_while_the_workers_change_counts_for_the_fit_that_co
             seen.append(interrupted())
             if len(seen) == 1:
                 signal.raise_signal(signal.SIGINT)
-                raise shoal.WorkersChangedError("a worker has died", leaves=False)
+                raise shoal.errors.WorkersChangedError("a worker has died", leaves=False)
             return Answer("", {})
 
     monkeypatch.setenv("SHOAL_WORKERS", "2:3")
@@ -516,6 +519,6 @@ def test_a_signal_that_comes_while_the_workers_change_counts_for_the_fit_that_co
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_change_of_workers_reaches_another_process(leaves: bool) -> None:
-    change = shoal.WorkersChangedError("a worker has died", leaves=leaves)
+    change = shoal.errors.WorkersChangedError("a worker has died", leaves=leaves)
     again = pickle.loads(pickle.dumps(change))
     assert (str(again), again.what, again.leaves) == (str(change), change.what, leaves)

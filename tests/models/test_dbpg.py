@@ -67,7 +67,7 @@ def test_it_goes_to_the_optimum_of_the_plain_proximal_gradient(valued, weighted,
     l1 = 3.0
     batch, _ = data(valued, weighted)
     x, y, v, best = oracle(valued, weighted, l1)
-    solver = shoal.DBPG(l1=l1, blocks=16, delay=delay, tolerance=1e-5, passes=1500)
+    solver = shoal.models.DBPG(l1=l1, blocks=16, delay=delay, tolerance=1e-5, passes=1500)
     with shoal.LogisticRegression(solver=solver) as model:
         model.fit(list(cut(batch)))
         w = weights_of(model)
@@ -84,7 +84,7 @@ def test_no_pass_makes_the_objective_worse(delay):
     l1 = 2.0
     batch, _ = data(True, False)
     x, y, v, _ = oracle(True, False, l1)
-    with shoal.LogisticRegression(solver=shoal.DBPG(l1=l1, blocks=8, delay=delay, passes=1)) as model:
+    with shoal.LogisticRegression(solver=shoal.models.DBPG(l1=l1, blocks=8, delay=delay, passes=1)) as model:
         found = [proximal.objective(x, y, v, weights_of(model), l1)]
         for _ in range(15):
             model.fit([batch])
@@ -97,7 +97,7 @@ def test_the_filter_passes_keys_over_and_ends_at_the_same_optimum():
     batch, _ = data(True, True)
     ends = {}
     for slack in (None, 0.0, 0.1, 0.5):
-        solver = shoal.DBPG(l1=8.0, slack=slack, tolerance=1e-5, passes=1500)
+        solver = shoal.models.DBPG(l1=8.0, slack=slack, tolerance=1e-5, passes=1500)
         with shoal.LogisticRegression(solver=solver) as model:
             solved = model.fit([batch]).solved
             assert solved.converged
@@ -118,7 +118,7 @@ def test_threads_and_slots_change_no_bit_of_it_and_a_second_run_repeats_it():
     for threads in (1, 3, 3):
         with (
             shoal.local(threads=threads) as store,
-            shoal.LogisticRegression(solver=shoal.DBPG(delay=2, passes=20), store=store) as model,
+            shoal.LogisticRegression(solver=shoal.models.DBPG(delay=2, passes=20), store=store) as model,
         ):
             model.fit(list(cut(batch)))
             bits.append((model.solved, weights_of(model).tobytes()))
@@ -142,7 +142,7 @@ def test_one_pass_is_that_of_the_formula():
         moved = -g / curvature
         wanted = np.sign(moved) * np.maximum(np.abs(moved) - l1 / curvature, 0)
     wanted = np.where(curvature > 0, wanted, 0)
-    with shoal.LogisticRegression(solver=shoal.DBPG(l1=l1, blocks=2, delay=1, passes=1)) as model:
+    with shoal.LogisticRegression(solver=shoal.models.DBPG(l1=l1, blocks=2, delay=1, passes=1)) as model:
         model.fit([batch])
         np.testing.assert_allclose(weights_of(model), wanted, rtol=1e-5, atol=1e-7)
         assert not model.solved.converged
@@ -150,7 +150,7 @@ def test_one_pass_is_that_of_the_formula():
 
 def test_it_starts_from_where_it_is():
     batch, _ = data(True, False)
-    with shoal.LogisticRegression(solver=shoal.DBPG(l1=2.0, tolerance=1e-3, passes=300)) as model:
+    with shoal.LogisticRegression(solver=shoal.models.DBPG(l1=2.0, tolerance=1e-3, passes=300)) as model:
         model.fit([batch])
         losses = [one.metrics.logloss for one in model.history.passes]
         w = weights_of(model)
@@ -163,7 +163,7 @@ def test_it_starts_from_where_it_is():
 
 def test_the_model_predicts_measures_saves_and_loads(tmp_path):
     batch, x = data(True, False)
-    solver = shoal.DBPG(l1=1.0, lr=0.9, passes=30)
+    solver = shoal.models.DBPG(l1=1.0, lr=0.9, passes=30)
     with shoal.LogisticRegression(solver=solver) as model:
         model.fit([batch], valid=[batch])
         margins = model.decision_function(batch)
@@ -197,7 +197,7 @@ def test_it_says_when_it_did_not_get_there(caplog):
     batch, _ = data(True, False)
     with (
         caplog.at_level(logging.WARNING, "shoal"),
-        shoal.LogisticRegression(solver=shoal.DBPG(passes=2, l1=0.1)) as model,
+        shoal.LogisticRegression(solver=shoal.models.DBPG(passes=2, l1=0.1)) as model,
     ):
         model.fit([batch])
         assert "no optimum within 2 passes" in caplog.text
@@ -207,13 +207,13 @@ def test_it_says_when_it_did_not_get_there(caplog):
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: shoal.DBPG(l1=-1.0), "l1 >= 0"),
-        (lambda: shoal.DBPG(lr=1.5), "safe up to 1"),
-        (lambda: shoal.DBPG(blocks=0), "blocks is 0"),
-        (lambda: shoal.DBPG(blocks=4, delay=4), "pass 0 to 3"),
-        (lambda: shoal.DBPG(slack=1.5), "slack is 1.5"),
-        (lambda: shoal.DBPG(tolerance=-1.0), "tolerance is -1.0"),
-        (lambda: shoal.DBPG(passes=0), "passes is 0"),
+        (lambda: shoal.models.DBPG(l1=-1.0), "l1 >= 0"),
+        (lambda: shoal.models.DBPG(lr=1.5), "safe up to 1"),
+        (lambda: shoal.models.DBPG(blocks=0), "blocks is 0"),
+        (lambda: shoal.models.DBPG(blocks=4, delay=4), "pass 0 to 3"),
+        (lambda: shoal.models.DBPG(slack=1.5), "slack is 1.5"),
+        (lambda: shoal.models.DBPG(tolerance=-1.0), "tolerance is -1.0"),
+        (lambda: shoal.models.DBPG(passes=0), "passes is 0"),
         (lambda: shoal.LogisticRegression(solver="newton"), "solver is 'newton'"),
         (lambda: shoal.LogisticRegression(shoal.FTRL(), solver="dbpg"), "its own update rule"),
     ],
@@ -242,7 +242,10 @@ def test_what_belongs_to_learning_online_is_refused():
         with pytest.raises(TypeError, match="Batch"):
             model.fit(batch)
         assert len(model.table) == 0
-    for solver, told in ((shoal.DBPG(blocks=5), "the store has 4 slots"), (shoal.DBPG(delay=4), "pass 0 to 3")):
+    for solver, told in (
+        (shoal.models.DBPG(blocks=5), "the store has 4 slots"),
+        (shoal.models.DBPG(delay=4), "pass 0 to 3"),
+    ):
         with (
             shoal.local(slots=4) as store,
             shoal.LogisticRegression(solver=solver, store=store) as model,
@@ -257,7 +260,7 @@ def test_by_default_there_are_no_more_blocks_than_slots():
     for slots, blocks in ((4, None), (4, 4), (1024, None), (1024, 128)):
         with (
             shoal.local(slots=slots) as store,
-            shoal.LogisticRegression(solver=shoal.DBPG(blocks=blocks, passes=3), store=store) as model,
+            shoal.LogisticRegression(solver=shoal.models.DBPG(blocks=blocks, passes=3), store=store) as model,
         ):
             model.fit([batch])
             found.append(weights_of(model).tobytes())

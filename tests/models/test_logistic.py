@@ -122,7 +122,7 @@ def test_weights_are_those_that_are_not_zero(rng):
         assert np.all(weights != 0)
         assert BIAS_KEY not in keys
         np.testing.assert_array_equal(model.table.pull(keys)[:, 0], weights)
-        assert np.all(np.diff(shoal.mix(keys)) > 0)
+        assert np.all(np.diff(shoal.data.mix(keys)) > 0)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_weights_are_those_that_are_not_zero(rng):
         lambda: LogisticRegression(shoal.FTRL(alpha=0.5, l1=1e9)),  # also the bias is 0
         lambda: LogisticRegression(shoal.Adagrad(), bias=False),
         lambda: LogisticRegression(shoal.FTRL(alpha=0.5, l1=2.0), normalized=True),
-        lambda: LogisticRegression(solver=shoal.DBPG(l1=2.0)),
+        lambda: LogisticRegression(solver=shoal.models.DBPG(l1=2.0)),
         lambda: shoal.FactorizationMachine(4, shoal.FTRL(alpha=0.5, l1=2.0)),
     ],
 )
@@ -425,7 +425,7 @@ def test_a_closed_model_says_so(rng):
     model.partial_fit(make_batch(rng, 10))
     model.close()
     model.close()
-    with pytest.raises(shoal.ClosedError):
+    with pytest.raises(shoal.errors.ClosedError):
         model.predict_proba(make_batch(rng, 10))
 
 

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import Batch, CorruptionError, FeatureNames, LogisticRegression, checkpoint, models
+from shoal import Batch, CorruptionError, LogisticRegression, models
+from shoal.checkpoint.format import MANIFEST
+from shoal.data import FeatureNames
 from shoal.models import Fit, Plan, files
 from shoal.storage.checksummed_json import read_checksummed, write_checksummed
 from shoal.storage.local import LocalDir
@@ -140,7 +142,7 @@ def test_the_settings_of_each_fit_are_kept_and_may_be_missing(batch, tmp_path):
     with LogisticRegression.load(tmp_path / "m") as model:
         assert model.history.fits == ()
         assert {done.features for done in model.history.passes} == {0}
-    assert shoal.report(tmp_path / "m").exists()
+    assert shoal.tools.report(tmp_path / "m").exists()
 
 
 def test_the_format_of_the_reader_is_kept(tmp_path):
@@ -222,7 +224,7 @@ def test_a_save_that_fails_leaves_the_model_that_was_there(saved, batch, monkeyp
         raise CutOffError
 
     if where == "at the checkpoint":
-        monkeypatch.setattr(checkpoint, "write_checkpoint", fail)
+        monkeypatch.setattr("shoal.store.files.write_checkpoint", fail)
     elif where == "within the checkpoint":
         monkeypatch.setattr("shoal.checkpoint.write._save_table", fail)
     else:
@@ -239,7 +241,7 @@ def test_a_save_that_fails_leaves_the_model_that_was_there(saved, batch, monkeyp
 def test_what_a_killed_save_left_behind_is_no_hindrance(saved, batch):
     expected = predictions(saved, batch)
     shutil.copytree(saved / files.read(saved).checkpoint, saved / "checkpoint-0badcafe")
-    (saved / "checkpoint-0badcafe" / checkpoint.MANIFEST).unlink()
+    (saved / "checkpoint-0badcafe" / MANIFEST).unlink()
     (saved / "tower-0badcafe.pt").write_bytes(b"half")
     (saved / ".model.json.0badcafe.tmp").write_bytes(b"{")
     np.testing.assert_array_equal(predictions(saved, batch), expected)
@@ -344,7 +346,7 @@ def test_damaged_names_are_said_and_the_model_still_loads(saved, batch, named):
     with pytest.raises(CorruptionError, match=f"{path.name} is damaged"):
         models.load_names(saved)
     with pytest.raises(CorruptionError, match=f"{path.name} is damaged"):
-        shoal.report(saved)
+        shoal.tools.report(saved)
     path.unlink()
     with pytest.raises(CorruptionError, match=f"{path.name} is missing"):
         models.load_names(saved)

@@ -74,7 +74,7 @@ def held(place: StorageDir) -> list[str]:
 
 
 def test_a_model_is_replaced_and_what_it_replaces_is_gone(place: StorageDir) -> None:
-    names = shoal.FeatureNames()
+    names = shoal.data.FeatureNames()
     names.add(np.array([3], np.uint64), ["site=a.com"])
     save(place, 1, names=names)
     assert held(place) == ["checkpoint", "model.json", "names.names"]
@@ -110,8 +110,8 @@ def test_a_model_on_s3_is_found_by_its_url_and_options(s3: str, tmp_path: Path) 
     assert shoal.models.load_names(url, storage_options=how) is None
     with pytest.raises(ValueError, match=f"{url} is a factorization machine"):
         shoal.LogisticRegression.load(url, storage_options=how)
-    assert shoal.report(url, storage_options=how) == f"{url}/report.html"
-    shoal.report(url, f"{url}.html", storage_options=how)
+    assert shoal.tools.report(url, storage_options=how) == f"{url}/report.html"
+    shoal.tools.report(url, f"{url}.html", storage_options=how)
     page = open_dir(url, how).read("report.html")
     assert open_dir(url, how).child("..").read("m.html") == page
     assert b"factorization machine" in page
@@ -141,7 +141,7 @@ def test_where_nothing_can_be_written_a_fit_says_so_before_it_learns(s3: str) ->
         yield
 
     with shoal.LogisticRegression() as model:
-        with pytest.raises(shoal.StorageError, match=r"s3://nowhere/m/\.model\.json.* cannot be written"):
+        with pytest.raises(shoal.errors.StorageError, match=r"s3://nowhere/m/\.model\.json.* cannot be written"):
             model.fit(never(), directory="s3://nowhere/m", storage_options=options(s3), progress=False)
         assert model.examples == 0
 
@@ -165,10 +165,10 @@ def test_a_cluster_saves_a_model_to_s3_and_loads_it(s3: str, tmp_path: Path) -> 
 def test_a_save_that_is_interrupted_leaves_what_was_there(
     place: StorageDir, s3: str, tmp_path: Path, count: int
 ) -> None:
-    save(place, 1, names=shoal.FeatureNames())
+    save(place, 1, names=shoal.data.FeatureNames())
     before = sorted([*place.names(), *place.subdirectories()])
     with after_writes(count, interrupt), pytest.raises(KeyboardInterrupt):
-        save(place, 0, names=shoal.FeatureNames())
+        save(place, 0, names=shoal.data.FeatureNames())
     assert sorted([*place.names(), *place.subdirectories()]) == before
     assert uploads(s3, tmp_path.name) == []
     assert told(place) == 1
@@ -188,7 +188,7 @@ def test_a_connection_that_is_lost_while_saving_leaves_what_was_there(s3: str, w
         wire.close()
         wire.break_off()
 
-    with after_writes(2, lose), pytest.raises(shoal.StorageError, match=f"{url}/.* cannot be written"):
+    with after_writes(2, lose), pytest.raises(shoal.errors.StorageError, match=f"{url}/.* cannot be written"):
         save(near, 0)
     assert told(there) == 1
     save(there, 0)
@@ -224,7 +224,7 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(
     def race(label: int) -> str:
         try:
             save(place, label)
-        except shoal.SaveConflictError as error:
+        except shoal.errors.SaveConflictError as error:
             return str(error)
         return ""
 
@@ -262,7 +262,7 @@ def test_a_save_that_comes_between_another_ones_last_steps_is_whole(
 
     at_the_model(monkeypatch, put)
     if moment == "before it is put in place":
-        with pytest.raises(shoal.SaveConflictError):
+        with pytest.raises(shoal.errors.SaveConflictError):
             save(place, 0)
     else:
         save(place, 0)

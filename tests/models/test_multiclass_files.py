@@ -50,7 +50,7 @@ def drawn() -> list[str]:
     return [str(label) for label in np.random.default_rng(1).integers(0, CLASSES, ROWS)]
 
 
-def reader(form: str, path: Path, labels: list[str], **how: Any) -> shoal.Reader:
+def reader(form: str, path: Path, labels: list[str], **how: Any) -> shoal.data.Reader:
     if form == "parquet":
         pyarrow = pytest.importorskip("pyarrow")
         from pyarrow import parquet

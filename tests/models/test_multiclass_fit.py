@@ -47,7 +47,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def reader(log: Path, batch_size: int = BATCH) -> shoal.Reader:
+def reader(log: Path, batch_size: int = BATCH) -> shoal.data.Reader:
     return shoal.read_libsvm(log, batch_size=batch_size)
 
 
@@ -279,7 +279,7 @@ def test_what_is_for_two_classes_is_refused(log: Path) -> None:
         with pytest.raises(ValueError, match="calibration is of two classes, and this model has 4"):
             model.calibrate(reader(log))
     batch = Batch(np.array([0, 1], np.float32), np.arange(3), np.array([7, 8], np.uint64), None)
-    grid = shoal.LogisticRegressionGrid({"alpha": [0.1, 0.2]})
+    grid = shoal.models.LogisticRegressionGrid({"alpha": [0.1, 0.2]})
     for binary in (shoal.LogisticRegression(), grid):
         with (
             binary,

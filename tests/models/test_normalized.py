@@ -13,7 +13,8 @@ pytest.importorskip("pyarrow")
 
 import shoal  # noqa: E402
 from cluster_standin import cluster  # noqa: E402
-from shoal import Batch, FactorizationMachine, LogisticRegression, LogisticRegressionGrid, cli, models  # noqa: E402
+from shoal import Batch, FactorizationMachine, LogisticRegression, cli, models  # noqa: E402
+from shoal.models import LogisticRegressionGrid  # noqa: E402
 from shoal.models.scales import LARGEST, OCCURRENCES, scales_name  # noqa: E402
 from stores import together  # noqa: E402
 

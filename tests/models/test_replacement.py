@@ -177,7 +177,7 @@ def test_without_a_replacement_the_others_go_on_after_a_while(log: Path) -> None
 
 def learn_grid(store: shoal.Store, log: Path) -> list[tuple[Any, ...]]:
     part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
-    grid = shoal.LogisticRegressionGrid({"alpha": [0.1, 0.2, 0.4]}, store=store)
+    grid = shoal.models.LogisticRegressionGrid({"alpha": [0.1, 0.2, 0.4]}, store=store)
     grid.fit(part, valid=part, epochs=2, progress=False)
     store.barrier()
     return [

@@ -37,7 +37,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def reader(log: Path) -> shoal.Reader:
+def reader(log: Path) -> shoal.data.Reader:
     return shoal.read_libsvm(log, batch_size=BATCH)
 
 
@@ -125,7 +125,7 @@ def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> N
                 other.fit(reader(log), directory=tmp_path / "c", resume=True, **how)
         assert learned(model) == before
     with shoal.local(slots=64) as store:
-        exact = shoal.LogisticRegression(None, store, solver=shoal.DBPG())
+        exact = shoal.LogisticRegression(None, store, solver=shoal.models.DBPG())
         with pytest.raises(ValueError, match="writes no checkpoints"):
             exact.fit(reader(log), directory=tmp_path / "d", **how)
 
@@ -157,7 +157,7 @@ def test_with_other_settings_than_it_was_begun_with_a_fit_does_not_go_on(
         assert len(model.history.passes) == 4
 
 
-def cut_off(directory: Path, data: shoal.Reader, valid: shoal.Reader | None = None, **how: Any) -> None:
+def cut_off(directory: Path, data: shoal.data.Reader, valid: shoal.data.Reader | None = None, **how: Any) -> None:
     """Leave a fit that stands behind its tenth batch."""
     with shoal.local(slots=64) as store, power_fails_behind(10):
         logistic(store).fit(data, directory=directory, checkpoint_every=1, valid=valid, progress=False, **how)

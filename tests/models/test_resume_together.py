@@ -45,7 +45,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def reader(log: Path) -> shoal.Reader:
+def reader(log: Path) -> shoal.data.Reader:
     return shoal.read_libsvm(log, batch_size=BATCH)
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal import Batch, LogisticRegression, LogisticRegressionGrid
+from shoal import Batch, LogisticRegression
 from shoal.metrics import measure
-from shoal.models import preprocessing
+from shoal.models import LogisticRegressionGrid, preprocessing
 from textbook import PressesCtrlC, Textbook, cut, make_batch
 
 
@@ -604,7 +604,7 @@ def test_the_largest_weights_come_first(rng):
             assert top_weights.tolist() == weights[order[:n]].tolist()
         with pytest.raises(ValueError, match="n is -1"):
             model.top(-1)
-        names = shoal.FeatureNames()
+        names = shoal.data.FeatureNames()
         names.add(keys[order[1:3]], ["site=a.com", "user=7"])
         texts, top_weights = model.top(4, names=names)
         assert texts == [str(keys[order[0]]), "site=a.com", "user=7", str(keys[order[3]])]

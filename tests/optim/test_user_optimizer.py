@@ -398,7 +398,7 @@ class TestCheckpoints:
             table = store.tables["t"]
             rows, digest = table.pull(EDGES), table.digest()
             assert rows.tolist() != [[0]] * 4
-            with pytest.raises(shoal.UserCodeError, match=f"optimizer is {path} version 1: .*{reason}"):
+            with pytest.raises(shoal.errors.UserCodeError, match=f"optimizer is {path} version 1: .*{reason}"):
                 table.push(EDGES, np.ones(4, np.float32))
             assert table.digest() == digest
             with pytest.raises(ValueError, match=f"{path} version 1, which cannot step here"):

@@ -268,6 +268,6 @@ def test_every_file_that_contributors_are_sent_to_is_there():
 
 def test_every_module_of_the_documentation_is_reached_from_the_package():
     code = "import shoal, sys; heavy = [m for m in ('torch', 'sklearn', 'starlette', 'pyarrow') if m in sys.modules]; "
-    code += "print(shoal.convert.read_npz_rows, shoal.serve.ServedModel, shoal.sklearn.FTRLClassifier, heavy)"
+    code += "print(shoal.tools.convert.read_npz_rows, shoal.serve.ServedModel, shoal.sklearn.FTRLClassifier, heavy)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.endswith("[]\n")

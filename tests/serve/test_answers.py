@@ -199,7 +199,7 @@ def test_a_delta_of_rows_is_served_with_the_model_of_its_base(tmp_path):
 
 def test_a_delta_of_a_model_has_all_of_its_tables(tmp_path, capsys):
     folder = exported(trained(tmp_path / "m", shoal.FactorizationMachine, dim=2), tmp_path / "e")
-    with shoal.open_export(folder) as export:
+    with shoal.export.open(folder) as export:
         first, *_ = export.tables
     more = ["--since", str(folder), "--table", first]
     assert cli.main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "e2"), *more]) == 2
@@ -397,7 +397,7 @@ def test_a_table_of_an_export_answers_reads_by_key_and_refuses_the_rest(tmp_path
         table.push(keys, np.ones((len(keys), 3), np.float32)).result()
         store.export(tmp_path)
         want = table.pull(keys[::-1])
-    with shoal.open_export(tmp_path) as export, ExportStore(export.now) as store:
+    with shoal.export.open(tmp_path) as export, ExportStore(export.now) as store:
         table = store.exported("t")
         np.testing.assert_array_equal(table.pull(keys[::-1]), want)
         assert len(table) == len(keys)
@@ -429,7 +429,7 @@ def test_a_model_whose_table_differs_from_the_exported_one_is_refused(tmp_path):
     with shoal.local(slots=8) as store:
         store.table("t", dim=3, init=shoal.Uniform(0.5, seed=2))
         store.export(tmp_path)
-    with shoal.open_export(tmp_path) as export, ExportStore(export.now) as store:
+    with shoal.export.open(tmp_path) as export, ExportStore(export.now) as store:
         with pytest.raises(ValueError, match="is exported with dim 3, and the model takes dim 2"):
             store.table("t", dim=2, init=shoal.Uniform(0.5, seed=2))
         with pytest.raises(ValueError, match="exported with init_seed 2, and the model takes init_seed 1"):

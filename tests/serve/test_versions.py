@@ -269,7 +269,7 @@ def test_nothing_is_opened_after_the_close(ctr, open_model):
     served = open_model(ctr)
     served.close()
     shutil.copytree(ctr / "3", ctr / "4")
-    with pytest.raises(shoal.ClosedError, match="was closed"):
+    with pytest.raises(shoal.errors.ClosedError, match="was closed"):
         served.reload()
 
 

@@ -418,7 +418,7 @@ def test_a_file_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     "use",
     [
         lambda url: shoal.Tiered(url, memory="1MiB"),
-        lambda url: shoal.open_export("no", cache=url),
+        lambda url: shoal.export.open("no", cache=url),
         lambda url: Journal(url),
         lambda url: Keys.load(url, "worker"),
         lambda url: parse_tier(f"{url}:1MiB"),

@@ -69,7 +69,8 @@ def writers(store: shoal.Store, root: StorageDir) -> dict[str, Callable[..., Any
                 store.save(given, wait=False, **how, **options).result()
             else:
                 source = root.child("base" if name == "compact a checkpoint" else "exported")
-                shoal.compact(where(source)[0], given, **how, **options)
+                compact = shoal.checkpoint.compact if name == "compact a checkpoint" else shoal.export.compact
+                compact(where(source)[0], given, **how, **options)
 
         return write
 

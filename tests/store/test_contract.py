@@ -136,7 +136,7 @@ def test_items_len_and_stats_tell_of_all_rows(table):
     pieces = list(table.items(batch_size=700))
     assert max(len(some) for some, _ in pieces) <= 700
     walked = np.concatenate([some for some, _ in pieces])
-    assert np.all(np.diff(shoal.mix(walked)) > 0)
+    assert np.all(np.diff(shoal.data.mix(walked)) > 0)
     np.testing.assert_array_equal(np.sort(walked), keys)
     assert all(np.all(rows == -1) for _, rows in pieces)
     stats = table.stats()
@@ -306,7 +306,7 @@ def test_a_forked_child_is_told_whose_store_it_is(store, filled):
             store.barrier,
             store.flush,
         ):
-            with pytest.raises(shoal.WrongProcessError, match="fork"):
+            with pytest.raises(shoal.errors.WrongProcessError, match="fork"):
                 call()
         store.close()
         return "told"
@@ -358,6 +358,6 @@ def test_after_close_every_call_says_so(store, filled):
     store.close()
     for name, call in CLOSED.items():
         print(name)
-        with pytest.raises(shoal.ClosedError, match="closed"):
+        with pytest.raises(shoal.errors.ClosedError, match="closed"):
             call(store, filled, batch)
     np.testing.assert_array_equal(rows[0], [-4, -6])

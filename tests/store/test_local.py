@@ -144,7 +144,7 @@ def test_what_was_pulled_before_close_stays():
         batch = store.key_batch(KEYS)
         hashes = batch.hashes
     assert np.all(rows == -1)
-    np.testing.assert_array_equal(np.sort(hashes), np.sort(shoal.mix(KEYS)))
+    np.testing.assert_array_equal(np.sort(hashes), np.sort(shoal.data.mix(KEYS)))
 
 
 def test_a_store_that_was_never_closed_is_collected_quietly():
@@ -238,6 +238,6 @@ def test_a_handle_waits_with_or_without_a_deadline():
 
 
 def test_what_is_wrong_in_the_world_is_a_shoal_error_and_no_bad_input():
-    for kind in (shoal.CorruptionError, shoal.ClosedError, shoal.WrongProcessError):
+    for kind in (shoal.CorruptionError, shoal.errors.ClosedError, shoal.errors.WrongProcessError):
         assert issubclass(kind, shoal.ShoalError)
         assert not issubclass(kind, ValueError)

@@ -13,11 +13,12 @@ from cluster_standin import described
 from shoal import _core
 from shoal._core import Op
 from shoal.cluster.worker.calls import WorkerIdentity
+from shoal.table.spec import TableSpec
 
 SLOTS = 16
 
 
-SPEC = shoal.TableSpec(name="t", dim=2, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
+SPEC = TableSpec(name="t", dim=2, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
 
 
 ME = WorkerIdentity(0, 1, 77)

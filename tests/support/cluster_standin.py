@@ -11,7 +11,6 @@ from typing import Any
 
 import zmq
 
-import shoal
 from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
 from shoal.cluster.protocol.messages import Order, ReportStream
@@ -20,6 +19,7 @@ from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.cluster.server.assignment import ServerControl
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
+from shoal.table.spec import TableSpec
 
 
 class Server:
@@ -74,7 +74,7 @@ class Server:
             raise self.error
 
 
-def described(spec: shoal.TableSpec) -> dict[str, Any]:
+def described(spec: TableSpec) -> dict[str, Any]:
     """A table in the form of the engine."""
     return {
         "dim": spec.dim,

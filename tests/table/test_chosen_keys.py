@@ -35,7 +35,7 @@ def test_colliding_keys_get_the_bits_of_a_table_that_is_cut_otherwise(dim, tmp_p
 
         store.save(tmp_path / "save")
         store.export(tmp_path / "export")
-        with shoal.local() as loaded, shoal.open_export(tmp_path / "export") as export:
+        with shoal.local() as loaded, shoal.export.open(tmp_path / "export") as export:
             loaded.load(tmp_path / "save")
             for column, values in store.tables["rows"].state(keys).items():
                 assert np.array_equal(loaded.tables["rows"].state(keys)[column], values)

@@ -293,7 +293,7 @@ def test_closing_while_others_work_ends_them_with_an_error_and_nothing_worse():
                 while True:
                     table.push(keys, np.ones((5000, 4), np.float32))
                     table.pull(keys)
-            except shoal.ClosedError:
+            except shoal.errors.ClosedError:
                 return True
 
         def close(store=store):

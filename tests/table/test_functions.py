@@ -60,7 +60,7 @@ def test_a_state_column_that_is_assigned_to_is_changed():
         table, keys = fill(store)
         table.apply(assign).result()
         assert (table.state(keys)["n"] == 5).all()
-        with pytest.raises(shoal.UserCodeError, match="no state column 'm': there is n"):
+        with pytest.raises(shoal.errors.UserCodeError, match="no state column 'm': there is n"):
             table.apply(misspell).result()
 
 
@@ -106,26 +106,28 @@ class TestBothKinds:
             table = store.table("t", optimizer=shoal.SGD(lr=1.0))
             keys = np.arange(100, dtype=np.uint64)
             table.push(keys, np.ones(100, np.float32)).result()
-            with pytest.raises(shoal.UserCodeError, match=r"(?s)failed:.*fail_at_nine.*ArithmeticError: nine"):
+            with pytest.raises(shoal.errors.UserCodeError, match=r"(?s)failed:.*fail_at_nine.*ArithmeticError: nine"):
                 table.apply(fail_at_nine).result()
-            slots = shoal.mix(keys) >> np.uint64(60)
+            slots = shoal.data.mix(keys) >> np.uint64(60)
             same = slots == slots[9]
             assert same.sum() > 1
             assert (table.pull(keys)[same] == -1).all()
-            with pytest.raises(shoal.UserCodeError, match="ArithmeticError: nine"):
+            with pytest.raises(shoal.errors.UserCodeError, match="ArithmeticError: nine"):
                 table.reduce(fail_at_nine, np.add, keys[9:10])
             table.push(keys, np.ones(100, np.float32)).result()
 
     def test_values_must_be_of_one_shape_and_numbers(self, kind):
         with opened(kind, slots=16) as store:
             table, _ = fill(store)
-            with pytest.raises(shoal.UserCodeError, match="returns a number or an array of float64 or int64, got str"):
+            with pytest.raises(
+                shoal.errors.UserCodeError, match="returns a number or an array of float64 or int64, got str"
+            ):
                 table.reduce(_text, np.add)
             with pytest.raises(ValueError, match=r"values of one shape and type, got float64\[\d+, 3\]"):
                 table.reduce(_rows, np.add)
-            with pytest.raises(shoal.UserCodeError, match="applied returned ndarray: it must change"):
+            with pytest.raises(shoal.errors.UserCodeError, match="applied returned ndarray: it must change"):
                 table.apply(_rows).result()
-            with pytest.raises(shoal.UserCodeError, match="unexpected keyword argument 'k'"):
+            with pytest.raises(shoal.errors.UserCodeError, match="unexpected keyword argument 'k'"):
                 table.reduce(number, np.add, params={"k": 1})
 
     def test_rows_that_would_not_be_finite_are_left_unchanged_and_counted(self, kind):
@@ -145,9 +147,9 @@ class TestBothKinds:
             if kind == "local":
                 return
             failed = table.apply(fail_at_nine)
-            with pytest.raises(shoal.DependencyError, match="was not executed"):
+            with pytest.raises(shoal.errors.DependencyError, match="was not executed"):
                 table.push(keys, np.ones(20, np.float32), after=failed).result()
-            with pytest.raises(shoal.UserCodeError):
+            with pytest.raises(shoal.errors.UserCodeError):
                 store.flush()  # nobody has asked for the error of `failed`
             assert (table.pull(keys) == 1).all()
 
@@ -225,7 +227,7 @@ def test_a_function_may_read_tables_but_not_change_them():
         def pushes(_, weights, state):
             other.push(keys, np.ones((len(keys), 3), np.float32))
 
-        with pytest.raises(shoal.UserCodeError, match="may not change, save or sweep a table"):
+        with pytest.raises(shoal.errors.UserCodeError, match="may not change, save or sweep a table"):
             table.apply(pushes).result()
 
 
@@ -300,16 +302,18 @@ class TestAllowed:
         path = {"path": "functions_of_a_user:double"}
         source = {"name": "f", "source": "def f(keys, weights, state): return 1"}
         nothing, listed = AllowedCode(), AllowedCode([tmp_path, "source"])
-        with pytest.raises(shoal.UserCodeError, match="may not run: start all servers with --allow-code functions"):
+        with pytest.raises(
+            shoal.errors.UserCodeError, match="may not run: start all servers with --allow-code functions"
+        ):
             nothing.function(path)
-        with pytest.raises(shoal.UserCodeError, match="may not run: start all servers with --allow-code source"):
+        with pytest.raises(shoal.errors.UserCodeError, match="may not run: start all servers with --allow-code source"):
             nothing.function(source)
         assert listed.function(path).__name__ == "double"
         assert listed.function(source)(None, None, None) == 1
         for wrong in ("functions_of_a_user:os.system", "functions_of_a_user:missing", "functions_of_a_user:np.add"):
-            with pytest.raises(shoal.UserCodeError, match="has no such function"):
+            with pytest.raises(shoal.errors.UserCodeError, match="has no such function"):
                 listed.function({"path": wrong})
-        with pytest.raises(shoal.UserCodeError, match="may not run"):
+        with pytest.raises(shoal.errors.UserCodeError, match="may not run"):
             listed.function({"path": "os:system"})
 
     def test_a_process_without_a_resolver_runs_nothing_that_others_describe(self):

@@ -110,7 +110,7 @@ def test_a_local_store_is_a_job_of_one_worker():
         store.barrier(timeout=0.0)
         assert store.clock == 2
     for call in (store.tick, store.barrier):
-        with pytest.raises(shoal.ClosedError):
+        with pytest.raises(shoal.errors.ClosedError):
             call()
 
 

@@ -72,7 +72,7 @@ def test_one_key_more_is_the_batch_of_them_all_for_blocks_and_threads_of_any_siz
 @pytest.mark.parametrize("distinct", [1, 1000, 2**64 - 1])
 def test_batches_of_every_size_are_what_numpy_makes_of_them(n, distinct, rng):
     keys = rng.integers(0, distinct, n, np.uint64, endpoint=distinct > 1)
-    hashes, inverse = np.unique(shoal.mix(keys), return_inverse=True)
+    hashes, inverse = np.unique(shoal.data.mix(keys), return_inverse=True)
     for threads, slots in ((1, 1024), (2, 2), (2, 16384)):
         with shoal.local(threads=threads, slots=slots) as store:
             batch = store.key_batch(keys)
@@ -90,7 +90,7 @@ def test_adversarial_batches_are_sorted_too(keys, rng):
     keys = rng.permutation(np.concatenate([keys, keys[::3]]))
     with shoal.local(threads=2) as store:
         batch = store.key_batch(keys)
-        hashes, inverse = np.unique(shoal.mix(keys), return_inverse=True)
+        hashes, inverse = np.unique(shoal.data.mix(keys), return_inverse=True)
         np.testing.assert_array_equal(batch.hashes, hashes)
         np.testing.assert_array_equal(batch.inverse, inverse)
 
@@ -212,10 +212,10 @@ def test_keys_of_another_kind_are_refused(keys):
 @given(keys=any_keys)
 @example(keys=EDGES)
 def test_mix_is_a_bijection_and_unmix_its_inverse(keys):
-    hashes = shoal.mix(keys)
+    hashes = shoal.data.mix(keys)
     assert hashes.tolist() == [mix(int(k)) for k in keys]
-    np.testing.assert_array_equal(shoal.unmix(hashes), keys)
-    assert shoal.unmix(keys).tolist() == [unmix(int(h)) for h in keys]
+    np.testing.assert_array_equal(shoal.data.unmix(hashes), keys)
+    assert shoal.data.unmix(keys).tolist() == [unmix(int(h)) for h in keys]
 
 
 def test_mix_is_pinned_by_golden_numbers():
@@ -226,9 +226,11 @@ def test_mix_is_pinned_by_golden_numbers():
         2**63: 0x481EC0A212A9F3DB,
         LAST_KEY: 0xE4D971771B652C20,
     }
-    got = shoal.mix(np.array(list(golden), np.uint64))
+    got = shoal.data.mix(np.array(list(golden), np.uint64))
     assert {k: hex(int(h)) for k, h in zip(golden, got, strict=True)} == {k: hex(h) for k, h in golden.items()}
 
 
 def test_mix_takes_int64_bit_for_bit():
-    np.testing.assert_array_equal(shoal.mix(np.array([-1], np.int64)), shoal.mix(np.array([LAST_KEY], np.uint64)))
+    np.testing.assert_array_equal(
+        shoal.data.mix(np.array([-1], np.int64)), shoal.data.mix(np.array([LAST_KEY], np.uint64))
+    )

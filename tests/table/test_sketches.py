@@ -34,7 +34,7 @@ def uint64(*keys):
 @given(updates, st.sampled_from([(1, 1), (3, 2), (300, 3), (2000, 7)]), st.integers(0, 5))
 def test_counters_and_estimates_are_those_of_the_oracle(store, given_updates, shape, seed):
     width, depth = shape
-    sketch = shoal.CountMin(store, f"property {shape} {seed}", width=width, depth=depth, seed=seed)
+    sketch = shoal.sketches.CountMin(store, f"property {shape} {seed}", width=width, depth=depth, seed=seed)
     sketch.table.erase(np.arange(100))
     oracle = sketches.CountMin(seed, depth, width)
     truth = {0: 0, 5: 0}
@@ -57,7 +57,7 @@ def test_counters_and_estimates_are_those_of_the_oracle(store, given_updates, sh
 def test_errors_are_within_the_bounds(store):
     random = np.random.default_rng(1)
     keys = random.zipf(1.2, 200_000).astype(np.uint64)
-    sketch = shoal.CountMin(store, "bounds", epsilon=1e-3, delta=1e-2)
+    sketch = shoal.sketches.CountMin(store, "bounds", epsilon=1e-3, delta=1e-2)
     sketch.update(keys)
     sketch.flush().result()
     asked, counts = np.unique(keys, return_counts=True)
@@ -71,7 +71,7 @@ def test_errors_are_within_the_bounds(store):
 
 
 def test_a_query_of_few_keys_reads_few_blocks(store):
-    sketch = shoal.CountMin(store, "few", width=100_000, depth=4)
+    sketch = shoal.sketches.CountMin(store, "few", width=100_000, depth=4)
     keys = np.arange(1000)
     sketch.update(keys, np.arange(1000) + 1)
     sketch.flush().result()
@@ -84,7 +84,7 @@ def test_a_query_of_few_keys_reads_few_blocks(store):
 
 def test_blocks_without_counts_are_not_sent():
     with shoal.local() as store:
-        sketch = shoal.CountMin(store, "s", width=10_000, depth=3)
+        sketch = shoal.sketches.CountMin(store, "s", width=10_000, depth=3)
         sketch.flush().result()
         assert len(sketch.table) == 0
         sketch.update(uint64(7))
@@ -94,14 +94,14 @@ def test_blocks_without_counts_are_not_sent():
 
 
 def test_negative_counts_take_back_earlier_ones(store):
-    sketch = shoal.CountMin(store, "window", width=50, depth=3)
+    sketch = shoal.sketches.CountMin(store, "window", width=50, depth=3)
     old, new = np.arange(30), np.arange(20, 60)
     sketch.update(old)
     sketch.flush().result()
     sketch.update(new)
     sketch.update(old, -np.ones(30, np.int64))
     sketch.flush().result()
-    other = shoal.CountMin(store, "new", width=50, depth=3)
+    other = shoal.sketches.CountMin(store, "new", width=50, depth=3)
     other.update(new)
     np.testing.assert_array_equal(sketch.counters(), other.counters())
 
@@ -123,7 +123,7 @@ def test_threads_do_not_change_the_counters():
 
 def test_threads_that_update_flush_and_read_lose_and_double_nothing():
     with shoal.local(threads=1) as store:
-        sketch = shoal.CountMin(store, "s", width=64, depth=2)
+        sketch = shoal.sketches.CountMin(store, "s", width=64, depth=2)
         seen: list[int] = []
 
         def count():
@@ -147,7 +147,7 @@ def test_threads_that_update_flush_and_read_lose_and_double_nothing():
 @pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.ASP()])
 def test_workers_share_a_sketch(consistency):
     def work(store):
-        sketch = shoal.CountMin(store, "s", width=500, depth=4)
+        sketch = shoal.sketches.CountMin(store, "s", width=500, depth=4)
         sketch.update(np.arange(1000) * (store.rank + 1))
         sketch.flush().result()
         store.tick()
@@ -162,30 +162,30 @@ def test_workers_share_a_sketch(consistency):
 
 
 def test_a_sketch_of_another_shape_is_refused_on_every_store(store, tmp_path):
-    shoal.CountMin(store, "shape", width=1000, depth=3, seed=4)
-    shoal.CountMin(store, "shape", width=1000, depth=3, seed=4)
+    shoal.sketches.CountMin(store, "shape", width=1000, depth=3, seed=4)
+    shoal.sketches.CountMin(store, "shape", width=1000, depth=3, seed=4)
     for how in ({"width": 1000, "depth": 3}, {"width": 750, "depth": 4, "seed": 4}):
         with pytest.raises(ValueError, match="sketch 'shape' exists with width 1000, depth 3 and seed 4, not"):
-            shoal.CountMin(store, "shape", **how)
+            shoal.sketches.CountMin(store, "shape", **how)
 
 
 def test_another_worker_with_another_shape_is_refused():
     with cluster(1, 1, slots=16) as made, joined(made.address, 2, consistency=shoal.ASP()) as (first, second):
-        shoal.CountMin(first, "s", width=1000, depth=3)
+        shoal.sketches.CountMin(first, "s", width=1000, depth=3)
         with pytest.raises(ValueError, match="sketch 's' exists with width 1000, depth 3 and seed 0, not 999, 3"):
-            shoal.CountMin(second, "s", width=999, depth=3)
+            shoal.sketches.CountMin(second, "s", width=999, depth=3)
 
 
 def test_checkpoints_keep_sketches(tmp_path):
     with shoal.local(slots=16) as store:
-        sketch = shoal.CountMin(store, "s", width=1000, depth=3)
+        sketch = shoal.sketches.CountMin(store, "s", width=1000, depth=3)
         sketch.update(np.arange(5000))
         sketch.flush().result()
         store.save(tmp_path / "c")
         expected = sketch.counters()
     with shoal.local(slots=64) as store:
         store.load(tmp_path / "c")
-        sketch = shoal.CountMin(store, "s", width=1000, depth=3)
+        sketch = shoal.sketches.CountMin(store, "s", width=1000, depth=3)
         np.testing.assert_array_equal(sketch.counters(), expected)
         sketch.update(np.arange(5000))
         np.testing.assert_array_equal(sketch.counters(), 2 * expected)
@@ -193,9 +193,9 @@ def test_checkpoints_keep_sketches(tmp_path):
 
 def test_sketches_are_merged(store):
     with shoal.local() as other_store:
-        first = shoal.CountMin(store, "first", width=300, depth=3)
-        second = shoal.CountMin(other_store, "second", width=300, depth=3)
-        both = shoal.CountMin(store, "both", width=300, depth=3)
+        first = shoal.sketches.CountMin(store, "first", width=300, depth=3)
+        second = shoal.sketches.CountMin(other_store, "second", width=300, depth=3)
+        both = shoal.sketches.CountMin(store, "both", width=300, depth=3)
         for sketch, keys in ((first, np.arange(50)), (second, np.arange(25, 90))):
             sketch.update(keys)
             both.update(keys)
@@ -207,7 +207,7 @@ def test_sketches_are_merged(store):
         first.merge(first)
         np.testing.assert_array_equal(first.counters(), 2 * both.counters())
         with pytest.raises(ValueError, match="cannot be merged"):
-            first.merge(shoal.CountMin(store, "others", width=301, depth=3))
+            first.merge(shoal.sketches.CountMin(store, "others", width=301, depth=3))
         with pytest.raises(TypeError, match="merges another CountMin, got dict"):
             first.merge({})
 
@@ -232,13 +232,13 @@ def test_sketches_are_merged(store):
 def test_descriptions_that_do_not_fit_are_refused(how, message):
     with shoal.local() as store:
         with pytest.raises(ValueError, match=message):
-            shoal.CountMin(store, "s", **how)
+            shoal.sketches.CountMin(store, "s", **how)
         assert not store.tables
 
 
 def test_wrong_arguments_are_refused_and_count_nothing():
     with shoal.local() as store:
-        sketch = shoal.CountMin(store, "s", width=10, depth=2)
+        sketch = shoal.sketches.CountMin(store, "s", width=10, depth=2)
         for counts in (np.ones(2), np.ones(2, np.int32), ["a", "b"]):
             with pytest.raises(TypeError, match="takes counts as int64, got"):
                 sketch.update(np.arange(2), counts)
@@ -253,9 +253,9 @@ def test_wrong_arguments_are_refused_and_count_nothing():
         assert sketch.total() == 0
         store.table("floats", dim=256)
         with pytest.raises(ValueError, match="table 'floats' exists with optimizer"):
-            shoal.CountMin(store, "floats", width=10, depth=2)
+            shoal.sketches.CountMin(store, "floats", width=10, depth=2)
     for call in (lambda: sketch.update([1]), sketch.flush, sketch.total):
-        with pytest.raises(shoal.ClosedError):
+        with pytest.raises(shoal.errors.ClosedError):
             call()
 
 
@@ -278,13 +278,13 @@ def test_the_native_functions_check_their_arguments():
 def test_a_sketch_that_does_not_fit_into_memory_leaves_no_table():
     with shoal.local(threads=1) as store:
         with pytest.raises(MemoryError):
-            shoal.CountMin(store, "huge", width=1 << 34, depth=63)
+            shoal.sketches.CountMin(store, "huge", width=1 << 34, depth=63)
         assert "huge" not in store.tables
 
 
 def test_a_query_of_few_keys_reads_few_blocks_and_estimates_the_same(rng, monkeypatch):
     with shoal.local(threads=1) as store:
-        sketch = shoal.CountMin(store, "clicks", width=1 << 14, depth=3)
+        sketch = shoal.sketches.CountMin(store, "clicks", width=1 << 14, depth=3)
         keys = rng.integers(0, 2**64, 100_000, dtype=np.uint64)
         sketch.update(keys)
         sketch.flush().result()

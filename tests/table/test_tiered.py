@@ -15,6 +15,7 @@ import pytest
 import shoal
 from forks import in_child
 from oracle.hashing import LAST_KEY, keys_of
+from shoal.table.spec import TableSpec
 
 ADAGRAD = shoal.Adagrad(lr=0.1)
 MEMORY = 200_000
@@ -129,7 +130,7 @@ def test_reductions_and_functions_of_users(tmp_path):
             == tiered.apply(tilt, keys, params={"by": 0.5}).result()
         )
         assert_equal(stores)
-    with pytest.raises(shoal.UserCodeError, match="on purpose"):
+    with pytest.raises(shoal.errors.UserCodeError, match="on purpose"):
         tiered.apply(fail).result()
     assert_equal(stores)
     assert plain.decay(0.5) == tiered.decay(0.5)
@@ -187,7 +188,7 @@ def test_exports_have_all_rows(tmp_path):
     train(stores, np.random.default_rng(5), 40)
     for name, store in zip(("plain", "tiered"), stores, strict=True):
         store.export(tmp_path / name)
-    with shoal.open_export(tmp_path / "plain") as one, shoal.open_export(tmp_path / "tiered") as other:
+    with shoal.export.open(tmp_path / "plain") as one, shoal.export.open(tmp_path / "tiered") as other:
         assert len(one.table("t")) == len(other.table("t"))
         np.testing.assert_array_equal(one.table("t").pull(KEYS), other.table("t").pull(KEYS))
 
@@ -229,7 +230,7 @@ def test_prefetched_rows_are_read_once_and_change_no_bit(tmp_path):
     assert tier.prefetched > 0.9 * missed  # not those of the first batch, and those evicted meanwhile
     assert tier.reads - before.reads < 1.1 * missed
     stores[1].close()
-    with pytest.raises(shoal.ClosedError):
+    with pytest.raises(shoal.errors.ClosedError):
         tiered.prefetch(KEYS)
 
 
@@ -293,11 +294,11 @@ def test_what_cannot_be_tiered_is_refused(tmp_path):
         with pytest.raises(ValueError, match=r"storage None instead of .*: make it with its storage first"):
             store.table("u", dim=2, storage=storage)
         (tmp_path / "file").touch()
-        with pytest.raises(shoal.StorageError, match=r"the tier of a table cannot be in .*file: .*File exists"):
+        with pytest.raises(shoal.errors.StorageError, match=r"the tier of a table cannot be in .*file: .*File exists"):
             store.table("file", dim=4, storage=shoal.Tiered(tmp_path / "file", memory="8MiB"))
         with pytest.raises(TypeError, match="path must be that of a directory, got 5"):
             shoal.Tiered(5, memory="8MiB")  # type: ignore[arg-type]
-        with pytest.raises(shoal.StorageError, match="cannot be created"):
+        with pytest.raises(shoal.errors.StorageError, match="cannot be created"):
             store.table("v", storage=shoal.Tiered("/proc", memory="1MiB"))
         with pytest.raises(TypeError, match=r"must be a shoal.Tiered, got '/data': pass shoal.Tiered\('/data', memory"):
             store.table("v", storage="/data")
@@ -326,7 +327,7 @@ def test_the_step_of_an_optimizer_may_not_use_a_tiered_table(tmp_path):
         def ask(keys, weights, state):
             return table.pull(keys).sum()
 
-        with pytest.raises(shoal.UserCodeError, match="may not use a tiered table"):
+        with pytest.raises(shoal.errors.UserCodeError, match="may not use a tiered table"):
             table.reduce(ask, np.add)
 
 
@@ -362,7 +363,7 @@ def test_damage_is_named_and_disk_space_is_given_back(tmp_path):
     os.pwrite(file, before, 8192)
     assert_equal(stores)
     os.ftruncate(file, 4096)
-    with pytest.raises(shoal.StorageError, match="was truncated"):
+    with pytest.raises(shoal.errors.StorageError, match="was truncated"):
         stores[1].tables["t"].digest()
     os.close(file)
     stores[1].close()
@@ -390,7 +391,7 @@ def test_a_forked_child_leaves_the_rows_of_its_parent(tmp_path):
     tiered = stores[1]
 
     def work():
-        with pytest.raises(shoal.WrongProcessError):
+        with pytest.raises(shoal.errors.WrongProcessError):
             tiered.tables["t"].pull(KEYS[:10])
         tiered.close()
         return "closed"
@@ -414,7 +415,7 @@ for first in range(0, 40_000, 200):
     grads = rng.normal(size=(200, 8)).astype(np.float32)
     try:
         table.push(keys, grads).result()
-    except shoal.StorageError as error:
+    except shoal.errors.StorageError as error:
         assert "cannot write" in str(error) and sys.argv[1] in str(error) and "no row is lost" in str(error), error
         failed += 1
         if failed == 2:
@@ -474,7 +475,7 @@ def test_after_a_kill_nothing_is_left_but_the_checkpoint(tmp_path):
 
 def test_a_cluster_refuses_a_storage(tmp_path):
     refuse = shoal.Store._make_tiered
-    spec = shoal.TableSpec(name="t", dim=1, optimizer=shoal.FTRL(), init=shoal.Zeros(), dtype="float32", seed=0)
+    spec = TableSpec(name="t", dim=1, optimizer=shoal.FTRL(), init=shoal.Zeros(), dtype="float32", seed=0)
     with pytest.raises(
         ValueError, match=r"a storage is that of a table of shoal.local\(\); start the servers .* with --tier"
     ):

@@ -11,7 +11,7 @@ import shoal
 from shoal.tools import sizing
 from tiers import long_after
 
-RATES = shoal.Rates(
+RATES = shoal.tools.Rates(
     inserts_per_second=4e6,
     pulls_per_second=5e7,
     pushes_per_second=4e7,
@@ -47,7 +47,7 @@ def filled(store, keys, **description):
     ids=str,
 )
 def test_memory_and_checkpoint_are_within_a_tenth_of_those_of_a_table_that_is_made(keys, description, tmp_path):
-    plan = shoal.estimate(keys, **description)
+    plan = shoal.tools.estimate(keys, **description)
     with shoal.local() as store:
         table = filled(store, keys, **description)
         assert plan.table_bytes == pytest.approx(table.stats().bytes, rel=0.1)
@@ -59,49 +59,49 @@ def test_memory_and_checkpoint_are_within_a_tenth_of_those_of_a_table_that_is_ma
 
 @pytest.mark.parametrize(("keys", "slots"), [(200_000, 16), (KEYS, 4096)])
 def test_more_slots_and_fewer_are_counted(keys, slots):
-    plan = shoal.estimate(keys, slots=slots)
+    plan = shoal.tools.estimate(keys, slots=slots)
     with shoal.local(slots=slots) as store:
         assert plan.table_bytes == pytest.approx(filled(store, keys).stats().bytes, rel=0.1)
 
 
 def test_servers_are_as_many_as_their_memory_asks_for():
-    one = shoal.estimate(10**9)
+    one = shoal.tools.estimate(10**9)
     assert (one.servers, round(one.bytes_per_key, 1), one.row_bytes) == (1, 19.5, 8)
     assert one.table_bytes < one.server_bytes < one.table_bytes * 1.02
     for gib, servers in ((64, 1), (24, 1), (16, 2), (4, 5)):
-        plan = shoal.estimate(10**9, memory=gib << 30)
+        plan = shoal.tools.estimate(10**9, memory=gib << 30)
         assert plan.servers == servers
         assert plan.server_bytes <= (gib << 30) * 15 / 16
         assert plan.table_bytes == one.table_bytes
-    assert shoal.estimate(10**9, memory=one.server_bytes).servers == 2  # a sixteenth is the system's
-    assert shoal.estimate(10**9, memory=one.server_bytes * 16 // 15 + 16).servers == 1
+    assert shoal.tools.estimate(10**9, memory=one.server_bytes).servers == 2  # a sixteenth is the system's
+    assert shoal.tools.estimate(10**9, memory=one.server_bytes * 16 // 15 + 16).servers == 1
     with pytest.raises(ValueError, match="choose more slots, or larger servers"):
-        shoal.estimate(10**12, memory=1 << 30)
-    assert shoal.estimate(10**12, memory=2 << 30, slots=16384).servers > 8192
+        shoal.tools.estimate(10**12, memory=1 << 30)
+    assert shoal.tools.estimate(10**12, memory=2 << 30, slots=16384).servers > 8192
 
 
 def test_copies_take_as_much_memory_as_the_rows_and_more_servers():
-    alone, twice = (shoal.estimate(10**9, servers=4, replicas=replicas) for replicas in (0, 1))
+    alone, twice = (shoal.tools.estimate(10**9, servers=4, replicas=replicas) for replicas in (0, 1))
     share = alone.table_bytes // 4
     assert twice.table_bytes == alone.table_bytes
     assert twice.server_bytes - alone.server_bytes == pytest.approx(share, rel=1e-6)
-    assert shoal.estimate(10**6, replicas=2).servers == 3
-    assert shoal.estimate(10**6, replicas=2, memory=8 << 30).servers == 3
-    few, many = (shoal.estimate(10**9, replicas=replicas, memory=8 << 30).servers for replicas in (0, 1))
+    assert shoal.tools.estimate(10**6, replicas=2).servers == 3
+    assert shoal.tools.estimate(10**6, replicas=2, memory=8 << 30).servers == 3
+    few, many = (shoal.tools.estimate(10**9, replicas=replicas, memory=8 << 30).servers for replicas in (0, 1))
     assert 2 * few - 1 <= many <= 2 * few + 1
     with pytest.raises(ValueError, match="replicas=2 takes more than 2 servers, got servers=2"):
-        shoal.estimate(10**6, servers=2, replicas=2)
+        shoal.tools.estimate(10**6, servers=2, replicas=2)
 
 
 def test_times_are_rates_times_rows_shared_by_the_servers():
-    plan = shoal.estimate(10**9, rates=RATES, examples=4 * 10**9, features=10)
+    plan = shoal.tools.estimate(10**9, rates=RATES, examples=4 * 10**9, features=10)
     assert plan.fill_seconds == 250
     assert plan.pass_seconds == pytest.approx(4e10 * (1 / 5e7 + 1 / 4e7))
     assert plan.save_seconds == pytest.approx(16e9 / 5e8, rel=0.01)
     assert plan.load_seconds == pytest.approx(20, rel=0.01)
-    four = shoal.estimate(10**9, rates=RATES, examples=4 * 10**9, features=10, servers=4)
+    four = shoal.tools.estimate(10**9, rates=RATES, examples=4 * 10**9, features=10, servers=4)
     assert (four.fill_seconds, four.pass_seconds) == (250 / 4, plan.pass_seconds / 4)
-    assert shoal.estimate(10**9).fill_seconds is None
+    assert shoal.tools.estimate(10**9).fill_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_times_are_rates_times_rows_shared_by_the_servers():
 )
 def test_what_makes_no_table_is_refused(asked, told):
     with pytest.raises(ValueError, match=told):
-        shoal.estimate(**asked)
+        shoal.tools.estimate(**asked)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "fast"])
 def test_a_rate_is_a_number_above_0(value):
     with pytest.raises(ValueError, match="pulls_per_second must be a number above 0"):
-        shoal.Rates(
+        shoal.tools.Rates(
             inserts_per_second=1,
             pulls_per_second=value,
             pushes_per_second=1,
@@ -137,7 +137,7 @@ def test_a_rate_is_a_number_above_0(value):
 
 
 def test_rates_are_measured_and_leave_nothing_behind(tmp_path):
-    rates = shoal.measure_rates(dim=4, optimizer=shoal.Adagrad(), directory=tmp_path, sample_bytes=4 << 20)
+    rates = shoal.tools.measure_rates(dim=4, optimizer=shoal.Adagrad(), directory=tmp_path, sample_bytes=4 << 20)
     assert all(getattr(rates, name) > 1000 for name in rates.__slots__)
     assert list(tmp_path.iterdir()) == []
     assert sizing.SAMPLE_BYTES > 64 << 20  # beyond caches
@@ -150,7 +150,7 @@ def cli(*arguments):
 
 
 def test_the_command_tells_memory_servers_checkpoint_and_time(tmp_path):
-    plan = shoal.estimate(2 * 10**9, dim=16, optimizer=shoal.Adagrad(), memory=24 << 30, rates=RATES)
+    plan = shoal.tools.estimate(2 * 10**9, dim=16, optimizer=shoal.Adagrad(), memory=24 << 30, rates=RATES)
     rates = tmp_path / "rates.json"
     rates.write_text(json.dumps({"rates": {name: getattr(RATES, name) for name in RATES.__slots__}}))
     asked = ["--keys", "2e9", "--dim", 16, "--optimizer", "adagrad", "--memory", "24GiB", "--rates", rates]
@@ -211,7 +211,7 @@ def test_a_file_without_rates_is_named(tmp_path):
 )
 def test_tiers_are_near_those_of_a_table_that_is_made(description, tmp_path):
     keys, memory = 200_000, 3_000_000
-    plan = shoal.estimate(keys, **description, slots=16, tier=memory)
+    plan = shoal.tools.estimate(keys, **description, slots=16, tier=memory)
     assert plan.tier.memory_bytes == memory
     with shoal.local(slots=16) as store:
         table = store.table("t", **description, storage=shoal.Tiered(tmp_path, memory=memory))
@@ -228,8 +228,8 @@ def test_tiers_are_near_those_of_a_table_that_is_made(description, tmp_path):
 
 
 def test_a_tier_has_copies_too_and_its_limits_are_named():
-    one = shoal.estimate(10**9, dim=16, optimizer=shoal.Adagrad(), tier=16 << 30)
-    two = shoal.estimate(10**9, dim=16, optimizer=shoal.Adagrad(), tier=16 << 30, servers=2, replicas=1)
+    one = shoal.tools.estimate(10**9, dim=16, optimizer=shoal.Adagrad(), tier=16 << 30)
+    two = shoal.tools.estimate(10**9, dim=16, optimizer=shoal.Adagrad(), tier=16 << 30, servers=2, replicas=1)
     assert two.tier.disk_bytes == pytest.approx(2 * one.tier.disk_bytes, rel=1e-6)
     assert two.tier.share_in_memory == pytest.approx(one.tier.share_in_memory, rel=1e-3)
     assert one.tier.reads_per_second(1000) == pytest.approx(1000 * (1 - one.tier.share_in_memory))
@@ -237,11 +237,11 @@ def test_a_tier_has_copies_too_and_its_limits_are_named():
     assert one.server_bytes < 20 << 30 < one.table_bytes
     assert one.fill_seconds is None
     with pytest.raises(ValueError, match="leave out memory, or tier"):
-        shoal.estimate(1000, memory=1 << 34, tier=1 << 30)
+        shoal.tools.estimate(1000, memory=1 << 34, tier=1 << 30)
     with pytest.raises(ValueError, match="at least 4194304 bytes for 1024 slots, got 1000"):
-        shoal.estimate(1000, tier=1000)
+        shoal.tools.estimate(1000, tier=1000)
     with pytest.raises(ValueError, match="the index of 1,000,000,000 rows on disk takes"):
-        shoal.estimate(10**9, dim=16, tier=1 << 30)
+        shoal.tools.estimate(10**9, dim=16, tier=1 << 30)
 
 
 def test_the_command_says_when_a_tier_does_not_pay():

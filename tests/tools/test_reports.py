@@ -119,7 +119,7 @@ def dots(axes):
 
 
 def test_the_learning_curve_shows_the_history(saved, drawn):
-    page = read(shoal.report(saved))
+    page = read(shoal.tools.report(saved))
     assert len(page.of("img")) == 4
     with LogisticRegression.load(saved) as model:
         history = model.history
@@ -138,7 +138,7 @@ def test_the_learning_curve_shows_the_history(saved, drawn):
 
 def test_calibration_and_roc_show_the_held_out_data(saved, rng, tmp_path, drawn):
     held = make_batch(rng)
-    page = read(shoal.report(saved, tmp_path / "r.html", [held]))
+    page = read(shoal.tools.report(saved, tmp_path / "r.html", [held]))
     with LogisticRegression.load(saved) as model:
         metrics, measured = model.measure(held)
     np.testing.assert_array_equal(curves(drawn[TPR]), [np.column_stack([measured.fpr, measured.tpr])])
@@ -154,7 +154,7 @@ def test_calibration_and_roc_show_the_held_out_data(saved, rng, tmp_path, drawn)
 def test_held_out_examples_count_by_their_weights(saved, rng, tmp_path, drawn):
     held = make_batch(rng)
     weighted = Batch(held.labels, held.indptr, held.keys, None, np.where(held.labels > 0, 3, 0.5).astype(np.float32))
-    page = read(shoal.report(saved, tmp_path / "r.html", [weighted]))
+    page = read(shoal.tools.report(saved, tmp_path / "r.html", [weighted]))
     with LogisticRegression.load(saved) as model:
         margins = model.decision_function(held)
     expected = shoal.metrics.curves(held.labels, margins, weighted.weights)
@@ -164,7 +164,7 @@ def test_held_out_examples_count_by_their_weights(saved, rng, tmp_path, drawn):
 
 
 def test_without_data_the_last_validation_is_shown(saved, drawn):
-    page = read(shoal.report(saved))
+    page = read(shoal.tools.report(saved))
     with LogisticRegression.load(saved) as model:
         done = model.history.passes[-1]
     np.testing.assert_array_equal(curves(drawn[TPR]), [np.column_stack([done.curves.fpr, done.curves.tpr])])
@@ -177,7 +177,7 @@ def test_after_early_stopping_the_validation_of_the_kept_pass_is_shown(rng, trai
         best, passes = model.history.best_pass, model.history.passes
         assert best < len(passes)
         model.save(tmp_path / "m")
-    page = read(shoal.report(tmp_path / "m"))
+    page = read(shoal.tools.report(tmp_path / "m"))
     assert any(f"On validation after pass {best}," in note for note in page.texts("p", "note"))
     assert [row for row in page.texts("td") if "kept" in row] == [f"{best}, kept"]
 
@@ -186,12 +186,12 @@ def test_the_largest_weights_come_first_under_their_names(saved):
     with LogisticRegression.load(saved) as model:
         keys, weights = model.weights()
     order = np.argsort(-np.abs(weights))[:7]
-    page = read(shoal.report(saved, names={int(keys[order[0]]): "carrier=AA"}, top=7))
+    page = read(shoal.tools.report(saved, names={int(keys[order[0]]): "carrier=AA"}, top=7))
     assert page.texts("td", "feature") == ["carrier=AA", *(str(keys[i]) for i in order[1:])]
     text = " ".join(page.texts("tr"))
     assert all(f"{weights[i]:+.4f}" in text for i in order)
-    assert read(shoal.report(saved, top=0)).texts("td", "feature") == []
-    assert len(read(shoal.report(saved, top=10**9)).texts("td", "feature")) == len(keys)
+    assert read(shoal.tools.report(saved, top=0)).texts("td", "feature") == []
+    assert len(read(shoal.tools.report(saved, top=10**9)).texts("td", "feature")) == len(keys)
 
 
 def test_a_calibrated_model_is_not_shown_with_figures_from_before_without_a_word(rng, tmp_path, drawn):
@@ -202,11 +202,11 @@ def test_a_calibrated_model_is_not_shown_with_figures_from_before_without_a_word
         model.calibrate(held, "platt").save(tmp_path / "m")
         calibrated = model.measure(held)[1].deciles
     note = "measured before the model was calibrated"
-    assert note not in shoal.report(tmp_path / "plain").read_text()
-    text = shoal.report(tmp_path / "m").read_text()
+    assert note not in shoal.tools.report(tmp_path / "plain").read_text()
+    text = shoal.tools.report(tmp_path / "m").read_text()
     assert note in text
     assert ", not calibrated</span>" in text
-    path = shoal.report(tmp_path / "m", data=[held])
+    path = shoal.tools.report(tmp_path / "m", data=[held])
     assert note not in path.read_text()
     assert "with calibrated probabilities (" in path.read_text()
     deciles = [(d.mean_probability, d.mean_label) for d in calibrated]
@@ -224,7 +224,7 @@ def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
         model.fit(second, valid=held, epochs=4, shuffle=3, seed=9, negative_rate=0.5, patience=4, progress=False)
         model.calibrate(held, "platt").save(tmp_path / "m")
         threads, calibration = model.store.threads, str(model.calibration)
-    page = read(shoal.report(tmp_path / "m"))
+    page = read(shoal.tools.report(tmp_path / "m"))
     cells = page.texts("td")
     told = dict(itertools.pairwise(cells))
     expected = {
@@ -249,7 +249,7 @@ def test_columns_and_interactions_are_told(tmp_path, capsys):
     how = {"label": "y", "categorical": ["a", "b"], "numeric": ["c"], "interactions": ["a", "b", "c"], "sep": "\t"}
     with LogisticRegression() as model:
         model.fit(shoal.read_csv(tmp_path / "t.tsv", **how), progress=False).save(tmp_path / "m")
-    cells = read(shoal.report(tmp_path / "m")).texts("td")
+    cells = read(shoal.tools.report(tmp_path / "m")).texts("td")
     assert cli.main(["inspect", str(tmp_path / "m")]) == 0
     lines = capsys.readouterr().out.splitlines()
     for name, value in [
@@ -269,7 +269,7 @@ def test_of_many_passes_the_latest_are_told_and_each_is_a_point(train, tmp_path,
             model.fit(train[:1], progress=False)
         model.save(tmp_path / "m")
         passes = model.history.passes
-    page = read(shoal.report(tmp_path / "m"))
+    page = read(shoal.tools.report(tmp_path / "m"))
     expected = [(400.0 * done.number, done.metrics.logloss) for done in passes]
     np.testing.assert_allclose(curves(drawn[LOSS]), [expected], rtol=1e-12)
     assert curves(drawn[LOSS], width=1.2) == []
@@ -286,11 +286,11 @@ def test_of_many_passes_the_latest_are_told_and_each_is_a_point(train, tmp_path,
 def test_names_that_were_saved_with_the_model_are_shown(saved):
     with LogisticRegression.load(saved) as model:
         keys, _ = model.top(3)
-        names = shoal.FeatureNames()
+        names = shoal.data.FeatureNames()
         names.add(keys[:1], ["<carrier>=AA"])
         model.save(saved, names=names, overwrite=True)
-    assert read(shoal.report(saved, top=2)).texts("td", "feature") == ["<carrier>=AA", str(keys[1])]
-    assert read(shoal.report(saved, names={}, top=1)).texts("td", "feature") == [str(keys[0])]
+    assert read(shoal.tools.report(saved, top=2)).texts("td", "feature") == ["<carrier>=AA", str(keys[1])]
+    assert read(shoal.tools.report(saved, names={}, top=1)).texts("td", "feature") == [str(keys[0])]
 
 
 # ---- awkward models --------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_a_model_without_history_has_a_report(train, tmp_path):
     with LogisticRegression(bias=False) as model:
         model.partial_fit(train[0])
         model.save(tmp_path / "m")
-    page = read(shoal.report(tmp_path / "m"))
+    page = read(shoal.tools.report(tmp_path / "m"))
     notes = " ".join(page.texts("p", "note"))
     assert "no history" in notes
     assert "Not measured" in notes
@@ -311,13 +311,13 @@ def test_one_class_no_examples_and_a_model_that_predicts_one_number(train, tmp_p
     positive = Batch(np.ones(4, np.float32), np.arange(5), np.arange(4, dtype=np.uint64), None)
     with LogisticRegression() as model:
         model.fit([positive], progress=False).save(tmp_path / "m")
-    page = read(shoal.report(tmp_path / "m", data=[positive]))
+    page = read(shoal.tools.report(tmp_path / "m", data=[positive]))
     assert any("no ROC curve" in note for note in page.texts("p", "note"))
     assert "nan" not in " ".join(page.texts("main"))
     with pytest.raises(ValueError, match="the data has no examples"):
-        shoal.report(tmp_path / "m", data=[])
+        shoal.tools.report(tmp_path / "m", data=[])
     empty = Batch(np.array([0, 1], np.float32), np.zeros(3, np.int64), np.empty(0, np.uint64), None)
-    read(shoal.report(tmp_path / "m", data=[empty]))
+    read(shoal.tools.report(tmp_path / "m", data=[empty]))
     assert [len(line) for line in curves(drawn[SHARE])] == [1]
 
 
@@ -331,7 +331,7 @@ def test_hostile_names_are_text(train, tmp_path, hostile):
         keys, _ = model.weights()
         model.save(tmp_path / name)
     names = {int(key): hostile for key in keys}
-    page = read(shoal.report(tmp_path / name, tmp_path / "r.html", train[:1], data_name=hostile, names=names))
+    page = read(shoal.tools.report(tmp_path / name, tmp_path / "r.html", train[:1], data_name=hostile, names=names))
     assert page.texts("h1") == [name]
     assert page.texts("title")[0] == name
     assert set(page.texts("td", "feature")) == {hostile}
@@ -342,27 +342,27 @@ def test_hostile_names_are_text(train, tmp_path, hostile):
 
 
 def test_the_page_lies_in_the_model_which_can_be_replaced_and_reported_again(saved, train):
-    first = shoal.report(saved)
+    first = shoal.tools.report(saved)
     assert first == saved / "report.html"
     with LogisticRegression.load(saved) as model:
         model.fit(train[:1], progress=False)
         model.save(saved, overwrite=True)
-    second = shoal.report(saved).read_text()
+    second = shoal.tools.report(saved).read_text()
     assert "16,400 examples in 3 passes" in second
-    assert second == shoal.report(saved).read_text()
+    assert second == shoal.tools.report(saved).read_text()
     checkpoint = models.files.read(saved).checkpoint
     assert sorted(p.name for p in saved.iterdir()) == [checkpoint, "model.json", "report.html"]
 
 
 def test_what_is_wrong_is_named_and_nothing_is_written(saved, tmp_path, train):
     with pytest.raises(ValueError, match="is a directory: name a file"):
-        shoal.report(saved, tmp_path)
+        shoal.tools.report(saved, tmp_path)
     with pytest.raises(ValueError, match="top is -1"):
-        shoal.report(saved, top=-1)
+        shoal.tools.report(saved, top=-1)
     with pytest.raises(TypeError, match="data is a path"):
-        shoal.report(saved, data="day_1.tsv")
+        shoal.tools.report(saved, data="day_1.tsv")
     with pytest.raises(shoal.CorruptionError, match="is not a model"):
-        shoal.report(tmp_path)
+        shoal.tools.report(tmp_path)
     assert not (saved / "report.html").exists()
 
 
@@ -398,5 +398,5 @@ def test_charts_are_the_same_bytes_each_time_and_show_what_is_in_the_picture():
 def test_without_matplotlib_a_report_names_the_extra_and_writes_nothing(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'shoal\[plot\]'"):
-        shoal.report(saved)
+        shoal.tools.report(saved)
     assert not (saved / "report.html").exists()

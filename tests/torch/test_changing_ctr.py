@@ -109,7 +109,7 @@ def work(made: Cluster, clicks: Path, react: Any, span: tuple[int, int], mode: A
                     states = model._dense.optimizer.state_dict()["state"].values()
                     found.steps = {float(state["step"]) for state in states}
                 return found
-        except shoal.WorkersChangedError as change:
+        except shoal.errors.WorkersChangedError as change:
             if change.leaves:
                 found.left = True
                 return found

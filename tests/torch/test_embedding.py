@@ -608,7 +608,7 @@ def test_a_forked_child_is_told_whose_store_it_is(store, name):
         for call in (lambda: embedding(keys), lambda: bag(keys), lambda: embedding.prefetch(keys), out.sum().backward):
             try:
                 call()
-            except shoal.WrongProcessError:
+            except shoal.errors.WrongProcessError:
                 told.append("wrong process")
         return told
 

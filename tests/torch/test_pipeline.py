@@ -82,7 +82,7 @@ def learn(store, batches, *, tick=False):
         optimizer.step()
         if tick:
             store.tick()
-    if not isinstance(store, shoal.LocalStore):
+    if not isinstance(store, shoal.Store):
         store.barrier()
     rows = [
         (keys.tobytes(), *(column.tobytes() for column in table.state(keys).values()))
@@ -314,7 +314,7 @@ class Broken:
 
     def __init__(self, shard, key):
         self._shard = shard
-        self._hash = shoal.mix(np.array([key], np.uint64))[0]
+        self._hash = shoal.data.mix(np.array([key], np.uint64))[0]
 
     def __getattr__(self, name):
         return getattr(self._shard, name)

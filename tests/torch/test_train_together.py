@@ -75,7 +75,7 @@ epochs = 2
     return folder
 
 
-def read(clicks: Path, name: str = "train", batch_size: int = BATCH) -> shoal.Reader:
+def read(clicks: Path, name: str = "train", batch_size: int = BATCH) -> shoal.data.Reader:
     return shoal.read_csv(clicks / f"{name}.csv", batch_size=batch_size, **COLUMNS)
 
 
@@ -102,7 +102,7 @@ def made(clicks: Path, store: shoal.Store, dense: str, **train: Any) -> ClickMod
 class Half:
     """Each batch of a reader, cut among workers: the k-th batches of all are one of the reader's."""
 
-    def __init__(self, reader: shoal.Reader, rank: int, workers: int) -> None:
+    def __init__(self, reader: shoal.data.Reader, rank: int, workers: int) -> None:
         self._reader, self._rank, self._workers = reader, rank, workers
 
     def __iter__(self) -> Iterator[shoal.Batch]:

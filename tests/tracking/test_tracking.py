@@ -32,7 +32,7 @@ def quiet(monkeypatch):
 def mlruns(tmp_path_factory):
     """A folder of MLflow whose database is made: that takes a second."""
     folder = tmp_path_factory.mktemp("tracking") / "mlruns"
-    shoal.MLflow(str(folder))
+    shoal.tracking.MLflow(str(folder))
     return folder
 
 
@@ -231,7 +231,7 @@ def test_a_fitted_model_is_written_from_its_history():
 
 
 def test_tensorboard_gets_event_files(tmp_path):
-    tracker = shoal.TensorBoard(tmp_path, "a", log_every=5)
+    tracker = shoal.tracking.TensorBoard(tmp_path, "a", log_every=5)
     with shoal.LogisticRegression() as model:
         model.fit(list(batches()), valid=list(batches(1)), warm_up=False, progress=False, callbacks=tracker)
         done = model.history.passes[0]
@@ -249,7 +249,7 @@ def test_tensorboard_gets_event_files(tmp_path):
 def test_runs_of_one_tensorboard_directory_have_directories_of_their_own(tmp_path):
     found = []
     for name, resume in (("a", False), ("a", False), ("a", True), ("b", True), ("a[1]", False), ("a[1]", True)):
-        tracker = shoal.TensorBoard(tmp_path, name, resume=resume)
+        tracker = shoal.tracking.TensorBoard(tmp_path, name, resume=resume)
         tracker.begin_run({})
         tracker.write(1, {"x": 1.0})
         tracker.end_run(None, None, None)
@@ -264,7 +264,9 @@ def test_runs_of_one_tensorboard_directory_have_directories_of_their_own(tmp_pat
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*type hint")  # of MLflow about its own types
 def test_mlflow_gets_a_run_with_the_model_its_report_and_a_version(mlruns, tmp_path):
-    tracker = shoal.MLflow(str(mlruns), "python", "first", log_every=5, register="keys", settings={"note": "x" * 7000})
+    tracker = shoal.tracking.MLflow(
+        str(mlruns), "python", "first", log_every=5, register="keys", settings={"note": "x" * 7000}
+    )
     held_out = list(batches(1))
     with shoal.LogisticRegression(shoal.FTRL(alpha=0.25)) as model:
         model.fit(list(batches()), valid=held_out, warm_up=False, progress=False, callbacks=tracker)
@@ -290,7 +292,7 @@ def test_mlflow_gets_a_run_with_the_model_its_report_and_a_version(mlruns, tmp_p
     loaded = found.unwrap_python_model() if hasattr(found._model_impl, "python_model") else found._model_impl
     with loaded.model as again:
         assert again.predict_proba(held_out[0]).tolist() == expected.tolist()
-    second = shoal.MLflow(str(mlruns), "python", register="keys")
+    second = shoal.tracking.MLflow(str(mlruns), "python", register="keys")
     with shoal.LogisticRegression() as model:
         model.fit(list(batches(count=1)), progress=False, callbacks=second)
     assert second.version == "2"
@@ -300,7 +302,7 @@ def test_a_run_of_mlflow_is_resumed_by_its_name_and_keeps_its_settings(mlruns):
     with shoal.LogisticRegression() as model:
         for resume in (False, True, False):
             how = {"log_every": 1, "log_model": False, "resume": resume, "settings": {"seed": resume}}
-            tracker = shoal.MLflow(str(mlruns), "resumed", "it's", **how)
+            tracker = shoal.tracking.MLflow(str(mlruns), "resumed", "it's", **how)
             model.fit(list(batches(count=1)), warm_up=False, progress=False, callbacks=tracker)
     client = client_of(mlruns)
     first, other = runs_of(client, "resumed")
@@ -309,7 +311,7 @@ def test_a_run_of_mlflow_is_resumed_by_its_name_and_keeps_its_settings(mlruns):
     assert first.data.params["seed"] == "False"
     assert first.info.status == other.info.status == "FINISHED"
     with pytest.raises(ValueError, match="a run is resumed by its name, and name is None"):
-        shoal.MLflow(str(mlruns), resume=True)
+        shoal.tracking.MLflow(str(mlruns), resume=True)
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (RuntimeError, "FAILED")])
@@ -318,7 +320,7 @@ def test_a_fit_that_does_not_end_well_is_one_in_mlflow_too(mlruns, error, status
         raise error
 
     with shoal.LogisticRegression() as model, pytest.raises(error):
-        model.fit(list(batches(count=1)), progress=False, callbacks=[shoal.MLflow(str(mlruns), status), stop])
+        model.fit(list(batches(count=1)), progress=False, callbacks=[shoal.tracking.MLflow(str(mlruns), status), stop])
     client = client_of(mlruns)
     (run,) = runs_of(client, status)
     assert run.info.status == status
@@ -330,7 +332,7 @@ def test_metrics_that_mlflow_does_not_accept_are_lost_with_one_warning_and_the_f
         if "metrics" in more:
             raise mlflow.exceptions.MlflowException("the disk\nis full")
 
-    tracker = shoal.MLflow(str(mlruns), "lost", log_every=1, log_model=False)
+    tracker = shoal.tracking.MLflow(str(mlruns), "lost", log_every=1, log_model=False)
     monkeypatch.setattr(tracker._client, "log_batch", refuse)
     with shoal.LogisticRegression() as model, caplog.at_level(logging.WARNING, "shoal.tracking"):
         model.fit(list(batches(count=3)), warm_up=False, progress=False, callbacks=tracker)
@@ -345,37 +347,37 @@ def test_a_model_that_mlflow_does_not_store_is_an_error_and_the_run_has_failed(m
     def refuse(*arguments, **more):
         raise mlflow.exceptions.MlflowException("no room")
 
-    tracker = shoal.MLflow(str(mlruns), "full")
+    tracker = shoal.tracking.MLflow(str(mlruns), "full")
     monkeypatch.setattr(tracker._client, "log_artifacts", refuse)
     with shoal.LogisticRegression() as model:
-        with pytest.raises(shoal.StorageError, match="does not store the model: no room"):
+        with pytest.raises(shoal.errors.StorageError, match="does not store the model: no room"):
             model.fit(list(batches(count=1)), progress=False, callbacks=tracker)
         assert model.examples == 100
     assert runs_of(client_of(mlruns), "full")[0].info.status == "FAILED"
     with pytest.raises(ValueError, match="register is 'a', and the run has no model"):
-        shoal.MLflow(str(mlruns), log_model=False, register="a")
+        shoal.tracking.MLflow(str(mlruns), log_model=False, register="a")
 
 
 def test_files_of_earlier_versions_of_mlflow_are_used_where_mlflow_allows_them(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "old").as_uri()
     with shoal.LogisticRegression() as model:
-        model.fit(list(batches(count=1)), progress=False, callbacks=shoal.MLflow(uri, "files"))
+        model.fit(list(batches(count=1)), progress=False, callbacks=shoal.tracking.MLflow(uri, "files"))
     client = MlflowClient(tracking_uri=uri)
     (run,) = runs_of(client, "files")
     assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"model", "report.html", "settings.json"}
-    shoal.MLflow(str(tmp_path / "old"), "files")  # as a folder too
+    shoal.tracking.MLflow(str(tmp_path / "old"), "files")  # as a folder too
     assert not (tmp_path / "old" / "mlflow.db").exists()
 
 
 def test_a_model_of_a_cluster_is_stored_from_its_directory(mlruns, tmp_path):
     with shoal.launch(servers=1, storage_roots=[tmp_path]) as store:
         model = shoal.LogisticRegression(store=store)
-        with shoal.MLflow(str(mlruns), "cluster") as run:
+        with shoal.tracking.MLflow(str(mlruns), "cluster") as run:
             model.fit(list(batches(count=1)), progress=False, callbacks=run)
             run.model_saved(model.save(tmp_path / "model"))
-        with pytest.raises(shoal.StorageError, match=r"model_saved\(directory\); or pass log_model=False"):
-            model.fit(list(batches(count=1)), progress=False, callbacks=shoal.MLflow(str(mlruns), "cluster"))
+        with pytest.raises(shoal.errors.StorageError, match=r"model_saved\(directory\); or pass log_model=False"):
+            model.fit(list(batches(count=1)), progress=False, callbacks=shoal.tracking.MLflow(str(mlruns), "cluster"))
     stored = mlruns / "artifacts" / run.run_id / "artifacts" / "model"
     with shoal.load(stored) as again, shoal.load(tmp_path / "model") as saved:
         assert again.weights()[1].tolist() == saved.weights()[1].tolist()
@@ -484,9 +486,9 @@ def test_a_server_of_mlflow_that_is_not_there_is_an_error_at_once(host, monkeypa
     # Had MLflow been asked, it would have tried again for more than a minute.
     monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *_: pytest.fail("MLflow was asked"))
     with pytest.raises(
-        shoal.StorageError, match=f"MLflow at http://{host} cannot be reached .*: is the server running"
+        shoal.errors.StorageError, match=f"MLflow at http://{host} cannot be reached .*: is the server running"
     ):
-        shoal.MLflow(f"http://{host}")
+        shoal.tracking.MLflow(f"http://{host}")
 
 
 def test_a_run_that_would_end_with_a_report_needs_matplotlib_from_the_beginning(tmp_path, monkeypatch):

@@ -36,13 +36,13 @@ class Compact(Output, frozen=True, kw_only=True):
 
 def compact(options: Compact) -> Answer:
     """Merge a chain of deltas into one full checkpoint or export."""
-    from shoal import checkpoint
-    from shoal.export.compact import compact_export
-    from shoal.tools import compact
+    from shoal import checkpoint, export
+    from shoal.checkpoint.read import read_chain
+    from shoal.export.manifest import has_export
 
     progress = not (options.quiet or options.json)
-    if compact.has_export(options.path):
-        done, links = compact_export(
+    if has_export(options.path):
+        done, links = export.compact(
             options.path,
             options.output,
             overwrite=options.overwrite,
@@ -53,8 +53,8 @@ def compact(options: Compact) -> Answer:
         rows, size = (sum(getattr(table, what) for table in done.tables.values()) for what in ("rows", "bytes"))
         of = "exports"
     else:
-        links = len(checkpoint.read_chain(options.path))
-        checkpoint.compact_checkpoint(
+        links = len(read_chain(options.path))
+        checkpoint.compact(
             options.path,
             options.output,
             overwrite=options.overwrite,

@@ -87,7 +87,7 @@ def convert(options: Convert) -> Answer:
 
 def _checkpoint(source: Path, target: str, options: Convert) -> Answer:
     """Write a checkpoint from tables in Parquet files."""
-    from shoal import checkpoint
+    from shoal.checkpoint.write import check_target
     from shoal.storage.open import open_dir
     from shoal.store.local import local
     from shoal.tools import convert
@@ -97,7 +97,7 @@ def _checkpoint(source: Path, target: str, options: Convert) -> Answer:
         raise ValueError(f"{source} has no files NAME.parquet")
     if not all(file.is_file() for file in files):
         raise ValueError(f"{source}: there is no such file or directory")
-    checkpoint.check_target(open_dir(target), overwrite=options.overwrite)  # before rows are read
+    check_target(open_dir(target), overwrite=options.overwrite)  # before rows are read
     facts = {}
     with local(threads=options.threads) as store:
         for file in files:

@@ -22,7 +22,7 @@ examples:
   $ shoal export ckpt/step-1000 --output serve/user --table user=int8 --table ad
   $ shoal export ctr --output s3://models/ctr/7 --since s3://models/ctr/6
 
-`shoal.open_export` and `shoal serve` read an export; `shoal inspect` describes it. An existing export in DIR is
+`shoal.export.open` and `shoal serve` read an export; `shoal inspect` describes it. An existing export in DIR is
 replaced only with --overwrite, atomically and at the end; a directory that holds anything else is never written to.
 """
 
@@ -64,7 +64,7 @@ def export(options: Export) -> Answer:
         if described.model == files.CLICK and not described.click:
             warn(
                 f"the module of {options.path} was not made by a configuration (shoal train ctr): shoal serve cannot "
-                "rebuild it; shoal.open_export reads its tables"
+                "rebuild it; shoal.export.open reads its tables"
             )
         model, extras = files.for_export(options.path, described)
     target = open_dir(options.output)

@@ -245,13 +245,13 @@ def _live(options: Serve) -> Callable[[], Any]:
 
 def _alike(options: Serve, like: str, table: str) -> dict[str, Any]:
     """Return the description of the model of ``--like``."""
-    from shoal.export import open_export
+    from shoal import export as exports
     from shoal.models import files
 
     if files.is_model(like):
         found: Mapping[str, Any] | None = files.describe(files.read(like))
     else:
-        with open_export(like, verify=options.verify, cache=options.cache) as export:
+        with exports.open(like, verify=options.verify, cache=options.cache) as export:
             found = export.now.model
     if found is None:
         raise ValueError(f"--like {like} is an export of tables, not of a model: pass that of a model")

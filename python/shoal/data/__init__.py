@@ -36,6 +36,7 @@ from shoal.data.readers import (
     read_parquet,
     read_vw,
 )
+from shoal.table.arrays import mix, unmix
 
 __all__ = [
     "Audit",
@@ -44,6 +45,7 @@ __all__ = [
     "Reader",
     "audit",
     "hash_strings",
+    "mix",
     "read_arrow",
     "read_criteo",
     "read_csv",
@@ -51,4 +53,5 @@ __all__ = [
     "read_libsvm",
     "read_parquet",
     "read_vw",
+    "unmix",
 ]

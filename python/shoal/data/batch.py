@@ -17,7 +17,7 @@ class Batch:
     Parameters
     ----------
     labels : float32[n]
-        0 or 1. NaN from a reader without labels (`shoal.Reader.unlabelled`), whose batches can only be predicted.
+        0 or 1. NaN from a reader without labels (`shoal.data.Reader.unlabelled`), whose batches can only be predicted.
     indptr : int64[n + 1]
         From 0 to nnz, never falling.
     keys : uint64[nnz]
@@ -27,7 +27,7 @@ class Batch:
     weights : float32[n] or None, optional
         Importance of each example, 0 or more; None: all 1.
     fields : uint64[nnz] or None, optional
-        The field of each feature, from a reader with fields (`shoal.Reader.with_fields`).
+        The field of each feature, from a reader with fields (`shoal.data.Reader.with_fields`).
 
     Raises
     ------

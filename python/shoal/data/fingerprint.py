@@ -14,7 +14,7 @@ _HEAD_BYTES = 1 << 16
 def difference(
     earlier: Mapping[str, Any], now: Mapping[str, Any], current: Sequence[File], *, appended: bool
 ) -> str | None:
-    """Name the first difference between two fingerprints of readers; see `shoal.Reader.changes`."""
+    """Name the first difference between two fingerprints of readers; see `shoal.data.Reader.changes`."""
     for name in ("format", "schema", "batch_size", "shard"):
         if earlier[name] != now[name]:
             return f"{'split' if name == 'shard' else name} was {earlier[name]!r}, and is {now[name]!r}"

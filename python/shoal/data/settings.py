@@ -41,7 +41,9 @@ class Settings:
             raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
         whole("reader_threads", self.reader_threads, 1)
         if not isinstance(self.names, FeatureNames | None):
-            raise TypeError(f"names is a {type(self.names).__name__}: pass shoal.FeatureNames(), which the passes fill")
+            raise TypeError(
+                f"names is a {type(self.names).__name__}: pass shoal.data.FeatureNames(), which the passes fill"
+            )
         if not (self.classes == 0 or 2 <= self.classes <= _MOST_CLASSES):
             raise ValueError(f"classes is {self.classes}: pass 2 to {_MOST_CLASSES:,}")
         if not 0 <= self.rank < self.num_splits:

@@ -1,6 +1,6 @@
 """Exports: read-only files with the weights of a store, for processes that only look up rows.
 
-``store.export(directory)`` writes one, :func:`open_export` maps it into memory. An export has no optimizer state and no
+``store.export(directory)`` writes one, :func:`open` maps it into memory. An export has no optimizer state and no
 rows equal to their initial value, and may round weights. It is read without a store, in place, so all processes of a
 machine share one copy. A delta holds the changes since another export. ``docs/export-format.md`` describes the bytes.
 
@@ -9,10 +9,11 @@ machine share one copy. A delta holds the changes since another export. ``docs/e
 - ``layers.py``: the mapped files of an export and of the exports it is based on.
 - ``read.py``: lookups, and the swap to a newer version.
 - ``cache.py``: local copies of remote exports.
-- ``compact.py``: a chain of exports as one.
+- ``compaction.py``: a chain of exports as one.
 """
 
-from shoal.export.read import Export, ExportTable, ExportVersion, open_export
+from shoal.export.compaction import compact
+from shoal.export.read import Export, ExportTable, ExportVersion, open
 from shoal.export.write import Exported, ExportedTable
 
-__all__ = ["Export", "ExportTable", "ExportVersion", "Exported", "ExportedTable", "open_export"]
+__all__ = ["Export", "ExportTable", "ExportVersion", "Exported", "ExportedTable", "compact", "open"]

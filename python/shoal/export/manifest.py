@@ -109,6 +109,14 @@ def is_export(where: StoragePath) -> bool:
         return False
 
 
+def has_export(where: StoragePath) -> bool:
+    """Return whether a directory is an export or contains exports."""
+    storage_dir = open_dir(where)
+    if MANIFEST in storage_dir.names():
+        return is_export(storage_dir)
+    return any(is_export(storage_dir.child(name)) for name in storage_dir.subdirectories_with(MANIFEST))
+
+
 class Listed(NamedTuple):
     """An export of a directory of exports."""
 

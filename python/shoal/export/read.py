@@ -44,7 +44,7 @@ class ExportTable:
     ...     table = store.table("user", dim=2, optimizer=shoal.SGD(lr=0.5))
     ...     table.push(np.array([7], np.uint64), np.ones((1, 2), np.float32)).result()
     ...     _ = store.export(directory, dtype="float16")
-    ...     with open_export(directory) as export:
+    ...     with shoal.export.open(directory) as export:
     ...         export.table("user").pull(np.array([7, 8], np.uint64)).tolist()
     [[-0.5, -0.5], [0.0, 0.0]]
     """
@@ -314,7 +314,7 @@ def newest(storage_dir: StorageDir) -> StorageDir:
 
 
 class Export:
-    """An open export: the current version of its tables. Made by :func:`open_export`; a context manager.
+    """An open export: the current version of its tables. Made by :func:`shoal.export.open`; a context manager.
 
     Safe from any thread. ``refresh`` replaces the version atomically: readers that hold a table or a version continue
     with it.
@@ -515,7 +515,7 @@ class Export:
             self._watcher.join()
 
 
-def open_export(
+def open(
     directory: str | os.PathLike[str],
     *,
     threads: int | None = None,

@@ -313,7 +313,7 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
     if plan.epochs != 1 or plan.shuffle or plan.patience is not None:
         raise ValueError(
             'solver "dbpg" holds the data and stops by itself: leave epochs, shuffle and patience out, and pass '
-            "shoal.DBPG(passes=..., tolerance=...)"
+            "shoal.models.DBPG(passes=..., tolerance=...)"
         )
     begin_fit([model], reader, valid, plan)
     batches = list(plan.batches(reader, 0, model.examples))

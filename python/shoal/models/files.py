@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 
 from shoal import _core, checkpoint
+from shoal.checkpoint.format import MANIFEST
 from shoal.data import FeatureNames
 from shoal.errors import CorruptionError, ShoalError
 from shoal.models.history import History
@@ -117,7 +118,7 @@ def checkpoint_in(where: StoragePath) -> tuple[StorageDir, ModelFile | None]:
     place = open_dir(where)
     if place.kind() != "directory":
         raise ValueError(f"{place}: there is no such directory")
-    if not is_model(place) and place.version(checkpoint.MANIFEST) is not None:
+    if not is_model(place) and place.version(MANIFEST) is not None:
         return place, None
     described = read(place)
     return place.child(described.checkpoint), described
@@ -207,7 +208,7 @@ def read(where: StoragePath) -> ModelFile:
     place = open_dir(where)
     path = place.address(MODEL_FILE)
     missing = "the directory is not a model, or its first save was interrupted"
-    if place.version(checkpoint.MANIFEST) is not None and place.version(MODEL_FILE) is None:
+    if place.version(MANIFEST) is not None and place.version(MODEL_FILE) is None:
         missing = "the directory is a checkpoint or an export, not a model"
     body = place.read_checksummed(MODEL_FILE, missing=missing, what="model")
     try:

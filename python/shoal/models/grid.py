@@ -89,7 +89,8 @@ class LogisticRegressionGrid(StoreOwner):
     Examples
     --------
     >>> import numpy as np
-    >>> from shoal import Batch, LogisticRegressionGrid
+    >>> from shoal import Batch
+    >>> from shoal.models import LogisticRegressionGrid
     >>> batch = Batch(np.array([1, 0], np.float32), np.array([0, 1, 2]), np.array([7, 9], np.uint64), None)
     >>> with LogisticRegressionGrid({"alpha": [0.01, 0.5]}) as grid:
     ...     grid.fit([batch] * 10, progress=False).results()[0].settings

@@ -80,8 +80,8 @@ class Pass:
     valid : Metrics or None
         Of the validation data after the pass.
     curves : Curves or None
-        Calibration by decile and ROC curve of the validation data after the pass, as `shoal.report` draws them; None of
-        several classes.
+        Calibration by decile and ROC curve of the validation data after the pass, as `shoal.tools.report` draws them;
+        None of several classes.
     features : int
         Total number of features of the pass's examples; 0 of models that were saved before this was counted.
     grouped : GroupedAUC or None
@@ -123,7 +123,7 @@ class Fit:
     threads : int
         Number of threads of the store, which does not affect results.
     source, valid_source : dict or None
-        `shoal.Reader.fingerprint` of the readers, in a fit with checkpoints.
+        `shoal.data.Reader.fingerprint` of the readers, in a fit with checkpoints.
     """
 
     first_pass: int

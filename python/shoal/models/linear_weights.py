@@ -124,7 +124,7 @@ class LinearWeights:
         n : int
             Greatest number of features.
         names : mapping of int to str, optional
-            Names of features by their keys, such as `shoal.FeatureNames`.
+            Names of features by their keys, such as `shoal.data.FeatureNames`.
 
         Returns
         -------

@@ -94,7 +94,7 @@ class LogisticRegression(Model):
         normalized: bool = False,
     ) -> None:
         if solver not in ("online", "dbpg") and not isinstance(solver, DBPG):
-            raise ValueError(f'solver is {solver!r}: pass "online", "dbpg" or shoal.DBPG(...)')
+            raise ValueError(f'solver is {solver!r}: pass "online", "dbpg" or shoal.models.DBPG(...)')
         self._solver = DBPG() if solver == "dbpg" else solver if isinstance(solver, DBPG) else None
         self._solved: SolverResult | None = None
         if self._solver is not None:

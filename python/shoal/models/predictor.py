@@ -80,7 +80,7 @@ class Predictor(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Arguments of the function that made the reader: columns, interactions. See `shoal.Reader.schema`."""
+        """Arguments of the function that made the reader: columns, interactions. See `shoal.data.Reader.schema`."""
         return dict(self._record.schema)
 
     @property
@@ -230,7 +230,7 @@ class Predictor(ABC):
         ----------
         data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
             An array has as many columns as the model has learned from; those of a frame are found by their names.
-            Labels of a reader's data may be missing: `shoal.Reader.unlabelled`.
+            Labels of a reader's data may be missing: `shoal.data.Reader.unlabelled`.
 
         Returns
         -------

@@ -29,7 +29,7 @@ from shoal.models.history import Windows
 class Share:
     """What is left of one split of the data."""
 
-    # rank, workers: The split: `shoal.Reader.split`.
+    # rank, workers: The split: `shoal.data.Reader.split`.
     rank: int = 0
     workers: int = 1
     # batches, examples: Batches of the plan up to the position, and their examples.

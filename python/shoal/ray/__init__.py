@@ -19,7 +19,9 @@ The extra ``ray`` installs Ray, ``ray-serve`` Ray Serve. Modules are imported wh
 process of a server needs none of ``ray.train`` and ``ray.data``.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.base.lazy import lazy
 
 try:
     import ray as _ray  # noqa: F401
@@ -50,31 +52,18 @@ __all__ = [
 ]
 
 # Where each name is.
-_MODULE_OF = {
-    "Connection": "shoal.ray.connection",
-    "Hash": "shoal.ray.data",
-    "HashColumns": "shoal.ray.data",
-    "PredictionServer": "shoal.ray.serve",
-    "RayCluster": "shoal.ray.servers",
-    "ShoalConfig": "shoal.ray.config",
-    "ShoalTrainer": "shoal.ray.trainer",
-    "restore": "shoal.ray.loop",
-    "snapshot": "shoal.ray.loop",
-    "start": "shoal.ray.servers",
-    "store": "shoal.ray.loop",
+_NAMES_OF = {
+    "shoal.ray.config": "ShoalConfig",
+    "shoal.ray.connection": "Connection",
+    "shoal.ray.data": "Hash HashColumns",
+    "shoal.ray.loop": "restore snapshot store",
+    "shoal.ray.serve": "PredictionServer",
+    "shoal.ray.servers": "RayCluster start",
+    "shoal.ray.trainer": "ShoalTrainer",
 }
 
-
 if not TYPE_CHECKING:  # a type checker would accept any attribute
-
-    def __getattr__(name: str) -> Any:
-        import importlib
-
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module 'shoal.ray' has no attribute {name!r}")
-        found = getattr(importlib.import_module(_MODULE_OF[name]), name)
-        globals()[name] = found
-        return found
+    __getattr__ = lazy(__name__, _NAMES_OF)
 
 
 def __dir__() -> list[str]:

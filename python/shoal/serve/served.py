@@ -73,7 +73,7 @@ class ServedModel(Reloadable):
     verify : bool
         Whether every byte is checked before a version becomes current.
     cache, storage_options
-        As for :func:`shoal.open_export`.
+        As for :func:`shoal.export.open`.
 
     Notes
     -----

@@ -7,7 +7,9 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core, checkpoint
+from shoal import _core
+from shoal.checkpoint.format import Chain, ChainEntry
+from shoal.checkpoint.write import SnapshotSet
 from shoal.export.read import ExportTable, ExportVersion
 from shoal.store.local import SingleProcessStore
 from shoal.table.arrays import Rows
@@ -105,9 +107,9 @@ class ExportStore(SingleProcessStore):
         _refuse()
 
     def _snapshots(
-        self, tables: list[tuple[Table, str]], base: checkpoint.ChainEntry | None
-    ) -> AbstractContextManager[checkpoint.SnapshotSet]:
+        self, tables: list[tuple[Table, str]], base: ChainEntry | None
+    ) -> AbstractContextManager[SnapshotSet]:
         _refuse()
 
-    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
+    def _load(self, chain: Chain, *, track: bool, progress: bool) -> None:
         _refuse()

@@ -47,7 +47,7 @@ Data_co = TypeVar("Data_co", covariant=True)
 
 
 class Splittable(Protocol[Data_co]):
-    """Data that can be divided into splits: a :class:`shoal.Reader`."""
+    """Data that can be divided into splits: a :class:`shoal.data.Reader`."""
 
     def splits(self, split_bytes: int) -> Sequence[Data_co]:
         """Divide the files into splits of about this many bytes."""
@@ -269,7 +269,7 @@ class Store(StoreFiles):
         reader : Reader
             The same on every worker: the same files, of the same sizes, in the same order.
         split_bytes : int
-            Approximate size of a split; see :meth:`shoal.Reader.splits`.
+            Approximate size of a split; see :meth:`shoal.data.Reader.splits`.
         reissue : float
             If positive, a split that takes longer than this many times the mean is also assigned to a second worker,
             once, when no other split is left. Its examples may then be trained on twice.
@@ -302,7 +302,7 @@ class Store(StoreFiles):
                     model.fit(split)
         """
         if not hasattr(reader, "splits"):
-            raise TypeError(f"the data of store.splits is a shoal.Reader, got {reader!r}")
+            raise TypeError(f"the data of store.splits is a shoal.data.Reader, got {reader!r}")
         reissue = plain(reissue)
         if isinstance(reissue, bool) or not isinstance(reissue, (int, float)) or not 0 <= reissue < 1e9:
             raise ValueError(f"reissue must be a number from 0, got {reissue!a:.100}")

@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, overload
 
-from shoal import checkpoint
+from shoal.checkpoint.format import Chain, ChainEntry
+from shoal.checkpoint.read import read_chain
+from shoal.checkpoint.write import SnapshotSet, check_apart, check_target, write_checkpoint
 from shoal.errors import ClusterChangedError
 from shoal.export import Exported
 from shoal.export.cache import Cache
@@ -73,8 +75,8 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def _snapshots(
-        self, tables: list[tuple[Table, str]], base: checkpoint.ChainEntry | None
-    ) -> AbstractContextManager[checkpoint.SnapshotSet]:
+        self, tables: list[tuple[Table, str]], base: ChainEntry | None
+    ) -> AbstractContextManager[SnapshotSet]:
         """Take a consistent snapshot of tables, which a later load does not affect."""
 
     @contextmanager
@@ -84,7 +86,7 @@ class StoreFiles(ABC):
         yield UnsynchronizedTables(sources, self._slots)
 
     @abstractmethod
-    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
+    def _load(self, chain: Chain, *, track: bool, progress: bool) -> None:
         """Replace the rows of tables by those of a checkpoint."""
 
     @overload
@@ -203,17 +205,15 @@ class StoreFiles(ABC):
         """
         chosen = self._chosen(tables, "save")
         where = open_dir(directory, storage_options)
-        checkpoint.check_target(where, overwrite=overwrite)
+        check_target(where, overwrite=overwrite)
         with ExitStack() as held:
             held.enter_context(self._saving)
             base = None if since is None else self._base(since, where, storage_options)
             kinds = [(table, self._kind(table.name, base, track=track)) for table in chosen]
 
-            def write(then: ExitStack, moment: checkpoint.SnapshotSet, begun_at: float) -> None:
+            def write(then: ExitStack, moment: SnapshotSet, begun_at: float) -> None:
                 with then:
-                    checkpoint.write_checkpoint(
-                        where, moment, self._slots, base=base, progress=progress, durable=durable
-                    )
+                    write_checkpoint(where, moment, self._slots, base=base, progress=progress, durable=durable)
                 self.activity.saved(begun_at)
 
             until = time.monotonic() + _REPEAT_SECONDS
@@ -238,12 +238,10 @@ class StoreFiles(ABC):
             self._saves = [save for save in self._saves if not save.done() or save.has_unobserved_error] + [task]
         return Future(task, no_op)
 
-    def _base(
-        self, since: StoragePath, where: StorageDir, storage_options: Mapping[str, Any] | None
-    ) -> checkpoint.ChainEntry:
+    def _base(self, since: StoragePath, where: StorageDir, storage_options: Mapping[str, Any] | None) -> ChainEntry:
         """Return the checkpoint that a delta refers to."""
-        chain = checkpoint.read_chain(since, storage_options)
-        checkpoint.check_apart(where, chain)
+        chain = read_chain(since, storage_options)
+        check_apart(where, chain)
         base = chain[-1]
         if base.manifest.slots != self._slots:
             raise ValueError(
@@ -252,7 +250,7 @@ class StoreFiles(ABC):
         return base
 
     @staticmethod
-    def _kind(name: str, base: checkpoint.ChainEntry | None, *, track: bool) -> str:
+    def _kind(name: str, base: ChainEntry | None, *, track: bool) -> str:
         if base is not None:
             return "delta" if base.table(name) is not None else "base"
         return "base" if track else "plain"
@@ -271,7 +269,7 @@ class StoreFiles(ABC):
         cache: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Exported:
-        """Write the weights of all tables, or of some, for processes that only read: :func:`shoal.open_export`.
+        """Write the weights of all tables, or of some, for processes that only read: :func:`shoal.export.open`.
 
         In a local store all rows are exported as of the call. Rows equal to their initial row are left out. An
         existing export in ``directory`` is replaced only with ``overwrite``, atomically at the end; processes that
@@ -301,7 +299,7 @@ class StoreFiles(ABC):
         progress : bool
             Whether to show a progress bar.
         cache : path, optional
-            Local directory for a copy of ``since`` if that is a URL: see :func:`shoal.open_export`.
+            Local directory for a copy of ``since`` if that is a URL: see :func:`shoal.export.open`.
         storage_options : mapping, optional
             Options of the file system of URLs, such as ``{"endpoint_url": ...}``.
 
@@ -392,7 +390,7 @@ class StoreFiles(ABC):
         shared storage, connect with ``shared_storage=False`` (:func:`shoal.connect`).
         """
         self._check_usable()
-        chain = checkpoint.read_chain(directory, storage_options)
+        chain = read_chain(directory, storage_options)
         self._check_known(table.spec() for table in chain[-1].manifest.tables)  # before the rows, which take a while
         self._load(chain, track=track, progress=progress)
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, cast
 
-from shoal import checkpoint
 from shoal.base.sizes import memory_bytes
+from shoal.checkpoint.format import Chain, ChainEntry
+from shoal.checkpoint.read import load as load_checkpoint
+from shoal.checkpoint.write import LocalSnapshotSet, SnapshotSet, TableSnapshot, snapshots, unknown_base
 from shoal.consistency import ASP, Consistency
 from shoal.export.layers import Layers
 from shoal.export.write import ExportTables, TableSource
@@ -135,23 +137,18 @@ class LocalStore(SingleProcessStore):
         return self._storages.get(name)
 
     @contextmanager
-    def _snapshots(
-        self, tables: list[tuple[Table, str]], base: checkpoint.ChainEntry | None
-    ) -> Iterator[checkpoint.SnapshotSet]:
+    def _snapshots(self, tables: list[tuple[Table, str]], base: ChainEntry | None) -> Iterator[SnapshotSet]:
         # The lock is held only while the snapshot is taken: it keeps its rows when a load replaces them.
         with ExitStack() as held:
 
-            def take() -> list[checkpoint.TableSnapshot]:
+            def take() -> list[TableSnapshot]:
                 shards = [(table.spec, cast("AnyLocalShard", table.shard), kind) for table, kind in tables]
                 for spec, shard, kind in shards:
                     if kind == "delta" and (base is None or shard.base() != base.digest):
-                        raise checkpoint.unknown_base(spec.name, base)
-                return [
-                    checkpoint.TableSnapshot(*one)
-                    for one in held.enter_context(checkpoint.snapshots(shards, self._clock))
-                ]
+                        raise unknown_base(spec.name, base)
+                return [TableSnapshot(*one) for one in held.enter_context(snapshots(shards, self._clock))]
 
-            yield checkpoint.LocalSnapshotSet(self._rwlock.shared(take), self._slots, self.threads, self._clock)
+            yield LocalSnapshotSet(self._rwlock.shared(take), self._slots, self.threads, self._clock)
 
     @contextmanager
     def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[ExportTables]:
@@ -159,8 +156,8 @@ class LocalStore(SingleProcessStore):
             shards = self._rwlock.shared(lambda: [(table.spec, cast("AnyLocalShard", table.shard)) for table in tables])
             yield _TrackedTables(shards, self._slots, track)
 
-    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
-        loaded = checkpoint.load(chain, self._make_shard, self.threads, clock=self._clock, progress=progress)
+    def _load(self, chain: Chain, *, track: bool, progress: bool) -> None:
+        loaded = load_checkpoint(chain, self._make_shard, self.threads, clock=self._clock, progress=progress)
         if track:
             for _, shard in loaded:
                 shard.track(chain[-1].digest)
@@ -218,7 +215,7 @@ class _TrackedTables(NamedTuple):
     @contextmanager
     def take(self, base: Layers | None) -> Iterator[list[TableSource]]:
         kinds = [(spec, shard, self._kind(spec, shard, base)) for spec, shard in self.shards]
-        with checkpoint.snapshots(kinds, 0, "export") as table_snapshots:  # no clock is written
+        with snapshots(kinds, 0, "export") as table_snapshots:  # no clock is written
             yield [
                 TableSource(spec, 0, snapshot.read_slot, read_changes=snapshot.read_changes, done=snapshot.done)
                 if kind == "delta"

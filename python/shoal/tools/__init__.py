@@ -1,1 +1,27 @@
-"""Tools for whole models and tables: reports, sizing, conversion, compaction, click logs drawn from a known model."""
+"""Tools for whole models and tables: sizing, reports, conversion of files, logs of the program."""
+
+from typing import TYPE_CHECKING
+
+from shoal.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from shoal.base.logs import configure_logging as configure_logging
+    from shoal.tools import convert as convert
+    from shoal.tools.reports import report as report
+    from shoal.tools.sizing import Estimate as Estimate
+    from shoal.tools.sizing import Rates as Rates
+    from shoal.tools.sizing import TierEstimate as TierEstimate
+    from shoal.tools.sizing import estimate as estimate
+    from shoal.tools.sizing import measure_rates as measure_rates
+
+_NAMES_OF = {
+    "": "convert",
+    "shoal.base.logs": "configure_logging",
+    "shoal.tools.reports": "report",
+    "shoal.tools.sizing": "Estimate Rates TierEstimate estimate measure_rates",
+}
+
+__all__ = " ".join(_NAMES_OF.values()).split()
+
+if not TYPE_CHECKING:  # a type checker would accept any attribute
+    __getattr__ = lazy(__name__, _NAMES_OF)

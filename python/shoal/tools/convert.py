@@ -246,7 +246,7 @@ class _Description(msgspec.Struct, frozen=True):
 
 def _read_description(where: str, description: bytes | None) -> _Description:
     if description is None:
-        raise ValueError(f"{where} does not describe a table: it was not written by shoal.convert.write_parquet")
+        raise ValueError(f"{where} does not describe a table: it was not written by shoal.tools.convert.write_parquet")
     try:
         found = msgspec.json.decode(description, type=_Description)
         found.table.spec()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shoal import checkpoint, models
+from shoal import models
+from shoal.checkpoint.format import MANIFEST
 from shoal.export.manifest import is_export
 from shoal.models import files
 from shoal.storage.base import StoragePath
@@ -55,8 +56,8 @@ def load(
         raise ValueError(f"{storage_dir}: there is no such directory")
     if not files.is_model(storage_dir):
         if is_export(storage_dir):
-            raise ValueError(f"{storage_dir} is an export, not a model: open it with shoal.open_export(...)")
-        if storage_dir.version(checkpoint.MANIFEST) is not None:
+            raise ValueError(f"{storage_dir} is an export, not a model: open it with shoal.export.open(...)")
+        if storage_dir.version(MANIFEST) is not None:
             raise ValueError(f"{storage_dir} is a checkpoint of tables, not a model: read it with store.load(...)")
     if files.read(storage_dir).model != files.CLICK:
         return models.load(storage_dir, store=store)

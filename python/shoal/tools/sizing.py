@@ -224,7 +224,7 @@ def estimate(
     Examples
     --------
     >>> import shoal
-    >>> plan = shoal.estimate(1_000_000_000)
+    >>> plan = shoal.tools.estimate(1_000_000_000)
     >>> round(plan.bytes_per_key, 1), round(plan.checkpoint_bytes / 1e9, 1)
     (19.5, 16.0)
     """

@@ -1,6 +1,6 @@
 """Dense parameters on the servers: all parameters of a torch module as one array of a store.
 
-    parameters of the module, in their order --concatenated--> `shoal.DenseTable` --blocks--> servers
+    parameters of the module, in their order --concatenated--> `shoal.table.dense.DenseTable` --blocks--> servers
 
     pull   array -> module        the servers' values are copied into the parameters
     push   module -> array        the gradients, zero for a missing one: one step of the table's optimizer
@@ -68,7 +68,8 @@ class DenseParameters:
     size is the mean over all examples, as in DDP; under ``BSP()`` it is that of the sum.
 
     A missing gradient counts as zero. A block whose gradient is all zeros keeps every bit, including its momentum; one
-    whose gradient is not finite is unchanged; ``clip_norm`` acts on each block (:meth:`shoal.DenseTable.push`).
+    whose gradient is not finite is unchanged; ``clip_norm`` acts on each block
+    (:meth:`shoal.table.dense.DenseTable.push`).
 
     The constructor blocks for one round trip to each server, as `pull` does.
 

@@ -149,7 +149,7 @@ class Fields:
         return inputs(batch, self)
 
     def check_columns(self, schema: Mapping[str, Any]) -> None:
-        """Check that a reader by named columns has the fields, as far as it names them; see `shoal.Reader.schema`.
+        """Check that a reader by named columns has the fields, as far as it names them; see `shoal.data.Reader.schema`.
 
         Raises
         ------
@@ -227,8 +227,8 @@ def inputs(batch: Batch, fields: int | Fields) -> Inputs:
     ----------
     batch : Batch
     fields : Fields or int
-        The roles of the batch's fields (`shoal.Reader.with_fields`). A number: every example has this many features,
-        and the i-th one is that of field i.
+        The roles of the batch's fields (`shoal.data.Reader.with_fields`). A number: every example has this many
+        features, and the i-th one is that of field i.
 
     Returns
     -------

@@ -13,7 +13,7 @@ Invariants
         wait; and the next split. A loader that resumes from it returns the batches that would have followed, in order.
 
 Threads: a pass belongs to one thread at a time. Processes: workers that were forked have copies of the parent's stores,
-which they must not use (`shoal.WrongProcessError`) and do not disturb.
+which they must not use (`shoal.errors.WrongProcessError`) and do not disturb.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class BatchLoader:
         Returns
         -------
         dict
-            Plain values: ``positions``, that of each process's split as from :meth:`shoal.Reader.position`, and
+            Plain values: ``positions``, that of each process's split as from :meth:`shoal.data.Reader.position`, and
             ``turn``, the next split.
         """
         positions = [

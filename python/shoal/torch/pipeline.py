@@ -75,7 +75,7 @@ class Pipeline:
     Parameters
     ----------
     batches : iterable
-        A `shoal.Reader`, a `BatchLoader`, a torch ``DataLoader``, a list, ...; iterated in the reading thread.
+        A `shoal.data.Reader`, a `BatchLoader`, a torch ``DataLoader``, a list, ...; iterated in the reading thread.
     modules : mapping of module to callable
         For each embedding whose pulls are to be prepared, a function that returns, for a batch (as ``prepare`` made
         it), the keys that forward will pass to the embedding: a tensor, or a list with one for each call. None: only
@@ -178,7 +178,7 @@ class Pipeline:
         Returns
         -------
         dict or None
-            :meth:`shoal.Reader.position`, or the state of a `BatchLoader`, at that batch; None if no batch was
+            :meth:`shoal.data.Reader.position`, or the state of a `BatchLoader`, at that batch; None if no batch was
             returned, or ``batches`` is neither.
         """
         if self._place is None or not isinstance(self._batches, Reader):

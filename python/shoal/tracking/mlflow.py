@@ -89,7 +89,7 @@ class MLflow(Tracker):
 
     Examples
     --------
-    >>> model.fit(data, callbacks=[shoal.MLflow("mlruns", register="ctr")])  # doctest: +SKIP
+    >>> model.fit(data, callbacks=[shoal.tracking.MLflow("mlruns", register="ctr")])  # doctest: +SKIP
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class TensorBoard(Tracker):
 
     Examples
     --------
-    >>> model.fit(data, callbacks=[shoal.TensorBoard("runs")])  # doctest: +SKIP
+    >>> model.fit(data, callbacks=[shoal.tracking.TensorBoard("runs")])  # doctest: +SKIP
     """
 
     def __init__(

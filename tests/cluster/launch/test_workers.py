@@ -107,5 +107,7 @@ def test_a_fit_that_no_worker_has_finished_has_failed(tmp_path: Path) -> None:
 
 
 def test_a_fit_that_all_workers_have_left_has_failed(tmp_path: Path) -> None:
-    with pytest.raises(shoal.WorkerLostError, match=r"^all workers have left the fit before its end, .* resume=True"):
+    with pytest.raises(
+        shoal.errors.WorkerLostError, match=r"^all workers have left the fit before its end, .* resume=True"
+    ):
         run(tmp_path, (2, 3), {"one": "end(0)", "two": "end(0)"}, lambda: "unfinished")

@@ -62,7 +62,7 @@ def test_a_task_fails_when_slots_move_and_is_cancelled_on_every_endpoint(op):
             coordinator._begin([1])
             coordinator._run_until("done", task)
 
-    with pytest.raises(shoal.ClusterChangedError, match=r"epoch 1 and has epoch 2.*kept, load again"):
+    with pytest.raises(shoal.errors.ClusterChangedError, match=r"epoch 1 and has epoch 2.*kept, load again"):
         run()
     assert channel.ended == ["all"]  # one call, which follows the map
 
@@ -118,7 +118,9 @@ def test_a_server_that_does_not_know_a_save_has_cancelled_it_for_silence_only_if
             with pytest.raises(shoal.ShoalError, match="this worker has sent nothing for 3600 s"):
                 coordinator._run_until("done", task)
         else:  # which repeats the save
-            with pytest.raises(shoal.ClusterChangedError, match=r"because slots have moved, or .* kept, save again"):
+            with pytest.raises(
+                shoal.errors.ClusterChangedError, match=r"because slots have moved, or .* kept, save again"
+            ):
                 coordinator._run_until("done", task)
 
 
@@ -126,6 +128,6 @@ def test_a_server_that_does_not_know_a_save_has_cancelled_it_for_silence_only_if
 def test_changes_that_a_server_has_lost_are_no_mistake_of_the_caller(last):
     channel: Any = Forgetful(_core.Op.SAVE_END, MOVED)
     base: Any = SimpleNamespace(digest="ab" * 32, storage_dir="/saves/1")
-    error = shoal.SnapshotLostError if last == base.digest else ValueError
+    error = shoal.errors.SnapshotLostError if last == base.digest else ValueError
     with pytest.raises(error, match="the changes of table 't' since the save in /saves/1"):
         ServerSnapshotSet(channel, [(0, SPEC, "delta")], base, last=last)

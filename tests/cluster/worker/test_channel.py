@@ -170,9 +170,9 @@ def test_a_lost_server_wakes_who_waits_for_it():
 
 def test_after_a_failure_for_good_every_call_raises_it():
     with connected(Peer(0, 16)) as channel:
-        channel.fail(shoal.FencedError("another has its place"))
+        channel.fail(shoal.errors.FencedError("another has its place"))
         for _ in range(3):
-            with pytest.raises(shoal.FencedError, match="another has its place"):
+            with pytest.raises(shoal.errors.FencedError, match="another has its place"):
                 pull(channel, range(10))
 
 
@@ -183,10 +183,10 @@ def test_closing_ends_the_calls_of_other_threads():
         eventually(lambda: len(peer.asked) >= 3)
         channel.close()
         for one in waiting:
-            with pytest.raises(shoal.ClosedError):
+            with pytest.raises(shoal.errors.ClosedError):
                 one.result(TIMEOUT)
         for call in (lambda: pull(channel, [1]), channel.tick, channel.drain, channel.metrics):
-            with pytest.raises(shoal.ClosedError):
+            with pytest.raises(shoal.errors.ClosedError):
                 call()
         channel.close()
 
@@ -342,9 +342,9 @@ def test_a_forked_child_is_told_whose_channel_it_is_even_in_the_midst_of_calls()
 
         def work():
             for call in (lambda: pull(channel, [1]), lambda: push(channel, [1]), channel.tick, channel.drain):
-                with pytest.raises(shoal.WrongProcessError, match="fork"):
+                with pytest.raises(shoal.errors.WrongProcessError, match="fork"):
                     call()
-            with pytest.raises(shoal.WrongProcessError):
+            with pytest.raises(shoal.errors.WrongProcessError):
                 begun.result()
             channel.close()
             gc.collect()

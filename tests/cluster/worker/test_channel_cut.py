@@ -20,11 +20,12 @@ from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.requests import Requests
+from shoal.table.spec import TableSpec
 from wires import Faults, Wire
 
 SLOTS = 16
 ME = WorkerIdentity(0, 1, 77)
-SPEC = shoal.TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
+SPEC = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
 TIMEOUT = 120.0
 WORKERS = _core.ThreadPool(1)
 

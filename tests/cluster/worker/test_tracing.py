@@ -339,7 +339,7 @@ def test_a_refused_call_has_the_text_of_the_server(spans):
         future = store.channel.begin(
             Op.PUSH, table.shard.number, hashes=batch.hashes, begins=batch.native.offsets, values=wide, dim=3
         )
-        with pytest.raises(shoal.ProtocolError, match="has dim 2"):
+        with pytest.raises(shoal.errors.ProtocolError, match="has dim 2"):
             future.result()
         assert "has dim 2" in spans.one("push").status.description
         assert {event.name for event in spans.below(spans.one("push"))[0].events} == {"bad request", "resent"}
@@ -460,7 +460,7 @@ def test_a_fork_of_a_traced_store_raises_as_that_of_any_other_also_while_spans_a
         assert is_making.wait(TIMEOUT)
 
         def use():
-            with pytest.raises(shoal.WrongProcessError):
+            with pytest.raises(shoal.errors.WrongProcessError):
                 table.pull(KEYS)
             future.result()  # it was done before the fork
             return "raised"

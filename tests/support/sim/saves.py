@@ -23,8 +23,9 @@ from unittest import mock
 
 import numpy as np
 
-from shoal import _core, checkpoint
+from shoal import _core
 from shoal.checkpoint.format import MANIFEST
+from shoal.checkpoint.read import load, read_chain
 from shoal.cluster.server import save_task
 from shoal.cluster.server import tasks as server_tasks
 from shoal.cluster.worker import save as worker_save
@@ -408,10 +409,8 @@ class Save:
         """Load the checkpoint, and compare."""
         world = self.world
         try:
-            chain = checkpoint.read_chain(self.directory, None)
-            loaded = checkpoint.load(
-                chain, lambda spec: LocalShard.of(spec, world.slots, THREAD), 1, clock=0, progress=False
-            )
+            chain = read_chain(self.directory, None)
+            loaded = load(chain, lambda spec: LocalShard.of(spec, world.slots, THREAD), 1, clock=0, progress=False)
         except Exception as error:  # any: what is done can be loaded
             self._forget()
             return self._report(f"it is done, and cannot be loaded: {type(error).__name__}: {error}")

@@ -28,8 +28,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from shoal import checkpoint
 from shoal.base.logs import identify_store
+from shoal.checkpoint.format import Chain, ChainEntry
+from shoal.checkpoint.read import load as load_checkpoint
+from shoal.checkpoint.write import LocalSnapshotSet, SnapshotSet, TableSnapshot
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
     Barrier,
@@ -506,9 +508,7 @@ class ClusterStore(ConnectedStore):
         return shard
 
     @contextlib.contextmanager
-    def _snapshots(
-        self, tables: list[tuple[Table, str]], base: checkpoint.ChainEntry | None
-    ) -> Iterator[checkpoint.SnapshotSet]:
+    def _snapshots(self, tables: list[tuple[Table, str]], base: ChainEntry | None) -> Iterator[SnapshotSet]:
         shards = [(cast(RemoteShard, table.shard), table.spec, kind) for table, kind in tables]
         with contextlib.ExitStack() as held:
             # New pushes of this process wait until the snapshot is taken, and the snapshot waits for pending ones.
@@ -520,7 +520,7 @@ class ClusterStore(ConnectedStore):
                 self.channel.raise_unobserved()
                 if self._shared_storage and shards:
                     numbered = [(shard.number, spec, kind) for shard, spec, kind in shards]
-                    snapshots: checkpoint.SnapshotSet = held.enter_context(
+                    snapshots: SnapshotSet = held.enter_context(
                         ServerSnapshotSet(
                             self.channel,
                             numbered,
@@ -534,10 +534,9 @@ class ClusterStore(ConnectedStore):
                     if any(kind != "plain" for _, _, kind in shards):
                         raise ValueError(NO_DELTAS)
                     table_snapshots = [
-                        checkpoint.TableSnapshot(spec, UnsynchronizedSnapshot(shard), kind)
-                        for shard, spec, kind in shards
+                        TableSnapshot(spec, UnsynchronizedSnapshot(shard), kind) for shard, spec, kind in shards
                     ]
-                    snapshots = checkpoint.LocalSnapshotSet(table_snapshots, self._slots, self.threads, self.clock)
+                    snapshots = LocalSnapshotSet(table_snapshots, self._slots, self.threads, self.clock)
                     held.enter_context(paused.pop_all())  # pushes wait until all rows are written
             yield snapshots
 
@@ -553,7 +552,7 @@ class ClusterStore(ConnectedStore):
             with self._saving, self._snapshots(tables, None) as snapshots:
                 cast(ServerSnapshotSet, snapshots).check(storage_dir)
 
-    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
+    def _load(self, chain: Chain, *, track: bool, progress: bool) -> None:
         """Load as worker 0 while the other workers wait: the servers read their rows, or this worker sends them."""
         manifest = chain[-1].manifest
         self._send_held()
@@ -579,7 +578,7 @@ class ClusterStore(ConnectedStore):
             try:
                 if self.rank == 0:
                     with self._naming_changes("load"):
-                        for _, fresh in checkpoint.load(chain, make, self.threads, progress=progress, restore=restore):
+                        for _, fresh in load_checkpoint(chain, make, self.threads, progress=progress, restore=restore):
                             fresh.finish()
             finally:  # also after an error: the other workers check the result themselves
                 self._wait_at_barrier("end of a load", enough)
@@ -610,7 +609,7 @@ class ClusterStore(ConnectedStore):
                 f"{epoch}): {what} again ({error})"
             ) from error
 
-    def _check_loaded(self, entry: checkpoint.ChainEntry) -> None:
+    def _check_loaded(self, entry: ChainEntry) -> None:
         for table in entry.manifest.tables:
             shard = self._tables[table.name].shard
             if (len(shard), shard.step) != (table.size, table.step):

@@ -149,7 +149,7 @@ def connect(
     Notes
     -----
     Blocks. The store may be used from any thread; a forked child must make its own connection. If SHOAL_LOG_FORMAT is
-    set and the program has not set up `logging`, it is set up as by :func:`shoal.configure_logging`.
+    set and the program has not set up `logging`, it is set up as by :func:`shoal.tools.configure_logging`.
     """
     address = address or find_scheduler(os.environ)
     if address is None:

@@ -16,7 +16,9 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core, checkpoint
+from shoal import _core
+from shoal.checkpoint.format import Chain, ChainEntry
+from shoal.checkpoint.write import SnapshotSet
 from shoal.cluster.protocol.messages import ListTables, ListTablesReply, TableReply
 from shoal.cluster.protocol.ping import NO_WORKER
 from shoal.cluster.worker.calls import WorkerIdentity
@@ -203,8 +205,8 @@ class ReaderStore(ConnectedStore):
         _refuse("take splits of the data")
 
     def _snapshots(
-        self, tables: list[tuple[Table, str]], base: checkpoint.ChainEntry | None
-    ) -> AbstractContextManager[checkpoint.SnapshotSet]:
+        self, tables: list[tuple[Table, str]], base: ChainEntry | None
+    ) -> AbstractContextManager[SnapshotSet]:
         _refuse("save")
 
     def check_storage(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -215,5 +217,5 @@ class ReaderStore(ConnectedStore):
     def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[Any]:
         yield _refuse("export")
 
-    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
+    def _load(self, chain: Chain, *, track: bool, progress: bool) -> None:
         _refuse("load")

@@ -15,9 +15,9 @@ from shoal.export.write import Exported, TableSource, UnsynchronizedTables, writ
 from shoal.storage.open import open_dir
 
 
-def compact_export(
+def compact(
     directory: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    output: str | os.PathLike[str],
     *,
     overwrite: bool = False,
     threads: int | None = None,
@@ -25,9 +25,49 @@ def compact_export(
     cache: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[Exported, int]:
-    """Merge an export and its bases into one export; see :func:`shoal.compact`."""
+    """Merge a chain of deltas into one full export.
+
+    Parameters
+    ----------
+    directory : path or URL
+        The export at the end of the chain, which names its base; or a directory of exports, whose newest is used.
+    output : path or URL
+        Created if missing. Not a directory of the chain.
+    overwrite : bool
+        Whether an existing export is replaced, at the end. Anything else is never replaced.
+    threads : int, optional
+        Default: the cores that this process may use.
+    progress : bool
+        Whether to show a progress bar.
+    cache : path, optional
+        Local directory for copies of exports of a URL: see :func:`shoal.export.open`.
+    storage_options : mapping, optional
+        Options of the file system of URLs.
+
+    Returns
+    -------
+    (Exported, int)
+        What was written, and the number of exports that were merged.
+
+    Raises
+    ------
+    CorruptionError
+        A file of the chain is missing, truncated or changed, or a base was replaced since its delta.
+    StorageError
+        A file cannot be read or written.
+    SaveConflictError
+        Another process has written there since this one began; its result is kept.
+    ValueError
+        ``output`` is a directory of the chain, or holds anything that may not be replaced.
+
+    Notes
+    -----
+    Reads and writes slot by slot: it needs memory for a few slots. The files are byte for byte those of a full
+    export of the same weights; int8 weights are rounded once more, with an error of at most half a step. The result has
+    the next number, and the model of the chain.
+    """
     copies = Cache(cache)
-    target = open_dir(out, storage_options)
+    target = open_dir(output, storage_options)
     with closing(read_layers(newest(open_dir(directory, storage_options)), cache=copies)) as layers:
         for one in layers.mapped:
             if target.is_same(one.storage_dir):

@@ -18,18 +18,50 @@ from shoal.storage.open import open_dir
 from shoal.table.spec import TableRecord
 
 
-def compact_checkpoint(
+def compact(
     directory: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    output: str | os.PathLike[str],
     *,
     overwrite: bool = False,
     threads: int | None = None,
     progress: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Merge a chain of deltas into one full checkpoint; see :func:`shoal.compact`."""
+    """Merge a chain of deltas into one full checkpoint.
+
+    Parameters
+    ----------
+    directory : path or URL
+        The checkpoint at the end of the chain, which names its base.
+    output : path or URL
+        Created if missing. Not a directory of the chain.
+    overwrite : bool
+        Whether an existing checkpoint is replaced, at the end. Anything else is never replaced.
+    threads : int, optional
+        Default: the cores that this process may use.
+    progress : bool
+        Whether to show a progress bar.
+    storage_options : mapping, optional
+        Options of the file system of URLs.
+
+    Raises
+    ------
+    CorruptionError
+        A file of the chain is missing, truncated or changed, or a base was replaced since its delta.
+    StorageError
+        A file cannot be read or written.
+    SaveConflictError
+        Another process has written there since this one began; its result is kept.
+    ValueError
+        ``output`` is a directory of the chain, or holds anything that may not be replaced.
+
+    Notes
+    -----
+    Reads and writes slot by slot: it needs memory for a few slots. The files are byte for byte those of a save
+    without a base at that moment.
+    """
     chain = read_chain(directory, storage_options)
-    target = open_dir(out, storage_options)
+    target = open_dir(output, storage_options)
     check_apart(target, chain)
     check_target(target, overwrite=overwrite)
     slots = chain[-1].manifest.slots
