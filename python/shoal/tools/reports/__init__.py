@@ -27,6 +27,7 @@ from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.storage.output import check_output
 from shoal.store.base import Store
+from shoal.tools.reports import charts
 from shoal.tools.reports.page import Facts, HeldOut, page
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def report(
     -----
     Reads the whole model into memory, and keeps 12 bytes for each example of ``data``, more while sorting.
     """
+    charts.require()
     directory = open_dir(model_dir, storage_options)
     target = directory.child(FILE) if out is None else open_dir(out, storage_options)
     if top < 0:

@@ -26,12 +26,19 @@ _WINDOWS = 64  # of a pass in the picture: more of them show noise
 _CURVES = 20  # passes drawn as a curve each; with more passes, each is one point
 
 
-def figure(rows: int = 1, columns: int = 1, *, width: float = 5.4, height: float = 3.3) -> tuple[Figure, list[Axes]]:
-    """Return a figure without state outside of it, and its axes, row by row; those of a column share their x axis."""
+def require() -> None:
+    """Raise ImportError that names the extra if matplotlib is missing."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ImportError("charts require matplotlib: pip install 'shoal[plot]'") from error
+
+
+def figure(rows: int = 1, columns: int = 1, *, width: float = 5.4, height: float = 3.3) -> tuple[Figure, list[Axes]]:
+    """Return a figure without state outside of it, and its axes, row by row; those of a column share their x axis."""
+    require()
+    from matplotlib.figure import Figure
+
     made = Figure(figsize=(width, height), layout="constrained")
     axes = made.subplots(rows, columns, sharex="col", squeeze=False).ravel().tolist()
     for each in axes:
