@@ -267,7 +267,7 @@ class Run:
             return
         table, store, stream = self.table, self.store, self.stream
         batches = stream.example_batches()
-        model = shoal.LogisticRegression(optimizer(), store, table="keys")
+        model = shoal.LogisticRegression(optimizer(), store=store, table="keys")
         began = time.perf_counter()
 
         def examples() -> Iterator[shoal.Batch]:

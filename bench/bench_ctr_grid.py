@@ -26,7 +26,6 @@ import shoal
 from figures import check, conditions, spread
 from shoal.torch import ClickModelGrid
 from shoal.torch.config import Config, build, parse
-from shoal.torch.trainer import fit
 
 GRID: dict[str, list[Any]] = {"dim": [8, 16], "lr": [0.0005, 0.001]}
 
@@ -57,7 +56,7 @@ def apart(config: Config, path: Path) -> list[Any]:
     for one in configs:
         with shoal.local(threads=1) as store:
             model = build(one, store)
-            fit(model, shoal.read_criteo(path, batch_size=4096), None, one.train.plan(), progress=False)
+            model.fit(shoal.read_criteo(path, batch_size=4096), epochs=one.train.epochs, progress=False)
             found.append(model.history.passes[0].metrics)
     return found
 

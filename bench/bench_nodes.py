@@ -80,7 +80,7 @@ class _AfterBatches(shoal.models.Callback):
 def train_lr(store: shoal.Store, epochs: int, batch_done: BatchDone) -> str:
     """Train a logistic regression; returns the digest of its table."""
     train = shoal.read_criteo("log.tsv", batch_size=256)
-    with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store) as model:
+    with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store=store) as model:
         model.fit(train, epochs=epochs, progress=False, callbacks=_AfterBatches(batch_done))
         return model.table.digest()
 
@@ -96,16 +96,8 @@ def train_deepfm(store: shoal.Store, epochs: int, batch_done: BatchDone) -> str:
     optimizer = torch.optim.Adam(module.parameters(), lr=0.002)
     train = shoal.read_criteo("log.tsv", batch_size=256)
     fields = shoal.torch.Fields(names=names, form="criteo")
-    model = shoal.torch.train(
-        module,
-        train,
-        fields=fields,
-        store=store,
-        optimizer=optimizer,
-        epochs=epochs,
-        progress=False,
-        callbacks=_AfterBatches(batch_done),
-    )
+    model = shoal.torch.ClickModel(module, fields=fields, store=store, optimizer=optimizer)
+    model.fit(train, epochs=epochs, progress=False, callbacks=_AfterBatches(batch_done))
     return " ".join(table.digest() for table in model.tables)
 
 

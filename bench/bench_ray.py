@@ -61,7 +61,7 @@ class Learner:
 
     def __init__(self, store: shoal.Store, folder: str) -> None:
         self._store = store
-        self._model = shoal.LogisticRegression(OPTIMIZER, store)
+        self._model = shoal.LogisticRegression(OPTIMIZER, store=store)
         store.barrier()
         self.began = time.time()
         self.fit(shoal.read_criteo([Path(folder, WARM)], batch_size=BATCH))

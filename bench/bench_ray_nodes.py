@@ -61,7 +61,7 @@ def draw(rows: dict[str, Any], seed: int) -> dict[str, Any]:
 def learner(model: str, store: shoal.Store) -> Callable[[shoal.Batch], None]:
     """Return a function that learns a batch, and ticks."""
     if model == "lr":
-        return shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store).partial_fit
+        return shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store=store).partial_fit
     import torch
 
     torch.manual_seed(0)

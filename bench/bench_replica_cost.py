@@ -62,7 +62,7 @@ def work(address: str, rank: int, rows: int, batch_size: int) -> None:
     pool = batches(rank, rows, batch_size)
     unique = [np.unique(batch.keys) for batch in pool]
     with shoal.connect(address, workers=WORKERS, rank=rank, threads=1, timeout=300.0) as store:
-        model = shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store, bias=False)
+        model = shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store=store, bias=False)
         (table,) = model.tables
         print(json.dumps({}), flush=True)
         for line in sys.stdin:

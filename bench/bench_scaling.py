@@ -44,7 +44,7 @@ import shoal
 path, threads, hyper, batch_size = json.loads(sys.argv[1])
 with shoal.local(threads=threads) as store:
     batches = list(shoal.read_criteo(path, batch_size=batch_size))
-    model = shoal.LogisticRegression(shoal.FTRL(**hyper), store)
+    model = shoal.LogisticRegression(shoal.FTRL(**hyper), store=store)
     model.fit(batches, progress=False)
     start, used = time.perf_counter(), time.process_time()
     model.fit(batches, progress=False)
@@ -80,7 +80,7 @@ import json, sys, time
 import shoal
 address, workers, path, batch_size, hyper = json.loads(sys.argv[1])
 with shoal.connect(address, workers=workers, threads=1, timeout=300) as store:
-    model = shoal.LogisticRegression(shoal.FTRL(**hyper), store)
+    model = shoal.LogisticRegression(shoal.FTRL(**hyper), store=store)
     share = shoal.read_criteo(path, batch_size=batch_size).split(store.rank, workers)
     store.barrier()
     start = time.perf_counter()

@@ -171,7 +171,7 @@ def stages(path: Path, folder: Path, batch_size: int) -> tuple[dict[str, float],
     check(found >= FIELDS, "the floor of the parser finds no columns")
     del text
     store = shoal.local(threads=1)
-    model, seen = shoal.LogisticRegression(shoal.FTRL(**HYPER), store), Accumulator()
+    model, seen = shoal.LogisticRegression(shoal.FTRL(**HYPER), store=store), Accumulator()
     table, memory = model.table, np.ones((0, 16), np.float32)
     for known in (False, True):
         others = time.process_time() - time.thread_time()  # the thread that parses, see below

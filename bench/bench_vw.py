@@ -74,7 +74,7 @@ def clocked(step, call, *given):
     return out
 batches = clocked("parse", lambda: list(shoal.read_libsvm(train, batch_size=batch_size)))
 store = shoal.local(threads=1)
-model = shoal.LogisticRegression(shoal.FTRL(**hyper), store)
+model = shoal.LogisticRegression(shoal.FTRL(**hyper), store=store)
 seen, table = Accumulator(), model.table
 def losses(batch, margins):
     return _core.logistic_losses(margins, batch.labels, None, store.workers)

@@ -37,6 +37,7 @@ from ctr.draw import BATCH, FIELDS, Draw
 from figures import check, conditions, cpu_seconds, spread
 from quality.sets import SETS, batches
 from shoal.cluster.launch import local_cluster
+from shoal.models import Checkpointing
 from shoal.models.preprocessing import take
 
 ALLOWED = 0.001  # of AUC, under BSP
@@ -92,15 +93,14 @@ def network(name: str, store: shoal.Store, fields: int, dim: int, hidden: tuple[
 def fit_clicks(store: shoal.Store, task: dict[str, Any]) -> dict[str, Any]:
     """Train on the click log, warmed up, and report time, CPU time, bytes and the time of each step."""
     module, optimizer = network(task["model"], store, FIELDS, 16, (400, 400, 400))
-    how: dict[str, Any] = {"fields": FIELDS, "store": store, "optimizer": optimizer, "progress": False}
-    shoal.torch.train(module, share(clicks(0, WARM), store.rank, store.num_workers), **how)
+    model = shoal.torch.ClickModel(module, fields=FIELDS, store=store, optimizer=optimizer)
+    model.fit(share(clicks(0, WARM), store.rank, store.num_workers), progress=False)
     data = share(clicks(WARM, STEPS), store.rank, store.num_workers)
-    if task["directory"]:
-        how |= {"directory": task["directory"], "checkpoint_every": EVERY}
+    checkpoint = Checkpointing(task["directory"], every=EVERY) if task["directory"] else None
     store.barrier()
     before, cpu, start = store.metrics(), time.process_time(), time.perf_counter()
     with stamps(store) as times:
-        model = shoal.torch.train(module, data, **how)
+        model.fit(data, progress=False, checkpoint=checkpoint)
     store.barrier()
     return {
         "seconds": time.perf_counter() - start,
@@ -119,13 +119,15 @@ def fit_real(store: shoal.Store, task: dict[str, Any]) -> dict[str, Any]:
     train = batches(take(split.train, rows), task["batch"])
     mine = share(train, store.rank, store.num_workers)
     if task["model"] == "lr":
-        model: Any = shoal.LogisticRegression(shoal.FTRL(alpha=0.1, beta=1.0, l1=0.1), store)
-        model.fit(mine, epochs=task["epochs"], warm_up=task["warm_up"], progress=False)
+        model: Any = shoal.LogisticRegression(
+            shoal.FTRL(alpha=0.1, beta=1.0, l1=0.1), store=store, warm_up=task["warm_up"]
+        )
+        model.fit(mine, epochs=task["epochs"], progress=False)
     else:
         keys = len(split.train.keys) // len(split.train)
         module, optimizer = network("deepfm", store, keys, 8, (64,))
-        how: dict[str, Any] = {"fields": keys, "store": store, "optimizer": optimizer, "progress": False}
-        model = shoal.torch.train(module, mine, epochs=task["epochs"], **how)
+        model = shoal.torch.ClickModel(module, fields=keys, store=store, optimizer=optimizer)
+        model.fit(mine, epochs=task["epochs"], progress=False)
     store.barrier()
     found = {"examples": model.history.passes[-1].metrics.examples}
     if store.rank == 0:

@@ -32,7 +32,7 @@ def open_store(arguments: argparse.Namespace) -> shoal.Store:
 
 def learn(store: shoal.Store, train: shoal.data.Reader, test: shoal.data.Reader, directory: str | None) -> None:
     """Do the work of one worker."""
-    with shoal.LogisticRegression(OPTIMIZER, store) as model:
+    with shoal.LogisticRegression(OPTIMIZER, store=store) as model:
         model.fit(train.split(store.rank, store.num_workers), progress=False)
         done = model.history.passes[-1]
         print(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import shoal
+from shoal.models import Checkpointing, EarlyStopping
 
 
 def write_log(path: Path, rows: int, seed: int) -> None:
@@ -51,17 +52,14 @@ def main() -> None:
     with shoal.local() as store:
         make = shoal.torch.tables(store, shoal.Adagrad(lr=0.05), init=shoal.Normal(0.05, seed=7))
         module = shoal.torch.models.DeepFM(make, len(fields), dim=8, hidden=(64, 32))
-        model = shoal.torch.train(
-            module,
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.002)
+        model = shoal.torch.ClickModel(module, fields=fields, store=store, optimizer=optimizer)
+        model.fit(
             shoal.read_csv(options.data, **log),
-            fields=fields,
-            store=store,
             valid=shoal.read_csv(options.valid, **log),
-            optimizer=torch.optim.Adam(module.parameters(), lr=0.002),
             epochs=options.epochs,
-            patience=1,
-            directory=options.output,
-            resume=True,
+            checkpoint=Checkpointing(options.output, resume=True),
+            early_stopping=EarlyStopping(1),
         )
         best = model.history.passes[(model.history.best_pass or len(model.history.passes)) - 1]
         rows = sum(len(table) for table in model.tables)

@@ -175,7 +175,7 @@ def run(
         train, held_out, sources = _real(data, data_format, valid, log_line)
 
     with local(threads=threads) as store:
-        model = LogisticRegression(OPTIMIZER, store, seed=seed)
+        model = LogisticRegression(OPTIMIZER, store=store, seed=seed)
         log_line(
             f"training: FTRL(alpha={OPTIMIZER.alpha:g}, beta={OPTIMIZER.beta:g}, l1={OPTIMIZER.l1:g}), one pass in "
             f"batches of {BATCH_SIZE:,}"

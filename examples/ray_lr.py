@@ -50,7 +50,7 @@ def train(files: list[str], output: str | None) -> None:
     hashed = shoal.ray.Hash(label="click", categorical=["site", "user"], numeric=["price"])
 
     def loop() -> None:  # runs in each worker
-        with shoal.LogisticRegression(shoal.FTRL(alpha=0.1), shoal.ray.store()) as model:
+        with shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store=shoal.ray.store()) as model:
             model.fit(hashed.read(ray.train.get_dataset_shard("train")), progress=False)
             metrics = model.history.passes[-1].metrics
             ray.train.report({"logloss": metrics.logloss, "auc": metrics.auc}, checkpoint=shoal.ray.snapshot())

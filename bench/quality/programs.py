@@ -27,6 +27,7 @@ from quality.search import LEAST, Settings, climb
 from quality.sets import FEW, Split, batches
 from shoal import Batch
 from shoal.metrics import auc, logloss
+from shoal.models import EarlyStopping
 from shoal.models.plan import Metric
 from shoal.models.preprocessing import take
 
@@ -121,9 +122,8 @@ class Shoal:
                     epochs=8,
                     valid=seen,
                     shuffle=len(training) if order == "mixed" else False,
-                    patience=2,
-                    metric=metric,
                     progress=False,
+                    early_stopping=EarlyStopping(2, metric=metric),
                 )
                 best = grid.results(metric)[0]
                 gain = best.measured.auc if metric == "auc" else -best.measured.logloss
@@ -148,16 +148,14 @@ def _fitted(
     """Return a trained model; from its best pass if there are validation examples."""
     training = batches(train, settings["batch"])
     with shoal.local(slots=64, threads=1) as store:
-        model = shoal.LogisticRegression(shoal.FTRL(alpha=settings["alpha"], l2=settings["l2"]), store)
+        model = shoal.LogisticRegression(shoal.FTRL(alpha=settings["alpha"], l2=settings["l2"]), store=store)
         model.fit(
             training,
             epochs=passes,
             valid=seen,
             shuffle=len(training) if settings["order"] == "mixed" else False,
-            patience=None if seen is None else 3,
-            min_delta=LEAST / 10,
-            metric=metric,
             progress=False,
+            early_stopping=EarlyStopping(None if seen is None else 3, min_delta=LEAST / 10, metric=metric),
         )
         yield model
 

@@ -157,7 +157,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         labels = np.searchsorted(classes, y).astype(np.float32)
         rows = MatrixReader(X, labels, weights, self.batch_size, rng if self.shuffle else None)
         if isinstance(model, LogisticRegression):
-            model.fit(rows, epochs=self.epochs, warm_up=False, progress=False)
+            model.fit(rows, epochs=self.epochs, progress=False)
         else:  # without the metrics of passes, which take a third of the time of batches as small as these
             if self.epochs < 1:
                 raise ValueError(f"epochs is {self.epochs}: pass 1 or more")
@@ -212,8 +212,10 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         optimizer = FTRL(alpha=self.alpha, beta=self.beta, l1=self.l1, l2=self.l2)
         store, seed = local(threads=_threads(self.n_jobs), slots=_SLOTS), int(rng.randint(2**31 - 1))
         if classes == 2:
-            return LogisticRegression(optimizer, store, self.fit_intercept, seed=seed)
-        return MulticlassRegression(classes, optimizer, store, self.fit_intercept, loss=self.multi_class, seed=seed)
+            return LogisticRegression(optimizer, store=store, bias=self.fit_intercept, seed=seed, warm_up=False)
+        return MulticlassRegression(
+            classes, optimizer=optimizer, store=store, bias=self.fit_intercept, loss=self.multi_class, seed=seed
+        )
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         if not isinstance(self.batch_size, int | np.integer) or self.batch_size < 1:

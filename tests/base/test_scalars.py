@@ -13,6 +13,7 @@ from shoal import schedules
 from shoal.base.scalars import plain, whole
 from shoal.base.sizes import memory_bytes
 from shoal.metrics import Progressive
+from shoal.models import EarlyStopping
 from shoal.models.plan import Plan
 
 WHOLE = (np.int64, np.int32, np.uint8, np.uint64)
@@ -85,15 +86,12 @@ def test_stores_tables_and_models_take_them(tmp_path):
     with shoal.export.open(tmp_path / "e", threads=np.int64(1)) as export:
         assert export.version == 9
     X = np.eye(4, dtype=np.float32)
-    with shoal.FactorizationMachine(four, seed=np.int64(1)) as model:
+    with shoal.FactorizationMachine(four, seed=np.int64(1), class_weight={0: np.float32(1), 1: np.int64(2)}) as model:
         model.fit(
             X,
             [0, 1, 0, 1],
             epochs=np.int64(2),
             batch_size=np.int64(2),
-            seed=np.int64(3),
-            patience=None,
-            class_weight={0: np.float32(1), 1: np.int64(2)},
             progress=np.float64(2.0),
             shuffle=np.int64(2),
         )
@@ -138,9 +136,9 @@ def table(**how):
         (lambda: fitted(epochs=True), "epochs is True: pass a whole number"),
         (lambda: fitted(batch_size=64.0), "batch_size is 64.0: pass a whole number, 1 or more"),
         (lambda: fitted(batch_size=True), "batch_size is True: pass a whole number, 1 or more"),
-        (lambda: fitted(patience="3"), "patience is '3': pass a whole number or None"),
+        (lambda: EarlyStopping("3"), "patience is '3': pass a whole number"),
         (lambda: fitted(shuffle=1.5), "shuffle is 1.5: pass True or False or a whole number"),
-        (lambda: fitted(negative_rate="0.5"), "negative_rate is '0.5': pass a number"),
+        (lambda: shoal.LogisticRegression(negative_rate="0.5"), "negative_rate is '0.5': pass a number"),
         (lambda: shoal.read_libsvm("x", batch_size=64.0), "batch_size is 64.0: pass a whole number"),
         (lambda: shoal.read_libsvm("x", reader_threads="2"), "reader_threads is '2': pass a whole number"),
         (lambda: table(dim=True), "dim is True: pass a whole number"),

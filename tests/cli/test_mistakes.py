@@ -15,6 +15,7 @@ import pytest
 import shoal
 from shoal import cli
 from shoal.cli.answers import in_options
+from shoal.models import Checkpointing
 from shoal.storage.base import remove_if_failed
 from shoal.storage.open import open_dir
 
@@ -250,7 +251,11 @@ def test_keywords_become_options_and_nothing_else_does():
 def test_a_fit_or_a_save_that_fails_leaves_no_empty_directory(tmp_path):
     (tmp_path / "torn").write_text("oops\n")
     with shoal.LogisticRegression() as model, pytest.raises(ValueError, match="not a number"):
-        model.fit(shoal.read_libsvm(tmp_path / "torn"), directory=tmp_path / "deep" / "er" / "m", progress=False)
+        model.fit(
+            shoal.read_libsvm(tmp_path / "torn"),
+            progress=False,
+            checkpoint=Checkpointing(tmp_path / "deep" / "er" / "m"),
+        )
     arguments = [*LR, tmp_path / "torn", "--format", "libsvm", "--quiet", "--output", tmp_path / "there" / "m"]
     (tmp_path / "there").mkdir()
     assert run([*arguments, "--checkpoint-every", 1]) == 2

@@ -51,7 +51,7 @@ def test_a_lazy_frame_is_refused_with_how_to_compute_it():
     polars = pytest.importorskip("polars")
     frame = polars.DataFrame({"a": [1.0, 2.0], "y": [0, 1]})
     with LogisticRegression() as model, pytest.raises(TypeError, match=r"pass LazyFrame\.collect\(\)"):
-        model.fit(frame.lazy(), label="y", progress=False)
+        model.fit(frame.lazy(), progress=False)
     with pytest.raises(TypeError, match=r"pass LazyFrame\.collect\(\)"):
         shoal.read_arrow(frame.lazy(), label="y")
 

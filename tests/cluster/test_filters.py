@@ -27,7 +27,7 @@ def batches(rank: int) -> list[shoal.Batch]:
 
 def learn(store):
     """Two passes over the worker's part: the rows, the loss of the last pass, and what the filters counted."""
-    with shoal.LogisticRegression(shoal.FTRL(alpha=0.3, l1=1.0), store) as model:
+    with shoal.LogisticRegression(shoal.FTRL(alpha=0.3, l1=1.0), store=store) as model:
         model.fit(batches(store.rank), epochs=2, progress=False)
         store.barrier()
         (table,) = model.tables

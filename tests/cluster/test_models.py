@@ -19,7 +19,7 @@ from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from shoal import _core, cli
 from shoal.cluster.protocol.messages import MAX_WORKERS
-from shoal.models import BIAS_KEY, pass_coordinator
+from shoal.models import BIAS_KEY, EarlyStopping, pass_coordinator
 from shoal.tools.planted import PlantedModel, write_log
 from stores import one_by_one, together
 
@@ -45,7 +45,7 @@ def rows_of(model):
 
 
 MODELS = {
-    "lr": lambda store: shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store),
+    "lr": lambda store: shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store=store),
     "fm": lambda store: shoal.FactorizationMachine(4, store=store),
     "softmax": lambda store: shoal.models.MulticlassRegression(3, store=store),
     "ovr": lambda store: shoal.models.MulticlassRegression(3, store=store, loss="ovr"),
@@ -100,7 +100,7 @@ def test_several_workers_learn_what_one_process_merges_in_rank_order(kind, worke
 
     def learn(store):
         with MODELS[kind](store) as model:
-            model.fit(shares[store.rank], epochs=2, warm_up=False, progress=False)
+            model.fit(shares[store.rank], epochs=2, progress=False)
             clock = store.clock
             found = rows_of(model)
             store.barrier()
@@ -250,7 +250,7 @@ def test_a_model_is_saved_by_one_worker_and_loaded_by_all(batches, tmp_path):
 def test_what_several_workers_cannot_do_is_refused(batches):
     def work(store):
         with shoal.LogisticRegression(store=store) as model, pytest.raises(ValueError, match="2 workers"):
-            model.fit(batches, valid=batches, patience=1, epochs=3)
+            model.fit(batches, valid=batches, epochs=3, early_stopping=EarlyStopping(1))
         with (
             shoal.LogisticRegression(store=store, table="s", solver="dbpg") as model,
             pytest.raises(ValueError, match="BSP"),

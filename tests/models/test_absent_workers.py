@@ -11,6 +11,7 @@ from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from killed_workers import Calls, KilledError, run
 from shoal.errors import WorkerLostError
+from shoal.models import Checkpointing
 from stores import one_by_one
 
 
@@ -53,7 +54,7 @@ def test_a_fit_that_needs_all_workers_names_the_one_that_left_before(tmp_path):
         if store.rank == 1:
             return None
         with pytest.raises(WorkerLostError, match=r"worker 1 left before this fit began.*resume"):
-            fitted(store, directory=tmp_path / "model", checkpoint_every=2)
+            fitted(store, checkpoint=Checkpointing(tmp_path / "model", every=2))
         return True
 
     with cluster(slots=16) as made:

@@ -13,6 +13,7 @@ from scipy import sparse
 
 import shoal
 from shoal import FTRL, Adagrad, FactorizationMachine, LogisticRegression, _core, models
+from shoal.models import Checkpointing
 from stores import opened
 
 ROWS, COLUMNS = 400, 12
@@ -103,15 +104,16 @@ def test_a_frame_has_the_keys_of_the_readers(ads, tmp_path):
     ads.to_csv(tmp_path / "ads.csv", index=False)
     how = {"label": "click", "numeric": ["price"]}
     with LogisticRegression() as model, LogisticRegression() as other:
-        model.fit(ads, label="click", epochs=1, shuffle=False, progress=False)
+        model.fit(ads.drop(columns="click"), ads["click"], epochs=1, shuffle=False, progress=False)
         other.fit(shoal.read_csv(tmp_path / "ads.csv", **how), progress=False)
-        assert model.schema == how | {"categorical": ["site", "user"]} == other.schema
+        assert model.schema | {"label": "click"} == how | {"categorical": ["site", "user"]} == other.schema
         assert model.table.digest() == other.table.digest()
         text = other.predict_proba(shoal.read_csv(tmp_path / "ads.csv", **how))
         assert model.predict_proba(ads)[:, 1].tolist() == text.tolist()  # the labels are passed over
         assert other.predict_proba(ads.drop(columns="click"))[:, 1].tolist() == text.tolist()
-        assert other.score(ads) == other.score(ads.drop(columns="click"), ads["click"]) == model.score(ads)
-        assert model.evaluate(ads) == other.evaluate(ads)
+        X, y = ads.drop(columns="click"), ads["click"]
+        assert other.score(ads) == other.score(X, y) == model.score(X, y)
+        assert model.evaluate(X, y) == other.evaluate(ads)  # whose labels are a column, as it has learned
 
 
 def test_frames_of_every_library_and_labels_beside_them_give_the_same_model(ads):
@@ -139,10 +141,11 @@ def test_frames_of_every_library_and_labels_beside_them_give_the_same_model(ads)
 def test_polars_frames_are_frames(ads):
     polars = pytest.importorskip("polars")
     with LogisticRegression() as model, LogisticRegression() as other:
-        model.fit(polars.from_pandas(ads), label="click", progress=False)
-        other.fit(ads, label="click", progress=False)
+        X, y = ads.drop(columns="click"), ads["click"]
+        model.fit(polars.from_pandas(X), y, progress=False)
+        other.fit(X, y, progress=False)
         assert model.table.digest() == other.table.digest()
-        assert model.score(polars.from_pandas(ads)) == other.score(ads)
+        assert model.score(polars.from_pandas(X), y) == other.score(X, y)
 
 
 def test_weights_of_examples_and_of_classes_multiply(planted):
@@ -156,23 +159,27 @@ def test_weights_of_examples_and_of_classes_multiply(planted):
         {"class_weight": "balanced"},
         {"class_weight": share},
     ):
-        with LogisticRegression() as model:
-            told.append(model.fit(X, y, progress=False, **how).table.digest())
+        with LogisticRegression(class_weight=how.get("class_weight")) as model:
+            told.append(model.fit(X, y, sample_weight=how.get("sample_weight"), progress=False).table.digest())
             assert model.history.fits[-1].plan.class_weight == (
                 None if len(told) == 1 else pytest.approx((2.0, 0.5) if len(told) == 2 else (share[0], share[1]))
             )
     assert told[0] == told[1] != told[2] == told[3]
     batches = [shoal.Batch(y.astype(np.float32), np.arange(ROWS + 1), np.zeros(ROWS, np.uint64), None)]
-    with LogisticRegression(bias=False) as rare, LogisticRegression(bias=False) as plain:
-        rare.fit(batches, class_weight={1: 9.0}, progress=False)
+    with (
+        LogisticRegression(bias=False, class_weight={1: 9.0}) as rare,
+        LogisticRegression(bias=False) as plain,
+    ):
+        rare.fit(batches, progress=False)
         plain.fit(batches, progress=False)
         assert rare.predict_proba(batches)[0] > plain.predict_proba(batches)[0]
-        with pytest.raises(ValueError, match="'balanced' counts the labels before the first batch"):
-            plain.fit(batches, class_weight="balanced", progress=False)
-        with pytest.raises(ValueError, match="class_weight names the class 2: the classes are 0 and 1"):
-            plain.fit(batches, class_weight={2: 1.0})
-        with pytest.raises(ValueError, match="class_weight of 1 is -1: pass a finite number"):
-            plain.fit(batches, class_weight={1: -1})
+    for wrong, says in (
+        ("balanced", "'balanced' counts the labels before the first batch"),
+        ({2: 1.0}, "class_weight names the class 2: the classes are 0 and 1"),
+        ({1: -1}, "class_weight of 1 is -1: pass a finite number"),
+    ):
+        with LogisticRegression(class_weight=wrong) as model, pytest.raises(ValueError, match=says):
+            model.fit(batches)
 
 
 def test_callbacks_see_every_pass_and_every_batch(planted):
@@ -187,13 +194,12 @@ def test_callbacks_see_every_pass_and_every_batch(planted):
             passes.append((progress.pass_number, progress.examples, progress.valid.examples))
 
     curve = []
-    with LogisticRegression() as model:
+    with LogisticRegression(warm_up=False) as model:
         model.fit(
             X,
             y,
             epochs=2,
             batch_size=100,
-            warm_up=False,
             valid=(X, y),
             progress=False,
             callbacks=[Both(), lambda progress: curve.append(progress.metrics.logloss)],
@@ -286,21 +292,13 @@ def test_what_makes_no_sense_of_an_array_is_refused_and_nothing_is_learned(plant
             (lambda: model.fit(X, [None] * ROWS), ValueError, "labels that are missing"),
             (lambda: model.fit(X[0], y), ValueError, r"X has shape \(12,\)"),
             (lambda: model.fit(X.astype(str), y), TypeError, "pass a frame, whose columns of text"),
-            (lambda: model.fit(X, y, numeric=["a"]), ValueError, "numeric is for frames"),
-            (lambda: model.fit(X, y, label="a"), ValueError, "label is for frames"),
             (lambda: model.fit(X, y, sample_weight=-np.ones(ROWS)), ValueError, r"sample_weight\[0\] is -1.0"),
             (lambda: model.fit(X, y, batch_size=0), ValueError, "batch_size is 0"),
-            (lambda: model.fit(ads), ValueError, 'as in label="click", or y; not both'),
-            (lambda: model.fit(ads, y, label="click"), ValueError, "or y; not both"),
-            (lambda: model.fit(ads, "click"), ValueError, "pass label='click'"),
+            (lambda: model.fit(ads), ValueError, "a frame needs labels: pass them, as in"),
+            (lambda: model.fit(ads, "click"), ValueError, 'read_arrow\\(frame, label="click"'),
             (lambda: model.fit(ads["price"], y), TypeError, "a Series is one column, not a table: pass a frame"),
             (lambda: model.fit(np.ma.array(X, mask=X > 0), y), ValueError, "X is a masked array"),
             (lambda: model.calibrate(X, y), TypeError, r"as in calibrate\(X, y=y\)"),
-            (
-                lambda: model.fit(ads, label="clicks"),
-                ValueError,
-                "'clicks' is not there: the columns are 'click'",
-            ),
             (lambda: model.fit(ads, y[:5]), ValueError, "the frame has 400 rows, and y 5"),
             (lambda: model.fit([batch], y), ValueError, "y is for arrays and frames"),
             (lambda: model.partial_fit(X), ValueError, "an array has no labels"),
@@ -314,13 +312,13 @@ def test_what_makes_no_sense_of_an_array_is_refused_and_nothing_is_learned(plant
             (lambda: model.predict(X[:, 1:]), "X has 11 columns, and this model learned from 12"),
             (lambda: model.predict(ads), "pass an array, as frame"),
             (lambda: model.evaluate(X), r"evaluate\(X, y\)"),
-            (lambda: model.fit(ads, label="click"), "its keys have no meaning for arrow"),
+            (lambda: model.fit(ads.drop(columns="click"), ads["click"]), "its keys have no meaning for arrow"),
         ]:
             with pytest.raises(ValueError, match=said):
                 call()
         assert model.predict_proba(X[:0]).shape == (0, 2)
     with LogisticRegression() as model:
-        model.fit(ads, label="click", progress=False)
+        model.fit(ads.drop(columns="click"), ads["click"], progress=False)
         with pytest.raises(ValueError, match="whose columns have names: pass a frame"):
             model.predict(X)
         with pytest.raises(ValueError, match=r"column '(price|user)' is not there"):
@@ -335,8 +333,9 @@ def test_partial_fit_of_arrays_and_frames_makes_one_step(planted, ads):
         assert (model.table.step, model.examples) == (20, 20 * ROWS)
         assert model.score(X, y) > 0.9
     with LogisticRegression() as model:
-        first = model.partial_fit(ads, label="click")
-        assert model.partial_fit(ads.drop(columns="click"), ads["click"]) < first
+        X, y = ads.drop(columns="click"), ads["click"]
+        first = model.partial_fit(X, y)
+        assert model.partial_fit(X, y) < first
 
 
 def test_a_fit_on_an_array_goes_on_after_a_checkpoint_with_the_same_bits(planted, tmp_path):
@@ -351,16 +350,16 @@ def test_a_fit_on_an_array_goes_on_after_a_checkpoint_with_the_same_bits(planted
                     raise RuntimeError
 
             with pytest.raises(RuntimeError):
-                begun.fit(X, named, epochs=4, directory=tmp_path / "m", progress=False, callbacks=crash)
+                begun.fit(X, named, epochs=4, progress=False, callbacks=crash, checkpoint=Checkpointing(tmp_path / "m"))
         with LogisticRegression() as gone_on:
-            gone_on.fit(X, named, epochs=4, directory=tmp_path / "m", resume=True, progress=False)
+            gone_on.fit(X, named, epochs=4, progress=False, checkpoint=Checkpointing(tmp_path / "m", resume=True))
             assert gone_on.table.digest() == whole.table.digest()
             assert gone_on.classes_.tolist() == ["no", "yes"]
 
 
 def test_a_model_that_explodes_is_warned_of_with_the_feature_that_does_it(ads, caplog):
     with LogisticRegression() as model:
-        model.fit(ads.assign(price=ads["price"] * 1e6), label="click", progress=False)
+        model.fit(ads.assign(price=ads["price"] * 1e6).drop(columns="click"), ads["click"], progress=False)
         assert sum(done.metrics.normalized_entropy > 3 for done in model.history.passes) > 1
     (message,) = [record.message for record in caplog.records]
     assert "the predictions of pass 1 are far worse than the base rate alone; values reach" in message
@@ -369,8 +368,8 @@ def test_a_model_that_explodes_is_warned_of_with_the_feature_that_does_it(ads, c
     )
     caplog.clear()
     with LogisticRegression() as model:
-        model.fit(ads, label="click", progress=False)
-        model.fit(ads.assign(price=1.0), label="click", progress=False)
+        model.fit(ads.drop(columns="click"), ads["click"], progress=False)
+        model.fit(ads.assign(price=1.0).drop(columns="click"), ads["click"], progress=False)
     assert not caplog.records
     X = np.zeros((100, 3))
     X[:, 1], X[:, 2] = np.arange(100), np.where(np.arange(100) % 3, -1e9, 3e8)

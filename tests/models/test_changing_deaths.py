@@ -25,7 +25,7 @@ from cluster_standin import Cluster, cluster
 from killed_workers import SERVERS, Boundaries, Calls, KilledError, workers_of
 from shoal.base.interrupts import Terminated
 from shoal.cluster.worker.cluster_store import ClusterStore
-from shoal.models import takeover, training
+from shoal.models import Checkpointing, EarlyStopping, takeover, training
 from shoal.models.pass_coordinator import PassCoordinator
 from tiers import long_but
 
@@ -77,8 +77,8 @@ class CountedRegression(shoal.LogisticRegression):
 def learn(store: shoal.Store, log: Path, sizes: list[int], **how: Any) -> Found:
     reader = shoal.read_libsvm(log, batch_size=BATCH)
     part = reader.split(store.rank, store.num_workers)
-    with CountedRegression(shoal.SGD(lr=1.0), store, bias=False) as model:
-        model.fit(part, valid=part, progress=False, **{"epochs": EPOCHS, "warm_up": False} | how)
+    with CountedRegression(shoal.SGD(lr=1.0), store=store, bias=False, warm_up=False) as model:
+        model.fit(part, valid=part, progress=False, **{"epochs": EPOCHS} | how)
         store.barrier()
         passes = model.history.passes
         assert len(model.history.fits) == 1
@@ -144,14 +144,17 @@ def run(
 PLANS = {
     "batches": {},
     "shuffled": {"shuffle": 4},
-    "checkpoints": {"checkpoint_every": 3},
-    "early stopping": {"epochs": 4, "patience": 1},
+    "checkpoints": {},
+    "early stopping": {"epochs": 4, "early_stopping": EarlyStopping(1)},
 }
 
 
 def programs(name: str, log: Path, folder: Path) -> Program:
     folder.mkdir()
-    how = PLANS[name] | ({"directory": folder, "overwrite": True} if name in ("checkpoints", "early stopping") else {})
+    how = dict(PLANS[name])
+    if name in ("checkpoints", "early stopping"):
+        every = 3 if name == "checkpoints" else None
+        how["checkpoint"] = Checkpointing(folder, every=every, overwrite=True)
     return lambda store, sizes: learn(store, log, sizes, **how)
 
 

@@ -37,7 +37,7 @@ from shoal.cli.answers import Answer
 from shoal.cli.train import repeated
 from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
-from shoal.models import training
+from shoal.models import Checkpointing, training
 from shoal.models.model import Model
 from shoal.models.shares import Share, WorkerState, divided
 from tiers import long_after
@@ -93,7 +93,9 @@ def work(
             with shoal.connect(made.address, workers=span, threads=1, timeout=TIMEOUT, consistency=mode) as store:
                 found.sizes.append(store.num_workers)
                 part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
-                with shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store) as model:
+                how = dict(how)
+                warm_up = how.pop("warm_up", True)
+                with shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store=store, warm_up=warm_up) as model:
                     model.fit(part, progress=False, callbacks=pace, **{"epochs": 2, "valid": part} | how)
                     store.barrier()
                     passes = model.history.passes
@@ -110,8 +112,8 @@ def work(
 
 PLANS = {
     "batches": {"warm_up": False},
-    "shuffled": {"shuffle": 4, "negative_rate": 1.0},
-    "checkpoints": {"warm_up": False, "checkpoint_every": 3},
+    "shuffled": {"shuffle": 4},
+    "checkpoints": {"warm_up": False},
 }
 
 
@@ -125,7 +127,7 @@ def test_workers_that_join_take_part_and_each_example_counts_once(
     print("seed", seed)
     batch = random.Random(seed).randrange(1, EXAMPLES // BATCH // 2)
     counting = Counting(monkeypatch)
-    how = PLANS[name] | ({"directory": tmp_path / "model"} if name == "checkpoints" else {})
+    how = PLANS[name] | ({"checkpoint": Checkpointing(tmp_path / "model", every=3)} if name == "checkpoints" else {})
     joined = threading.Event()
     with cluster(SERVERS, 1) as made, ThreadPoolExecutor(4) as pool:
 
@@ -146,15 +148,15 @@ def test_workers_that_join_take_part_and_each_example_counts_once(
 
 
 def made_machine(store: shoal.Store) -> Any:
-    return shoal.FactorizationMachine(2, store=store)
+    return shoal.FactorizationMachine(2, store=store, warm_up=False)
 
 
 def made_classes(store: shoal.Store) -> Any:
-    return shoal.models.MulticlassRegression(3, store=store)
+    return shoal.models.MulticlassRegression(3, store=store, warm_up=False)
 
 
 def made_grid(store: shoal.Store) -> Any:
-    return shoal.models.LogisticRegressionGrid({"alpha": [0.05, 0.1]}, store=store)
+    return shoal.models.LogisticRegressionGrid({"alpha": [0.05, 0.1]}, store=store, warm_up=False)
 
 
 @pytest.mark.slow
@@ -183,7 +185,7 @@ def test_fits_of_other_models_are_joined_as_well(
                 make(store) as model,
             ):
                 part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
-                model.fit(part, progress=False, epochs=2, warm_up=False)
+                model.fit(part, progress=False, epochs=2)
                 store.barrier()
                 tables = [table for name, table in store.tables.items() if "-" not in name]
                 return model.examples, [table.digest() for table in tables]
@@ -312,7 +314,7 @@ def test_a_fit_that_cannot_hand_over_its_state_is_refused(log: Path) -> None:
     with (
         cluster(1, 1) as made,
         shoal.connect(made.address, workers=(1, 2), threads=1, timeout=TIMEOUT) as store,
-        shoal.LogisticRegression(None, store, solver=shoal.models.DBPG()) as model,
+        shoal.LogisticRegression(store=store, solver=shoal.models.DBPG()) as model,
         pytest.raises(shoal.ShoalError, match=r"may have 1 to 2 workers, and this kind of fit needs a fixed number"),
     ):
         model.fit(shoal.read_libsvm(log), progress=False)

@@ -77,8 +77,8 @@ def test_renamed_columns_are_an_error_that_names_them(ads):
 
 def test_a_frame_that_lacks_a_column_is_refused(ads):
     with LogisticRegression() as model:
-        model.fit(ads, label="click", progress=False, epochs=1)
-        assert model.schema == {"label": "click", "numeric": ["price"], "categorical": COLUMNS}
+        model.fit(ads.drop(columns="click"), ads["click"], progress=False, epochs=1)
+        assert model.schema == {"numeric": ["price"], "categorical": COLUMNS}
         for name in ("site", "price"):
             with pytest.raises(ValueError, match=f"column '{name}' is not there") as error:
                 model.predict(ads.drop(columns=[name, "click"]))

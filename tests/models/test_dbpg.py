@@ -13,7 +13,7 @@ import pytest
 import shoal
 from oracle import proximal
 from paths import ROOT
-from shoal.models import BIAS_KEY
+from shoal.models import BIAS_KEY, EarlyStopping
 from tiers import long_after
 
 FEATURES = 120
@@ -234,7 +234,7 @@ def test_the_example_of_the_document_runs():
 def test_what_belongs_to_learning_online_is_refused():
     batch, _ = data(True, False)
     with shoal.LogisticRegression(solver="dbpg") as model:
-        for settings in ({"epochs": 2}, {"shuffle": True}, {"patience": 1, "valid": [batch]}):
+        for settings in ({"epochs": 2}, {"shuffle": True}, {"early_stopping": EarlyStopping(1), "valid": [batch]}):
             with pytest.raises(ValueError, match="holds the data and stops by itself"):
                 model.fit([batch], **settings)
         with pytest.raises(ValueError, match="all examples at once"):

@@ -12,7 +12,7 @@ from oracle import initial
 from oracle.optimizers import rule_of
 from shoal import FTRL, SGD, Adagrad, Batch, FactorizationMachine, LogisticRegression, Normal, cli, models
 from shoal.metrics import measure
-from shoal.models import BIAS_KEY
+from shoal.models import BIAS_KEY, EarlyStopping
 from textbook import cut, make_batch
 
 
@@ -93,7 +93,7 @@ def test_it_learns_what_the_float64_oracle_learns(rng, size, values, dim):
         for i, b in enumerate(cut(whole, size))
     ]
     oracle = Oracle(dim, optimizer, factors, init)
-    with FactorizationMachine(dim, optimizer, factors, init) as model:
+    with FactorizationMachine(dim, optimizer=optimizer, factors=factors, init=init) as model:
         for batch in batches:
             expected = measure(batch.labels, oracle.margins(batch), batch.weights).logloss
             assert model.partial_fit(batch) == pytest.approx(expected, rel=1e-3, abs=1e-5, nan_ok=True)
@@ -110,7 +110,7 @@ def test_two_features_by_hand():
     batch = Batch(
         np.array([1], np.float32), np.array([0, 2]), np.array([5, 6], np.uint64), np.array([1, 2], np.float32)
     )
-    with FactorizationMachine(2, SGD(lr=1.0), SGD(lr=0.5), bias=False) as model:
+    with FactorizationMachine(2, optimizer=SGD(lr=1.0), factors=SGD(lr=0.5), bias=False) as model:
         model.factors.assign(batch.keys, np.array([[1, 0], [0.5, 3]], np.float32))
         p = 1 / (1 + math.exp(-1))  # the margin is (1 x 0.5 + 0 x 3) x 1 x 2
         assert model.partial_fit(batch) == pytest.approx(-math.log(p))
@@ -124,7 +124,7 @@ def test_the_gradients_are_those_of_torch(rng):
     torch = pytest.importorskip("torch", reason="torch is an oracle here: requirements/torch.txt says how to get it")
     batch = make_batch(rng, 64)
     batch = Batch(batch.labels, batch.indptr, batch.keys, batch.values, rng.random(64).astype(np.float32))
-    with FactorizationMachine(5, SGD(lr=1.0), SGD(lr=1.0), Normal(0.3)) as model:
+    with FactorizationMachine(5, optimizer=SGD(lr=1.0), factors=SGD(lr=1.0), init=Normal(0.3)) as model:
         keys = np.unique(batch.keys)
         before = model.factors.pull(keys)
         model.partial_fit(batch)
@@ -153,7 +153,7 @@ def test_threads_and_slots_change_no_bit(rng, size):
     results = []
     for threads, slots in [(1, 1024), (2, 1024), (3, 16)]:
         with shoal.local(threads=threads, slots=slots) as store:
-            model = FactorizationMachine(19, FTRL(l1=0.1), Adagrad(), store=store, seed=5)
+            model = FactorizationMachine(19, optimizer=FTRL(l1=0.1), factors=Adagrad(), store=store, seed=5)
             model.fit(batches, progress=False)
             margins = np.concatenate([model.decision_function(batch) for batch in batches])
             rows = [rows.tobytes() for table in model.tables for _, rows in table.items()]
@@ -168,7 +168,10 @@ def test_it_finds_planted_pairs_that_logistic_regression_cannot(rng):
         for a, b in ((0, 40_000), (40_000, 50_000))
     )
     best = measure(test.labels, margins[40_000:])
-    with LogisticRegression(FTRL(alpha=0.1)) as lr, FactorizationMachine(4, FTRL(alpha=0.1), Adagrad(lr=0.1)) as fm:
+    with (
+        LogisticRegression(FTRL(alpha=0.1)) as lr,
+        FactorizationMachine(4, optimizer=FTRL(alpha=0.1), factors=Adagrad(lr=0.1)) as fm,
+    ):
         for model in (lr, fm):
             model.fit(cut(train, 128), epochs=6, progress=False)
         linear, pairs = lr.evaluate(test), fm.evaluate(test)
@@ -228,7 +231,9 @@ def test_predicting_creates_no_rows(rng):
 def test_a_loaded_model_predicts_and_learns_on_bit_for_bit(rng, tmp_path, dtype):
     first, second = make_batch(rng, 200), make_batch(rng, 200)
     init = Normal(0.05, seed=11)
-    with FactorizationMachine(6, SGD(lr=0.1), Adagrad(lr=0.1), init, table="mine", seed=3, dtype=dtype) as model:
+    with FactorizationMachine(
+        6, optimizer=SGD(lr=0.1), factors=Adagrad(lr=0.1), init=init, table="mine", seed=3, dtype=dtype
+    ) as model:
         model.fit([first], valid=[second], progress=False)
         model.save(tmp_path / "m")
         with models.load(tmp_path / "m") as again:
@@ -247,7 +252,7 @@ def test_a_loaded_model_predicts_and_learns_on_bit_for_bit(rng, tmp_path, dtype)
 def test_early_stopping_goes_back_in_both_tables(rng):
     train, held_out = cut(make_batch(rng, 300), 20), make_batch(rng, 300)
     with FactorizationMachine(8, factors=Adagrad(lr=0.3), init=Normal(0.1)) as model:
-        model.fit(train, valid=[held_out], epochs=40, patience=2, progress=False)
+        model.fit(train, valid=[held_out], epochs=40, progress=False, early_stopping=EarlyStopping(2))
         best = model.history.best_pass
         assert best is not None
         assert best < len(model.history.passes) < 40
@@ -309,7 +314,7 @@ def test_pairs_of_ijcnn1_tell_what_its_features_alone_do_not(shoal_data):
     held_out = shoal.read_libsvm(test)
     with (
         LogisticRegression(FTRL(alpha=0.1)) as lr,
-        FactorizationMachine(8, FTRL(alpha=0.1), Adagrad(lr=0.1, n0=1.0)) as fm,
+        FactorizationMachine(8, optimizer=FTRL(alpha=0.1), factors=Adagrad(lr=0.1, n0=1.0)) as fm,
     ):
         for model in (lr, fm):
             model.fit(read, epochs=3, shuffle=True, progress=False)

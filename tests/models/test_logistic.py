@@ -133,7 +133,7 @@ def test_weights_are_those_that_are_not_zero(rng):
         lambda: LogisticRegression(shoal.Adagrad(), bias=False),
         lambda: LogisticRegression(shoal.FTRL(alpha=0.5, l1=2.0), normalized=True),
         lambda: LogisticRegression(solver=shoal.models.DBPG(l1=2.0)),
-        lambda: shoal.FactorizationMachine(4, shoal.FTRL(alpha=0.5, l1=2.0)),
+        lambda: shoal.FactorizationMachine(4, optimizer=shoal.FTRL(alpha=0.5, l1=2.0)),
     ],
 )
 def test_weights_that_are_not_zero_are_counted_where_the_rows_are(rng, make):
@@ -160,7 +160,7 @@ def test_threads_and_slots_change_no_bit(rng, size):
     results = []
     for threads, slots in [(1, 1024), (2, 1024), (3, 16), (1, 4096)]:
         with shoal.local(threads=threads, slots=slots) as store:
-            model = LogisticRegression(shoal.FTRL(l1=0.1), store, seed=5).fit(batches, progress=False)
+            model = LogisticRegression(shoal.FTRL(l1=0.1), store=store, seed=5).fit(batches, progress=False)
             margins = np.concatenate([model.decision_function(batch) for batch in batches])
             keys, weights = model.weights()
             results.append((margins.tobytes(), keys.tobytes(), weights.tobytes()))
@@ -184,8 +184,8 @@ def test_the_progressive_loss_is_that_of_predicting_each_batch_first(rng):
     batches = cut(make_batch(rng, 640), 64)
     with LogisticRegression() as by_hand:
         losses = [by_hand.partial_fit(batch) for batch in batches]
-    with LogisticRegression() as model:
-        model.fit(batches, warm_up=False, progress=False)
+    with LogisticRegression(warm_up=False) as model:
+        model.fit(batches, progress=False)
         (done,) = model.history.passes
         points = model.history.points
     assert done.metrics.logloss == pytest.approx(np.mean(losses), rel=1e-12)
@@ -198,8 +198,8 @@ def test_the_progressive_loss_is_that_of_predicting_each_batch_first(rng):
 
 def test_a_long_curve_stays_short_and_keeps_its_sums(rng):
     batches = cut(make_batch(rng, 2000), 1)
-    with LogisticRegression() as model:
-        model.fit(batches, warm_up=False, progress=False)
+    with LogisticRegression(warm_up=False) as model:
+        model.fit(batches, progress=False)
         points, (done,) = model.history.points, model.history.passes
     assert 100 < len(points) <= 256
     assert sum(p.window_examples for p in points) == 2000
@@ -234,8 +234,8 @@ def test_the_bar_tells_examples_loss_and_auc(rng, capsys):
 
 
 def test_a_number_for_progress_writes_lines_in_place_of_the_bar(rng, capsys):
-    with LogisticRegression() as model:
-        model.fit(cut(make_batch(rng, 300), 50), epochs=2, warm_up=False, progress=2.0)
+    with LogisticRegression(warm_up=False) as model:
+        model.fit(cut(make_batch(rng, 300), 50), epochs=2, progress=2.0)
         first, second = model.history.passes
         points = model.history.points
     said = capsys.readouterr().err.splitlines()
@@ -272,23 +272,23 @@ def test_a_reader_that_fails_leaves_what_was_learned(rng, tmp_path):
 
 def test_ctrl_c_stops_at_the_end_of_a_batch_and_leaves_a_whole_model(rng, tmp_path):
     batches = cut(make_batch(rng, 1000), 100)
-    with LogisticRegression() as model, LogisticRegression() as twin:
+    with LogisticRegression(warm_up=False) as model, LogisticRegression(warm_up=False) as twin:
         with pytest.raises(KeyboardInterrupt):
-            model.fit(PressesCtrlC(batches, 4), warm_up=False, progress=False)
+            model.fit(PressesCtrlC(batches, 4), progress=False)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert model.examples == 500
         assert model.table.step == 5
         assert not model.history.passes[0].complete
-        twin.fit(batches[:5], warm_up=False, progress=False)
+        twin.fit(batches[:5], progress=False)
         np.testing.assert_array_equal(model.predict_proba(batches[9]), twin.predict_proba(batches[9]))
         model.save(tmp_path / "m")
 
 
 def test_sigterm_stops_as_ctrl_c_does_however_often_it_comes_at_once(rng):
     batches = cut(make_batch(rng, 1000), 100)
-    with LogisticRegression() as model:
+    with LogisticRegression(warm_up=False) as model:
         with pytest.raises(KeyboardInterrupt) as caught:
-            model.fit(PressesCtrlC(batches, 4, times=2, number=signal.SIGTERM), warm_up=False, progress=False)
+            model.fit(PressesCtrlC(batches, 4, times=2, number=signal.SIGTERM), progress=False)
         assert isinstance(caught.value, SystemExit)
         assert caught.value.code == 143
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -437,4 +437,4 @@ def test_a_store_that_was_passed_in_stays_open_and_may_hold_two_models(rng):
             assert len(two.table) == 0
         assert one.predict_proba(batch).shape == (100,)
         with pytest.raises(ValueError, match="'lr'"):
-            LogisticRegression(shoal.SGD(), store)
+            LogisticRegression(shoal.SGD(), store=store)

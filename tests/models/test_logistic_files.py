@@ -16,7 +16,8 @@ import shoal
 from shoal import Batch, CorruptionError, LogisticRegression, models
 from shoal.checkpoint.format import MANIFEST
 from shoal.data import FeatureNames
-from shoal.models import Fit, Plan, files
+from shoal.models import EarlyStopping, Fit, Plan, files
+from shoal.models.plan import Learning
 from shoal.storage.checksummed_json import read_checksummed, write_checksummed
 from shoal.storage.local import LocalDir
 
@@ -121,19 +122,35 @@ def test_the_curves_of_the_validation_are_kept_and_may_be_missing(saved, batch, 
 def test_the_settings_of_each_fit_are_kept_and_may_be_missing(batch, tmp_path):
     path = tmp_path / "a.libsvm"
     path.write_text("1 3:1\n0 4:1\n")
-    settings = {"epochs": 2, "shuffle": True, "negative_rate": 0.5, "seed": 3, "patience": 1, "metric": "auc"}
-    with LogisticRegression() as model:
+    learning = {"negative_rate": 0.9, "seed": 3, "warm_up": False, "class_weight": {0: 1.0, 1: 2.0}}
+    learned = learning | {"class_weight": (1.0, 2.0)}
+    with LogisticRegression(**learning) as model:
         model.fit([batch], progress=False)
-        model.fit(shoal.read_libsvm(path, batch_size=7), valid=[batch], **settings, progress=False)
+        model.fit(
+            shoal.read_libsvm(path, batch_size=7),
+            valid=[batch],
+            epochs=2,
+            shuffle=True,
+            early_stopping=EarlyStopping(1, metric="auc"),
+            progress=False,
+        )
         model.save(tmp_path / "m")
         threads = model.store.threads
     expected = (
-        Fit(first_pass=1, plan=Plan(), data=None, valid=None, batch_size=None, threads=threads),
-        Fit(first_pass=2, plan=Plan(**settings), data=str(path), valid=None, batch_size=7, threads=threads),
+        Fit(first_pass=1, plan=Plan(**learned), data=None, valid=None, batch_size=None, threads=threads),
+        Fit(
+            first_pass=2,
+            plan=Plan(**learned, epochs=2, shuffle=True, patience=1, metric="auc"),
+            data=str(path),
+            valid=None,
+            batch_size=7,
+            threads=threads,
+        ),
     )
     with LogisticRegression.load(tmp_path / "m") as model:
         assert model.history.fits == expected
-        assert [done.features for done in model.history.passes] == [batch.nnz, *([2] * (len(model.history.passes) - 1))]
+        assert model._learning == Learning(**learning)  # it would learn further as before
+        assert [done.features for done in model.history.passes[1:]] == [2] * (len(model.history.passes) - 1)
     body = json.loads(read_checksummed(tmp_path / "m" / "model.json", missing=""))
     del body["history"]["fits"]
     for old in body["history"]["passes"]:

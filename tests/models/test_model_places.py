@@ -26,7 +26,7 @@ from cluster_fakes import Wire
 from cuts import power_fails_behind
 from places import BUCKET, after_writes, interrupt, options, uploads
 from shoal.cli import main
-from shoal.models import Model, files
+from shoal.models import Checkpointing, EarlyStopping, Model, files
 from shoal.storage.base import StorageDir
 from shoal.storage.local import LocalDir
 from shoal.storage.object_store import RemoteDir
@@ -142,7 +142,7 @@ def test_where_nothing_can_be_written_a_fit_says_so_before_it_learns(s3: str) ->
 
     with shoal.LogisticRegression() as model:
         with pytest.raises(shoal.errors.StorageError, match=r"s3://nowhere/m/\.model\.json.* cannot be written"):
-            model.fit(never(), directory="s3://nowhere/m", storage_options=options(s3), progress=False)
+            model.fit(never(), progress=False, checkpoint=Checkpointing("s3://nowhere/m", storage_options=options(s3)))
         assert model.examples == 0
 
 
@@ -307,17 +307,15 @@ def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
 
     def run(directory: Path | str, every: int = 12, **more: Any) -> list[Any]:
         with shoal.local(threads=1, slots=64) as store:
-            model = shoal.LogisticRegression(shoal.FTRL(alpha=0.5), store)
+            model = shoal.LogisticRegression(shoal.FTRL(alpha=0.5), store=store, warm_up=False)
             data = shoal.read_libsvm(log, batch_size=50)
-            plan: dict[str, Any] = {"epochs": 2 if patience is None else 6, "patience": patience, "warm_up": False}
             model.fit(
                 data,
                 valid=data.split(0, 4),
-                directory=directory,
-                checkpoint_every=every,
+                epochs=2 if patience is None else 6,
                 progress=False,
-                **plan,
-                **more,
+                checkpoint=Checkpointing(directory, every=every, **more),
+                early_stopping=None if patience is None else EarlyStopping(patience),
             )
             return learned(model)
 

@@ -53,7 +53,7 @@ def oracle_step(W, b, X, batch, loss, lr):
 @pytest.mark.parametrize(("n", "classes"), [(1, 2), (7, 3), (385, 5)])
 def test_steps_are_those_of_the_oracle(rng, loss, n, classes):
     W, b = np.zeros((6, classes)), np.zeros(classes)
-    with MulticlassRegression(classes, shoal.SGD(lr=0.05), loss=loss) as model:
+    with MulticlassRegression(classes, optimizer=shoal.SGD(lr=0.05), loss=loss) as model:
         for _ in range(4):
             batch, X = drawn(rng, n, classes)
             batch = Batch(batch.labels, batch.indptr, batch.keys, batch.values, batch.weights + np.float32(0.25))
@@ -95,7 +95,7 @@ def test_margins_of_any_size_lose_neither_loss_nor_gradient():
 
 def test_ovr_has_probabilities_where_all_classes_are_unlikely():
     batch = Batch(np.zeros(1, np.float32), np.array([0, 1]), np.array([5], np.uint64), np.array([-2000.0], np.float32))
-    with MulticlassRegression(3, shoal.SGD(lr=1.0), bias=False, loss="ovr") as model:
+    with MulticlassRegression(3, optimizer=shoal.SGD(lr=1.0), bias=False, loss="ovr") as model:
         model.table.push(np.array([5], np.uint64), np.array([[-1.0, -1.0, -2.0]], np.float32)).result()
         p = model.predict_proba(batch)
     np.testing.assert_allclose(p, [[0.5, 0.5, 0.0]])
@@ -103,7 +103,10 @@ def test_ovr_has_probabilities_where_all_classes_are_unlikely():
 
 def test_two_classes_of_softmax_are_one_logistic_regression(rng):
     """With half the rate: the difference of two margins moves twice as far."""
-    with MulticlassRegression(2, shoal.SGD(lr=0.05)) as softmaxed, LogisticRegression(shoal.SGD(lr=0.1)) as binary:
+    with (
+        MulticlassRegression(2, optimizer=shoal.SGD(lr=0.05)) as softmaxed,
+        LogisticRegression(shoal.SGD(lr=0.1)) as binary,
+    ):
         for _ in range(5):
             batch, _ = drawn(rng, 40, 2)
             assert softmaxed.partial_fit(batch) == pytest.approx(binary.partial_fit(batch), rel=1e-5)
@@ -112,7 +115,7 @@ def test_two_classes_of_softmax_are_one_logistic_regression(rng):
 
 def test_ovr_is_a_binary_regression_for_each_class(rng):
     batches = [drawn(rng, 60, 3)[0] for _ in range(4)]
-    with MulticlassRegression(3, shoal.FTRL(alpha=0.3, l1=0.1), loss="ovr") as model:
+    with MulticlassRegression(3, optimizer=shoal.FTRL(alpha=0.3, l1=0.1), loss="ovr") as model:
         for batch in batches:
             model.partial_fit(batch)
         margins = model.decision_function(batches[0])
@@ -131,7 +134,7 @@ def test_the_optimum_is_that_of_scikit_learn():
     rows, columns = X.shape
     keys = np.tile(np.arange(columns, dtype=np.uint64), rows)
     batch = Batch(y.astype(np.float32), np.arange(0, X.size + 1, columns), keys, X.ravel())
-    with MulticlassRegression(3, shoal.SGD(lr=0.02, weight_decay=1.0), bias=False) as model:
+    with MulticlassRegression(3, optimizer=shoal.SGD(lr=0.02, weight_decay=1.0), bias=False) as model:
         for _ in range(600):
             model.partial_fit(batch)
         W = model.table.pull(np.arange(columns, dtype=np.uint64)).T

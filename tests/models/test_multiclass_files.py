@@ -98,8 +98,11 @@ def test_a_reader_with_a_text_as_its_positive_label_has_no_classes(tmp_path: Pat
 @pytest.mark.parametrize("loss", ["multinomial", "ovr"])
 def test_a_fit_is_its_batches_in_turn_and_its_metrics_are_scikit_learns(loss: Any, tmp_path: Path) -> None:
     data = reader("libsvm", tmp_path / "data", drawn(), batch_size=64)
-    with MulticlassRegression(CLASSES, loss=loss) as one, MulticlassRegression(CLASSES, loss=loss) as other:
-        one.fit(data, valid=data, epochs=2, warm_up=False, progress=False)
+    with (
+        MulticlassRegression(CLASSES, loss=loss, warm_up=False) as one,
+        MulticlassRegression(CLASSES, loss=loss) as other,
+    ):
+        one.fit(data, valid=data, epochs=2, progress=False)
         before = []
         for epoch in range(2):
             for batch in data.with_classes(CLASSES):
@@ -127,7 +130,7 @@ def test_a_fit_is_its_batches_in_turn_and_its_metrics_are_scikit_learns(loss: An
 def test_a_saved_model_predicts_and_learns_as_before(tmp_path: Path) -> None:
     data = reader("csv", tmp_path / "data", drawn(), batch_size=100)
     batch = next(iter(data.with_classes(CLASSES)))
-    with MulticlassRegression(CLASSES, shoal.FTRL(l1=0.1), loss="ovr", bias=False, seed=3) as model:
+    with MulticlassRegression(CLASSES, optimizer=shoal.FTRL(l1=0.1), loss="ovr", bias=False, seed=3) as model:
         with pytest.raises(ValueError, match="not fitted yet"):
             model.predict(batch)
         model.fit(data, progress=False)

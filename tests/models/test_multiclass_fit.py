@@ -20,7 +20,7 @@ from paths import GOLDEN
 from shoal import cli
 from shoal.data import Batch
 from shoal.metrics import Accumulator, MulticlassAccumulator, accumulator_from_dict
-from shoal.models import Callback, MulticlassRegression
+from shoal.models import Callback, Checkpointing, EarlyStopping, MulticlassRegression
 from shoal.models.multiclass import MultiClass
 from shoal.models.plan import Metric
 from shoal.models.preprocessing import take
@@ -135,10 +135,12 @@ def test_workers_at_halves_of_a_batch_learn_what_one_learns_from_the_whole(log: 
     keys = np.arange(COLUMNS, dtype=np.uint64)
 
     def learn(store: shoal.Store) -> Any:
-        with MulticlassRegression(CLASSES, shoal.FTRL(alpha=0.3), store, loss=loss) as model:
+        with MulticlassRegression(
+            CLASSES, optimizer=shoal.FTRL(alpha=0.3), store=store, loss=loss, warm_up=False
+        ) as model:
             half = Half(log, store.rank, store.num_workers)
             valid = reader(log).split(store.rank, store.num_workers)
-            model.fit(half, valid=valid, epochs=2, warm_up=False, progress=False)
+            model.fit(half, valid=valid, epochs=2, progress=False)
             found = model.table.pull(keys), model.bias, model.history.passes, model.examples
             store.barrier()
             return found
@@ -221,10 +223,11 @@ class CutAfter(Callback):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_fit_that_resumes_has_the_bits_of_one_that_never_stopped(log: Path, tmp_path: Path, loss: MultiClass) -> None:
-    def fit(folder: Path, **how: Any) -> Any:
-        with MulticlassRegression(CLASSES, shoal.FTRL(alpha=0.3, l1=0.1), loss=loss) as model:
-            how = {"epochs": 3, "checkpoint_every": 4, "warm_up": False} | how
-            model.fit(reader(log), valid=reader(log), directory=folder, progress=False, **how)
+    def fit(folder: Path, *, resume: bool = False, **how: Any) -> Any:
+        optimizer = shoal.FTRL(alpha=0.3, l1=0.1)
+        with MulticlassRegression(CLASSES, optimizer=optimizer, loss=loss, warm_up=False) as model:
+            checkpoint = Checkpointing(folder, every=4, resume=resume)
+            model.fit(reader(log), valid=reader(log), epochs=3, progress=False, checkpoint=checkpoint, **how)
             passes = [(done.metrics, done.valid, done.features) for done in model.history.passes]
             return model.table.digest(), model.examples, passes, model.history.points
 
@@ -242,13 +245,13 @@ def test_a_fit_that_resumes_has_the_bits_of_one_that_never_stopped(log: Path, tm
 def test_a_fit_of_other_classes_or_another_loss_is_not_resumed(log: Path, tmp_path: Path) -> None:
     data = reader(log)
     with MulticlassRegression(CLASSES) as model, pytest.raises(Cut):
-        model.fit(data, directory=tmp_path / "m", checkpoint_every=2, progress=False, callbacks=CutAfter(5))
+        model.fit(data, progress=False, callbacks=CutAfter(5), checkpoint=Checkpointing(tmp_path / "m", every=2))
     for classes, loss in ((CLASSES, "ovr"), (CLASSES + 1, "multinomial")):
         with (
             MulticlassRegression(classes, loss=loss) as other,  # type: ignore[arg-type]
             pytest.raises(ValueError, match=rf"classes=4, loss='multinomial', this is a .*={classes}, loss='{loss}'"),
         ):
-            other.fit(data, directory=tmp_path / "m", checkpoint_every=2, progress=False, resume=True)
+            other.fit(data, progress=False, checkpoint=Checkpointing(tmp_path / "m", every=2, resume=True))
 
 
 @pytest.mark.parametrize("metric", ["logloss", "accuracy"])
@@ -256,8 +259,8 @@ def test_early_stopping_restores_the_weights_of_the_best_pass(log: Path, metric:
     batches = list(reader(log).with_classes(CLASSES))
     # Validated on three batches with other labels: what is learned from the rest makes it worse, after a while.
     valid = [replace(batch, labels=(batch.labels + (np.arange(BATCH) % 3 == 0)) % CLASSES) for batch in batches[:3]]
-    with MulticlassRegression(CLASSES, shoal.FTRL(alpha=1.0)) as model:
-        model.fit(batches[3:], valid=valid, epochs=40, patience=2, metric=metric, progress=False)
+    with MulticlassRegression(CLASSES, optimizer=shoal.FTRL(alpha=1.0)) as model:
+        model.fit(batches[3:], valid=valid, epochs=40, progress=False, early_stopping=EarlyStopping(2, metric=metric))
         sign = -1 if metric == "logloss" else 1
         gains = [sign * getattr(done.valid, metric) for done in model.history.passes]
         best = model.history.best_pass
@@ -269,12 +272,8 @@ def test_early_stopping_restores_the_weights_of_the_best_pass(log: Path, metric:
 
 def test_what_is_for_two_classes_is_refused(log: Path) -> None:
     with MulticlassRegression(CLASSES) as model:
-        for how, text in (
-            ({"metric": "auc"}, "metric is 'auc', which is of two classes: pass 'logloss' or 'accuracy'"),
-            ({"negative_rate": 0.5}, "negative_rate samples the examples of label 0 of two classes"),
-        ):
-            with pytest.raises(ValueError, match=text):
-                model.fit(reader(log), progress=False, **how)
+        with pytest.raises(ValueError, match="metric is 'auc', which is of two classes: pass 'logloss' or 'accuracy'"):
+            model.fit(reader(log), progress=False, early_stopping=EarlyStopping(1, metric="auc"))
         assert len(model.table) == 0
         with pytest.raises(ValueError, match="calibration is of two classes, and this model has 4"):
             model.calibrate(reader(log))
@@ -285,7 +284,7 @@ def test_what_is_for_two_classes_is_refused(log: Path) -> None:
             binary,
             pytest.raises(ValueError, match="metric is 'accuracy', which is of several classes: pass 'logloss'"),
         ):
-            binary.fit([batch], valid=[batch], patience=1, metric="accuracy", progress=False)
+            binary.fit([batch], valid=[batch], progress=False, early_stopping=EarlyStopping(1, metric="accuracy"))
 
 
 # ---- callbacks, tracking, progress, reports --------------------------------------------------------------------------
@@ -338,7 +337,7 @@ def test_a_pass_far_worse_than_equal_probabilities_is_warned_of(caplog: pytest.L
     values = np.full(60, 1e4, np.float32)
     keys = np.random.default_rng(0).integers(0, 5, 60).astype(np.uint64)
     batch = Batch((np.arange(60) % 3).astype(np.float32), np.arange(61), keys, values)
-    with MulticlassRegression(3, shoal.SGD(lr=1.0)) as model:
+    with MulticlassRegression(3, optimizer=shoal.SGD(lr=1.0)) as model:
         model.fit([batch], epochs=2, progress=False)
     assert re.search(r"relative log-loss \S+: the predictions of pass 1 are far worse than equal", caplog.text)
     assert "normalized=True" in caplog.text
@@ -363,7 +362,7 @@ def test_values_of_any_scale_are_normalized_and_rules_apply_to_rows(log: Path) -
 
 def test_weights_of_which_some_are_zero_are_read_and_the_largest_found() -> None:
     keys, rows = np.array([7, 8, 9], np.uint64), np.array([[1, 0, 0], [0, -5, 2], [0, 0, 0]], np.float32)
-    with MulticlassRegression(3, shoal.SGD(lr=1.0)) as model:
+    with MulticlassRegression(3, optimizer=shoal.SGD(lr=1.0)) as model:
         model.table.push(keys, -rows).result()
         found = dict(zip(*(array.tolist() for array in model.weights()), strict=True))
         assert found == {7: [1, 0, 0], 8: [0, -5, 2]}
@@ -432,8 +431,8 @@ def test_arrays_and_frames_have_labels_of_any_names(tmp_path: Path) -> None:
     numbers = X.argmax(axis=1)
     y = np.array(["left", "mid", "right"])[numbers]
     weights = np.array([1.0, 2.0, 0.5])
-    with MulticlassRegression(3) as model, MulticlassRegression(3) as weighted:
-        model.fit(X, y, valid=(X, y), class_weight={"mid": 2.0, "right": 0.5}, progress=False)
+    with MulticlassRegression(3, class_weight={"mid": 2.0, "right": 0.5}) as model, MulticlassRegression(3) as weighted:
+        model.fit(X, y, valid=(X, y), progress=False)
         assert model.classes_.tolist() == ["left", "mid", "right"]
         assert np.mean(model.predict(X) == y) > 0.8
         assert model.predict_proba(X).shape == (300, 3)
@@ -447,7 +446,7 @@ def test_arrays_and_frames_have_labels_of_any_names(tmp_path: Path) -> None:
         for wrong, text in ((["up"] * 300, "the label 'up': the model's classes are 'left', ..., 'right'"),):
             with pytest.raises(ValueError, match=text):
                 model.fit(X, wrong)
-    with MulticlassRegression(3) as model:
+    with MulticlassRegression(3, class_weight="balanced") as model:
         for wrong, text in (
             (y[:299], "300 rows, and y 299"),
             (np.where(numbers == 2, "mid", y), "y has 2 classes, such as 'left', 'mid', and the model 3"),
@@ -456,16 +455,16 @@ def test_arrays_and_frames_have_labels_of_any_names(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=text):
                 model.fit(X, wrong, progress=False)
         with pytest.raises(ValueError, match=r"class_weight='balanced' needs examples of all 3 classes: .* none of 2"):
-            model.fit(X, np.minimum(numbers, 1), class_weight="balanced")
+            model.fit(X, np.minimum(numbers, 1))
         pandas = pytest.importorskip("pandas")
-        frame = pandas.DataFrame({"side": y, "a": X[:, 0], "b": X[:, 1], "c": X[:, 2]})
-        model.fit(frame, label="side", class_weight="balanced", progress=False)
-        with MulticlassRegression(3) as same:
-            each = {side: 100 / np.count_nonzero(y == side) for side in ("left", "mid", "right")}
-            same.fit(frame, label="side", class_weight=each, progress=False)
+        frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2]})
+        model.fit(frame, y, progress=False)
+        each = {side: 100 / np.count_nonzero(y == side) for side in ("left", "mid", "right")}
+        with MulticlassRegression(3, class_weight=each) as same:
+            same.fit(frame, y, progress=False)
             np.testing.assert_array_equal(same.decision_function(frame), model.decision_function(frame))
-        assert model.score(frame) > 0.8
-        assert np.mean(model.predict(frame.drop(columns="side")) == y) > 0.8
+        assert model.score(frame, y) > 0.8
+        assert np.mean(model.predict(frame) == y) > 0.8
 
 
 # ---- files of earlier versions ---------------------------------------------------------------------------------------

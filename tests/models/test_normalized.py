@@ -8,6 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
+from shoal.models import Checkpointing, EarlyStopping
+
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
@@ -39,7 +41,11 @@ def enlarged(ads, factor):
 
 
 def fitted(kind, ads, **how):
-    return kind(normalized=True, **how).fit(ads[:TRAINED], label="click", epochs=3, progress=False)
+    return kind(normalized=True, **how).fit(*learned_from(ads), epochs=3, progress=False)
+
+
+def learned_from(ads):
+    return ads[:TRAINED].drop(columns="click"), ads["click"][:TRAINED]
 
 
 def held_out(ads):
@@ -65,7 +71,7 @@ def batch_of(values, *, key=7, labels=None, weights=None):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_price_in_millionths_trains_to_the_loss_of_one_in_sensible_units(kind, ads, caplog):
     X, y = held_out(ads)
-    with fitted(kind, ads) as model, kind().fit(ads[:TRAINED], label="click", epochs=3, progress=False) as plain:
+    with fitted(kind, ads) as model, kind().fit(*learned_from(ads), epochs=3, progress=False) as plain:
         expected = model.evaluate(X, y).logloss
         probabilities = model.predict_proba(X)
         first = digests(model)[0]
@@ -80,7 +86,7 @@ def test_a_price_in_millionths_trains_to_the_loss_of_one_in_sensible_units(kind,
         (scale,) = model.scales()[1]
         assert scale == pytest.approx(2.0**20 * np.sqrt(np.nanmean(ads["price"][:TRAINED] ** 2)), rel=1e-6)
     assert not caplog.records
-    with kind().fit(enlarged(ads, 1e6)[:TRAINED], label="click", epochs=3, progress=False) as model:
+    with kind().fit(*learned_from(enlarged(ads, 1e6)), epochs=3, progress=False) as model:
         assert not model.evaluate(held_out(enlarged(ads, 1e6))[0], y).logloss < 100
     assert "train with normalized=True (--normalized), or use a smaller" in caplog.records[0].message
 
@@ -141,31 +147,32 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_normalized_fit_goes_on_after_a_checkpoint_with_the_same_bits(kind, ads, tmp_path):
-    large = enlarged(ads, 1e6)
+    X, y = learned_from(enlarged(ads, 1e6))
 
     def crash(progress):
         if progress.pass_number == 2:
             raise RuntimeError
 
-    how = {"directory": tmp_path / "m", "epochs": 3, "label": "click", "progress": False, "batch_size": 100}
+    how = {"epochs": 3, "progress": False, "batch_size": 100}
+    resumed = how | {"checkpoint": Checkpointing(tmp_path / "m", resume=True)}
     with kind(normalized=True) as begun, pytest.raises(RuntimeError):
-        begun.fit(large[:TRAINED], callbacks=crash, **how)
+        begun.fit(X, y, callbacks=crash, checkpoint=Checkpointing(tmp_path / "m"), **how)
     with kind() as plain, pytest.raises(ValueError, match=r"-scales with bias=True.*make it with the same settings"):
-        plain.fit(large[:TRAINED], resume=True, **how)
+        plain.fit(X, y, **resumed)
     with kind(normalized=True) as gone_on, kind(normalized=True) as whole:
-        gone_on.fit(large[:TRAINED], resume=True, **how)
-        whole.fit(large[:TRAINED], **how | {"directory": None})
+        gone_on.fit(X, y, **resumed)
+        whole.fit(X, y, **how)
         assert digests(gone_on) == digests(whole)
 
 
 def test_early_stopping_gives_back_the_scales_of_the_best_pass():
     rng = np.random.default_rng(5)
     first, noise = batch_of(rng.normal(size=500) * 50), batch_of(rng.normal(size=500) * 50)
-    with LogisticRegression(shoal.SGD(5.0), normalized=True) as model:
-        model.fit([first], epochs=9, valid=[noise], patience=2, warm_up=False, progress=False)
+    with LogisticRegression(shoal.SGD(5.0), normalized=True, warm_up=False) as model:
+        model.fit([first], epochs=9, valid=[noise], progress=False, early_stopping=EarlyStopping(2))
         best = model.history.best_pass
-        with LogisticRegression(shoal.SGD(5.0), normalized=True) as again:
-            again.fit([first], epochs=best, warm_up=False, progress=False)
+        with LogisticRegression(shoal.SGD(5.0), normalized=True, warm_up=False) as again:
+            again.fit([first], epochs=best, progress=False)
             assert digests(again) == digests(model)
 
 
@@ -247,8 +254,8 @@ def test_the_workers_of_a_cluster_learn_one_table_of_scales_and_one_has_the_bits
     batches = [drawn(n) for n in (40, 1, 300, 77, 120, 64)]
 
     def learn(store):
-        model = LogisticRegression(store=store, normalized=True)
-        model.fit(batches[store.rank :: store.num_workers], epochs=2, warm_up=False, progress=False)
+        model = LogisticRegression(store=store, normalized=True, warm_up=False)
+        model.fit(batches[store.rank :: store.num_workers], epochs=2, progress=False)
         keys = np.arange(30, dtype=np.uint64)
         return [table.pull(keys).tobytes() for table in model.tables], model.predict_proba(batches[2]).tobytes()
 

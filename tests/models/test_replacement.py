@@ -23,7 +23,7 @@ import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
 from killed_workers import SERVERS, Calls, KilledError, run, worker_of
-from shoal.models import takeover
+from shoal.models import Checkpointing, EarlyStopping, takeover
 from tiers import long_but
 
 EXAMPLES, BATCH = 600, 20
@@ -61,12 +61,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def learn(store: shoal.Store, log: Path, *, classes: int = 2, **how: Any) -> Found:
+def learn(store: shoal.Store, log: Path, *, classes: int = 2, warm_up: bool = True, **how: Any) -> Found:
     part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
     optimizer = shoal.FTRL(alpha=0.1)
-    model: shoal.models.Model = shoal.LogisticRegression(optimizer, store)
+    model: shoal.models.Model = shoal.LogisticRegression(optimizer, store=store, warm_up=warm_up)
     if classes > 2:
-        model = shoal.models.MulticlassRegression(classes, optimizer, store)
+        model = shoal.models.MulticlassRegression(classes, optimizer=optimizer, store=store, warm_up=warm_up)
     with model:
         model.fit(part, valid=part, progress=False, **{"epochs": 2, "shuffle": 4} | how)
         passes = model.history.passes
@@ -87,15 +87,17 @@ def learn(store: shoal.Store, log: Path, *, classes: int = 2, **how: Any) -> Fou
 PLANS = {
     "batches": {"warm_up": False, "shuffle": False},
     "shuffled": {},
-    "checkpoints": {"warm_up": False, "shuffle": False, "checkpoint_every": 3},
-    "early stopping": {"epochs": 5, "patience": 1},
+    "checkpoints": {"warm_up": False, "shuffle": False},
+    "early stopping": {"epochs": 5, "early_stopping": EarlyStopping(1)},
     "classes": {"classes": 3, "warm_up": False, "shuffle": False},
 }
 
 
 def programs(name: str, log: Path, folder: Path) -> Callable[[shoal.Store], Found]:
     folder.mkdir()  # a worker that dies here is a thread: a fit that fails removes an empty directory that it has made
-    how = PLANS[name] | ({"directory": folder} if name in ("checkpoints", "early stopping") else {})
+    how = dict(PLANS[name])
+    if name in ("checkpoints", "early stopping"):
+        how["checkpoint"] = Checkpointing(folder, every=3 if name == "checkpoints" else None)
     return lambda store: learn(store, log, **how)
 
 
@@ -149,7 +151,7 @@ def test_without_a_replacement_the_others_go_on_after_a_while(log: Path) -> None
 
     def program(store: shoal.Store) -> int:
         part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
-        with shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store) as model:
+        with shoal.LogisticRegression(shoal.FTRL(alpha=0.1), store=store) as model:
             model.fit(part, progress=False)
             return model.examples
 

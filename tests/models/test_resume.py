@@ -15,7 +15,7 @@ import shoal
 from cuts import power_fails_behind
 from shoal.base.interrupts import terminable
 from shoal.cli import main
-from shoal.models import Model, files
+from shoal.models import Checkpointing, EarlyStopping, Model, files
 from shoal.models.fit_checkpoints import FitCheckpointer
 from tiers import long_after
 
@@ -42,7 +42,7 @@ def reader(log: Path) -> shoal.data.Reader:
 
 
 def logistic(store: shoal.Store, **how: Any) -> Model:
-    return shoal.LogisticRegression(shoal.FTRL(alpha=0.3, l1=0.3), store, **how)
+    return shoal.LogisticRegression(shoal.FTRL(alpha=0.3, l1=0.3), store=store, **how)
 
 
 def machine(store: shoal.Store, **how: Any) -> Model:
@@ -50,14 +50,15 @@ def machine(store: shoal.Store, **how: Any) -> Model:
 
 
 RULES = {"admit": shoal.AfterCount(2, within=9), "expire": (shoal.TimeToLive(9), shoal.DecayedScore(0.9, 0.2))}
+PLAIN = {"warm_up": False}
 FITS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "lr": (logistic, {}, {}),
-    "lr, plain batches": (logistic, {}, {"warm_up": False}),
+    "lr, plain batches": (logistic, PLAIN, {}),
     "lr, shuffled": (logistic, {}, {"shuffle": 4}),
-    "lr, sampled": (logistic, {}, {"negative_rate": 0.5, "warm_up": False}),
-    "lr, patient": (logistic, {}, {"patience": 1, "epochs": 5, "warm_up": False}),
-    "lr, with rules": (logistic, RULES, {"warm_up": False}),
-    "fm": (machine, {}, {"warm_up": False}),
+    "lr, sampled": (logistic, PLAIN | {"negative_rate": 0.5}, {}),
+    "lr, patient": (logistic, PLAIN, {"early_stopping": EarlyStopping(1), "epochs": 5}),
+    "lr, with rules": (logistic, PLAIN | RULES, {}),
+    "fm": (machine, PLAIN, {}),
     "fm, with rules": (machine, RULES, {"shuffle": 2}),
 }
 
@@ -82,10 +83,10 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
 
     def run(directory: Path, *, resume: bool = False) -> list[Any]:
         with shoal.local(threads=1, slots=64) as store:
-            model: Model = make(store, **settings)
+            model: Model = make(store, seed=3, **settings)
             data = reader(log)
-            plan = {"epochs": 2, "valid": data.split(0, 4), "seed": 3, "progress": False, **how}
-            model.fit(data, directory=directory, checkpoint_every=3, resume=resume, **plan)
+            plan = {"epochs": 2, "valid": data.split(0, 4), "progress": False, **how}
+            model.fit(data, **plan, checkpoint=Checkpointing(directory, every=3, resume=resume))
             return learned(model)
 
     expected = run(tmp_path / "whole")
@@ -101,17 +102,18 @@ def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> N
     how: dict[str, Any] = {"progress": False}
     with shoal.local(slots=64) as store:
         model = logistic(store)
-        model.fit(reader(log), directory=tmp_path / "c", **how)
+        model.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "c"))
         with pytest.raises(ValueError, match=r"the fit in .* has finished"):
-            model.fit(reader(log), directory=tmp_path / "c", resume=True, **how)
+            model.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "c", resume=True))
         with pytest.raises(ValueError, match="holds a model already"):
-            model.fit(reader(log), directory=tmp_path / "c", **how)
-        model.fit(reader(log), directory=tmp_path / "c", overwrite=True, **how)
-        for wrong in ({"checkpoint_every": 3}, {"resume": True}):
-            with pytest.raises(ValueError, match="pass directory="):
-                model.fit(reader(log), **wrong, **how)
-        with pytest.raises(ValueError, match="checkpoint_every is 0"):
-            model.fit(reader(log), directory=tmp_path / "c", checkpoint_every=0, overwrite=True, **how)
+            model.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "c"))
+        model.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "c", overwrite=True))
+        with pytest.raises(TypeError, match=r"pass shoal.models.Checkpointing\(directory\)"):
+            model.fit(reader(log), **how, checkpoint=tmp_path / "c")
+        with pytest.raises(ValueError, match="every is 0"):
+            Checkpointing(tmp_path / "c", every=0)
+        with pytest.raises(ValueError, match="resume is 'always'"):
+            Checkpointing(tmp_path / "c", resume="always")  # type: ignore[arg-type]
         before = learned(model)
         for other, what in (
             (
@@ -122,12 +124,12 @@ def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> N
             (logistic(store, bias=False), r"with bias=True, this is .* with bias=False"),
         ):
             with pytest.raises(ValueError, match=what):
-                other.fit(reader(log), directory=tmp_path / "c", resume=True, **how)
+                other.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "c", resume=True))
         assert learned(model) == before
     with shoal.local(slots=64) as store:
-        exact = shoal.LogisticRegression(None, store, solver=shoal.models.DBPG())
+        exact = shoal.LogisticRegression(store=store, solver=shoal.models.DBPG())
         with pytest.raises(ValueError, match="writes no checkpoints"):
-            exact.fit(reader(log), directory=tmp_path / "d", **how)
+            exact.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "d"))
 
 
 def test_with_other_settings_than_it_was_begun_with_a_fit_does_not_go_on(
@@ -136,7 +138,8 @@ def test_with_other_settings_than_it_was_begun_with_a_fit_does_not_go_on(
     def interrupt(checkpointer: FitCheckpointer, *_: Any) -> None:
         raise KeyboardInterrupt
 
-    how: dict[str, Any] = {"epochs": 3, "directory": tmp_path / "c", "progress": False}
+    how: dict[str, Any] = {"epochs": 3, "progress": False}
+    resumed = {**how, "checkpoint": Checkpointing(tmp_path / "c", resume=True)}
     with monkeypatch.context() as patch, shoal.local(slots=64) as store:
         patch.setattr(
             FitCheckpointer,
@@ -145,22 +148,32 @@ def test_with_other_settings_than_it_was_begun_with_a_fit_does_not_go_on(
         )
         model = logistic(store)
         with pytest.raises(KeyboardInterrupt):
-            model.fit(reader(log), **how)
+            model.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "c"))
     for name, value in (("seed", 4), ("shuffle", 2), ("warm_up", False), ("negative_rate", 0.5)):
+        of_fit = name == "shuffle"
         with shoal.local(slots=64) as store:
-            model = logistic(store)
+            model = logistic(store, **({} if of_fit else {name: value}))
             with pytest.raises(ValueError, match=f"begun with {name}="):
-                model.fit(reader(log), resume=True, **{**how, name: value})
+                model.fit(reader(log), **{**resumed, **({name: value} if of_fit else {})})
     with shoal.local(slots=64) as store:
         model = logistic(store)
-        model.fit(reader(log), resume=True, **{**how, "epochs": 4})  # more passes may be
+        model.fit(reader(log), **{**resumed, "epochs": 4})  # more passes may be
         assert len(model.history.passes) == 4
 
 
-def cut_off(directory: Path, data: shoal.data.Reader, valid: shoal.data.Reader | None = None, **how: Any) -> None:
+def cut_off(
+    directory: Path,
+    data: shoal.data.Reader,
+    valid: shoal.data.Reader | None = None,
+    *,
+    shuffle: int = 0,
+    **settings: Any,
+) -> None:
     """Leave a fit that stands behind its tenth batch."""
     with shoal.local(slots=64) as store, power_fails_behind(10):
-        logistic(store).fit(data, directory=directory, checkpoint_every=1, valid=valid, progress=False, **how)
+        logistic(store, **settings).fit(
+            data, valid=valid, progress=False, shuffle=shuffle, checkpoint=Checkpointing(directory, every=1)
+        )
 
 
 def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, tmp_path: Path) -> None:
@@ -176,7 +189,7 @@ def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, 
         with shoal.local(slots=64) as store:
             model = logistic(store)
             with pytest.raises(ValueError, match=match):
-                model.fit(data, directory=tmp_path / "c", resume=how, valid=held_out, progress=False)
+                model.fit(data, valid=held_out, progress=False, checkpoint=Checkpointing(tmp_path / "c", resume=how))
             assert model.examples == 0
 
     says(r"batch_size was 50, and is 60", shoal.read_libsvm(path, batch_size=60))
@@ -188,7 +201,6 @@ def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, 
     )
     says(r"valid: .* v was read there|valid: .*v was read there, and .*b is given", reader(path), reader(other))
     says(r"was begun with a reader of files", list(reader(path)))
-    says(r"resume is 'always'", reader(path), how="always")
     path.write_text(begun + "1 3:1\n")
     says(r"a had [\d,]+ bytes, and has [\d,]+ bytes: pass resume='appended'", reader(path))
     path.write_text("0" + begun[1:] if begun[0] == "1" else "1" + begun[1:])
@@ -213,10 +225,12 @@ def test_a_fit_goes_on_over_files_that_were_appended_to_where_that_is_allowed(
         first.write_text("".join(lines))
     data = reader(first) if added == "lines" else shoal.read_libsvm([first, second], batch_size=BATCH)
     with shoal.local(slots=64) as store:
-        model = logistic(store).fit(data, directory=tmp_path / "c", resume="appended", progress=False, **how)
+        model = logistic(store, **how).fit(
+            data, progress=False, checkpoint=Checkpointing(tmp_path / "c", resume="appended")
+        )
         assert model.examples == 800
         assert model.history.fits[-1].source == data.fingerprint()
-        expected = logistic(store, table="whole").fit(data, progress=False, **how)
+        expected = logistic(store, table="whole", **how).fit(data, progress=False)
         assert model.weights()[1].tobytes() == expected.weights()[1].tobytes()
 
 
@@ -230,7 +244,9 @@ def test_a_shuffled_pass_does_not_go_on_over_data_that_was_appended_to(log: Path
         shoal.local(slots=64) as store,
         pytest.raises(ValueError, match="a shuffled pass, whose order more data"),
     ):
-        logistic(store).fit(reader(path), shuffle=2, directory=tmp_path / "c", resume="appended", progress=False)
+        logistic(store).fit(
+            reader(path), shuffle=2, progress=False, checkpoint=Checkpointing(tmp_path / "c", resume="appended")
+        )
 
 
 def test_ctrl_c_while_a_pass_is_measured_leaves_a_checkpoint_to_go_on_from(log: Path, tmp_path: Path) -> None:
@@ -239,15 +255,16 @@ def test_ctrl_c_while_a_pass_is_measured_leaves_a_checkpoint_to_go_on_from(log: 
             signal.raise_signal(signal.SIGTERM)
             yield from reader(log)
 
-    how: dict[str, Any] = {"epochs": 2, "directory": tmp_path / "c", "progress": False}
+    how: dict[str, Any] = {"epochs": 2, "progress": False}
+    begun, resumed = (Checkpointing(tmp_path / "c", resume=resume) for resume in (False, True))
     with shoal.local(slots=64) as store:
         interrupted = logistic(store)
         with terminable(), pytest.raises(KeyboardInterrupt):
-            interrupted.fit(reader(log), valid=PressesCtrlC(), **how)
+            interrupted.fit(reader(log), valid=PressesCtrlC(), checkpoint=begun, **how)
         assert interrupted.history.passes[0].complete
     with shoal.local(slots=64) as store:
         model = logistic(store)
-        model.fit(reader(log), valid=reader(log), resume=True, **how)
+        model.fit(reader(log), valid=reader(log), checkpoint=resumed, **how)
         assert [done.valid is None for done in model.history.passes] == [True, False]
 
 
@@ -258,13 +275,14 @@ def test_ctrl_c_while_a_checkpoint_is_written_waits_for_it(
         signal.raise_signal(signal.SIGINT)
         FitCheckpointer.interrupted(checkpointer, at)
 
-    how: dict[str, Any] = {"epochs": 2, "directory": tmp_path / "c", "progress": False}
+    how: dict[str, Any] = {"epochs": 2, "progress": False}
+    begun, resumed = (Checkpointing(tmp_path / "c", resume=resume) for resume in (False, True))
     with monkeypatch.context() as patch, shoal.local(slots=64) as store:
         patch.setattr(FitCheckpointer, "pass_done", pressed)
         with pytest.raises(KeyboardInterrupt):
-            logistic(store).fit(reader(log), **how)
+            logistic(store).fit(reader(log), checkpoint=begun, **how)
     with shoal.local(slots=64) as store:
-        model = logistic(store).fit(reader(log), resume=True, **how)
+        model = logistic(store).fit(reader(log), checkpoint=resumed, **how)
         assert [done.complete for done in model.history.passes] == [True, True]
 
 

@@ -19,7 +19,7 @@ from cluster_fakes import TIMEOUT
 from cluster_standin import cluster
 from shoal.data import Batch
 from shoal.metrics import Accumulator
-from shoal.models import files
+from shoal.models import Checkpointing, EarlyStopping, files
 from shoal.models.learner import FitState
 from shoal.models.pass_reader import PassReader
 from shoal.models.plan import Plan
@@ -108,16 +108,20 @@ class Cut(Exception):
     pass
 
 
-def logistic(store: shoal.Store) -> Any:
-    return shoal.LogisticRegression(shoal.FTRL(alpha=0.3, l1=0.3), store)
+def logistic(store: shoal.Store, *, warm_up: bool = False) -> Any:
+    return shoal.LogisticRegression(shoal.FTRL(alpha=0.3, l1=0.3), store=store, seed=3, warm_up=warm_up)
+
+
+def warming_up(store: shoal.Store) -> Any:
+    return logistic(store, warm_up=True)
 
 
 def machine(store: shoal.Store) -> Any:
-    return shoal.FactorizationMachine(4, store=store)
+    return shoal.FactorizationMachine(4, store=store, seed=3, warm_up=False)
 
 
 def classes(store: shoal.Store) -> Any:
-    return shoal.models.MulticlassRegression(3, store=store)
+    return shoal.models.MulticlassRegression(3, store=store, seed=3, warm_up=False)
 
 
 def digests(model: Any) -> list[Any]:
@@ -154,12 +158,10 @@ def fit_of(
             model.fit(
                 data,
                 valid=reader(log).split(store.rank, store.num_workers),
-                directory=directory,
-                checkpoint_every=3,
-                resume=resume,
                 progress=False,
                 callbacks=[Count()],
-                **{"epochs": 2, "seed": 3, "warm_up": False, **how},
+                **{"epochs": 2, **how},
+                checkpoint=Checkpointing(directory, every=3, resume=resume),
             )
         except (Cut, shoal.ShoalError):
             assert until is not None
@@ -172,10 +174,10 @@ def fit_of(
 
 FITS = {
     "lr": (logistic, {}),
-    "lr, shuffled and warmed up": (logistic, {"shuffle": 3, "warm_up": True}),
-    "lr, patient": (logistic, {"patience": 1, "epochs": 4}),
+    "lr, shuffled and warmed up": (warming_up, {"shuffle": 3}),
+    "lr, patient": (logistic, {"early_stopping": EarlyStopping(1), "epochs": 4}),
     "fm": (machine, {}),
-    "classes": (classes, {"patience": 1, "epochs": 4}),
+    "classes": (classes, {"early_stopping": EarlyStopping(1), "epochs": 4}),
 }
 
 
@@ -243,7 +245,9 @@ def test_what_another_worker_cannot_begin_ends_all(log: Path, tmp_path: Path) ->
 
     def work(store: shoal.Store) -> str:
         with pytest.raises((ValueError, shoal.ShoalError)) as caught:
-            logistic(store).fit(reader(log).split(store.rank, 2), directory=tmp_path / "m", progress=False)
+            logistic(store).fit(
+                reader(log).split(store.rank, 2), progress=False, checkpoint=Checkpointing(tmp_path / "m")
+            )
         return str(caught.value)
 
     with cluster(1, 1) as servers:
@@ -257,7 +261,7 @@ def test_a_loop_over_splits_writes_no_checkpoints(log: Path, tmp_path: Path) -> 
         model = logistic(store)
         for split in store.splits(reader(log)):
             with pytest.raises(ValueError, match=r"a loop over store.splits fits each split by itself"):
-                model.fit(split, directory=tmp_path / "m", progress=False)
+                model.fit(split, progress=False, checkpoint=Checkpointing(tmp_path / "m"))
 
     with cluster(1, 1) as servers:
         together(servers.address, 2, work)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal import Batch, LogisticRegression
 from shoal.metrics import measure
-from shoal.models import LogisticRegressionGrid, preprocessing
+from shoal.models import EarlyStopping, LogisticRegressionGrid, preprocessing
 from textbook import PressesCtrlC, Textbook, cut, make_batch
 
 
@@ -109,8 +109,8 @@ def test_all_that_is_reported_goes_by_weight(rng):
         by_hand.partial_fit(preprocessing.take(batches[0], np.empty(0, np.int64)))  # learns the bias's row, at 0
         seen = [(by_hand.decision_function(batch), by_hand.partial_fit(batch)) for batch in batches]
     margins = np.concatenate([a for a, _ in seen])
-    with LogisticRegression() as model:
-        model.fit(batches, valid=batches, warm_up=False, progress=False)
+    with LogisticRegression(warm_up=False) as model:
+        model.fit(batches, valid=batches, progress=False)
         (done,) = model.history.passes
         expected = measure(whole.labels, margins, weights)
         assert done.metrics.weight == pytest.approx(weights.sum(dtype=np.float64))
@@ -183,9 +183,12 @@ def test_metrics_of_sampled_data_are_those_of_all_of_it(rng):
     labels = (rng.random(n) < 0.1).astype(np.float32)
     batch = Batch(labels, np.arange(n + 1), rng.integers(0, 50, n).astype(np.uint64), None)
     margins = rng.normal(-2, 1, n)
-    with LogisticRegression(shoal.FTRL(alpha=0.1)) as all_of_it, LogisticRegression(shoal.FTRL(alpha=0.1)) as some:
-        all_of_it.fit(cut(batch, 500), warm_up=False, progress=False)
-        some.fit(cut(batch, 500), negative_rate=0.25, warm_up=False, seed=3, progress=False)
+    with (
+        LogisticRegression(shoal.FTRL(alpha=0.1), warm_up=False) as all_of_it,
+        LogisticRegression(shoal.FTRL(alpha=0.1), negative_rate=0.25, warm_up=False, seed=3) as some,
+    ):
+        all_of_it.fit(cut(batch, 500), progress=False)
+        some.fit(cut(batch, 500), progress=False)
         a, b = all_of_it.history.passes[0].metrics, some.history.passes[0].metrics
     assert b.examples < n / 2
     assert b.weight == pytest.approx(n, rel=0.03)
@@ -264,13 +267,15 @@ def test_a_warm_up_leaves_a_model_that_knows_much_alone_and_helps_one_that_knows
     assert list(preprocessing.warmed_up(batches, 20_000)) == batches
     losses = {}
     for warm_up in (False, True):
-        with shoal.LogisticRegression(shoal.FTRL(alpha=0.3)) as model:
-            model.fit(batches, warm_up=warm_up, progress=False)
+        with shoal.LogisticRegression(shoal.FTRL(alpha=0.3), warm_up=warm_up) as model:
+            model.fit(batches, progress=False)
             losses[warm_up] = model.evaluate(batches[0]).logloss
             before = model.weights()[1].copy()
-        with shoal.LogisticRegression(shoal.FTRL(alpha=0.3)) as twin:  # the order of calls is no matter
-            twin.fit(batches[:1], warm_up=warm_up, progress=False)
-            twin.fit(batches[1:], warm_up=warm_up, progress=False)
+        with shoal.LogisticRegression(
+            shoal.FTRL(alpha=0.3), warm_up=warm_up
+        ) as twin:  # the order of calls is no matter
+            twin.fit(batches[:1], progress=False)
+            twin.fit(batches[1:], progress=False)
             assert twin.weights()[1].tobytes() == before.tobytes()
     assert losses[True] < losses[False]
 
@@ -283,8 +288,8 @@ def test_each_pass_has_another_order_and_the_same_seed_the_same_bits(rng):
     assert [parts(b) for b in batches] not in orders
     results = []
     for seed in (1, 1, 2):
-        with LogisticRegression() as model:
-            model.fit(batches, epochs=2, shuffle=True, seed=seed, progress=False)
+        with LogisticRegression(seed=seed) as model:
+            model.fit(batches, epochs=2, shuffle=True, progress=False)
             assert model.examples == 1200
             results.append(bits(model, batches))
     assert results[0] == results[1]
@@ -370,7 +375,7 @@ def test_it_stops_after_patience_and_has_the_weights_of_the_best_pass(overfits, 
             break
     assert expected_last < 11, "this data should overfit"
     with LogisticRegression(optimizer) as model, LogisticRegression(optimizer) as twin:
-        model.fit(train, epochs=12, valid=valid, patience=2, metric=metric, progress=False)
+        model.fit(train, epochs=12, valid=valid, progress=False, early_stopping=EarlyStopping(2, metric=metric))
         assert len(model.history.passes) == expected_last + 1
         assert model.history.best_pass == expected_best + 1
         twin.fit(train, epochs=expected_best + 1, progress=False)
@@ -385,17 +390,17 @@ def test_it_stops_after_patience_and_has_the_weights_of_the_best_pass(overfits, 
 def test_a_difference_of_less_than_min_delta_is_no_progress(rng):
     train, valid = cut(make_batch(rng, 200), 20), [make_batch(rng, 200)]
     with LogisticRegression(shoal.FTRL(alpha=0.001)) as model:
-        model.fit(train, epochs=9, valid=valid, patience=1, min_delta=10.0, progress=False)
+        model.fit(train, epochs=9, valid=valid, progress=False, early_stopping=EarlyStopping(1, min_delta=10.0))
         assert (len(model.history.passes), model.history.best_pass, model.examples) == (2, 1, 200)
     with LogisticRegression(shoal.FTRL(alpha=0.001)) as model:
-        model.fit(train, epochs=3, valid=valid, patience=1, progress=False)
+        model.fit(train, epochs=3, valid=valid, progress=False, early_stopping=EarlyStopping(1))
         assert (len(model.history.passes), model.history.best_pass, model.examples) == (3, 3, 600)
 
 
 def test_the_best_pass_is_saved_with_the_model(overfits, tmp_path):
     train, valid, optimizer = overfits
     with LogisticRegression(optimizer) as model:
-        model.fit(train, epochs=12, valid=valid, patience=1, progress=False).save(tmp_path / "m")
+        model.fit(train, epochs=12, valid=valid, progress=False, early_stopping=EarlyStopping(1)).save(tmp_path / "m")
         with LogisticRegression.load(tmp_path / "m") as again:
             assert again.history == model.history
             assert bits(again, valid) == bits(model, valid)
@@ -405,9 +410,9 @@ def test_stopping_leaves_nothing_in_the_temporary_directory(overfits, tmp_path, 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     train, valid, optimizer = overfits
     with LogisticRegression(optimizer) as model:
-        model.fit(train, epochs=5, valid=valid, patience=1, progress=False)
+        model.fit(train, epochs=5, valid=valid, progress=False, early_stopping=EarlyStopping(1))
         with pytest.raises(KeyboardInterrupt):
-            model.fit(PressesCtrlC(train, 3), epochs=5, valid=valid, patience=1, progress=False)
+            model.fit(PressesCtrlC(train, 3), epochs=5, valid=valid, progress=False, early_stopping=EarlyStopping(1))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -416,7 +421,7 @@ def test_the_best_weights_do_not_wait_for_the_disk(overfits, tmp_path, monkeypat
     syncs = []
     monkeypatch.setattr("os.fsync", syncs.append)
     with LogisticRegression(optimizer) as model:
-        model.fit(train, epochs=12, valid=valid, patience=1, progress=False)
+        model.fit(train, epochs=12, valid=valid, progress=False, early_stopping=EarlyStopping(1))
         assert model.history.best_pass < len(model.history.passes), "this data should overfit"
         assert not syncs
         model.save(tmp_path / "m")
@@ -426,23 +431,33 @@ def test_the_best_weights_do_not_wait_for_the_disk(overfits, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"patience": 2}, "pass valid="),
-        ({"patience": 0}, "patience is 0"),
-        ({"min_delta": -1.0}, "min_delta is -1"),
-        ({"min_delta": math.nan}, "min_delta is nan"),
-        ({"metric": "accuracy"}, "metric is 'accuracy'"),
+        (lambda: {"early_stopping": EarlyStopping(2)}, "pass valid="),
+        (lambda: {"early_stopping": EarlyStopping(0)}, "patience is 0"),
+        (lambda: {"early_stopping": EarlyStopping(1, min_delta=-1.0)}, "min_delta is -1"),
+        (lambda: {"early_stopping": EarlyStopping(1, min_delta=math.nan)}, "min_delta is nan"),
+        (lambda: {"early_stopping": EarlyStopping(1, metric="accuracy")}, "metric is 'accuracy'"),
+        (lambda: {"shuffle": -1}, "shuffle is -1"),
+    ],
+)
+def test_settings_of_a_fit_that_make_no_sense_are_refused(rng, settings, says):
+    with LogisticRegression() as model:
+        with pytest.raises(ValueError, match=says):
+            model.fit([make_batch(rng, 10)], progress=False, **settings())
+        assert model.examples == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
         ({"negative_rate": 0.0}, "negative_rate is 0"),
         ({"negative_rate": 1.5}, "negative_rate is 1.5"),
         ({"negative_rate": math.nan}, "negative_rate is nan"),
-        ({"shuffle": -1}, "shuffle is -1"),
         ({"seed": -1}, "seed is -1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(rng, settings, says):
-    with LogisticRegression() as model:
-        with pytest.raises(ValueError, match=says):
-            model.fit([make_batch(rng, 10)], progress=False, **settings)
-        assert model.examples == 0
+def test_settings_of_a_model_that_make_no_sense_are_refused(settings, says):
+    with pytest.raises(ValueError, match=says):
+        LogisticRegression(**settings)
 
 
 # ---- sorting ahead ---------------------------------------------------------------------------------------------------
@@ -472,7 +487,9 @@ def test_sorting_ahead_changes_no_bit_and_no_order(rng, sorts_ahead):
     results = []
     for count in (1, 2):  # one thread does not sort ahead
         with shoal.local(threads=count) as store:
-            model = LogisticRegression(shoal.FTRL(l1=0.1), store).fit(batches, epochs=2, valid=batches, progress=False)
+            model = LogisticRegression(shoal.FTRL(l1=0.1), store=store).fit(
+                batches, epochs=2, valid=batches, progress=False
+            )
             results.append((bits(model, batches), recorded(model)))
             assert any(name.startswith("shoal sort") for name in threads) == (count == 2)
     assert results[0] == results[1]
@@ -499,13 +516,13 @@ def test_a_failure_while_sorting_ahead_comes_after_what_was_there_before(rng, so
 
 def test_ctrl_c_while_the_next_batch_is_sorted_leaves_a_whole_model(rng, sorts_ahead, tmp_path):
     batches = cut(make_batch(rng, 1000), 100)
-    with shoal.local(threads=2) as store, LogisticRegression() as twin:
-        model = LogisticRegression(store=store)
+    with shoal.local(threads=2) as store, LogisticRegression(warm_up=False) as twin:
+        model = LogisticRegression(store=store, warm_up=False)
         with pytest.raises(KeyboardInterrupt):
-            model.fit(PressesCtrlC(batches, 4), warm_up=False, progress=False)
+            model.fit(PressesCtrlC(batches, 4), progress=False)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert (model.examples, model.table.step) == (400, 4)
-        twin.fit(batches[:4], warm_up=False, progress=False)
+        twin.fit(batches[:4], progress=False)
         assert bits(model, batches) == bits(twin, batches)
         model.save(tmp_path / "m")
         assert not any(thread.name.startswith("shoal sort") for thread in threading.enumerate())
@@ -517,13 +534,16 @@ def test_ctrl_c_while_the_next_batch_is_sorted_leaves_a_whole_model(rng, sorts_a
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_model_of_a_grid_is_the_one_trained_alone_to_the_bit(rng, sorts_ahead, threads):
     train, valid = cut(make_batch(rng, 600), 50), cut(make_batch(rng, 200), 64)
-    how = {"epochs": 3, "valid": valid, "shuffle": 3, "negative_rate": 0.7, "seed": 4, "progress": False}
+    how = {"epochs": 3, "valid": valid, "shuffle": 3, "progress": False}
+    learning = {"negative_rate": 0.7, "seed": 7}
     with shoal.local(threads=threads) as store:
-        grid = LogisticRegressionGrid({"alpha": [0.05, 0.5], "l1": [0, 0.3]}, shoal.FTRL(beta=2.0), store, seed=7)
+        grid = LogisticRegressionGrid(
+            {"alpha": [0.05, 0.5], "l1": [0, 0.3]}, optimizer=shoal.FTRL(beta=2.0), store=store, **learning
+        )
         assert grid.fit(train, **how) is grid
         assert len(grid) == 4
         for result in grid.results():
-            with LogisticRegression(shoal.FTRL(beta=2.0, **result.settings), seed=7) as alone:
+            with LogisticRegression(shoal.FTRL(beta=2.0, **result.settings), **learning) as alone:
                 alone.fit(train, **how)
                 assert result.model.optimizer == alone.optimizer
                 assert bits(result.model, valid) == bits(alone, valid)
@@ -534,7 +554,7 @@ def test_each_model_of_a_grid_is_the_one_trained_alone_to_the_bit(rng, sorts_ahe
 
 def test_models_of_a_grid_stop_early_each_by_itself(overfits):
     train, valid, _ = overfits
-    how = {"epochs": 8, "valid": valid, "patience": 1, "progress": False}
+    how = {"epochs": 8, "valid": valid, "early_stopping": EarlyStopping(1), "progress": False}
     lengths = set()
     with LogisticRegressionGrid({"alpha": [3.0, 0.002]}) as grid:
         for result in grid.fit(train, **how).results():
@@ -638,8 +658,8 @@ def a9a(shoal_data):
 
 def test_a9a_stopped_early_reaches_the_reference(a9a):
     train, valid, test = a9a
-    with LogisticRegression(shoal.FTRL(alpha=0.1)) as model:
-        model.fit(train, epochs=8, valid=valid, patience=1, shuffle=64, seed=1, progress=False)
+    with LogisticRegression(shoal.FTRL(alpha=0.1), seed=1) as model:
+        model.fit(train, epochs=8, valid=valid, shuffle=64, progress=False, early_stopping=EarlyStopping(1))
         losses = [done.valid.logloss for done in model.history.passes]
         assert model.history.best_pass == np.argmin(losses) + 1
         m = model.evaluate(test)
@@ -649,8 +669,8 @@ def test_a9a_stopped_early_reaches_the_reference(a9a):
 
 def test_a9a_with_a_third_of_its_negatives_is_nearly_as_good_and_calibrated(a9a):
     train, valid, test = a9a
-    with LogisticRegression(shoal.FTRL(alpha=0.1)) as model:
-        model.fit([*train, *valid], epochs=2, negative_rate=1 / 3, progress=False)
+    with LogisticRegression(shoal.FTRL(alpha=0.1), negative_rate=1 / 3) as model:
+        model.fit([*train, *valid], epochs=2, progress=False)
         assert model.examples < 2 * 32_561 * 0.55
         m = model.evaluate(test)
     assert m.auc >= 0.900

@@ -11,6 +11,7 @@ import shoal
 from cluster_fakes import TIMEOUT
 from cluster_standin import cluster
 from shoal import schedules
+from shoal.models import Checkpointing
 from shoal.optim import make_optimizer
 from shoal.schedules import Cosine, InverseRoot, Linear, Steps, Warmup
 from stores import together
@@ -126,10 +127,10 @@ def test_a_model_keeps_its_schedule_and_a_fit_goes_on_with_it(tmp_path):
     rng = np.random.default_rng(3)
     X = rng.normal(size=(300, 5))
     y = (X[:, 0] > 0).astype(int)
-    how = {"batch_size": 50, "epochs": 4, "progress": False, "warm_up": False}
+    how = {"batch_size": 50, "epochs": 4, "progress": False}
 
     def make():
-        return shoal.LogisticRegression(shoal.Adagrad(0.5, schedule=schedules.Steps(6, 0.5)))
+        return shoal.LogisticRegression(shoal.Adagrad(0.5, schedule=schedules.Steps(6, 0.5)), warm_up=False)
 
     def crash(progress):
         if progress.pass_number == 2:
@@ -138,8 +139,8 @@ def test_a_model_keeps_its_schedule_and_a_fit_goes_on_with_it(tmp_path):
     with make() as whole, make() as begun, make() as resumed:
         whole.fit(X, y, **how)
         with pytest.raises(RuntimeError):
-            begun.fit(X, y, directory=tmp_path / "m", callbacks=crash, **how)
-        resumed.fit(X, y, directory=tmp_path / "m", resume=True, **how)
+            begun.fit(X, y, callbacks=crash, **how, checkpoint=Checkpointing(tmp_path / "m"))
+        resumed.fit(X, y, **how, checkpoint=Checkpointing(tmp_path / "m", resume=True))
         assert resumed.table.digest() == whole.table.digest()
         with shoal.load(tmp_path / "m") as loaded:
             assert loaded.optimizer == whole.optimizer

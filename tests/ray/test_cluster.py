@@ -164,7 +164,7 @@ def test_pushes_continue_when_a_node_is_killed_and_its_server_moves_to_another_n
 
 def learn(store, path):
     reader = shoal.read_criteo([path], batch_size=256)
-    with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store) as model:
+    with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store=store) as model:
         model.fit(reader.split(store.rank, store.num_workers), progress=False)
         model.store.barrier()
 

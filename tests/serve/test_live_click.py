@@ -18,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
+
 import shoal  # noqa: E402
 from cluster_fakes import TIMEOUT  # noqa: E402
 from cluster_standin import cluster  # noqa: E402
@@ -26,11 +27,9 @@ from serving import ask, exported, predict  # noqa: E402
 from shoal.cli.ctr import open_config_reader  # noqa: E402
 from shoal.cli.serve import Serve, _live  # noqa: E402
 from shoal.cluster.launch import local_cluster  # noqa: E402
-from shoal.models.plan import Plan  # noqa: E402
 from shoal.serve import LiveModel  # noqa: E402
 from shoal.torch import config as ctr  # noqa: E402
 from shoal.torch.live import LiveClickModel  # noqa: E402
-from shoal.torch.trainer import fit  # noqa: E402
 from stores import joined  # noqa: E402
 
 MODEL = """
@@ -92,7 +91,7 @@ def test_answers_are_those_of_a_model_saved_from_the_same_tables(logs: Path, tmp
         model = ctr.build(config, store)
 
         def saved_answers() -> Any:
-            fit(model, reader, None, Plan(warm_up=False), progress=False)
+            model.fit(reader, progress=False)
             store.flush()
             model.save(tmp_path / "m", overwrite=True)
             with ctr.load(tmp_path / "m") as saved:
@@ -124,14 +123,14 @@ def test_a_newer_dense_part_makes_another_model(logs: Path) -> None:
     batch = next(iter(open_config_reader(config, config.data.train).with_fields()))
     with cluster(2, 1, slots=16) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         model = ctr.build(config, store)
-        fit(model, [batch], None, Plan(warm_up=False), progress=False)
+        model.fit([batch], progress=False)
         store.flush()
         with shoal.connect(made.address, mode="read", timeout=TIMEOUT) as reader:
             description = {"calibration": None, "examples": 0, "format": "csv", "schema": {}, "click": config.made_by()}
             old = LiveClickModel.of(description, reader)
             assert old.refreshed() is None
             parameters = [one.detach().clone() for one in old.module.parameters()]
-            fit(model, [batch], None, Plan(warm_up=False), progress=False)
+            model.fit([batch], progress=False)
             store.flush()
             new = old.refreshed()
             assert new is not None
@@ -209,9 +208,9 @@ def test_the_command_serves_while_a_worker_trains(logs: Path, tmp_path: Path) ->
 
         def train() -> None:
             while not enough.is_set():
-                fit(model, reader, None, Plan(warm_up=False), progress=False)
+                model.fit(reader, progress=False)
 
-        fit(model, reader, None, Plan(warm_up=False), progress=False)
+        model.fit(reader, progress=False)
         command = [sys.executable, "-m", "shoal", "serve", servers.address, "--config", str(logs / "csv.toml")]
         serving = subprocess.Popen(
             [*command, "--watch", "0.1", "--port", "0"],

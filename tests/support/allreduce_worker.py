@@ -24,14 +24,11 @@ import torch
 
 import shoal
 from shoal.cluster.worker.cluster_store import ClusterStore
-from shoal.models import files
-from shoal.models.fit_checkpoints import FitCheckpointer
+from shoal.models import Checkpointing, EarlyStopping, files
 from shoal.models.pass_coordinator import PassCoordinator
-from shoal.models.plan import Plan
 from shoal.torch.click_model import ClickModel
 from shoal.torch.config import build, parse
 from shoal.torch.gloo_group import GlooGroup
-from shoal.torch.trainer import fit
 
 TIMEOUT = 120.0
 EPOCHS, EVERY = 2, 4
@@ -92,9 +89,14 @@ def main(address: str, rank: str, workers: str, config: str, out: str, point: st
         reader = shoal.read_csv(path, batch_size=20, label="click", categorical=["user", "ad"], numeric=["price"])
         reader = reader.split(store.rank, store.num_workers)
         torch.manual_seed(store.rank)
-        checkpointer = FitCheckpointer(model, out, EVERY, overwrite=True)
-        plan = Plan(epochs=EPOCHS, warm_up=False, patience=EPOCHS)
-        fit(model, reader, reader, plan, progress=False, checkpointer=checkpointer, resume=True)
+        model.fit(
+            reader,
+            valid=reader,
+            epochs=EPOCHS,
+            progress=False,
+            checkpoint=Checkpointing(out, every=EVERY, resume=True),
+            early_stopping=EarlyStopping(EPOCHS),
+        )
         store.barrier()
         tables = {name: table for name, table in store.tables.items() if not name.endswith(("-team", "-messages"))}
         digests = {name: table.digest() for name, table in tables.items()}

@@ -11,6 +11,7 @@ import pytest
 
 import shoal
 from shoal import Batch, LogisticRegression, cli, models
+from shoal.models import EarlyStopping
 from shoal.tools.reports import charts
 
 pytest.importorskip("matplotlib", reason="reports need matplotlib: pip install shoal[plot]")
@@ -173,7 +174,7 @@ def test_without_data_the_last_validation_is_shown(saved, drawn):
 
 def test_after_early_stopping_the_validation_of_the_kept_pass_is_shown(rng, train, tmp_path):
     with LogisticRegression(shoal.FTRL(alpha=3.0)) as model:
-        model.fit(train[:2], epochs=9, patience=2, valid=[make_batch(rng)], progress=False)
+        model.fit(train[:2], epochs=9, valid=[make_batch(rng)], progress=False, early_stopping=EarlyStopping(2))
         best, passes = model.history.best_pass, model.history.passes
         assert best < len(passes)
         model.save(tmp_path / "m")
@@ -218,10 +219,10 @@ def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
         (tmp_path / name).write_text("".join(f"{a % 2} {a}:1 {b}:1\n" for a, b in rng.integers(1, 9, (lines, 2))))
         return shoal.read_libsvm(tmp_path / name, batch_size=50)
 
-    with LogisticRegression(shoal.FTRL(alpha=0.3)) as model:
+    with LogisticRegression(shoal.FTRL(alpha=0.3), seed=9, negative_rate=0.5) as model:
         first, second, held = write("hour-0", 200), write("hour-1", 100), write("held", 60)
         model.fit(first, progress=False)
-        model.fit(second, valid=held, epochs=4, shuffle=3, seed=9, negative_rate=0.5, patience=4, progress=False)
+        model.fit(second, valid=held, epochs=4, shuffle=3, progress=False, early_stopping=EarlyStopping(4))
         model.calibrate(held, "platt").save(tmp_path / "m")
         threads, calibration = model.store.threads, str(model.calibration)
     page = read(shoal.tools.report(tmp_path / "m"))

@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
+
 import shoal  # noqa: E402
 from changing_workers import Pace, first_pace  # noqa: E402
 from cluster_fakes import TIMEOUT  # noqa: E402
@@ -21,10 +22,8 @@ from cluster_standin import Cluster, cluster  # noqa: E402
 from killed_workers import Boundaries  # noqa: E402
 from shoal.base.interrupts import Terminated  # noqa: E402
 from shoal.models import training  # noqa: E402
-from shoal.models.plan import Plan  # noqa: E402
 from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
-from shoal.torch.trainer import fit  # noqa: E402
 
 EXAMPLES, BATCH, SERVERS = 480, 8, 2
 CONFIG = """
@@ -99,7 +98,7 @@ def work(made: Cluster, clicks: Path, react: Any, span: tuple[int, int], mode: A
                     model = build(parse(tomllib.loads(CONFIG.format(path=clicks, dense=dense))), store)
                 reader = shoal.read_csv(clicks, batch_size=BATCH, label="click", categorical=["user", "ad"])
                 reader = reader.split(store.rank, store.num_workers)
-                fit(model, reader, None, Plan(epochs=2, warm_up=False), progress=False, callbacks=pace)
+                model.fit(reader, epochs=2, progress=False, callbacks=pace)
                 store.barrier()
                 model._dense.refresh()
                 found.examples = model.examples
@@ -189,5 +188,5 @@ def test_rows_that_were_pulled_ahead_are_not_handed_over(clicks: Path) -> None:
         model = build(parse(config), store)
         reader = shoal.read_csv(clicks, batch_size=BATCH, label="click", categorical=["user", "ad"])
         with pytest.raises(shoal.ShoalError, match="needs a fixed number; one with staleness=0 can"):
-            fit(model, reader, None, Plan(epochs=1, warm_up=False), progress=False)
+            model.fit(reader, progress=False)
     assert np.isfinite([parameter.sum().item() for parameter in model.module.parameters()]).all()

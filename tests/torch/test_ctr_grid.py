@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
+
 import shoal  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.torch import ClickModelGrid  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
-from shoal.torch.trainer import fit  # noqa: E402
 
 CONFIG = """
 [data]
@@ -81,13 +81,16 @@ def test_each_model_of_a_grid_has_the_bits_of_one_that_is_trained_alone(clicks):
     config = config_of(clicks)
     values = {"dim": [2, 4], "lr": [0.001, 0.05], "tables.optimizer.lr": [0.05]}
     with ClickModelGrid(config, values) as grid:
-        grid.fit(*readers(config), progress=False)
+        train, valid = readers(config)
+        grid.fit(train, valid=valid, progress=False)
         assert len(grid) == 4
         stopped = set()
         for model, alone in zip(grid.models, grid.configs, strict=True):
             with shoal.local() as store:
                 twin = build(alone, store)
-                fit(twin, *readers(config), alone.train.plan(), progress=False)
+                how = {"epochs": alone.train.epochs, "shuffle": alone.train.shuffle}
+                early_stopping = alone.train.early_stopping
+                twin.fit(train, valid=valid, progress=False, early_stopping=early_stopping, **how)
                 assert weights_of(model) == weights_of(twin)
                 assert [one.valid for one in model.history.passes] == [one.valid for one in twin.history.passes]
                 stopped.add(len(twin.history.passes))
@@ -101,7 +104,8 @@ def test_a_grid_varies_the_architecture_and_leaves_torchs_random_numbers_alone(c
     config = config_of(clicks)
     before = torch.get_rng_state()
     with ClickModelGrid(config, {"architecture": ["deepfm", "dcnv2"]}, slots=64) as grid:
-        grid.fit(*readers(config), progress=False)
+        train, valid = readers(config)
+        grid.fit(train, valid=valid, progress=False)
         assert [type(model.module).__name__ for model in grid.models] == ["DeepFM", "DCNV2"]
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -18,14 +18,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
+
 import shoal  # noqa: E402
 from cluster_fakes import TIMEOUT  # noqa: E402
 from killed_workers import run, worker_of  # noqa: E402
-from shoal.models import takeover  # noqa: E402
-from shoal.models.fit_checkpoints import FitCheckpointer  # noqa: E402
-from shoal.models.plan import Plan  # noqa: E402
+from shoal.models import Checkpointing, takeover  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
-from shoal.torch.trainer import fit  # noqa: E402
 from tiers import long_after  # noqa: E402
 
 EXAMPLES, BATCH = 480, 20
@@ -84,9 +82,8 @@ def learn(
     reader = shoal.read_csv(
         clicks / "train.csv", batch_size=BATCH, label="click", categorical=["user", "ad"], numeric=["price"]
     ).split(store.rank, store.num_workers)
-    plan = Plan(epochs=2, warm_up=False, shuffle=False if folder else 4)
-    checkpointer = None if folder is None else FitCheckpointer(model, folder, 3)
-    fit(model, reader, reader, plan, progress=False, checkpointer=checkpointer)
+    checkpoint = None if folder is None else Checkpointing(folder, every=3)
+    model.fit(reader, valid=reader, epochs=2, shuffle=False if folder else 4, progress=False, checkpoint=checkpoint)
     store.barrier()
     passes = model.history.passes
     return (

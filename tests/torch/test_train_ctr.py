@@ -19,21 +19,24 @@ from paths import ROOT
 
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
+
 import shoal  # noqa: E402
 from places import BUCKET, options  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.data.rebatch import rows_of as rows_of_batch  # noqa: E402
 from shoal.metrics import gauc, logloss  # noqa: E402
-from shoal.models import files  # noqa: E402
+from shoal.models import (  # noqa: E402
+    Checkpointing,
+    EarlyStopping,
+    files,
+)
 from shoal.models.callbacks import Callback  # noqa: E402
-from shoal.models.plan import Plan  # noqa: E402
 from shoal.storage.base import StorageDir  # noqa: E402
 from shoal.storage.open import open_dir  # noqa: E402
 from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, build, load, parse, read  # noqa: E402
 from shoal.torch.fields import Fields  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
-from shoal.torch.trainer import FitCheckpointer, fit, train  # noqa: E402
 from tiers import long_after, long_but  # noqa: E402
 
 COLUMNS = {"label": "click", "categorical": ["user", "ad", "site"], "numeric": ["price"], "lists": {"seen": "ad"}}
@@ -143,7 +146,7 @@ def made(store, raw: dict) -> ClickModel:
 def test_every_model_learns_from_a_reader(clicks, model):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, model))
-        fit(click, reader(clicks), reader(clicks, "valid"), Plan(epochs=4, warm_up=False), progress=False)
+        click.fit(reader(clicks), valid=reader(clicks, "valid"), epochs=4, progress=False)
         passes = click.history.passes
         assert click.examples == 4000
         assert passes[-1].metrics.logloss < passes[0].metrics.logloss - 0.01
@@ -157,21 +160,20 @@ def test_the_same_seed_gives_the_same_bits_and_another_others(clicks):
     for seed in (3, 3, 4):
         with shoal.local(threads=2) as store:
             click = made(store, configured(clicks, train={"seed": seed}))
-            fit(click, reader(clicks), None, Plan(warm_up=False), progress=False)
+            click.fit(reader(clicks), progress=False)
             models.append((rows_of(click), dense_of(click), untimed(click.history)))
     assert models[0] == models[1]
     assert models[0][0] != models[2][0]
     assert models[0][1] != models[2][1]
 
 
-def test_train_takes_a_module_of_ones_own(clicks):
+def test_a_click_model_takes_a_module_of_ones_own(clicks):
     torch.manual_seed(1)
     with shoal.local(threads=1) as store:
         make = shoal.torch.tables(store, shoal.Adagrad(lr=0.1), linear_optimizer=shoal.FTRL(alpha=2.0))
         module = DeepFM(make, len(FIELDS), dim=4, hidden=(8,), dense=1)
-        model = train(
-            module, reader(clicks), fields=FIELDS, store=store, valid=reader(clicks, "valid"), epochs=2, progress=False
-        )
+        model = ClickModel(module, fields=FIELDS, store=store)
+        model.fit(reader(clicks), valid=reader(clicks, "valid"), epochs=2, progress=False)
         assert type(store.tables["linear"].optimizer) is shoal.FTRL
         assert len(model.history.passes) == 2
         whole = list(model.reading(reader(clicks, "valid")))
@@ -194,14 +196,8 @@ def test_the_loss_is_the_mean_by_weight(clicks):
     with shoal.local(threads=1) as store:
         make = shoal.torch.tables(store, shoal.SGD(lr=1.0))
         module = shoal.torch.models.LR(make, 2)
-        model = train(
-            module,
-            [batch],
-            fields=2,
-            store=store,
-            optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
-            progress=False,
-        )
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        model = ClickModel(module, fields=2, store=store, optimizer=optimizer).fit([batch], progress=False)
         # d/dw of (3 l1 + l2) / 2 at margin 0: -3/4 for the first example, +1/4 for the second.
         assert store.tables["linear"].pull(np.array([1, 2, 3], np.uint64))[:, 0].tolist() == [0.5, 0.75, -0.25]
         assert module.linear.bias.item() == 0.5
@@ -213,16 +209,21 @@ def test_a_label_that_is_none_changes_nothing(clicks):
     with shoal.local(threads=1) as store:
         module = shoal.torch.models.LR(shoal.torch.tables(store), 1)
         with pytest.raises(ValueError, match="label"):
-            train(module, [batch], fields=1, store=store, progress=False)
+            ClickModel(module, fields=1, store=store).fit([batch], progress=False)
         assert len(store.tables["linear"]) == 0
 
 
 def test_early_stopping_goes_back_to_the_best_pass(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, tables={"optimizer": {"name": "Adagrad", "lr": 0.5}}))
-        plan = Plan(epochs=30, patience=2, warm_up=False)
-        checkpointer = FitCheckpointer(click, tmp_path / "out")
-        fit(click, reader(clicks), reader(clicks, "valid"), plan, progress=False, checkpointer=checkpointer)
+        click.fit(
+            reader(clicks),
+            valid=reader(clicks, "valid"),
+            epochs=30,
+            progress=False,
+            checkpoint=Checkpointing(tmp_path / "out"),
+            early_stopping=EarlyStopping(2),
+        )
         history = click.history
         best = min(range(len(history.passes)), key=lambda i: history.passes[i].valid.logloss) + 1
         assert history.best_pass == best == len(history.passes) - 2
@@ -254,9 +255,12 @@ class Fails(Callback):
 TWO_RULES = [{"name": "TimeToLive", "clocks": 3}, {"name": "DecayedScore", "decay": 0.9, "floor": 2.0}]
 PLANS = {
     "plain": ({}, {}),
-    "shuffled": ({"shuffle": 3}, {}),
-    "sampled": ({"negative_rate": 0.5}, {}),
-    "patient": ({"patience": 1, "epochs": 6}, {"tables": {"optimizer": {"name": "Adagrad", "lr": 0.6}}}),
+    "shuffled": ({"shuffle": 3}, {"train": {"seed": 5}}),
+    "sampled": ({}, {"train": {"negative_rate": 0.5}}),
+    "patient": (
+        {"early_stopping": EarlyStopping(1), "epochs": 6},
+        {"tables": {"optimizer": {"name": "Adagrad", "lr": 0.6}}},
+    ),
     "dropping out": ({}, {"model": {"dropout": 0.3}}),
     "rounded": ({}, {"tables": {"dtype": "bfloat16"}}),
     "expiring": ({}, {"tables": {"admit": {"name": "AfterCount", "n": 3}, "expire": TWO_RULES}}),
@@ -270,21 +274,18 @@ PLANS = {
 @pytest.mark.parametrize("stop", long_after(1, [11, 4, 15]))  # within the first pass, behind it, within the second
 def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_path, kind, stop):
     how, sections = PLANS[kind]
-    plan = Plan(**{"epochs": 2, "warm_up": False, "seed": 5, **how})
     raw = configured(clicks, **sections)
 
     def run(directory: Path, stop: int | None, *, resume: bool = False):
         with shoal.local(threads=1) as store:
             click = made(store, raw)
-            fit(
-                click,
+            click.fit(
                 reader(clicks),
-                reader(clicks, "valid"),
-                plan,
+                valid=reader(clicks, "valid"),
                 progress=False,
-                checkpointer=FitCheckpointer(click, directory, checkpoint_every=4),
-                resume=resume,
+                checkpoint=Checkpointing(directory, every=4, resume=resume),
                 callbacks=[] if stop is None else [Fails(stop)],
+                **{"epochs": 2, **how},
             )
             return rows_of(click), dense_of(click), untimed(click.history), click.examples
 
@@ -302,49 +303,25 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_p
 def test_resume_begins_where_there_is_nothing_and_refuses_what_is_over_or_other(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks))
-        checkpointer = FitCheckpointer(click, tmp_path / "out", checkpoint_every=3)
-        plan = Plan(epochs=1, warm_up=False)
+        begun, resumed = (Checkpointing(tmp_path / "out", every=3, resume=resume) for resume in (False, True))
         with pytest.raises(RuntimeError):
-            fit(
-                click,
-                reader(clicks),
-                None,
-                plan,
-                progress=False,
-                checkpointer=checkpointer,
-                callbacks=[Fails(8)],
-            )
-        with pytest.raises(ValueError, match=r"begun with seed=0, now it is 9"):
-            fit(
-                click,
-                reader(clicks),
-                None,
-                Plan(seed=9, warm_up=False),
-                progress=False,
-                checkpointer=checkpointer,
-                resume=True,
-            )
+            click.fit(reader(clicks), progress=False, checkpoint=begun, callbacks=[Fails(8)])
         with pytest.raises(ValueError, match="holds a model already"):
-            fit(click, reader(clicks), None, plan, progress=False, checkpointer=checkpointer)
-        fit(click, reader(clicks), None, plan, progress=False, checkpointer=checkpointer, resume=True)
+            click.fit(reader(clicks), progress=False, checkpoint=begun)
+        click.fit(reader(clicks), progress=False, checkpoint=resumed)
         assert click.examples == 1000
         with pytest.raises(ValueError, match="has finished"):
-            fit(click, reader(clicks), None, plan, progress=False, checkpointer=checkpointer, resume=True)
-        with pytest.raises(ValueError, match="pass directory="):
-            fit(click, reader(clicks), None, plan, progress=False, resume=True)
+            click.fit(reader(clicks), progress=False, checkpoint=resumed)
+    with shoal.local(threads=1) as store:
+        other = made(store, configured(clicks, train={"seed": 9}))
+        with pytest.raises(ValueError, match="has finished, and was begun with seed=3, now it is 9"):
+            other.fit(reader(clicks), progress=False, checkpoint=resumed)
 
 
 def test_a_model_is_loaded_with_the_bits_that_were_saved(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, "din"))
-        fit(
-            click,
-            reader(clicks),
-            None,
-            Plan(warm_up=False),
-            progress=False,
-            checkpointer=FitCheckpointer(click, tmp_path / "out"),
-        )
+        click.fit(reader(clicks), progress=False, checkpoint=Checkpointing(tmp_path / "out"))
         expected = click.decision_function(click.reading(reader(clicks, "valid")))
         before = torch.get_rng_state()
     with shoal.torch.load(tmp_path / "out") as loaded:
@@ -361,14 +338,7 @@ def test_a_model_is_loaded_with_the_bits_that_were_saved(clicks, tmp_path):
 def test_damage_is_named(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks))
-        fit(
-            click,
-            reader(clicks),
-            None,
-            Plan(warm_up=False),
-            progress=False,
-            checkpointer=FitCheckpointer(click, tmp_path / "out"),
-        )
+        click.fit(reader(clicks), progress=False, checkpoint=Checkpointing(tmp_path / "out"))
     (tower,) = (tmp_path / "out").glob("tower-*.pt")
     whole = tower.read_bytes()
     tower.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -444,15 +414,16 @@ def test_a_group_that_the_data_does_not_have_is_said_before_anything_is_learned(
             data = shoal.read_vw(path) if form == "vw" else reader(clicks)
             module = DeepFM(shoal.torch.tables(store), 2, dim=2, hidden=[2])
             if group == "user":
-                click = train(module, data, fields=fields, store=store, valid=data, progress=False)
+                click = ClickModel(module, fields=fields, store=store).fit(data, valid=data, progress=False)
                 assert click.history.passes[-1].grouped.groups == 3
                 click.fields = Fields(names=["user", "ad"], form=form, group="usr")
                 with pytest.raises(ValueError, match="group is 'usr', and no example"):
                     click.evaluate(click.reading(data))
                 continue
             says = "group is 'usr', and no example" if form == "vw" else "group has 'usr', none .* mean 'user'"
+            click = ClickModel(module, fields=fields, store=store)
             with pytest.raises(ValueError, match=says):
-                train(module, data, fields=fields, store=store, valid=data, progress=False, directory=tmp_path / "m")
+                click.fit(data, valid=data, progress=False, checkpoint=Checkpointing(tmp_path / "m"))
             assert not files.is_model(tmp_path / "m")
 
 
@@ -492,7 +463,7 @@ def test_a_table_admits_by_a_rule(clicks):
         click = made(store, configured(clicks, tables=rules))
         assert store.tables["embedding"].spec.admit == shoal.AfterCount(2)
         assert store.tables["linear"].spec.admit == shoal.WithProbability(0.5)
-        fit(click, reader(clicks), None, Plan(warm_up=False), progress=False)
+        click.fit(reader(clicks), progress=False)
         assert 0 < len(store.tables["embedding"]) <= 12 + 9 + 4
     with pytest.raises(ValueError, match=r"\[tables\] admit has no kind 'AfterCounts': did you mean 'AfterCount'"):
         parse(configured(clicks, tables={"admit": {"name": "AfterCounts"}}))
@@ -504,7 +475,7 @@ def test_rows_of_a_table_expire_when_a_pass_ends(clicks):
         click = made(store, configured(clicks, tables=rules))
         assert store.tables["embedding"].spec.expire == (shoal.TimeToLive(2),)
         assert store.tables["linear"].spec.expire == ()
-        fit(click, reader(clicks), None, Plan(warm_up=False), progress=False)
+        click.fit(reader(clicks), progress=False)
         every, late = (
             {int(key) for batch in batches for key in click.prepare(batch).keys.numpy().view(np.uint64).ravel()}
             for whole in [list(click.reading(reader(clicks)))]
@@ -528,7 +499,7 @@ def test_bfloat16_rounds_the_products_of_training_alone(clicks, tmp_path):
         with shoal.local(threads=1) as store:
             click = made(store, raw)
             assert click.precision == precision
-            fit(click, reader(clicks), None, Plan(epochs=1, warm_up=False), progress=False)
+            click.fit(reader(clicks), progress=False)
             found[precision] = click.history.passes[0].metrics.logloss
             assert all(parameter.dtype == torch.float32 for parameter in click.module.parameters())
             batch = next(iter(click.reading(reader(clicks, "valid"))))
@@ -547,7 +518,7 @@ def test_bfloat16_rounds_the_products_of_training_alone(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks))
         with pytest.raises(ValueError, match="precision is 'half': pass one of float32, bfloat16"):
-            ClickModel(click.module, click.fields, store, precision="half")
+            ClickModel(click.module, fields=click.fields, store=store, precision="half")
 
 
 def test_staleness_is_refused_where_keys_are_not_known_ahead_and_must_be_that_of_the_checkpoint(clicks, tmp_path):
@@ -558,41 +529,34 @@ def test_staleness_is_refused_where_keys_are_not_known_ahead_and_must_be_that_of
         made(store, configured(clicks, "din", train={"staleness": 1}))
     with pytest.raises(ValueError, match=r"\[train\] staleness: expected `int` >= 0"):
         parse(configured(clicks, train={"staleness": -1}))
-    plan = Plan(epochs=1, warm_up=False)
+    begun, resumed = (Checkpointing(tmp_path / "out", every=3, resume=resume) for resume in (False, True))
     for staleness in (2, 1):
         with shoal.local(threads=1) as store:
             click = made(store, configured(clicks, train={"staleness": staleness}))
-            how = {
-                "progress": False,
-                "checkpointer": FitCheckpointer(click, tmp_path / "out", checkpoint_every=3),
-            }
             if staleness == 2:
                 with pytest.raises(RuntimeError):
-                    fit(click, reader(clicks), None, plan, callbacks=[Fails(8)], **how)
+                    click.fit(reader(clicks), callbacks=[Fails(8)], checkpoint=begun, progress=False)
                 fresh = dense_of(click)
             else:
                 before = dense_of(click)
                 with pytest.raises(ValueError, match="begun with staleness=2, now it is 1: pass the same to resume"):
-                    fit(click, reader(clicks), None, plan, resume=True, **how)
+                    click.fit(reader(clicks), checkpoint=resumed, progress=False)
                 assert dense_of(click) == before != fresh
                 assert len(store.tables["embedding"]) == 0
 
 
 def test_a_fit_on_other_batches_than_its_checkpoint_is_refused_where_rows_were_pulled_ahead(clicks, tmp_path):
-    plan = Plan(epochs=1, warm_up=False, shuffle=2)
+    begun, resumed = (Checkpointing(tmp_path / "out", every=3, resume=resume) for resume in (False, True))
+    how = {"shuffle": 2, "progress": False}
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, train={"staleness": 2}))
-        how = {
-            "progress": False,
-            "checkpointer": FitCheckpointer(click, tmp_path / "out", checkpoint_every=3),
-        }
         batches = list(reader(clicks).with_fields())  # of which a checkpoint knows nothing, unlike of a reader
         with pytest.raises(RuntimeError):
-            fit(click, batches, None, plan, callbacks=[Fails(8)], **how)
+            click.fit(batches, callbacks=[Fails(8)], checkpoint=begun, **how)
         with pytest.raises(ValueError, match="not those of the resumed fit"):
-            fit(click, [replace(batch, keys=batch.keys % 2) for batch in batches], None, plan, resume=True, **how)
+            click.fit([replace(batch, keys=batch.keys % 2) for batch in batches], checkpoint=resumed, **how)
         with pytest.raises(ValueError, match=r"learned from 900 examples of this pass in 9 batches, .* have 630 now"):
-            fit(click, [rows_of_batch(batch, 0, 70) for batch in batches], None, plan, resume=True, **how)
+            click.fit([rows_of_batch(batch, 0, 70) for batch in batches], checkpoint=resumed, **how)
 
 
 def documented(text: str) -> dict[str, dict[str, str]]:
@@ -713,7 +677,7 @@ def test_a_whole_command_does_not_import_the_compiler_of_torch(clicks, tmp_path)
 @pytest.mark.slow
 def test_a_model_that_only_predicts_makes_no_dense_optimizer(clicks, tmp_path):
     with build(parse(configured(clicks)), shoal.local()) as model:
-        fit(model, reader(clicks, lists={}), None, Plan(epochs=1, warm_up=False), progress=False)
+        model.fit(reader(clicks, lists={}), progress=False)
         model.save(tmp_path / "m")
     code = """
         import sys
@@ -782,15 +746,14 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, req
     assert left.fit_state is not None
     # A little further than where it was killed: in a fit that goes on, and in one that nobody killed.
     epochs = left.fit_state.epoch + 2
-    plan = Plan(epochs=epochs, warm_up=False, seed=3)
     raw = configured(clicks, "dcnv2", train={"epochs": 200, "batch_size": 50}, output={"checkpoint_every": 3})
     got = []
     for directory, resume in ((out, True), (tmp_path / "whole", False)):
         with shoal.local() as store:
             click = made(store, raw)
-            checkpointer = FitCheckpointer(click, directory, checkpoint_every=None)
-            data = [reader(clicks, name, batch_size=50, lists={}) for name in ("train", "valid")]
-            fit(click, *data, plan, progress=False, checkpointer=checkpointer, resume=resume)
+            train, valid = (reader(clicks, name, batch_size=50, lists={}) for name in ("train", "valid"))
+            checkpoint = Checkpointing(directory, resume=resume)
+            click.fit(train, valid=valid, epochs=epochs, progress=False, checkpoint=checkpoint)
             got.append((rows_of(click), dense_of(click), untimed(click.history)))
     assert got[0] == got[1]
     described = files.read(out)
@@ -862,15 +825,8 @@ def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_pa
     for store in (shoal.local(threads=1), shoal.launch(servers=2, threads=1, storage_roots=[tmp_path])):
         with store:
             click = made(store, raw)
-            checkpointer = FitCheckpointer(click, tmp_path / type(store).__name__, checkpoint_every=4)
-            fit(
-                click,
-                reader(clicks),
-                reader(clicks, "valid"),
-                Plan(warm_up=False),
-                progress=False,
-                checkpointer=checkpointer,
-            )
+            checkpoint = Checkpointing(tmp_path / type(store).__name__, every=4)
+            click.fit(reader(clicks), valid=reader(clicks, "valid"), progress=False, checkpoint=checkpoint)
             got.append((rows_of(click), dense_of(click), untimed(click.history)))
     assert got[0] == got[1]
 
@@ -880,19 +836,21 @@ def test_a_model_in_the_directory_is_replaced_only_on_request(clicks, tmp_path):
         with shoal.local(threads=1) as store:
             module = DeepFM(shoal.torch.tables(store), 2, dim=2, hidden=[2])
             fields = Fields(names=["user", "ad"])
-            how = {"fields": fields, "store": store, "progress": False, "directory": tmp_path / "m"}
+            click = ClickModel(module, fields=fields, store=store)
+            checkpoint = Checkpointing(tmp_path / "m", overwrite=overwrite)
             if files.is_model(tmp_path / "m") and not overwrite:
                 with pytest.raises(ValueError, match="holds a model already: pass overwrite=True"):
-                    train(module, reader(clicks), overwrite=overwrite, **how)
+                    click.fit(reader(clicks), progress=False, checkpoint=checkpoint)
             else:
-                assert train(module, reader(clicks), overwrite=overwrite, **how).examples == 1000
+                assert click.fit(reader(clicks), progress=False, checkpoint=checkpoint).examples == 1000
 
 
 def test_an_export_that_cannot_be_served_is_said(clicks, tmp_path, capsys):
     with shoal.local(threads=1) as store:
         module = DeepFM(shoal.torch.tables(store), 2, dim=2, hidden=[2])
         fields = Fields(names=["user", "ad"])
-        train(module, reader(clicks), fields=fields, store=store, progress=False, directory=tmp_path / "m")
+        click = ClickModel(module, fields=fields, store=store)
+        click.fit(reader(clicks), progress=False, checkpoint=Checkpointing(tmp_path / "m"))
     assert main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "e")]) == 0
     assert "was not made by a configuration (shoal train ctr): shoal serve cannot rebuild it" in capsys.readouterr().err
 
@@ -907,8 +865,8 @@ def test_tables_with_the_rate_of_a_dense_adam_are_said(clicks, caplog, dense, ru
         module = DeepFM(shoal.torch.tables(store, rule, linear_optimizer=shoal.FTRL()), 2, dim=2, hidden=[2])
         optimizer = shoal.Adam(lr=rate) if dense == "servers" else lambda given: torch.optim.Adam(given, lr=rate)
         fields = Fields(names=["user", "ad"])
-        how = {"fields": fields, "store": store, "progress": False, "dense": dense}
-        train(module, reader(clicks), optimizer=optimizer, **how)
+        click = ClickModel(module, fields=fields, store=store, optimizer=optimizer, dense=dense)
+        click.fit(reader(clicks), progress=False)
     assert ("the rows of embedding have the learning rate of the dense part" in caplog.text) is warns
 
 

@@ -16,17 +16,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
+
 import shoal  # noqa: E402
 from cluster_fakes import TIMEOUT  # noqa: E402
 from cluster_standin import cluster  # noqa: E402
 from shoal.cluster.launch import local_cluster  # noqa: E402
 from shoal.errors import WorkerLostError  # noqa: E402
-from shoal.models import files  # noqa: E402
-from shoal.models.fit_checkpoints import FitCheckpointer  # noqa: E402
-from shoal.models.plan import Plan  # noqa: E402
+from shoal.models import Callback, Checkpointing, EarlyStopping, files  # noqa: E402
 from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
-from shoal.torch.trainer import fit  # noqa: E402
 from stores import one_by_one, together  # noqa: E402
 from tiers import long_after  # noqa: E402
 
@@ -126,7 +124,7 @@ def test_workers_at_parts_of_a_batch_have_the_losses_of_one_at_the_whole(clicks:
         model = made(clicks, store, dense)
         rank, workers = store.rank, store.num_workers
         valid = read(clicks, "valid").split(rank, workers)
-        fit(model, Half(read(clicks), rank, workers), valid, Plan(epochs=2, warm_up=False), progress=False)
+        model.fit(Half(read(clicks), rank, workers), valid=valid, epochs=2, progress=False)
         store.barrier()
         parameters = np.concatenate([p.detach().numpy().ravel() for p in model.module.parameters()])
         return model.history, model.examples, parameters
@@ -158,7 +156,7 @@ def test_workers_with_unequal_shares_end_together(clicks: Path, dense: str, cons
     def learn(store: shoal.Store) -> Any:
         model = made(clicks, store, dense)
         valid = read(clicks, "valid") if store.rank == 1 else None
-        fit(model, shares[store.rank], valid, Plan(epochs=2, warm_up=False), progress=False)
+        model.fit(shares[store.rank], valid=valid, epochs=2, progress=False)
         store.barrier()
         return model.examples, model.history.passes[-1].valid
 
@@ -180,7 +178,7 @@ def test_a_worker_that_fails_ends_the_others_with_an_error_that_names_it(clicks:
     def learn(store: shoal.Store) -> str:
         model = made(clicks, store, dense)
         try:
-            fit(model, broken() if store.rank else whole, None, Plan(warm_up=False), progress=False)
+            model.fit(broken() if store.rank else whole, progress=False)
         except (OSError, WorkerLostError) as error:
             return str(error)
         return "ended"
@@ -197,9 +195,9 @@ def test_early_stopping_restores_the_weights_of_the_best_pass_on_all_workers(cli
     def learn(store: shoal.Store) -> Any:
         model = made(clicks, store, "servers", optimizer={"name": "SGD", "lr": 3.0})
         rank, workers = store.rank, store.num_workers
-        data = [read(clicks, name).split(rank, workers) for name in ("train", "valid")]
-        plan = Plan(epochs=30, patience=2, warm_up=False)
-        fit(model, *data, plan, progress=False, checkpointer=FitCheckpointer(model, tmp_path / "m"))
+        train, valid = (read(clicks, name).split(rank, workers) for name in ("train", "valid"))
+        checkpoint = Checkpointing(tmp_path / "m")
+        model.fit(train, valid=valid, epochs=30, progress=False, checkpoint=checkpoint, early_stopping=EarlyStopping(2))
         store.barrier()
         return model.history.best_pass, len(model.history.passes), model.evaluate(read(clicks, "valid")).logloss
 
@@ -217,17 +215,14 @@ class Cut(Exception):
     pass
 
 
-class CutOff(FitCheckpointer):
+class CutOff(Callback):
     """Ends the fit of each worker after some of its batches."""
 
-    def __init__(self, model: ClickModel, directory: Path, until: int) -> None:
-        super().__init__(model, directory, checkpoint_every=2)
+    def __init__(self, until: int) -> None:
         self._until = until
 
-    def batch_done(self, seen: Any, fit_state: Any) -> None:
-        super().batch_done(seen, fit_state)
-        self._until -= 1
-        if self._until == 0:
+    def batch_done(self, progress: Any) -> None:
+        if progress.batches == self._until:
             raise Cut
 
 
@@ -235,11 +230,10 @@ def resumable(clicks: Path, directory: Path, dense: str, *, until: int = 10**6, 
     def work(store: shoal.Store) -> Any:
         model = made(clicks, store, dense, optimizer={"name": "Adagrad", "lr": 0.05})
         rank, workers = store.rank, store.num_workers
-        data = [read(clicks, name, BATCH // 2).split(rank, workers) for name in ("train", "valid")]
-        plan = Plan(epochs=2, warm_up=False)
-        checkpointer = CutOff(model, directory, until)
+        train, valid = (read(clicks, name, BATCH // 2).split(rank, workers) for name in ("train", "valid"))
+        checkpoint = Checkpointing(directory, every=2, resume=resume)
         try:
-            fit(model, *data, plan, progress=False, checkpointer=checkpointer, resume=resume)
+            model.fit(train, valid=valid, epochs=2, progress=False, checkpoint=checkpoint, callbacks=CutOff(until))
         except (Cut, WorkerLostError):
             return None
         digests = [table.digest() for table in model.tables]
@@ -291,7 +285,7 @@ def test_rows_pulled_ahead_are_in_no_checkpoint_of_several_workers(clicks: Path,
     def work(store: shoal.Store) -> None:
         model = made(clicks, store, "allreduce", staleness=1)
         with pytest.raises(ValueError, match=r"staleness is 1, .* 2 workers has pulled ahead"):
-            fit(model, read(clicks), None, Plan(warm_up=False), checkpointer=CutOff(model, tmp_path / "m", 9))
+            model.fit(read(clicks), checkpoint=Checkpointing(tmp_path / "m", every=2))
 
     with cluster(1, 1) as servers:
         together(servers.address, 2, work)
@@ -309,7 +303,7 @@ def test_an_optimizer_must_fit_where_the_dense_part_is(clicks: Path, dense: Any,
     with shoal.local() as store:
         model = made(clicks, store, "allreduce")
         with pytest.raises(ValueError, match=text):
-            ClickModel(model.module, model.fields, store, optimizer, dense=dense)
+            ClickModel(model.module, fields=model.fields, store=store, optimizer=optimizer, dense=dense)
 
 
 def run(clicks: Path, out: Path, *more: str, dense: str = "allreduce", workers: int = 2) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import shoal
 from shoal import Batch
 from shoal.cli import main
-from shoal.models import Callback
+from shoal.models import Callback, EarlyStopping
 from shoal.storage.open import open_dir
 from shoal.tracking import Tracker
 from shoal.tracking.mlflow import MLflow, copy_model
@@ -96,8 +96,8 @@ class Calls(Callback):
 
 def test_a_callback_sees_the_beginning_the_batches_the_passes_and_the_end():
     calls = Calls()
-    with shoal.LogisticRegression(shoal.FTRL(alpha=0.25)) as model:
-        model.fit(list(batches(count=2)), epochs=2, warm_up=False, progress=False, callbacks=calls)
+    with shoal.LogisticRegression(shoal.FTRL(alpha=0.25), warm_up=False) as model:
+        model.fit(list(batches(count=2)), epochs=2, progress=False, callbacks=calls)
     assert calls.calls == [
         ("begins", 0, 0.25, 2),
         ("batch", 1),
@@ -113,8 +113,8 @@ def test_a_callback_sees_the_beginning_the_batches_the_passes_and_the_end():
 @pytest.mark.parametrize("fail_at", ["begins", "batch", "pass", "ends"])
 def test_the_end_of_a_failed_fit_reaches_those_callbacks_whose_beginning_returned(fail_at):
     first, failing, last = Calls(), Calls(fail_at), Calls()
-    with shoal.LogisticRegression() as model, pytest.raises(RuntimeError, match=fail_at):
-        model.fit(list(batches(count=1)), warm_up=False, progress=False, callbacks=[first, failing, last])
+    with shoal.LogisticRegression(warm_up=False) as model, pytest.raises(RuntimeError, match=fail_at):
+        model.fit(list(batches(count=1)), progress=False, callbacks=[first, failing, last])
     failed = type(None) if fail_at == "ends" else RuntimeError
     examples = 0 if fail_at == "begins" else 100
     assert first.calls[-1] == ("ends", examples, failed)
@@ -137,8 +137,8 @@ def test_the_weights_at_the_end_are_those_that_are_kept():
             seen["end"] = progress.model.weights()[1].tolist()
 
     train, valid = list(batches(count=4, size=8)), list(batches(1, count=4, size=8))
-    with shoal.LogisticRegression(shoal.FTRL(alpha=30.0)) as model:
-        model.fit(train, valid=valid, epochs=20, patience=1, warm_up=False, progress=False, callbacks=End())
+    with shoal.LogisticRegression(shoal.FTRL(alpha=30.0), warm_up=False) as model:
+        model.fit(train, valid=valid, epochs=20, progress=False, callbacks=End(), early_stopping=EarlyStopping(1))
         best = model.history.best_pass
         assert len(model.history.passes) > best
         assert seen["end"] == seen[best] != seen[len(model.history.passes)]
@@ -164,8 +164,8 @@ class Notes(Tracker):
 
 def test_a_tracker_gets_progressive_numbers_and_those_of_passes_and_validation():
     notes = Notes(log_every=5, settings={"mine": 7})
-    with shoal.LogisticRegression() as model:
-        model.fit(list(batches()), valid=list(batches(1)), warm_up=False, progress=False, callbacks=notes)
+    with shoal.LogisticRegression(warm_up=False) as model:
+        model.fit(list(batches()), valid=list(batches(1)), progress=False, callbacks=notes)
         done = model.history.passes[0]
         rows = len(model.table)
     assert notes.settings["mine"] == 7
@@ -183,8 +183,8 @@ def test_a_tracker_gets_progressive_numbers_and_those_of_passes_and_validation()
 def test_numbers_that_are_not_finite_are_left_out():
     notes = Notes(log_every=1)
     one_class = Batch(np.ones(3, np.float32), np.arange(4), np.arange(3, dtype=np.uint64), None)
-    with shoal.LogisticRegression() as model:
-        model.fit([one_class], warm_up=False, progress=False, callbacks=notes)
+    with shoal.LogisticRegression(warm_up=False) as model:
+        model.fit([one_class], progress=False, callbacks=notes)
         assert math.isnan(model.history.passes[0].metrics.auc)
     assert "progressive/auc" not in notes.written[0][1]
 
@@ -212,10 +212,10 @@ def test_fits_in_one_block_make_one_run_and_its_error_is_that_of_the_last_fit():
 
 def test_a_fitted_model_is_written_from_its_history():
     live, later = Notes(log_every=1), Notes()
-    with shoal.LogisticRegression() as model:
+    with shoal.LogisticRegression(warm_up=False) as model:
         with pytest.raises(ValueError, match="not fitted yet"):
             later.log_fitted(model)
-        model.fit(list(batches(count=3)), valid=list(batches(1, 3)), warm_up=False, progress=False, callbacks=live)
+        model.fit(list(batches(count=3)), valid=list(batches(1, 3)), progress=False, callbacks=live)
         later.log_fitted(model, "here")
     assert later.settings == live.settings
     assert later.ends == [(model, "here", None)]
@@ -232,8 +232,8 @@ def test_a_fitted_model_is_written_from_its_history():
 
 def test_tensorboard_gets_event_files(tmp_path):
     tracker = shoal.tracking.TensorBoard(tmp_path, "a", log_every=5)
-    with shoal.LogisticRegression() as model:
-        model.fit(list(batches()), valid=list(batches(1)), warm_up=False, progress=False, callbacks=tracker)
+    with shoal.LogisticRegression(warm_up=False) as model:
+        model.fit(list(batches()), valid=list(batches(1)), progress=False, callbacks=tracker)
         done = model.history.passes[0]
     assert tracker.directory == tmp_path / "a-1"
     events = EventAccumulator(str(tracker.directory))
@@ -268,8 +268,8 @@ def test_mlflow_gets_a_run_with_the_model_its_report_and_a_version(mlruns, tmp_p
         str(mlruns), "python", "first", log_every=5, register="keys", settings={"note": "x" * 7000}
     )
     held_out = list(batches(1))
-    with shoal.LogisticRegression(shoal.FTRL(alpha=0.25)) as model:
-        model.fit(list(batches()), valid=held_out, warm_up=False, progress=False, callbacks=tracker)
+    with shoal.LogisticRegression(shoal.FTRL(alpha=0.25), warm_up=False) as model:
+        model.fit(list(batches()), valid=held_out, progress=False, callbacks=tracker)
         expected = model.predict_proba(held_out[0])
         auc = model.history.passes[0].valid.auc
     client = client_of(mlruns)
@@ -299,11 +299,11 @@ def test_mlflow_gets_a_run_with_the_model_its_report_and_a_version(mlruns, tmp_p
 
 
 def test_a_run_of_mlflow_is_resumed_by_its_name_and_keeps_its_settings(mlruns):
-    with shoal.LogisticRegression() as model:
+    with shoal.LogisticRegression(warm_up=False) as model:
         for resume in (False, True, False):
             how = {"log_every": 1, "log_model": False, "resume": resume, "settings": {"seed": resume}}
             tracker = shoal.tracking.MLflow(str(mlruns), "resumed", "it's", **how)
-            model.fit(list(batches(count=1)), warm_up=False, progress=False, callbacks=tracker)
+            model.fit(list(batches(count=1)), progress=False, callbacks=tracker)
     client = client_of(mlruns)
     first, other = runs_of(client, "resumed")
     history = client.get_metric_history(first.info.run_id, "pass/logloss")
@@ -334,8 +334,8 @@ def test_metrics_that_mlflow_does_not_accept_are_lost_with_one_warning_and_the_f
 
     tracker = shoal.tracking.MLflow(str(mlruns), "lost", log_every=1, log_model=False)
     monkeypatch.setattr(tracker._client, "log_batch", refuse)
-    with shoal.LogisticRegression() as model, caplog.at_level(logging.WARNING, "shoal.tracking"):
-        model.fit(list(batches(count=3)), warm_up=False, progress=False, callbacks=tracker)
+    with shoal.LogisticRegression(warm_up=False) as model, caplog.at_level(logging.WARNING, "shoal.tracking"):
+        model.fit(list(batches(count=3)), progress=False, callbacks=tracker)
         assert model.examples == 300
     (record,) = [one for one in caplog.records if one.name.startswith("shoal.tracking")]
     assert record.getMessage() == f"metrics of the run {tracker.run_id} are lost: the disk is full"

@@ -187,17 +187,15 @@ def open_config_reader(config: Config, files: Any) -> Reader:
 def _trained(
     arguments: argparse.Namespace, config: Config, model: ClickModel, train: Reader, valid: Reader | None
 ) -> Answer:
-    from shoal.models.fit_checkpoints import FitCheckpointer, FitFinishedError
-    from shoal.torch.trainer import fit
+    from shoal.models import Checkpointing
+    from shoal.models.fit_checkpoints import FitFinishedError
 
-    plan = config.train.plan()
     assert config.output.dir is not None
     target = config.output.dir
     rank, workers = model.store.rank, model.store.num_workers
     if workers > 1:
         train = train.split(rank, workers)
         valid = None if valid is None else valid.split(rank, workers)
-    checkpointer = FitCheckpointer(model, target, config.output.checkpoint_every, overwrite=arguments.overwrite)
     trackers = (
         make_trackers(
             _logging(config),
@@ -211,14 +209,19 @@ def _trained(
     interrupted: KeyboardInterrupt | None = None
     try:
         with contextlib.ExitStack() as runs, keeping_what_was_learned(lambda: [(model, target)]):
-            fit(
-                model,
+            model.fit(
                 train,
-                valid,
-                plan,
+                valid=valid,
+                epochs=config.train.epochs,
+                shuffle=config.train.shuffle,
                 progress=arguments.progress if arguments.progress is not None else not (arguments.quiet or is_json()),
-                checkpointer=checkpointer,
-                resume=resuming(arguments),
+                checkpoint=Checkpointing(
+                    target,
+                    every=config.output.checkpoint_every,
+                    resume=resuming(arguments),
+                    overwrite=arguments.overwrite,
+                ),
+                early_stopping=config.train.early_stopping,
                 callbacks=[runs.enter_context(tracker) for tracker in trackers],
             )
             for tracker in trackers:
@@ -262,7 +265,7 @@ def _trained_grid(arguments: argparse.Namespace, config: Config, train: Reader, 
         for place in places:
             files.check_target(place, overwrite=arguments.overwrite)
         try:
-            grid.fit(train, valid, progress=progress)
+            grid.fit(train, valid=valid, progress=progress)
         except KeyboardInterrupt as interrupt:
             interrupted = interrupt
         if grid.examples == 0:

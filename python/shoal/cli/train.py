@@ -251,14 +251,14 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     if solver is not None:
         train, how = training_data(arguments, [arguments.output])
         with open_store(arguments) as store:
-            return fitted(arguments, LogisticRegression(None, store, solver=solver, **_table_of(arguments)), train, how)
+            return fitted(arguments, LogisticRegression(store=store, solver=solver, **_table_of(arguments)), train, how)
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     if not arguments.grid:
         if arguments.save_all:
             raise ValueError("--save-all requires --grid")
         train, how = training_data(arguments, [arguments.output])
         with open_store(arguments) as store:
-            return fitted(arguments, LogisticRegression(optimizer, store, **_table_of(arguments)), train, how)
+            return fitted(arguments, LogisticRegression(optimizer, store=store, **_table_of(arguments)), train, how)
     if arguments.checkpoint_every is not None or arguments.resume:
         raise ValueError("--grid writes no checkpoints: leave out --checkpoint-every and --resume")
     if arguments.admit or arguments.expire:
@@ -273,7 +273,15 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     if arguments.cluster is not None:
         raise ValueError("--grid trains in one process: leave out --cluster, or train the best setting on the cluster")
     with open_store(arguments) as store:
-        grid = LogisticRegressionGrid(values, optimizer, store, seed=arguments.seed, normalized=arguments.normalized)
+        grid = LogisticRegressionGrid(
+            values,
+            optimizer=optimizer,
+            store=store,
+            seed=arguments.seed,
+            normalized=arguments.normalized,
+            negative_rate=arguments.negative_rate,
+            warm_up=not arguments.no_warm_up,
+        )
         make_room(arguments, store)
         return fitted_grid(arguments, grid)
 
@@ -307,7 +315,9 @@ def _train_classes(arguments: argparse.Namespace) -> Answer:
     loss: MultiClass = arguments.multi_class or "multinomial"
     train, how = training_data(arguments, [arguments.output])
     with open_store(arguments) as store:
-        model = MulticlassRegression(arguments.classes, optimizer, store, loss=loss, **_table_of(arguments))
+        model = MulticlassRegression(
+            arguments.classes, optimizer=optimizer, store=store, loss=loss, **_table_of(arguments)
+        )
         return fitted(arguments, model, train, how)
 
 
@@ -322,7 +332,9 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
     init = Normal(arguments.init_std, seed=arguments.seed)
     train, how = training_data(arguments, [arguments.output])
     with open_store(arguments) as store:
-        model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, **_table_of(arguments))
+        model = FactorizationMachine(
+            arguments.dim, optimizer=optimizer, factors=factors, init=init, store=store, **_table_of(arguments)
+        )
         return fitted(arguments, model, train, how)
 
 
@@ -392,7 +404,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
 
 def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
     """Fit a model of any kind, save it and return the summary. Of several workers, worker 0 evaluates and saves."""
-    from shoal.models import files
+    from shoal.models import Checkpointing, files
     from shoal.models.fit_checkpoints import FitFinishedError
     from shoal.storage.open import open_dir
 
@@ -408,15 +420,12 @@ def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, ho
         how = how | {"valid": own_valid}
     resume = resuming(arguments)
     # The best weights of several workers are kept in a directory that all of them see.
-    patient = workers > 1 and how["patience"] is not None
+    patient = workers > 1 and how["early_stopping"] is not None
     kept = arguments.checkpoint_every is not None or bool(resume) or patient
     if kept:
-        how = how | {
-            "directory": arguments.output,
-            "checkpoint_every": arguments.checkpoint_every,
-            "resume": resume,
-            "overwrite": arguments.overwrite,
-        }
+        how["checkpoint"] = Checkpointing(
+            arguments.output, every=arguments.checkpoint_every, resume=resume, overwrite=arguments.overwrite
+        )
     elif rank == 0:
         model.store.check_storage(arguments.output)
     interrupted: KeyboardInterrupt | None = None
@@ -554,4 +563,6 @@ def _table_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "admit": arguments.admit,
         "expire": arguments.expire,
         "normalized": arguments.normalized,
+        "warm_up": not arguments.no_warm_up,
+        **({} if arguments.negative_rate == 1.0 else {"negative_rate": arguments.negative_rate}),
     }

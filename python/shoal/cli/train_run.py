@@ -43,7 +43,7 @@ def exit_status(interrupted: KeyboardInterrupt | None) -> int:
 def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath]) -> tuple[Reader, dict[str, Any]]:
     """Return the training data and the arguments of the fit, after every check that needs no training."""
     from shoal.data import FeatureNames
-    from shoal.models import files
+    from shoal.models import EarlyStopping, files
 
     if arguments.expected_keys is not None and arguments.cluster is not None:
         raise ValueError("--expected-keys is for tables in this process: leave it out, servers grow by themselves")
@@ -58,6 +58,8 @@ def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath])
     if not arguments.quiet:
         describe_columns(train)
     valid = None if arguments.valid is None else open_reader(arguments.valid, form, arguments, schema)
+    if arguments.checkpoint_every is not None and arguments.checkpoint_every < 1:
+        raise ValueError(f"--checkpoint-every is {arguments.checkpoint_every}: pass 1 or more")
     if arguments.patience is not None and valid is None:
         raise ValueError("--patience requires --valid")
     if arguments.calibrate is not None and valid is None:
@@ -73,12 +75,9 @@ def training_data(arguments: argparse.Namespace, targets: Sequence[StoragePath])
         "valid": valid,
         "epochs": arguments.epochs,
         "shuffle": arguments.shuffle,
-        "negative_rate": arguments.negative_rate,
-        "warm_up": not arguments.no_warm_up,
-        "seed": arguments.seed,
-        "patience": arguments.patience,
-        "min_delta": arguments.min_delta,
-        "metric": arguments.metric,
+        "early_stopping": None
+        if arguments.patience is None
+        else EarlyStopping(arguments.patience, metric=arguments.metric, min_delta=arguments.min_delta),
         "progress": arguments.progress if arguments.progress is not None else not (arguments.quiet or is_json()),
     }
 

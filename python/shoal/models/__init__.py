@@ -15,7 +15,7 @@
     evaluation.py        metrics of models in one pass over data
     measured.py          what metrics need of the examples that were predicted
     sources.py           checks and descriptions of the data of a fit
-    plan.py              the settings of a fit: epochs, shuffling, sampling, early stopping
+    plan.py              the settings of a fit: epochs, shuffling, early stopping; those of a model: sampling, warm-up
     pass_coordinator.py  workers of a cluster that fit one model together
     inputs.py            arrays and frames as batches
     callbacks.py         user code that runs during a fit
@@ -24,6 +24,7 @@
     files.py             model directories, on disks and object stores
     saved_predictor.py   a predictor whose rows are in tables of a store
     saved_model.py       saving, loading, exporting and pickling a model
+    fitting.py           a whole fit: agreed on, resumed or begun, trained, saved
     fit_checkpoints.py   checkpoints of a fit
     calibration.py       Platt scaling and isotonic regression
     progress.py          a progress bar or lines on standard error
@@ -40,6 +41,7 @@ from shoal.models import files
 from shoal.models.callbacks import Callback, FitProgress
 from shoal.models.dbpg import DBPG, SolverResult
 from shoal.models.files import load_names
+from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.fm import FactorizationMachine
 from shoal.models.grid import GridResult, LogisticRegressionGrid
 from shoal.models.history import Fit, History, Pass, Point, merged
@@ -47,7 +49,7 @@ from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import Model
 from shoal.models.multiclass import MulticlassRegression
-from shoal.models.plan import Plan
+from shoal.models.plan import EarlyStopping, Plan
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
@@ -56,6 +58,8 @@ __all__ = [
     "BIAS_KEY",
     "DBPG",
     "Callback",
+    "Checkpointing",
+    "EarlyStopping",
     "FactorizationMachine",
     "Fit",
     "FitProgress",

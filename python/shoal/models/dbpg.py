@@ -38,7 +38,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -58,8 +58,8 @@ from shoal.models.evaluation import measure
 from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.model import Model
 from shoal.models.model_trainer import ModelTrainer
-from shoal.models.pass_coordinator import PassCoordinator
-from shoal.models.plan import Plan
+from shoal.models.pass_coordinator import PassCoordinator, Tolerance
+from shoal.models.plan import FitInput
 from shoal.models.sources import check_iterable
 from shoal.models.training import begin_fit
 from shoal.optim import Proximal
@@ -234,8 +234,7 @@ class _Solver:
                 'has its margins: end all workers, and start the fit again, since solver "dbpg" writes no checkpoints'
             )
         self._store, self._table, self._solver = store, model.table, solver
-        self._coordinator = PassCoordinator(store, model.table.name)
-        self._coordinator.needs_all = True
+        self._coordinator = PassCoordinator(store, model.table.name, Tolerance(needs_all=True))
         self._examples = _Examples(model, whole, solver)
         self._waiting: deque[tuple[_Block, Chosen, Rows, Waitable | None]] = deque()  # rows that are being pulled
         self._violation = 0.0
@@ -305,17 +304,18 @@ class _Solver:
         self._waiting.append((block, chosen, rows, pull))
 
 
-def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> SolverResult:
+def fit(model: Model, solver: DBPG, given: FitInput) -> SolverResult:
     """Fit to the optimum for all examples of the reader; see `shoal.LogisticRegression.fit`."""
+    reader, valid, plan = given
     check_iterable(reader, "reader", passes=1)
     if valid is not None:
         check_iterable(valid, "valid", passes=1)
     if plan.epochs != 1 or plan.shuffle or plan.patience is not None:
         raise ValueError(
-            'solver "dbpg" holds the data and stops by itself: leave epochs, shuffle and patience out, and pass '
+            'solver "dbpg" holds the data and stops by itself: leave epochs, shuffle and early_stopping out, and pass '
             "shoal.models.DBPG(passes=..., tolerance=...)"
         )
-    begin_fit([model], reader, valid, plan)
+    begin_fit([model], given)
     batches = list(plan.batches(reader, 0, model.examples))
     whole = batches[0] if len(batches) == 1 else joined(batches) if batches else _empty_batch()
     run = _Solver(model, solver, whole)

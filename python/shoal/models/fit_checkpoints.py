@@ -19,50 +19,72 @@ Threads: that of the fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import msgspec
 
 from shoal.base.decoders import msgpack_decoder
+from shoal.base.scalars import make_plain
 from shoal.data import Reader
 from shoal.errors import ShoalError
 from shoal.metrics import StreamMetrics, accumulator_from_dict
 from shoal.models import files, sources
-from shoal.models.history import Fit, History, Record, Windows
-from shoal.models.learner import FitState
+from shoal.models.history import Fit, History, Windows
+from shoal.models.learner import FitState, Learner
 from shoal.models.pass_coordinator import PassCoordinator
-from shoal.models.plan import Plan
+from shoal.models.plan import FitInput, Plan
 from shoal.models.shares import Share, WorkerState, divided
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
-from shoal.store.base import Store
 
 _ENDED = 1  # flag of a worker that has no batch left
 _worker_state = msgpack_decoder(WorkerState)
 
+Resume = bool | Literal["appended"]
 
-class Checkpointed(Protocol):
-    """A model that a checkpointer can save."""
 
-    @property
-    def store(self) -> Store:
-        """Of its tables."""
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """Where and how often a fit writes checkpoints, and whether it continues from the one that is there.
 
-    @property
-    def record(self) -> Record:
-        """The record of the data and the passes learned from."""
+    Checkpoints are written after each pass and after Ctrl-C or SIGTERM; at the end the directory has the model. Its
+    contents are complete at any moment, even if the process is killed.
 
-    def check_format(self, data: object) -> None:
-        """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""
+    Parameters
+    ----------
+    directory : path or URL
+        ``"s3://bucket/model"`` and other URLs that fsspec opens are allowed (extra: fsspec).
+    every : int, optional
+        Batches between two checkpoints, in addition to one after each pass.
+    resume : bool or "appended"
+        Resume the fit whose checkpoint is in ``directory``; the result is bit-identical to that of an uninterrupted
+        fit. Pass the same data and settings (``epochs`` may be larger). Without a checkpoint a fit begins. "appended"
+        allows that files have grown and that files were added at the end of the list.
+    overwrite : bool
+        Whether to replace a model that is in ``directory``.
+    storage_options : mapping, optional
+        Options of the file system of a URL: see `shoal.Store.save`.
 
-    def save(self, directory: StoragePath, *, overwrite: bool = False, fit_state: FitState | None = None) -> Path | str:
-        """Write the model."""
+    Raises
+    ------
+    ValueError
+        ``every`` is below 1, or ``resume`` is another word.
+    """
 
-    def restore(self, directory: StoragePath, *, resume: bool = False) -> FitState | None:
-        """Restore a saved model."""
+    directory: StoragePath
+    every: int | None = field(default=None, kw_only=True)
+    resume: Resume = field(default=False, kw_only=True)
+    overwrite: bool = field(default=False, kw_only=True)
+    storage_options: Mapping[str, Any] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every is {self.every}: pass the batches between two checkpoints, 1 or more")
+        if self.resume not in (False, True, "appended"):
+            raise ValueError(f"resume is {self.resume!r}: pass True, False or 'appended'")
 
 
 class FitCheckpointer:
@@ -72,36 +94,21 @@ class FitCheckpointer:
     last checkpoint, since it may reach them at different batches.
     """
 
-    def __init__(
-        self,
-        model: Checkpointed,
-        directory: StoragePath,
-        checkpoint_every: int | None = None,
-        *,
-        overwrite: bool = False,
-    ) -> None:
-        if checkpoint_every is not None and checkpoint_every < 1:
-            raise ValueError(
-                f"checkpoint_every is {checkpoint_every}: pass the batches between two checkpoints, 1 or more"
-            )
-        self.directory = open_dir(directory)
-        self.overwrite = overwrite
+    def __init__(self, model: Learner, checkpointing: Checkpointing) -> None:
+        self.directory = open_dir(checkpointing.directory, checkpointing.storage_options)
+        self.overwrite = checkpointing.overwrite
+        self.resume = checkpointing.resume
         self._model = model
-        self._every = checkpoint_every
+        self._every = checkpointing.every
         self._clocks = 0  # of the pass: batches, of this worker or of others
         self._coordinator: PassCoordinator | None = None
         self._is_behind: Callable[[], bool] = lambda: False  # whether this worker repeats clocks that have counted
-
-    @property
-    def is_within_passes(self) -> bool:
-        """Whether checkpoints are written within passes."""
-        return self._every is not None
 
     def begin(self, coordinator: PassCoordinator) -> None:
         """Begin the fit, or resume it."""
         if coordinator.is_alone and self._model.store.num_workers > 1:
             raise ValueError(
-                "a loop over store.splits fits each split by itself: leave directory out, or pass each worker "
+                "a loop over store.splits fits each split by itself: leave checkpoint out, or pass each worker "
                 "reader.split(store.rank, store.num_workers)"
             )
         self._coordinator = None if coordinator.is_alone else coordinator
@@ -186,38 +193,24 @@ class FitFinishedError(ValueError):
     """The fit to be resumed has finished, by the settings of this call; the model has its weights."""
 
 
-Resume = bool | Literal["appended"]
-
-
 def begin_or_resume(
-    model: Checkpointed,
-    reader: Any,
-    valid: Any,
-    plan: Plan,
-    checkpointer: FitCheckpointer | None,
-    *,
-    resume: Resume,
-    coordinator: PassCoordinator,
+    model: Learner, given: FitInput, checkpointer: FitCheckpointer | None, coordinator: PassCoordinator
 ) -> FitState | None:
     """Restore the state of the fit in a checkpointer's directory, or check that a fit may begin there.
 
     Of several workers worker 0 makes the directory, and all of them restore the fit, or none does.
     """
-    if resume not in (False, True, "appended"):
-        raise ValueError(f"resume is {resume!r}: pass True, False or 'appended'")
     if checkpointer is None:
-        if resume:
-            raise ValueError("resume continues the fit of a directory: pass directory=")
         return None
     described, failed = None, None
     try:
-        described = _described(model, reader, valid, plan, checkpointer, resume, is_first=coordinator.rank == 0)
+        described = _described(model, given, checkpointer, is_first=coordinator.rank == 0)
     except Exception as error:
         failed = error
     _agree(coordinator, failed, has_model=described is not None)
     fit_state = None
     if described is not None:
-        fit_state = _restored(model, reader, valid, plan, checkpointer.directory, described, resume)
+        fit_state = _restored(model, given, checkpointer, described)
         if model.store.num_workers > 1 or len(fit_state.workers) > 1:
             fit_state = _of_worker(fit_state, model.store.rank, model.store.num_workers)
     checkpointer.begin(coordinator)
@@ -225,48 +218,40 @@ def begin_or_resume(
 
 
 def _described(
-    model: Checkpointed,
-    reader: Any,
-    valid: Any,
-    plan: Plan,
-    checkpointer: FitCheckpointer,
-    resume: Resume,
-    *,
-    is_first: bool,
+    model: Learner, given: FitInput, checkpointer: FitCheckpointer, *, is_first: bool
 ) -> files.ModelFile | None:
     """Read the fit to resume, after all checks that change nothing; None: there is none, and one may begin."""
-    if not (resume and files.is_model(checkpointer.directory)):
+    directory, resume = checkpointer.directory, checkpointer.resume
+    if not (resume and files.is_model(directory)):
         if is_first:
             # The predecessor of a worker that replaces it may have written a model.
-            overwrite = checkpointer.overwrite or model.store.is_replacement
-            files.check_target(checkpointer.directory, overwrite=overwrite)
-            files.make_target(checkpointer.directory)
-            model.store.check_storage(checkpointer.directory)
+            files.check_target(directory, overwrite=checkpointer.overwrite or model.store.is_replacement)
+            files.make_target(directory)
+            model.store.check_storage(directory)
         return None
-    described = files.read(checkpointer.directory)
+    described = files.read(directory)
     fit = described.history.fits[-1] if described.history.fits else None
     apart = model.store.num_workers > 1 or (described.fit_state is not None and bool(described.fit_state.workers))
     if described.fit_state is None:
-        _check_over(checkpointer.directory, described.history, reader, valid, plan, divided=apart)
+        _check_over(directory, described.history, given, divided=apart)
         return described
     if fit is None:
-        raise ValueError(f"{checkpointer.directory} does not describe how its fit was begun: begin another one")
-    _check_same(fit.plan, plan)
-    appended = resume == "appended"
-    _check_data(checkpointer.directory, fit, reader, valid, appended=appended, divided=apart)
+        raise ValueError(f"{directory} does not describe how its fit was begun: begin another one")
+    _check_same(fit.plan, given.plan)
+    _check_data(directory, fit, given, appended=resume == "appended", divided=apart)
     fit_state = described.fit_state
-    if _has_grown(fit, reader, resume) and (fit_state.batches or fit_state.workers):
-        if plan.shuffles:
+    if _has_grown(fit, given.reader, resume) and (fit_state.batches or fit_state.workers):
+        if given.plan.shuffles:
             raise ValueError(
-                f"the fit in {checkpointer.directory} is within a shuffled pass, whose order more data would change: "
+                f"the fit in {directory} is within a shuffled pass, whose order more data would change: "
                 f"pass the data that it was begun with, and append between two passes"
             )
         if apart:
             raise ValueError(
-                f"the fit in {checkpointer.directory} is within a pass of several workers, whose splits more data "
+                f"the fit in {directory} is within a pass of several workers, whose splits more data "
                 f"would change: pass the data that it was begun with, and append between two passes"
             )
-    model.check_format(reader)
+    model.check_format(given.reader)
     return described
 
 
@@ -292,28 +277,21 @@ def _has_grown(fit: Fit, reader: Any, resume: Resume) -> bool:
     return bool(fit.source["files"] != reader.fingerprint()["files"])
 
 
-def _restored(
-    model: Checkpointed,
-    reader: Any,
-    valid: Any,
-    plan: Plan,
-    directory: StorageDir,
-    described: files.ModelFile,
-    resume: Resume,
-) -> FitState:
+def _restored(model: Learner, given: FitInput, checkpointer: FitCheckpointer, described: files.ModelFile) -> FitState:
     """Restore a fit that was checked."""
+    directory, reader = checkpointer.directory, given.reader
     taken = model.restore(directory, resume=True)
     if described.fit_state is None:
         raise FitFinishedError(f"the fit in {directory} has finished: begin another one in another directory")
     fit_state, fit = described.fit_state, described.history.fits[-1]
     if taken is None or taken != fit_state:
         raise ValueError(f"the fit in {directory} was just saved by another process too: train in one process")
-    if _has_grown(fit, reader, resume) and fit_state.position is not None:
+    if _has_grown(fit, reader, checkpointer.resume) and fit_state.position is not None:
         fit_state = replace(fit_state, position={**fit_state.position, "files": reader.position()["files"]})
     fits = model.record.fits
-    fits[-1] = replace(fits[-1], plan=plan)
+    fits[-1] = replace(fits[-1], plan=given.plan)
     if isinstance(reader, Reader) and fit.source is not None:
-        source, held_out = reader.fingerprint(), sources.fingerprint(valid)
+        source, held_out = reader.fingerprint(), sources.fingerprint(given.valid)
         fits[-1] = replace(fits[-1], data=sources.path_of(reader), source=source, valid_source=held_out)
     return fit_state
 
@@ -342,18 +320,19 @@ def _of_worker(fit_state: FitState, rank: int, workers: int) -> FitState:
     )
 
 
-def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any, plan: Plan, *, divided: bool) -> None:
+def _check_over(directory: StorageDir, history: History, given: FitInput, *, divided: bool) -> None:
     """Check that a finished fit is the requested one, and was completed."""
     fit = history.fits[-1] if history.fits else None
     done = history.passes[-1] if history.passes else None
     if fit is not None and done is not None and not done.complete:
         raise ValueError(
             f"the fit in {directory} was interrupted in pass {done.number - fit.first_pass + 1} and wrote no "
-            f"checkpoint to resume from: begin it again with checkpoints (checkpoint_every=, --checkpoint-every)"
+            f"checkpoint to resume from: begin it again with checkpoints (Checkpointing(every=), --checkpoint-every)"
         )
+    plan = given.plan
     if fit is None or _has_ended(history, plan):
         if fit is not None:
-            _check_data(directory, fit, reader, valid, over=True, divided=divided)
+            _check_data(directory, fit, given, over=True, divided=divided)
         return
     changed = [
         f"{name}={getattr(fit.plan, name)!r}, now it is {getattr(plan, name)!r}"
@@ -367,8 +346,7 @@ def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any
 def _check_data(
     directory: StorageDir,
     fit: Fit,
-    reader: Any,
-    valid: Any,
+    given: FitInput,
     *,
     appended: bool = False,
     over: bool = False,
@@ -378,7 +356,7 @@ def _check_data(
 
     With ``divided`` data other splits of the same data are allowed.
     """
-    for what, then, now in (("", fit.source, reader), ("valid: ", fit.valid_source, valid)):
+    for what, then, now in (("", fit.source, given.reader), ("valid: ", fit.valid_source, given.valid)):
         if then is None or now is None:  # begun with batches or by an older version, or no validation data now
             continue
         if not isinstance(now, Reader):

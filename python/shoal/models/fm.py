@@ -14,7 +14,7 @@ keeps its initial values: the bias does not interact.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from shoal import _core
@@ -23,6 +23,7 @@ from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
 from shoal.models.learner import Floats
 from shoal.models.model import Model
+from shoal.models.plan import Learning
 from shoal.optim import FTRL, Adagrad, Init, Normal, Optimizer, Zeros
 from shoal.store.base import Store
 from shoal.table.arrays import Rows
@@ -55,7 +56,7 @@ class FactorizationMachine(Model):
     dtype : {"float32", "float16", "bfloat16"}
         How factors are stored; 16-bit types need dim 2 or more.
     seed : int
-        Seed of the tables: of the rounding of accumulators and of 16-bit factors.
+        Seed of the rounding of accumulators and of 16-bit factors, and of the shuffle and the sampling of `fit`.
     admit : Admission, optional
         Which keys get rows, such as ``shoal.AfterCount(2)``; default: all.
     expire : Expiry or several of them, optional
@@ -64,6 +65,8 @@ class FactorizationMachine(Model):
     normalized : bool
         Divide each value by the root mean square of its feature, which the model learns together with its weights.
         Then the unit of a column, such as cents or dollars, makes no difference (docs/training.md).
+    class_weight, negative_rate, warm_up
+        As for `LogisticRegression`.
 
     Raises
     ------
@@ -92,18 +95,21 @@ class FactorizationMachine(Model):
     def __init__(
         self,
         dim: int = 8,
+        *,
         optimizer: Optimizer | None = None,
         factors: Optimizer | None = None,
         init: Init | None = None,
         store: Store | None = None,
         bias: bool = True,
-        *,
         table: str = "fm",
         dtype: str = "float32",
         seed: int = 0,
         admit: Admission | None = None,
         expire: Expiry | Iterable[Expiry] = (),
         normalized: bool = False,
+        class_weight: Mapping[Any, float] | str | None = None,
+        negative_rate: float = 1.0,
+        warm_up: bool = True,
     ) -> None:
         if isinstance(init, Zeros):
             raise ValueError("the factors start at 0, where they have no gradient: pass init=shoal.Normal(0.01)")
@@ -117,7 +123,8 @@ class FactorizationMachine(Model):
             seed,
         )
         self._rules = admit, (expire,) if isinstance(expire, Expiry) else tuple(expire)
-        super().__init__(store, bias, normalized)
+        learning = Learning(negative_rate=negative_rate, warm_up=warm_up, seed=seed, class_weight=class_weight)
+        super().__init__(store, bias, normalized, learning)
 
     def _make_tables(self) -> Sequence[Table]:
         name, dim, optimizer, factors, init, dtype, seed = self._described
@@ -165,11 +172,11 @@ class FactorizationMachine(Model):
         weights, factors = (store.tables[name] for name in (described.table, described.table + _MORE))
         return cls(
             factors.dim,
-            weights.optimizer,
-            factors.optimizer,
-            factors.init,
-            store,
-            described.bias,
+            optimizer=weights.optimizer,
+            factors=factors.optimizer,
+            init=factors.init,
+            store=store,
+            bias=described.bias,
             table=weights.name,
             dtype=factors.dtype,
             seed=weights.seed,

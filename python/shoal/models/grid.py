@@ -18,13 +18,11 @@ from typing import Any, Generic, Self, TypeVar
 from shoal.base.scalars import plain
 from shoal.data import Batch
 from shoal.metrics import Metrics
-from shoal.models import training
+from shoal.models import fitting
 from shoal.models.logistic import LogisticRegression
-from shoal.models.pass_coordinator import PassCoordinator
-from shoal.models.plan import Metric, Plan
+from shoal.models.plan import EarlyStopping, FitInput, Learning, Metric, Plan
 from shoal.models.predictor import Predictor
 from shoal.models.saved_predictor import StoreOwner
-from shoal.models.takeover import Publisher, taken_over
 from shoal.optim import FTRL, Optimizer
 from shoal.store.base import Store
 from shoal.store.local import local
@@ -73,8 +71,8 @@ class LogisticRegressionGrid(StoreOwner):
     bias : bool
         Whether every example has a constant feature.
     seed : int
-        Seed of all tables.
-    normalized : bool
+        Seed of all tables, and of the shuffle and the sampling of `fit`.
+    normalized, negative_rate, warm_up
         Of all models, as for `LogisticRegression`.
 
     Raises
@@ -100,24 +98,34 @@ class LogisticRegressionGrid(StoreOwner):
     def __init__(
         self,
         grid: Mapping[str, Sequence[float]],
+        *,
         optimizer: Optimizer | None = None,
         store: Store | None = None,
         bias: bool = True,
-        *,
         seed: int = 0,
         normalized: bool = False,
+        negative_rate: float = 1.0,
+        warm_up: bool = True,
     ) -> None:
         base = FTRL() if optimizer is None else optimizer
         _check_grid(grid, base)
-        self._settings = [
-            dict(zip(grid, map(plain, values), strict=True)) for values in itertools.product(*grid.values())
-        ]
+        self._settings = combinations(grid)
         given: list[dict[str, Any]] = list(self._settings)
         optimizers = [replace(base, **settings) for settings in given]
         super().__init__(local() if store is None else store, is_own=store is None)
+        self._learning = Learning(negative_rate=negative_rate, warm_up=warm_up, seed=seed)
         try:
             self._models = [
-                LogisticRegression(one, self._store, bias, table=f"lr-{i}", seed=seed, normalized=normalized)
+                LogisticRegression(
+                    one,
+                    store=self._store,
+                    bias=bias,
+                    table=f"lr-{i}",
+                    seed=seed,
+                    normalized=normalized,
+                    negative_rate=negative_rate,
+                    warm_up=warm_up,
+                )
                 for i, one in enumerate(optimizers)
             ]
         except BaseException:
@@ -147,16 +155,11 @@ class LogisticRegressionGrid(StoreOwner):
         self,
         reader: Iterable[Batch],
         *,
-        epochs: int = 1,
         valid: Iterable[Batch] | None = None,
+        epochs: int = 1,
         shuffle: bool | int = False,
-        negative_rate: float = 1.0,
-        warm_up: bool = True,
-        seed: int = 0,
-        patience: int | None = None,
-        min_delta: float = 0.0,
-        metric: Metric = "logloss",
         progress: bool | float = True,
+        early_stopping: EarlyStopping | None = None,
     ) -> Self:
         """Learn from all batches of a reader, all models at once.
 
@@ -167,36 +170,10 @@ class LogisticRegressionGrid(StoreOwner):
         LogisticRegressionGrid
             Itself.
         """
-        plan = Plan(
-            epochs=epochs,
-            shuffle=shuffle,
-            negative_rate=negative_rate,
-            warm_up=warm_up,
-            seed=seed,
-            patience=patience,
-            min_delta=min_delta,
-            metric=metric,
-        )
         first = self._models[0]
-        reader = first.reading(reader)
-        valid = None if valid is None else first.reading(valid)
-        made = PassCoordinator(first.store, first.name, can_replace=True, can_change=True)
-        with made.fitting(plan.common) as coordinator:
-            has_begun, fit_states = taken_over(self._models, coordinator, reader, plan)
-            if has_begun and fit_states is None:
-                return self
-            publisher = Publisher(self._models, coordinator)
-            training.train(
-                self._models,
-                reader,
-                valid,
-                plan,
-                progress=progress,
-                coordinator=coordinator,
-                fit_states=fit_states,
-                publisher=publisher,
-            )
-            publisher.end()
+        plan = Plan.of(self._learning, epochs, shuffle, early_stopping)
+        held_out = None if valid is None else first.reading(valid)
+        fitting.fit(self._models, FitInput(first.reading(reader), held_out, plan), progress=progress)
         return self
 
     def results(self, metric: Metric = "logloss") -> list[GridResult[LogisticRegression]]:

@@ -74,15 +74,12 @@ def training_data(
     *,
     sample_weight: Any,
     batch_size: int | None,
-    label: str | None,
-    features: Mapping[str, Any],
     classes: int = 2,
 ) -> TrainingData:
-    """Return batches to learn from; see `shoal.models.Model.fit`. ``features`` of a frame that are None are ignored."""
-    asked = {name: value for name, value in features.items() if value is not None}
+    """Return batches to learn from; see `shoal.models.Model.fit`."""
     check_data(data)
     if not is_table(data):
-        given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size, "label": label, **asked}
+        given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
         for name, value in given.items():
             if value is not None:
                 raise ValueError(f"{name} is for arrays and frames: a reader, or a batch, has its own; leave it out")
@@ -90,27 +87,23 @@ def training_data(
     size = BATCH_SIZE if batch_size is None else batch_size
     weights = None if sample_weight is None else sample_weights(sample_weight)
     if not is_frame(data):
-        for name in ("label", *asked):
-            if name in asked or label is not None:
-                raise ValueError(f"{name} is for frames, whose columns have names: leave it out, and pass y")
         if y is None:
             raise ValueError("an array has no labels: pass them too, as in fit(X, y)")
         labels, known = class_labels(y, record.classes, classes)
         rows = MatrixReader(data, labels, weights, size)
         _check_columns(record, rows.columns)
         return TrainingData(rows, known, rows.columns, labels)
-    if isinstance(y, str):
-        raise ValueError(f"y is the text {y!r}: pass label={y!r} if that is the column of the labels")
-    if (y is None) == (label is None):
-        raise ValueError('a frame needs labels: pass the name of their column, as in label="click", or y; not both')
-    schema: dict[str, Any] = {} if label is None else {"label": label}
-    if asked:
-        schema |= asked
-    elif record.format is not None:
+    if y is None or isinstance(y, str):
+        raise ValueError(
+            'a frame needs labels: pass them, as in fit(X, y), or fit(shoal.read_arrow(frame, label="click")) if they '
+            "are a column of it"
+        )
+    schema: dict[str, Any] = {}
+    if record.format is not None:
         schema |= {name: record.schema[name] for name in _FEATURES if name in record.schema}
-    elif numeric := float_columns(data, [] if label is None else [label]):
+    elif numeric := float_columns(data, []):
         schema["numeric"] = numeric
-    labels, known = class_labels(y if label is None else column_of_frame(data, label), record.classes, classes)
+    labels, known = class_labels(y, record.classes, classes)
     missing = missing_texts(record.format, record.schema)
     return TrainingData(FrameReader(data, labels, weights, schema, size, missing).with_columns(), known, None, labels)
 

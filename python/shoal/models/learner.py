@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,9 +20,10 @@ from shoal.data import Batch
 from shoal.metrics import StreamMetrics
 from shoal.models.history import Record, Windows
 from shoal.models.measured import MeasuredExamples
+from shoal.models.pass_coordinator import PassCoordinator, Tolerance
 from shoal.models.plan import Plan
 from shoal.models.shares import WorkerState
-from shoal.storage.base import StorageDir
+from shoal.storage.base import StorageDir, StoragePath
 from shoal.store.base import Store
 
 Floats = npt.NDArray[np.float64]
@@ -68,6 +70,20 @@ class Learner(Evaluable, Protocol):
         """The store of the tables."""
 
     @property
+    def tolerance(self) -> Tolerance:
+        """What a fit of it withstands."""
+
+    @property
+    def common_settings(self) -> dict[str, Any]:
+        """The settings that all workers of a fit need to have in common, besides those of the plan."""
+
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
+        """Begin a fit, all workers together; ``has_begun``: others have begun it, ``is_over``: and have ended it."""
+
+    def leave(self) -> None:
+        """Close the connections that `join` made."""
+
+    @property
     def record(self) -> Record:
         """The record that the loop writes."""
 
@@ -98,7 +114,7 @@ class Learner(Evaluable, Protocol):
     def learn(self, batch: Batch, prepared: Prepared, seen: StreamMetrics) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
 
-    def step_along(self) -> bool:
+    def step_without_batch(self) -> bool:
         """Take part in a step of the other workers without a batch; False if they need none, or all have ended."""
 
     def agree_on_move(self, wants: bool) -> bool:
@@ -110,11 +126,11 @@ class Learner(Evaluable, Protocol):
     def set_random_state(self, state: bytes) -> None:
         """Restore `random_state`."""
 
-    def own_state(self) -> bytes:
+    def local_state(self) -> bytes:
         """Return what learning changes on this worker alone: its random numbers too. Empty if all is in tables."""
 
-    def set_own_state(self, state: bytes) -> None:
-        """Restore `own_state`."""
+    def set_local_state(self, state: bytes) -> None:
+        """Restore `local_state`."""
 
     def common_state(self) -> bytes:
         """Return what learning changes in all workers alike, and not in tables. Empty if there is nothing."""
@@ -127,6 +143,12 @@ class Learner(Evaluable, Protocol):
 
     def restore_weights(self, folder: StorageDir) -> None:
         """Restore the weights that `save_weights` wrote."""
+
+    def save(self, directory: StoragePath, *, overwrite: bool = False, fit_state: FitState | None = None) -> Path | str:
+        """Write the model."""
+
+    def restore(self, directory: StoragePath, *, resume: bool = False) -> FitState | None:
+        """Restore a saved model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ With ``solver="dbpg"`` it minimizes the sum of all losses and an L1 penalty inst
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -22,10 +22,11 @@ from shoal.metrics import StreamMetrics
 from shoal.models import dbpg, files
 from shoal.models.callbacks import Callbacks
 from shoal.models.dbpg import DBPG, SolverResult
-from shoal.models.fit_checkpoints import FitCheckpointer, Resume
+from shoal.models.fit_checkpoints import Checkpointing
+from shoal.models.fitting import OfCallbacks
 from shoal.models.learner import Floats
 from shoal.models.model import Model
-from shoal.models.plan import Plan
+from shoal.models.plan import FitInput, Learning
 from shoal.optim import FTRL, Optimizer, Proximal
 from shoal.store.base import Store
 from shoal.table.arrays import Rows
@@ -47,13 +48,13 @@ class LogisticRegression(Model):
     table : str
         Name of the table in the store. Two models in one store need two names.
     seed : int
-        Seed of the table: of the rounding of its accumulators.
+        Seed of the rounding of the table's accumulators, and of the shuffle and the sampling of `fit`.
     solver : {"online", "dbpg"} or DBPG
         "online": one optimizer step for each batch. "dbpg", or a `DBPG` with its settings: the weights that minimize
         the sum of all losses and an L1 penalty, by the delayed block proximal gradient method; ``optimizer`` must be
         omitted. `fit` then reads all examples once, holds them in memory, and continues from the current weights. It
-        refuses ``epochs``, ``shuffle``, ``patience``, ``callbacks`` and ``directory``, does not warm up, and logs its
-        progress instead of showing a bar; ``valid`` is measured at the end, and `solved` has the result.
+        refuses ``epochs``, ``shuffle``, ``early_stopping``, ``callbacks`` and ``checkpoint``, does not warm up, and
+        logs its progress instead of showing a bar; ``valid`` is measured at the end, and `solved` has the result.
     admit : Admission, optional
         Which keys get a row, such as ``shoal.AfterCount(2)``; default: all.
     expire : Expiry or several of them, optional
@@ -62,6 +63,14 @@ class LogisticRegression(Model):
     normalized : bool
         Divide each value by the root mean square of its feature, which the model learns together with its weights.
         Then the unit of a column, such as cents or dollars, makes no difference (docs/training.md).
+    class_weight : dict or "balanced", optional
+        How much an example of each class weighs, as in ``{0: 1.0, 1: 5.0}``; "balanced", for arrays and frames, gives
+        all classes the same total weight. Multiplies other weights, also in the metrics of the pass.
+    negative_rate : float
+        Fraction of the negatives that `fit` learns from, above 0, at most 1; their weight is multiplied by 1 / rate.
+    warm_up : bool
+        Whether `fit` cuts batches into smaller ones, of 32 examples at first, until they are at most a tenth of all
+        examples that the model has learned from.
 
     Raises
     ------
@@ -83,16 +92,20 @@ class LogisticRegression(Model):
     def __init__(
         self,
         optimizer: Optimizer | None = None,
+        *,
         store: Store | None = None,
         bias: bool = True,
-        *,
         table: str = "lr",
         seed: int = 0,
         solver: str | DBPG = "online",
         admit: Admission | None = None,
         expire: Expiry | Iterable[Expiry] = (),
         normalized: bool = False,
+        class_weight: Mapping[Any, float] | str | None = None,
+        negative_rate: float = 1.0,
+        warm_up: bool = True,
     ) -> None:
+        learning = Learning(negative_rate=negative_rate, warm_up=warm_up, seed=seed, class_weight=class_weight)
         if solver not in ("online", "dbpg") and not isinstance(solver, DBPG):
             raise ValueError(f'solver is {solver!r}: pass "online", "dbpg" or shoal.models.DBPG(...)')
         self._solver = DBPG() if solver == "dbpg" else solver if isinstance(solver, DBPG) else None
@@ -107,7 +120,7 @@ class LogisticRegression(Model):
         if self._solver is not None and normalized:
             raise ValueError(f"solver {solver!r} bounds the step of each feature itself: leave out normalized")
         self._described = table, optimizer or FTRL(), seed, admit, rules
-        super().__init__(store, bias, normalized)
+        super().__init__(store, bias, normalized, learning)
 
     @property
     def solver(self) -> DBPG | None:
@@ -129,26 +142,19 @@ class LogisticRegression(Model):
         dim = 1 if self._solver is None else 2  # a weight, and its gradient
         return [self._store.table(name, dim=dim, optimizer=optimizer, seed=seed, admit=admit, expire=expire)]
 
-    def _fit_data(
-        self,
-        data: Iterable[Batch],
-        valid: Iterable[Batch] | None,
-        plan: Plan,
-        checkpointer: FitCheckpointer | None,
-        callbacks: Callbacks | None,
-        *,
-        progress: bool | float,
-        resume: Resume,
+    def _fit(
+        self, given: FitInput, *, progress: bool | float, checkpoint: Checkpointing | None, callbacks: OfCallbacks
     ) -> None:
         if self._solver is None:
-            super()._fit_data(data, valid, plan, checkpointer, callbacks, progress=progress, resume=resume)
+            super()._fit(given, progress=progress, checkpoint=checkpoint, callbacks=callbacks)
             return
-        if checkpointer is not None or resume:
-            raise ValueError('solver "dbpg" writes no checkpoints: leave out directory, checkpoint_every and resume')
-        if callbacks is not None:
+        if checkpoint is not None:
+            raise ValueError('solver "dbpg" writes no checkpoints: leave out checkpoint')
+        if Callbacks(self, callbacks):
             raise ValueError('solver "dbpg" learns from all batches at once: leave out callbacks')
         self._calibration = None
-        self._solved = dbpg.fit(self, self._solver, data, valid, replace(plan, warm_up=False))
+        plan = replace(given.plan, warm_up=False)
+        self._solved = dbpg.fit(self, self._solver, given._replace(plan=plan))
 
     @property
     def _passes_of_tables(self) -> int:
@@ -182,6 +188,6 @@ class LogisticRegression(Model):
         optimizer = spec.optimizer
         more: dict[str, Any] = {"table": described.table, "seed": described.seed}
         if isinstance(optimizer, Proximal):
-            return cls(None, store, described.bias, solver=DBPG(lr=optimizer.lr, l1=optimizer.l1), **more)
+            return cls(store=store, bias=described.bias, solver=DBPG(lr=optimizer.lr, l1=optimizer.l1), **more)
         more |= {"admit": spec.admit, "expire": spec.expire, "normalized": described.normalized}
-        return cls(optimizer, store, described.bias, **more)
+        return cls(optimizer, store=store, bias=described.bias, **more)

@@ -21,9 +21,7 @@ slot as it was at some batch boundary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from types import MappingProxyType
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -35,19 +33,17 @@ from shoal.data import Batch
 from shoal.data.rebatch import joined
 from shoal.metrics import Accumulator, StreamMetrics
 from shoal.metrics.exact import ratio
-from shoal.models import inputs, preprocessing, training
-from shoal.models.callbacks import Callback, Callbacks, FitProgress
-from shoal.models.fit_checkpoints import FitCheckpointer, Resume, begin_or_resume
-from shoal.models.learner import FitObserver, Floats
+from shoal.models import fitting, inputs, preprocessing
+from shoal.models.fit_checkpoints import Checkpointing
+from shoal.models.fitting import OfCallbacks
+from shoal.models.learner import Floats
 from shoal.models.linear_weights import BIAS_KEY, LinearWeights
-from shoal.models.pass_coordinator import PassCoordinator
-from shoal.models.plan import Metric, Plan
+from shoal.models.pass_coordinator import PassCoordinator, Tolerance
+from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan
 from shoal.models.saved_model import SavedModel
 from shoal.models.scales import Sums, make_table
-from shoal.models.takeover import Publisher, taken_over
 from shoal.optim import Optimizer
-from shoal.storage.base import StorageDir, StoragePath, remove_if_failed
-from shoal.storage.open import open_dir
+from shoal.storage.base import StorageDir
 from shoal.store.base import Store
 from shoal.store.local import local
 from shoal.table.arrays import Rows
@@ -71,12 +67,12 @@ class Model(LinearWeights, SavedModel):
         Whether the model learns from values divided by their scales (scales.py).
     """
 
-    def __init__(self, store: Store | None, bias: bool, normalized: bool = False) -> None:
+    def __init__(self, store: Store | None, bias: bool, normalized: bool, learning: Learning) -> None:
         if store is not None and not isinstance(store, Store):
             raise TypeError(
                 f"store is a {type(store).__name__}: pass shoal.local(...), or nothing for a store of its own"
             )
-        super().__init__(local() if store is None else store, is_own=store is None)
+        super().__init__(local() if store is None else store, learning, is_own=store is None)
         self._has_bias = bool(bias)
         self._is_normalized = bool(normalized)
         # For the thread that sorts ahead: the store's own are in use by the thread that learns.
@@ -183,14 +179,14 @@ class Model(LinearWeights, SavedModel):
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
-    def partial_fit(self, data: Any, y: Any = None, *, sample_weight: Any = None, label: str | None = None) -> float:
+    def partial_fit(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> float:
         """Predict a batch, then learn from it: one optimizer step per unique key. Ends a clock of the store.
 
         Parameters
         ----------
         data : Batch, array, sparse matrix or frame
             Loss and gradient of an example are multiplied by its weight. All rows of an array make one step.
-        y, sample_weight, label
+        y, sample_weight
             Of an array or a frame, as for `fit`. If the model does not know its classes yet, ``y`` determines them.
 
         Returns
@@ -202,7 +198,7 @@ class Model(LinearWeights, SavedModel):
         inputs.check_data(data)
         if inputs.is_table(data):
             size = max(1, data.shape[0] if hasattr(data, "shape") else len(data))
-            given = self._given(data, y, sample_weight=sample_weight, batch_size=size, label=label)
+            given = self._given(data, y, sample_weight=sample_weight, batch_size=size)
             batch = joined(list(given.data))
             self._record_input(given)
         preprocessing.check_batch(batch)
@@ -217,29 +213,15 @@ class Model(LinearWeights, SavedModel):
         data: Any,
         y: Any = None,
         *,
-        label: str | None = None,
         sample_weight: Any = None,
-        class_weight: Mapping[Any, float] | str | None = None,
-        categorical: Sequence[str] | None = None,
-        numeric: Sequence[str] | None = None,
-        interactions: Sequence[Any] | None = None,
-        batch_size: int | None = None,
-        epochs: int | None = None,
         valid: Any = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
         shuffle: bool | int | None = None,
-        negative_rate: float = 1.0,
-        warm_up: bool = True,
-        seed: int = 0,
-        patience: int | None = None,
-        min_delta: float = 0.0,
-        metric: Metric = "logloss",
+        callbacks: OfCallbacks = (),
         progress: bool | float = True,
-        callbacks: Callback | Callable[[FitProgress], None] | Iterable[Any] = (),
-        directory: StoragePath | None = None,
-        checkpoint_every: int | None = None,
-        resume: Resume = False,
-        overwrite: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
+        checkpoint: Checkpointing | None = None,
+        early_stopping: EarlyStopping | None = None,
     ) -> Self:
         """Learn from all examples. A fitted model continues from its weights.
 
@@ -253,66 +235,37 @@ class Model(LinearWeights, SavedModel):
         data : Reader, iterable of Batch, array, sparse matrix or frame
             Batches are iterated once for each pass. In an array or a sparse matrix of shape (n, columns) the number of
             a column is its key, as in libsvm text. A frame of pandas or polars, or any object with an Arrow stream, has
-            the keys of `shoal.read_arrow`.
+            the keys of `shoal.read_arrow`: its columns of floating-point numbers are numeric and all others categories,
+            or as the model has learned before. With other roles, or its labels in a column, pass the reader that
+            `shoal.read_arrow` makes of it.
         y : array-like of shape (n,), optional
             Labels of an array, or of a frame: of as many classes as the model has, which `classes_` remembers.
-        label : str, optional
-            The column of a frame that holds its labels, in place of ``y``.
         sample_weight : array-like of shape (n,), optional
             Weight of each row of an array or a frame, 0 or more.
-        class_weight : dict or "balanced", optional
-            How much an example of each class weighs, as in ``{0: 1.0, 1: 5.0}``; "balanced", for arrays and frames,
-            gives all classes the same total weight. Multiplies other weights, also in the metrics of the pass.
-        categorical, numeric, interactions : list, optional
-            Columns of a frame, as for `shoal.read_arrow`. Without these arguments, columns of floating-point numbers
-            are numeric and all others are categories; a fitted model uses its earlier columns.
-        batch_size : int, optional
-            Examples of a step on an array or a frame; default: 8192.
+        valid : Reader, iterable of Batch, or pair of X and y, optional
+            Held-out examples, evaluated after every pass; the result is in ``history.passes``.
         epochs : int, optional
             Maximum number of passes over the data. Default: 1, as is customary for click logs; 10 for an array or a
             frame.
-        valid : Reader, iterable of Batch, or pair of X and y, optional
-            Held-out examples, evaluated after every pass; the result is in ``history.passes``.
+        batch_size : int, optional
+            Examples of a step on an array or a frame; default: 8192.
         shuffle : bool or int, optional
             Number of batches in the shuffle buffer, whose examples are permuted differently in each pass; True is 16,
             False keeps the order. Takes the memory of two buffers. If a `Reader` has several files, each pass reads
             them in another order. Default: False; True for an array or a frame.
-        negative_rate : float
-            Fraction of the negatives to learn from, above 0, at most 1; their weight is multiplied by 1 / rate.
-        warm_up : bool
-            Cut batches into smaller ones, of 32 examples at first, until they are at most a tenth of all examples that
-            the model has learned from.
-        seed : int
-            Seed of the shuffle and of the sampling of negatives.
-        patience : int, optional
-            Stop after this many passes in a row without improvement on ``valid``, and restore the weights of the best
-            pass. Default: make all passes, and keep the last weights.
-        min_delta : float
-            The smallest change of ``metric`` that counts as an improvement.
-        metric : {"logloss", "auc", "accuracy"}
-            The metric of ``patience``: "auc" of two classes, "accuracy" of several.
+        callbacks : function, Callback, or list of them, optional
+            A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
+            batch too. An exception ends the fit; the model stays consistent.
         progress : bool, int or float
             True shows a bar on standard error: fraction of the bytes, examples/s, progressive log-loss and AUC (of
             several classes accuracy). A number prints lines instead, as Vowpal Wabbit does, with the mean loss since
             the start of the pass and since the previous line: an int n prints a line every n examples, a float f
             whenever the number of examples has grown by the factor f (2.0: at the powers of two).
-        callbacks : function, Callback, or list of them, optional
-            A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
-            batch too. An exception ends the fit; the model stays consistent.
-        directory : path or URL, optional
-            Directory of the checkpoints, which are written after each pass and after Ctrl-C or SIGTERM, and of the
-            final model. Its contents are complete at any moment, even if the process is killed. ``"s3://bucket/model"``
-            and other URLs that fsspec opens are allowed (extra: fsspec).
-        checkpoint_every : int, optional
-            Batches between two checkpoints, in addition to one after each pass.
-        resume : bool or "appended"
-            Resume the fit whose checkpoint is in ``directory``; the result is bit-identical to that of an uninterrupted
-            fit. Pass the same data and settings (``epochs`` may be larger). Without a checkpoint a fit begins.
-            "appended" allows that files have grown and that files were added at the end of the list.
-        overwrite : bool
-            Whether to replace a model that is in ``directory``.
-        storage_options : mapping, optional
-            Options of the file system of a URL: see `shoal.Store.save`.
+        checkpoint : Checkpointing, optional
+            Where checkpoints are written, and whether to continue from the one that is there.
+        early_stopping : EarlyStopping, optional
+            Stop when ``valid`` improves no more, and restore the weights of the best pass. Default: make all passes,
+            and keep the last weights.
 
         Returns
         -------
@@ -331,18 +284,18 @@ class Model(LinearWeights, SavedModel):
             Labels are missing or not of the model's classes, lengths differ, a number is not finite.
         ValueError
             A line is malformed and the reader does not skip it: the batches before it have been learned from. Or the
-            fit in ``directory`` has finished, or was begun with other settings or data; or there is a model.
+            fit of ``checkpoint`` has finished, or was begun with other settings or data; or there is a model.
         CorruptionError
-            A file in ``directory`` is missing, cut short or changed.
+            A file of ``checkpoint`` is missing, cut short or changed.
         SaveConflictError
-            Another process wrote to ``directory`` while a checkpoint was written. Its checkpoint stays.
+            Another process wrote to the directory while a checkpoint was written. Its checkpoint stays.
         StorageError
             A file cannot be written or read: the message names it. The checkpoint before it stays.
 
         Notes
         -----
-        ``patience`` writes the best weights to a temporary directory (``TMPDIR``), as many bytes as the rows have,
-        after each pass, except the last, that is better than all before.
+        ``early_stopping`` writes the best weights to the directory of ``checkpoint``, or to a temporary one
+        (``TMPDIR``), as many bytes as the rows have, after each pass, except the last, that is better than all before.
 
         Examples
         --------
@@ -353,71 +306,31 @@ class Model(LinearWeights, SavedModel):
         ...     model.fit(X, y, progress=False).predict([[0.0, 2.0]]).tolist()
         ['yes']
         """
-        features = {"categorical": categorical, "numeric": numeric, "interactions": interactions}
-        given = self._given(data, y, sample_weight=sample_weight, batch_size=batch_size, label=label, features=features)
-        is_shuffled = given.is_table and self._passes_of_tables > 1 if shuffle is None else shuffle
-        plan = Plan(
-            epochs=epochs if epochs is not None else self._passes_of_tables if given.is_table else 1,
-            shuffle=is_shuffled,
-            negative_rate=negative_rate,
-            warm_up=warm_up,
-            seed=seed,
-            patience=patience,
-            min_delta=min_delta,
-            metric=metric,
-            class_weight=inputs.class_weights(
-                class_weight, given.classes or self._record.classes, given.labels, self.num_classes
-            ),
+        given = self._given(data, y, sample_weight=sample_weight, batch_size=batch_size)
+        known, weights = given.classes or self._record.classes, self._learning.class_weight
+        plan = Plan.of(
+            self._learning,
+            epochs if epochs is not None else self._passes_of_tables if given.is_table else 1,
+            given.is_table and self._passes_of_tables > 1 if shuffle is None else shuffle,
+            early_stopping,
+            inputs.class_weights(weights, known, given.labels, self.num_classes),
         )
         self.check_plan(plan)
-        watching = Callbacks(self, callbacks)
-        checkpointer = None
-        if directory is not None:
-            checkpointer = FitCheckpointer(
-                self, open_dir(directory, storage_options), checkpoint_every, overwrite=overwrite
-            )
-        elif checkpoint_every is not None:
-            raise ValueError("checkpoint_every is for the checkpoints in a directory: pass directory=")
         record = self._record
         before = record.classes, record.columns, record.format, record.schema
         self._record_input(given)
-        made = nullcontext() if checkpointer is None else remove_if_failed(checkpointer.directory)
         try:
-            with made:
-                self._fit_data(
-                    self.reading(given.data),
-                    self._valid(valid),
-                    plan,
-                    checkpointer,
-                    watching if watching else None,
-                    progress=progress,
-                    resume=resume,
-                )
+            task = FitInput(self.reading(given.data), self._valid(valid), plan)
+            self._fit(task, progress=progress, checkpoint=checkpoint, callbacks=callbacks)
         except BaseException:
             if self.examples == 0:
                 record.classes, record.columns, record.format, record.schema = before
             raise
         return self
 
-    def _given(
-        self,
-        data: Any,
-        y: Any,
-        *,
-        sample_weight: Any,
-        batch_size: int | None,
-        label: str | None,
-        features: Mapping[str, Any] = MappingProxyType({}),
-    ) -> inputs.TrainingData:
+    def _given(self, data: Any, y: Any, *, sample_weight: Any, batch_size: int | None) -> inputs.TrainingData:
         return inputs.training_data(
-            self._record,
-            data,
-            y,
-            sample_weight=sample_weight,
-            batch_size=batch_size,
-            label=label,
-            features=features,
-            classes=self.num_classes,
+            self._record, data, y, sample_weight=sample_weight, batch_size=batch_size, classes=self.num_classes
         )
 
     def _record_input(self, given: inputs.TrainingData) -> None:
@@ -438,47 +351,27 @@ class Model(LinearWeights, SavedModel):
         """Passes over an array or a frame by default."""
         return inputs.EPOCHS_OF_ARRAYS
 
-    def _fit_data(
-        self,
-        data: Iterable[Batch],
-        valid: Iterable[Batch] | None,
-        plan: Plan,
-        checkpointer: FitCheckpointer | None,
-        callbacks: Callbacks | None,
-        *,
-        progress: bool | float,
-        resume: Resume,
+    def _fit(
+        self, given: FitInput, *, progress: bool | float, checkpoint: Checkpointing | None, callbacks: OfCallbacks
     ) -> None:
         """Learn from batches by a plan: the part of `fit` after its arguments are resolved."""
-        made = PassCoordinator(self._store, self.name, can_replace=True, can_change=True)
-        own = self.class_settings | {"bias": self._has_bias, "normalized": self._is_normalized}
-        with made.fitting(own | plan.common) as coordinator:
-            has_begun, fit_states = taken_over([self], coordinator, data, plan)
-            fit_state = None if fit_states is None else fit_states[0]
-            if not has_begun:
-                fit_state = begin_or_resume(
-                    self, data, valid, plan, checkpointer, resume=resume, coordinator=coordinator
-                )
-            elif fit_state is None:
-                return
-            elif checkpointer is not None:
-                checkpointer.begin(coordinator)
-            publisher = Publisher([self], coordinator)
-            observers: list[FitObserver] = [observer for observer in (checkpointer, callbacks) if observer is not None]
-            training.train(
-                [self],
-                data,
-                valid,
-                plan,
-                progress=progress,
-                observers=observers,
-                fit_states=None if fit_state is None else [fit_state],
-                coordinator=coordinator,
-                publisher=publisher,
-            )
-            if checkpointer is not None:
-                checkpointer.save()
-            publisher.end()
+        fitting.fit([self], given, progress=progress, checkpoint=checkpoint, callbacks=callbacks)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What a fit withstands: all that its workers have is on the servers, or can be made again from the data."""
+        return Tolerance(replacement=True, change=True)
+
+    @property
+    def common_settings(self) -> dict[str, Any]:
+        """The settings that all workers of a fit need to have in common, besides those of the plan."""
+        return self.class_settings | {"bias": self._has_bias, "normalized": self._is_normalized}
+
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
+        """Do nothing: workers meet on the servers alone."""
+
+    def leave(self) -> None:
+        """Do nothing."""
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: StreamMetrics | None) -> float:
         """Predict, count into ``seen``, push; the caller ends the store's clock.
@@ -512,7 +405,7 @@ class Model(LinearWeights, SavedModel):
         self._record.examples += len(batch)
         return loss
 
-    def step_along(self) -> bool:
+    def step_without_batch(self) -> bool:
         """Return False: other workers need no part in their steps."""
         return False
 
@@ -527,11 +420,11 @@ class Model(LinearWeights, SavedModel):
     def set_random_state(self, state: bytes) -> None:
         """Do nothing."""
 
-    def own_state(self) -> bytes:
+    def local_state(self) -> bytes:
         """Return nothing: all that learning changes is in tables."""
         return b""
 
-    def set_own_state(self, state: bytes) -> None:
+    def set_local_state(self, state: bytes) -> None:
         """Do nothing."""
 
     def common_state(self) -> bytes:

@@ -36,7 +36,7 @@ _ENOUGH_EXAMPLES = 10_000
 _LARGE_VALUE = 10.0
 
 
-def _nowhere(number: int) -> None:
+def _temporary_folder(number: int) -> None:
     """Return None: the best weights are written to a temporary folder."""
 
 
@@ -48,7 +48,7 @@ class ModelTrainer:
         model: Learner,
         plan: Plan,
         stack: ExitStack,
-        best_folder: Callable[[int], StorageDir | None] = _nowhere,
+        best_folder: Callable[[int], StorageDir | None] = _temporary_folder,
         at: FitState = BEGINNING,
     ) -> None:
         self.model = model
@@ -73,7 +73,7 @@ class ModelTrainer:
         if at.best_pass and self._folder is None:
             raise ShoalError(
                 f"the best weights so far, of pass {at.best_pass}, were in a temporary folder of a worker that died: "
-                "begin the fit again, with directory= where it can be passed"
+                "begin the fit again, with checkpoint= where it can be passed"
             )
         self._update_stopped()
         if at is not BEGINNING:

@@ -15,7 +15,7 @@ Threads: those of a model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
@@ -31,7 +31,7 @@ from shoal.models import files
 from shoal.models.learner import Floats
 from shoal.models.measured import ClassMetrics, MeasuredExamples
 from shoal.models.model import Model
-from shoal.models.plan import Plan
+from shoal.models.plan import Learning, Plan
 from shoal.models.predictor import Method
 from shoal.optim import FTRL, Optimizer
 from shoal.store.base import Store
@@ -63,13 +63,15 @@ class MulticlassRegression(Model):
     table : str
         Name of the table in the store. Two models in one store need two names.
     seed : int
-        Seed of the table.
+        Seed of the table, and of the shuffle of `fit`.
     admit : Admission, optional
         Which keys get a row; default: all.
     expire : Expiry or several of them, optional
         Which rows are dropped at the end of a pass; default: none.
     normalized : bool
         Divide each value by the root mean square of its feature; see `LogisticRegression`.
+    class_weight, warm_up
+        As for `LogisticRegression`.
 
     Raises
     ------
@@ -79,7 +81,7 @@ class MulticlassRegression(Model):
 
     Notes
     -----
-    A key takes ``classes`` times the memory and the time of `LogisticRegression`. `fit` has no ``negative_rate`` and no
+    A key takes ``classes`` times the memory and the time of `LogisticRegression`. There is no ``negative_rate`` and no
     ``metric="auc"``, and there is no `calibrate`: these are for two classes.
 
     Examples
@@ -88,7 +90,7 @@ class MulticlassRegression(Model):
     >>> from shoal import FTRL, Batch
     >>> from shoal.models import MulticlassRegression
     >>> batch = Batch(np.array([0, 1, 2], np.float32), np.arange(4), np.array([7, 8, 9], np.uint64), None)
-    >>> with MulticlassRegression(3, FTRL(alpha=0.5)) as model:
+    >>> with MulticlassRegression(3, optimizer=FTRL(alpha=0.5)) as model:
     ...     for _ in range(20):
     ...         _ = model.partial_fit(batch)
     ...     model.predict(batch).tolist()
@@ -100,16 +102,18 @@ class MulticlassRegression(Model):
     def __init__(
         self,
         classes: int,
+        *,
         optimizer: Optimizer | None = None,
         store: Store | None = None,
         bias: bool = True,
-        *,
         loss: MultiClass = "multinomial",
         table: str = "multiclass",
         seed: int = 0,
         admit: Admission | None = None,
         expire: Expiry | Iterable[Expiry] = (),
         normalized: bool = False,
+        class_weight: Mapping[Any, float] | str | None = None,
+        warm_up: bool = True,
     ) -> None:
         if not 2 <= classes <= _MOST_CLASSES:
             raise ValueError(f"classes is {classes}: pass 2 to {_MOST_CLASSES}")
@@ -118,7 +122,8 @@ class MulticlassRegression(Model):
         self.loss = loss
         rules = (expire,) if isinstance(expire, Expiry) else tuple(expire)
         self._described = table, classes, optimizer or FTRL(), seed, admit, rules
-        super().__init__(store, bias, normalized)
+        learning = Learning(warm_up=warm_up, seed=seed, class_weight=class_weight)
+        super().__init__(store, bias, normalized, learning)
 
     def __repr__(self) -> str:
         return f"MulticlassRegression({self.classes}, {self.optimizer!r}, loss={self.loss!r}, examples={self.examples})"
@@ -155,9 +160,9 @@ class MulticlassRegression(Model):
             raise ValueError(f"table {described.table!r} has {spec.dim} weights in a row: the model has {classes}")
         return cls(
             settings["classes"],
-            spec.optimizer,
-            store,
-            described.bias,
+            optimizer=spec.optimizer,
+            store=store,
+            bias=described.bias,
             loss=settings["loss"],
             table=described.table,
             seed=described.seed,
@@ -175,8 +180,6 @@ class MulticlassRegression(Model):
 
     def check_plan(self, plan: Plan) -> None:
         """Raise ValueError if a plan has a setting that this kind of model does not support."""
-        if plan.negative_rate != 1.0:
-            raise ValueError("negative_rate samples the examples of label 0 of two classes: leave it out")
         if plan.metric == "auc":
             raise ValueError("metric is 'auc', which is of two classes: pass 'logloss' or 'accuracy'")
 

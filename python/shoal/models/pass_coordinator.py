@@ -39,7 +39,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Self
+from typing import NamedTuple, Self
 from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
@@ -99,31 +99,36 @@ class Position(msgspec.Struct, frozen=True):
     last_clock: int
 
 
+class Tolerance(NamedTuple):
+    """What a kind of fit withstands; ``remedy`` names one that withstands more."""
+
+    replacement: bool = False  # another worker continues that of one that died, if the job waits for one
+    change: bool = False  # of the number of workers, to which states are handed over
+    loss: bool = True  # of a worker, in a fit whose number of workers may change
+    needs_all: bool = False  # it ends with an error when one of the workers is lost or leaves
+    remedy: str = ""
+
+
+_NOTHING = Tolerance()
+
+
 class PassCoordinator:
     """The agreement of the workers of a store about passes while they fit a model."""
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        *,
-        can_replace: bool = False,
-        can_change: bool = False,
-        can_lose: bool = True,
-        remedy: str = "",
-    ) -> None:
+    def __init__(self, store: Store, name: str, tolerance: Tolerance = _NOTHING) -> None:
         self._store = store
+        remedy = tolerance.remedy
         # Whether the number of workers may change in this fit.
         self.may_change = store.workers_range is not None and not store.taking_splits
         # Whether it changes, too, if one of them dies.
-        self.may_lose = self.may_change and can_lose
-        if store.workers_range is not None and not can_change:
+        self.may_lose = self.may_change and tolerance.loss
+        if store.workers_range is not None and not tolerance.change:
             raise ShoalError(
                 f"the job may have {store.workers_range[0]} to {store.workers_range[1]} workers, and this kind of fit "
                 f"needs a fixed number{remedy}: pass one number of workers (--workers {store.num_workers})"
             )
         # Whether the fit ends with an error when one of the workers is lost or leaves.
-        self.needs_all = False
+        self.needs_all = tolerance.needs_all
         self._absent: frozenset[int] = frozenset()  # workers that left the job before this fit began
         self._is_alone = store.num_workers == 1 or store.taking_splits
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
@@ -134,7 +139,7 @@ class PassCoordinator:
         # What the predecessor of this worker has published of its last counted clock, by `publish_change`.
         self.change: bytes | None = None
         # Whether a replacement continues this fit.
-        self.can_replace = can_replace and store.replacement_seconds > 0 and not store.taking_splits
+        self.can_replace = tolerance.replacement and store.replacement_seconds > 0 and not store.taking_splits
         # Whether the fit publishes states.
         self.publishes = self.can_replace or self.may_lose
         self._name = name

@@ -8,9 +8,9 @@ Threads: a plan is immutable; the batches of a pass belong to the thread that it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 
@@ -23,6 +23,57 @@ Metric = Literal["logloss", "auc", "accuracy"]
 
 # Sampling numbers the examples of each pass from a multiple of this: a pass has fewer examples.
 _PASS_BITS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStopping:
+    """The end of a fit whose validation metric improves no more; the model then has the weights of its best pass.
+
+    Parameters
+    ----------
+    patience : int
+        Passes in a row without improvement on ``valid`` after which the fit ends.
+    metric : {"logloss", "auc", "accuracy"}
+        "auc" is of two classes, "accuracy" of several.
+    min_delta : float
+        The smallest change of ``metric`` that counts as an improvement.
+
+    Raises
+    ------
+    ValueError
+        ``patience`` is below 1, there is no such metric, or ``min_delta`` is negative.
+    """
+
+    patience: int
+    metric: Metric = field(default="logloss", kw_only=True)
+    min_delta: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+        if self.patience < 1:
+            raise ValueError(
+                f"patience is {self.patience}: pass the number of passes to wait for an improvement, 1 or more"
+            )
+        if not self.min_delta >= 0.0:
+            raise ValueError(f"min_delta is {self.min_delta}: pass 0 or more")
+        if self.metric not in get_args(Metric):
+            raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc', of several classes 'accuracy'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """The settings of a model that say how it learns from examples; those of the last fit belong to a saved model."""
+
+    negative_rate: float = 1.0
+    warm_up: bool = True
+    seed: int = 0
+    class_weight: Mapping[Any, float] | str | None = None
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+        preprocessing.Sampling(self.negative_rate, self.seed)
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed}: pass 0 to 2**64 - 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +94,38 @@ class Plan:
         make_plain(self)
         whole("epochs", self.epochs, 1)
         preprocessing.shuffle_buffer(self.shuffle)
-        preprocessing.Sampling(self.negative_rate, self.seed)
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed}: pass 0 to 2**64 - 1")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(
-                f"patience is {self.patience}: pass the number of passes to wait for an improvement, 1 or more"
-            )
-        if not self.min_delta >= 0.0:
-            raise ValueError(f"min_delta is {self.min_delta}: pass 0 or more")
-        if self.metric not in get_args(Metric):
-            raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc', of several classes 'accuracy'")
-
+        Learning(negative_rate=self.negative_rate, seed=self.seed)
+        EarlyStopping(1 if self.patience is None else self.patience, metric=self.metric, min_delta=self.min_delta)
         if self.class_weight is not None and not all(0 <= weight < np.inf for weight in self.class_weight):
             raise ValueError(f"class_weight is {self.class_weight}: pass finite numbers, 0 or more")
+
+    @classmethod
+    def of(
+        cls,
+        learning: Learning,
+        epochs: int,
+        shuffle: bool | int,
+        early_stopping: EarlyStopping | None,
+        class_weight: tuple[float, ...] | None = None,
+    ) -> Self:
+        """Return the plan of a fit with these settings."""
+        if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
+            raise TypeError(f"early_stopping is {early_stopping!r}: pass shoal.models.EarlyStopping(patience)")
+        return cls(
+            epochs=epochs,
+            shuffle=shuffle,
+            negative_rate=learning.negative_rate,
+            warm_up=learning.warm_up,
+            seed=learning.seed,
+            class_weight=class_weight,
+            **({} if early_stopping is None else asdict(early_stopping)),
+        )
+
+    def learning(self, classes: Sequence[Any] | None) -> Learning:
+        """Return the settings of a model of these classes that has learned by this plan."""
+        weights = self.class_weight
+        named = None if weights is None else dict(zip(classes or range(len(weights)), weights, strict=True))
+        return Learning(negative_rate=self.negative_rate, warm_up=self.warm_up, seed=self.seed, class_weight=named)
 
     def source(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
         """Return the data of a pass, counted from 0: with shuffling a reader's files in another order each time."""
@@ -126,6 +195,14 @@ class Plan:
             ("negatives", "all" if self.negative_rate == 1.0 else f"{100 * self.negative_rate:g} %, reweighted"),
             *([("seed of the order and the choice", f"{self.seed}")] if drawn else []),
         ]
+
+
+class FitInput(NamedTuple):
+    """What models learn from, and are measured on after each pass, by which plan."""
+
+    reader: Any
+    valid: Any
+    plan: Plan
 
 
 def _listed(weights: tuple[float, ...]) -> str:

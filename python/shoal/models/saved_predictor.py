@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from shoal.models import files
 from shoal.models.history import Record
 from shoal.models.learner import FitState
+from shoal.models.plan import Learning
 from shoal.models.predictor import Predictor, read_calibration
 from shoal.store.base import Store
 from shoal.table.table import Table
@@ -49,10 +50,11 @@ class SavedPredictor(StoreOwner, Predictor):
 
     kind: ClassVar[str]
 
-    def __init__(self, store: Store, *, is_own: bool) -> None:
+    def __init__(self, store: Store, learning: Learning, *, is_own: bool) -> None:
         StoreOwner.__init__(self, store, is_own=is_own)
         Predictor.__init__(self)
         self._tables: tuple[Table, ...] = ()
+        self._learning = learning
 
     def _model_file(
         self,
@@ -97,3 +99,5 @@ class SavedPredictor(StoreOwner, Predictor):
             described.classes,
             described.columns,
         )
+        if described.history.fits:
+            self._learning = described.history.fits[-1].plan.learning(described.classes)

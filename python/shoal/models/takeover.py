@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -36,13 +36,12 @@ import msgspec
 
 from shoal.base.decoders import msgpack_decoder
 from shoal.base.plural import counted
-from shoal.data import Batch
 from shoal.errors import WorkerLostError, WorkersChangedError
 from shoal.models.history import Fit, Pass, Point
 from shoal.models.learner import FitState, Learner
 from shoal.models.pass_coordinator import START_AGAIN, PassCoordinator, Position
 from shoal.models.pass_reader import PassReader
-from shoal.models.plan import Plan
+from shoal.models.plan import FitInput
 from shoal.models.shares import Share, WorkerState, divided
 
 log = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class Publisher:
         if not self._coordinator.publishes or self._coordinator.is_behind:
             return
         self._next = time.monotonic() + _SECONDS
-        self._own = [model.own_state() for model in self._models]
+        self._own = [model.local_state() for model in self._models]
         state = _Published(
             self._coordinator.position(),
             None if fit_states is None else list(fit_states),
@@ -114,7 +113,7 @@ class Publisher:
         """Publish what the batch of the clock that is about to end has changed outside of tables."""
         if not self._coordinator.can_replace:
             return
-        own = [model.own_state() for model in self._models]
+        own = [model.local_state() for model in self._models]
         if own != self._own:
             self._own = own
             self._coordinator.publish_change(msgspec.msgpack.encode(own))
@@ -125,7 +124,7 @@ class Publisher:
         if change is not None:
             self._own = _own.decode(change)
             for model, own in zip(self._models, self._own, strict=True):
-                model.set_own_state(own)
+                model.set_local_state(own)
 
 
 def hand_over(
@@ -133,7 +132,7 @@ def hand_over(
 ) -> NoReturn:
     """Hand over the states of a worker within a pass to the job that continues its own."""
     described = [
-        _described(model, model.own_state(), b"" if coordinator.rank else model.common_state()) for model in models
+        _described(model, model.local_state(), b"" if coordinator.rank else model.common_state()) for model in models
     ]
     state = _Published(coordinator.position(), list(fit_states), described)
     coordinator.hand_over(msgspec.msgpack.encode(state), returns=not leaves)
@@ -163,7 +162,7 @@ def _described(model: Learner, own: bytes, common: bytes) -> _Model:
 
 
 def taken_over(
-    models: Sequence[Learner], coordinator: PassCoordinator, reader: Iterable[Batch], plan: Plan
+    models: Sequence[Learner], coordinator: PassCoordinator, given: FitInput
 ) -> tuple[bool, list[FitState] | None]:
     """Return whether others have begun this fit, and the states to continue from, one of each model.
 
@@ -171,7 +170,7 @@ def taken_over(
     the pass is divided. The records of the models are theirs then. Without states the fit is over.
     """
     if coordinator.continued:
-        return _continued(models, coordinator, reader, plan)
+        return _continued(models, coordinator, given)
     content = coordinator.published()
     if content is None:
         return False, None
@@ -186,7 +185,7 @@ def taken_over(
 
 
 def _continued(
-    models: Sequence[Learner], coordinator: PassCoordinator, reader: Iterable[Batch], plan: Plan
+    models: Sequence[Learner], coordinator: PassCoordinator, given: FitInput
 ) -> tuple[bool, list[FitState] | None]:
     published = coordinator.handed_over()
     ends = {
@@ -208,7 +207,7 @@ def _continued(
     _restore(models, first, ends[list(ends)[rank % len(ends)]].models)
     learning = [number for number, one in enumerate(first.fit_states) if one.workers]
     found = {
-        at: _left_by_lost(at, published, models, coordinator, reader, plan, first.fit_states[learning[0]], learning)
+        at: _left_by_lost(at, published, models, coordinator, given, first.fit_states[learning[0]], learning)
         for at in coordinator.lost
         if learning
     }
@@ -226,8 +225,7 @@ def _left_by_lost(
     published: Sequence[Sequence[bytes]],
     models: Sequence[Learner],
     coordinator: PassCoordinator,
-    reader: Iterable[Batch],
-    plan: Plan,
+    given: FitInput,
     at: FitState,
     learning: Sequence[int],
 ) -> dict[int, WorkerState]:
@@ -252,12 +250,12 @@ def _left_by_lost(
         for number, one in zip(learning, its, strict=True)
     ]
     data = PassReader(
-        reader,
-        plan,
+        given.reader,
+        given.plan,
         replace(at, workers=(states[0],)),
         rank=coordinator.rank,
         workers=models[0].store.num_workers,
-        follow=plan.keeps_batches,
+        follow=given.plan.keeps_batches,
     )
     features = examples = 0
     with closing(iter(data)) as batches:
@@ -298,4 +296,4 @@ def _restore(models: Sequence[Learner], state: _Published, own: Sequence[_Model]
         record.classes, record.columns = its.classes, its.columns
         if its.common:
             model.set_common_state(its.common)
-        model.set_own_state(one.own)
+        model.set_local_state(one.own)

@@ -30,7 +30,7 @@ Threads: the caller's; a helper prepares ahead (preprocessing.py). The models' s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 from shoal.base.interrupts import Terminated, at_boundaries
@@ -43,7 +43,7 @@ from shoal.models.merging import measure_together, merge_pass
 from shoal.models.model_trainer import BEGINNING, ModelTrainer
 from shoal.models.pass_coordinator import PassCoordinator, WorkersMoveError
 from shoal.models.pass_reader import PassReader
-from shoal.models.plan import Plan
+from shoal.models.plan import FitInput
 from shoal.models.progress import show_progress
 from shoal.models.room import RoomForRows
 from shoal.models.shares import share_of
@@ -57,36 +57,34 @@ _Ready = tuple[Batch, Prepared]
 
 def train(
     models: Sequence[Learner],
-    reader: Iterable[Batch],
-    valid: Iterable[Batch] | None,
-    plan: Plan,
+    given: FitInput,
     *,
     progress: bool | float,
     coordinator: PassCoordinator,
-    observers: Sequence[FitObserver] = (),
-    fit_states: Sequence[FitState] | None = None,
-    publisher: Publisher | None = None,
+    observers: Sequence[FitObserver],
+    fit_states: Sequence[FitState] | None,
+    publisher: Publisher,
 ) -> None:
     """Train all models; see `shoal.models.Model.fit`. They share their prepared batches, and on a cluster a store.
 
     With ``fit_states``, one of each, the models continue the last fit of their records. The ``coordinator`` has begun
-    the fit. A ``publisher`` publishes the states of the models.
+    the fit.
     """
-    first = models[0]
+    first, (reader, valid, plan) = models[0], given
     first.check_plan(plan)
     check_iterable(reader, "reader", passes=plan.epochs)
     if valid is not None:
         check_iterable(valid, "valid", passes=plan.epochs)
     elif plan.patience is not None:
-        raise ValueError("patience needs something to measure after each pass: pass valid=")
+        raise ValueError("early stopping needs something to measure after each pass: pass valid=")
     if plan.patience is not None and first.store.num_workers > 1 and not any(one.best_folder(1) for one in observers):
         raise ValueError(
-            f"patience keeps the best weights in a directory that all {first.store.num_workers} workers see: pass "
-            f"directory=, or train with one worker"
+            f"early stopping keeps the best weights in a directory that all {first.store.num_workers} workers see: "
+            "pass checkpoint=Checkpointing(directory), or train with one worker"
         )
     if fit_states is None:
-        begin_fit(models, reader, valid, plan, fingerprints=bool(observers))
-    run = _TrainingRun(models, reader, valid, plan, coordinator, progress, observers, publisher)
+        begin_fit(models, given, fingerprints=bool(observers))
+    run = _TrainingRun(models, given, coordinator, progress, observers, publisher)
     try:
         for observer in observers:
             observer.fit_began()
@@ -106,19 +104,15 @@ class _TrainingRun:
     def __init__(
         self,
         models: Sequence[Learner],
-        reader: Iterable[Batch],
-        valid: Iterable[Batch] | None,
-        plan: Plan,
+        given: FitInput,
         coordinator: PassCoordinator,
         progress: bool | float,
         observers: Sequence[FitObserver],
-        publisher: Publisher | None,
+        publisher: Publisher,
     ) -> None:
         self._models = models
         self._stores = list(dict.fromkeys(model.store for model in models))
-        self._reader = reader
-        self._valid = valid
-        self._plan = plan
+        self._reader, self._valid, self._plan = given
         self._coordinator = coordinator
         self._progress = progress
         self._observers = observers
@@ -146,7 +140,7 @@ class _TrainingRun:
                 is_within = epoch == first and bool(at[0].batches or at[0].workers)
                 if not is_within:
                     at = [FitState(epoch=epoch, known=known)] * len(learning)
-                if self._publisher is not None and not self._coordinator.is_behind:
+                if not self._coordinator.is_behind:
                     if not is_within:
                         self._coordinator.begin_pass()
                     self._publisher.publish(
@@ -196,7 +190,7 @@ class _TrainingRun:
 
     def _publish_together(self, states: Sequence[FitState]) -> None:
         """Publish states outside of a pass, all workers together, if others continue them when one dies."""
-        if self._publisher is not None and self._coordinator.may_lose:
+        if self._coordinator.may_lose:
             self._publisher.publish(states)
             self._coordinator.begin_learning()
 
@@ -222,8 +216,7 @@ class _TrainingRun:
         first = trainers[0].model
         for trainer, its in zip(trainers, at, strict=True):
             trainer.begin(its)
-        publishes = self._publisher is not None and self._coordinator.publishes
-        publishes = publishes or self._coordinator.may_change
+        publishes = self._coordinator.publishes or self._coordinator.may_change
         follow = (bool(self._observers) or publishes) and self._plan.keeps_batches
         rank, workers = first.store.rank, first.store.num_workers
         data = PassReader(
@@ -250,8 +243,7 @@ class _TrainingRun:
                         for trainer in trainers:
                             trainer.learn(batch, prepared)
                         room.learned(len(batch))
-                        if self._publisher is not None:
-                            self._publisher.publish_changes()
+                        self._publisher.publish_changes()
                         for store in self._stores:
                             store.tick()
                             store.activity.learned(len(batch), trainers[0].measure)
@@ -261,7 +253,7 @@ class _TrainingRun:
                             trainers[0].repeated += len(batch)
                         for observer in self._observers:
                             observer.batch_done([trainer.seen for trainer in trainers], fit_state)
-                        if self._publisher is not None and self._publisher.is_due():
+                        if self._publisher.is_due():
                             self._publisher.publish([_fit_state(trainer, data) for trainer in self._trainers])
                         bar.update()
                         self._check_change()
@@ -274,7 +266,7 @@ class _TrainingRun:
                         raise interrupt from error
                     raise
             self._end_pass(first, fit_state)
-            if self._publisher is not None and self._coordinator.may_lose:
+            if self._coordinator.may_lose:
                 self._publisher.publish([_fit_state(trainer, data) for trainer in self._trainers])
             complete = True
         except WorkersMoveError:
@@ -332,8 +324,7 @@ class _TrainingRun:
             data.learned()
             for observer in self._observers:
                 observer.clock_done(fit_state)
-        if self._publisher is not None:
-            self._publisher.take_changes()
+        self._publisher.take_changes()
 
     def _end_pass(self, first: Learner, fit_state: Callable[[], FitState]) -> None:
         """Take part in the clocks of workers that have not ended their pass."""
@@ -346,7 +337,7 @@ class _TrainingRun:
             have_ended = [observer.meet(fit_state) for observer in self._observers]
             return all(have_ended)
 
-        while first.step_along():
+        while first.step_without_batch():
             self._coordinator.tick()
             empty_clock()
             self._check_change()
@@ -359,15 +350,9 @@ def _fit_state(trainer: ModelTrainer, data: PassReader) -> FitState:
     return data.state_in(trainer.fit_state(data.begin), trainer.model.random_state)
 
 
-def begin_fit(
-    models: Sequence[Learner],
-    reader: Iterable[Batch],
-    valid: Iterable[Batch] | None,
-    plan: Plan,
-    *,
-    fingerprints: bool = False,
-) -> None:
+def begin_fit(models: Sequence[Learner], given: FitInput, *, fingerprints: bool = False) -> None:
     """Record the data and the settings of the fit; with fingerprints of the data if the fit may be resumed."""
+    reader, valid, plan = given
     if valid is not None:
         together = models[0].store.num_workers > 1 and isinstance(valid, Reader)  # a split may be empty
         check_valid(models[0], share_of(valid, 0, 1) if together and isinstance(valid, Reader) else valid)

@@ -55,7 +55,7 @@ class ShoalTrainer(DataParallelTrainer):  # type: ignore[misc] # Ray has no type
 
         def loop():
             store = shoal.ray.store()
-            with shoal.LogisticRegression(shoal.FTRL(), store) as model:
+            with shoal.LogisticRegression(shoal.FTRL(), store=store) as model:
                 ...
             ray.train.report({}, checkpoint=shoal.ray.snapshot())
 

@@ -6,7 +6,7 @@
     Embedding, EmbeddingBag   the modules; sparse.py is their base, ops.py their operators for torch.compile
     fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
     models/                   click models, which get their sparse parts from a factory; tables.py has factories
-    trainer.py                a click model that learns from readers; config.py its TOML; grid.py several at once
+    click_model.py            a click model that learns from readers; config.py its TOML; grid.py several at once
     pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
     loader.py                 a reader's batches in the workers of a DataLoader
@@ -44,7 +44,6 @@ from shoal.torch.loader import BatchDataset, BatchLoader
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
 from shoal.torch.tables import TableRule, tables
-from shoal.torch.trainer import train
 
 __all__ = [
     "BatchDataset",
@@ -65,5 +64,4 @@ __all__ = [
     "models",
     "pull_together",
     "tables",
-    "train",
 ]

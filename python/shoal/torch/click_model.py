@@ -24,9 +24,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +38,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from shoal.base.scalars import plain, whole
 from shoal.data import Batch, Reader
 from shoal.metrics import StreamMetrics
-from shoal.models import files, preprocessing
+from shoal.models import files, fitting, preprocessing
+from shoal.models.fit_checkpoints import Checkpointing
+from shoal.models.fitting import OfCallbacks
 from shoal.models.history import History, Record
 from shoal.models.learner import FitState, Floats
-from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models.pass_coordinator import PassCoordinator, Tolerance
+from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan
 from shoal.models.predictor import read_calibration
 from shoal.models.saved_predictor import SavedPredictor
 from shoal.optim import Adam, AdamW, Optimizer
@@ -58,6 +62,8 @@ from shoal.torch.sparse import SparseModule
 from shoal.torch.tower import read_tower
 
 Precision = Literal["float32", "bfloat16"]
+
+log = logging.getLogger(__name__)
 
 _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
 _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
@@ -81,14 +87,21 @@ class ClickModel(SavedPredictor):
     dense : {"allreduce", "servers"}
         How the workers of the store share its dense parameters: "allreduce": each worker has a copy, and gradients are
         summed over the workers; "servers": the servers hold them, in a table "dense".
-    made_by : mapping, optional
-        The settings that made the module, as JSON: saved with the model.
     staleness : int
         Number of batches whose pushes the rows of a batch may miss, since they are pulled ahead (`Pipeline`).
     precision : {"float32", "bfloat16"}
         Of the matrix products in training. "bfloat16" (torch's autocast) is worth it on processors with instructions
         for it (``avx512_bf16`` or ``amx_bf16`` in /proc/cpuinfo), and slower on others. Predictions are computed in
         float32.
+    negative_rate : float
+        As for `shoal.LogisticRegression`.
+    seed : int
+        Seed of the shuffle and of the sampling of negatives: initial values are drawn when the module is made.
+
+    Attributes
+    ----------
+    made_by : dict
+        The settings that made the module, as JSON, if a configuration did: saved with the model.
 
     Raises
     ------
@@ -103,16 +116,17 @@ class ClickModel(SavedPredictor):
     def __init__(
         self,
         module: nn.Module,
+        *,
         fields: Fields | int,
         store: Store,
         optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None = None,
-        *,
         dense: DenseSharing = "allreduce",
-        made_by: Mapping[str, Any] | None = None,
         staleness: int = 0,
         precision: Precision = "float32",
+        negative_rate: float = 1.0,
+        seed: int = 0,
     ) -> None:
-        super().__init__(store, is_own=False)
+        super().__init__(store, Learning(negative_rate=negative_rate, warm_up=False, seed=seed), is_own=False)
         if precision not in get_args(Precision):
             raise ValueError(f"precision is {precision!r}: pass one of {', '.join(get_args(Precision))}")
         found = {one.table.name: one.table for one in module.modules() if isinstance(one, SparseModule)}
@@ -123,7 +137,7 @@ class ClickModel(SavedPredictor):
         self.fields = plain(fields)
         self._tables = tuple(found.values())
         self._dense = dense_part(module, store, optimizer, dense)
-        self.made_by = dict(made_by or {})
+        self.made_by: dict[str, Any] = {}
         self._staleness = whole("staleness", staleness)
         self._precision = precision
         self._pipeline: Pipeline | None = None  # that learning reads from
@@ -239,7 +253,7 @@ class ClickModel(SavedPredictor):
 
     def _learn(self, batch: Batch, prepared: Inputs, seen: StreamMetrics) -> float:
         if len(batch) == 0:
-            self._dense.along()
+            self._dense.step_without_batch()
             return 0.0
         self.module.train()
         scale = self._dense.begin(len(batch))
@@ -269,30 +283,94 @@ class ClickModel(SavedPredictor):
             f"that this fit learns from: {why}: scale such values to about 1, or use a smaller learning rate"
         )
 
-    @property
-    def can_be_replaced(self) -> bool:
-        """Whether another process can continue a fit of this worker: others have its dense part, servers all rows."""
-        return self._dense.can_be_replaced and bool(self._tables) and not self._staleness
+    def fit(
+        self,
+        data: Iterable[Batch],
+        *,
+        valid: Iterable[Batch] | None = None,
+        epochs: int = 1,
+        shuffle: bool | int = False,
+        callbacks: OfCallbacks = (),
+        progress: bool | float = True,
+        checkpoint: Checkpointing | None = None,
+        early_stopping: EarlyStopping | None = None,
+    ) -> Self:
+        """Learn from all examples. A fitted model continues from its weights.
 
-    @property
-    def can_lose_workers(self) -> bool:
-        """Whether the others can hand over the states of a fit in which one of them has died."""
-        return self._dense.can_lose_workers
+        On a cluster every worker calls it with its split of the data, and returns when all have ended.
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool = False, is_over: bool = False) -> None:
-        """Connect to the other workers of a fit, all together.
+        Parameters
+        ----------
+        data : Reader or iterable of Batch
+            Iterated once for each pass. Batch size and order of the files are the reader's.
+        valid : Reader or iterable of Batch, optional
+            Measured after every pass: log-loss, AUC, calibration, and GAUC if ``fields`` names a group.
+        epochs, shuffle, callbacks, progress, checkpoint, early_stopping
+            As `shoal.LogisticRegression.fit`.
 
-        ``has_begun``: in place of one that died after that; ``is_over``: after it had ended the fit.
+        Returns
+        -------
+        ClickModel
+            Itself.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            Ctrl-C or SIGTERM, at the end of the current batch; with ``checkpoint`` one was written, to be resumed.
+        WorkerLostError
+            Another worker has ended, and the dense part is shared by all-reduce: the message says how to go on.
+        ValueError
+            A setting is invalid, a line is malformed, or a batch does not fit the fields.
         """
+        workers = self._store.num_workers
+        if workers > 1 and self._staleness and checkpoint is not None and checkpoint.every is not None:
+            raise ValueError(
+                f"staleness is {self._staleness}, and a checkpoint within a pass would need the rows that each of "
+                f"{workers} workers has pulled ahead: leave Checkpointing(every=) out, or pass staleness=0"
+            )
+        if workers > 1 and self._store.taking_splits:
+            raise ValueError(
+                "click models of several workers step together: pass each worker reader.split(store.rank, "
+                "store.num_workers) instead of a loop over store.splits"
+            )
+        plan = Plan.of(self._learning, epochs, shuffle, early_stopping)
+        task = FitInput(self.reading(data), self.reading(valid), plan)
+        fitting.fit([self], task, progress=progress, checkpoint=checkpoint, callbacks=callbacks)
+        return self
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What a fit withstands, by where its dense part is; rows that were pulled ahead are gone with a worker."""
+        return Tolerance(
+            replacement=self._dense.can_be_replaced and bool(self._tables) and not self._staleness,
+            change=not self._staleness,
+            loss=self._dense.can_lose_workers,
+            needs_all=True,
+            remedy="; one with staleness=0 can" if self._staleness else '; one with dense="servers" can',
+        )
+
+    @property
+    def common_settings(self) -> dict[str, Any]:
+        """Return nothing: tables and dense part are checked when they are made."""
+        return {}
+
+    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
+        """Begin a fit, all workers together; ``has_begun``: others have begun it, ``is_over``: and have ended it."""
         self._dense.join(coordinator, has_begun=has_begun, is_over=is_over)
+        if not is_over and self._store.rank == 0 and (lazy := self.lazy_tables):
+            log.warning(
+                "the rows of %s have the learning rate of the dense part, and move only in steps that have their keys: "
+                "if it was tuned for a dense Adam, try rates 3 to 10 times as large for the tables",
+                ", ".join(lazy),
+            )
 
     def leave(self) -> None:
         """Close the connections that `join` made."""
         self._dense.close()
 
-    def step_along(self) -> bool:
+    def step_without_batch(self) -> bool:
         """Take part in a step of the other workers' dense parts; False if they need none, or all have ended."""
-        return self._dense.along()
+        return self._dense.step_without_batch()
 
     def random_state(self) -> bytes:
         """Return the state of torch's random numbers."""
@@ -307,13 +385,13 @@ class ClickModel(SavedPredictor):
         """Return whether all workers hand over their states after this step; ``wants``: this one is to do so."""
         return self._dense.agree_on_move(wants)
 
-    def own_state(self) -> bytes:
+    def local_state(self) -> bytes:
         """Return the state of torch's random numbers and the module's buffers."""
         buffers = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in self.module.buffers()]
         return self.random_state() + b"".join(buffer.numpy().tobytes() for buffer in buffers)
 
-    def set_own_state(self, state: bytes) -> None:
-        """Restore `own_state`."""
+    def set_local_state(self, state: bytes) -> None:
+        """Restore `local_state`."""
         values = torch.frombuffer(bytearray(state), dtype=torch.uint8)
         buffers = list(self.module.buffers())
         sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
@@ -357,7 +435,7 @@ class ClickModel(SavedPredictor):
     def check_fitted(self) -> None:
         """Raise ValueError if the model has not learned from any data."""
         if self.examples == 0:
-            raise ValueError("this model is not trained yet: call train, or load one")
+            raise ValueError("this model is not trained yet: call fit, or load one")
 
     def reading(self, data: Any) -> Any:
         """Return a reader whose batches have fields, if the module takes them by fields.

@@ -33,7 +33,7 @@ from shoal.base.machine import local_path
 from shoal.base.suggest import nearest
 from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
-from shoal.models.plan import Plan
+from shoal.models.plan import EarlyStopping
 from shoal.optim import Init, Normal, Optimizer
 from shoal.schedules import Schedule
 from shoal.storage.base import StoragePath
@@ -146,10 +146,12 @@ class Train(Struct, frozen=True, kw_only=True):
     metric: Annotated[Literal["logloss", "auc"], Meta(description="Metric for patience.")] = "logloss"
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="Seed of initial values, shuffle and sampling.")] = 0
 
-    def plan(self) -> Plan:
-        """Return the plan of a fit with these settings."""
-        names = ("epochs", "shuffle", "negative_rate", "seed", "patience", "min_delta", "metric")
-        return Plan(warm_up=False, **{name: getattr(self, name) for name in names})
+    @property
+    def early_stopping(self) -> EarlyStopping | None:
+        """When a fit with these settings ends early."""
+        if self.patience is None:
+            return None
+        return EarlyStopping(self.patience, metric=self.metric, min_delta=self.min_delta)
 
 
 class Logging(Struct, frozen=True, kw_only=True):
@@ -388,8 +390,11 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     else:
         rule, how = _dense(made_by["optimizer"])
         optimizer = functools.partial(rule, **how)
-    how = {name: made_by[name] for name in ("staleness", "precision") if name in made_by}
-    return ClickModel(module, fields, store, optimizer, dense=dense, made_by=made_by, **how)
+    how = {name: made_by[name] for name in ("seed", "staleness", "precision") if name in made_by}
+    rate = config.train.negative_rate if isinstance(config, Config) else 1.0
+    model = ClickModel(module, fields=fields, store=store, optimizer=optimizer, dense=dense, negative_rate=rate, **how)
+    model.made_by = made_by
+    return model
 
 
 def _make_module(made_by: Mapping[str, Any], store: Store) -> tuple[nn.Module, Fields]:
@@ -456,7 +461,7 @@ def load(
     if not described.click:
         raise ValueError(
             f"the module of {where} was not made by a configuration: make it over the same tables, and "
-            f"call ClickModel(module, fields, store).restore({str(where)!r})"
+            f"call ClickModel(module, fields=fields, store=store).restore({str(where)!r})"
         )
     target = files.store_for(where) if store is None else store
     try:

@@ -13,7 +13,8 @@ where batches have one size. Under SSP and ASP each push is a step of its own, a
 
 Invariants
     D1  With "allreduce" all workers have the same dense parameters and optimizer state after every step.
-    D2  A worker without a batch takes part in the steps of the others (`along`), until all have ended the pass.
+    D2  A worker without a batch takes part in the steps of the others (`step_without_batch`), until all have ended the
+        pass.
     D3  With "allreduce" all workers hand over their states after the same step: the exchange of batch sizes tells each
         of them whether another one has asked for it.
     D4  With "allreduce" a worker that dies ends the fit of all others, which continues from its last checkpoint.
@@ -84,7 +85,7 @@ class DensePart(Protocol):
     def step(self) -> None:
         """End the step after backward."""
 
-    def along(self) -> bool:
+    def step_without_batch(self) -> bool:
         """Take part in a step of the others without a batch; False if they need none, or all have ended."""
 
     def agree_on_move(self, wants: bool) -> bool:
@@ -149,7 +150,7 @@ class Alone:
         if self.optimizer is not None:
             self.optimizer.step()
 
-    def along(self) -> bool:
+    def step_without_batch(self) -> bool:
         """Return False: there are no others."""
         return False
 
@@ -221,7 +222,7 @@ class AllReduced(Alone):
         """Sum the gradients of all workers, and step the optimizer."""
         self._step(self._share)
 
-    def along(self) -> bool:
+    def step_without_batch(self) -> bool:
         """Make the step of the workers that have a batch; False if none has."""
         if self._group is None or not self._sum_sizes(0, has_batch=False)[1]:
             return False
@@ -280,7 +281,7 @@ class AllReduced(Alone):
     def _all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
         """Sum numbers over all workers, in place, and return them."""
         if self._group is None:
-            raise RuntimeError("the workers of this model are not connected: train it with shoal.torch.train")
+            raise RuntimeError("the workers of this model are not connected: call its fit")
         try:
             self._group.all_reduce(numbers, self._check_lost)
         except RuntimeError as error:
@@ -345,7 +346,7 @@ class OnServers:
     def begin(self, examples: int) -> float:
         """Pull the parameters, and clear the gradients."""
         if self._parameters is None:
-            raise RuntimeError("the dense part is not on the servers yet: train the model with shoal.torch.train")
+            raise RuntimeError("the dense part is not on the servers yet: call the model's fit")
         self._parameters.pull()
         self._module.zero_grad()
         consistency = self._store.consistency
@@ -356,7 +357,7 @@ class OnServers:
         if self._parameters is not None:
             self._parameters.push()
 
-    def along(self) -> bool:
+    def step_without_batch(self) -> bool:
         """Return False: the others need no part of this worker."""
         return False
 

@@ -11,7 +11,6 @@ Threads: the caller's.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -20,12 +19,10 @@ from typing import Any, Self
 import msgspec
 import torch
 
-from shoal.base.scalars import plain
 from shoal.data import Batch
-from shoal.models import training
-from shoal.models.grid import GridResult, check_values, ranked
-from shoal.models.pass_coordinator import PassCoordinator
-from shoal.models.plan import Metric
+from shoal.models import fitting
+from shoal.models.grid import GridResult, check_values, combinations, ranked
+from shoal.models.plan import FitInput, Learning, Metric, Plan
 from shoal.store.local import local
 from shoal.torch.click_model import ClickModel
 from shoal.torch.config import Config, build, parse
@@ -79,9 +76,7 @@ class ClickModelGrid:
     ) -> None:
         base = config if isinstance(config, Config) else parse(config)
         check_values(grid)
-        self._settings = [
-            dict(zip(grid, map(plain, values), strict=True)) for values in itertools.product(*grid.values())
-        ]
+        self._settings = combinations(grid)
         self._configs = [_with(base, settings) for settings in self._settings]
         self._stack = ExitStack()
         self._models: list[ClickModel] = []
@@ -132,7 +127,7 @@ class ClickModelGrid:
         return max(model.examples for model in self._models)
 
     def fit(
-        self, reader: Iterable[Batch], valid: Iterable[Batch] | None = None, *, progress: bool | float = True
+        self, reader: Iterable[Batch], *, valid: Iterable[Batch] | None = None, progress: bool | float = True
     ) -> Self:
         """Learn from all batches of a reader, all models at once, by the configuration's section ``train``.
 
@@ -150,11 +145,10 @@ class ClickModelGrid:
         ClickModelGrid
             Itself.
         """
-        first = self._models[0]
-        reader, valid = first.reading(reader), first.reading(valid)
-        plan = self._configs[0].train.plan()
-        with PassCoordinator(first.store, first.name).fitting(plan.common) as coordinator:
-            training.train(self._models, reader, valid, plan, progress=progress, coordinator=coordinator)
+        first, train = self._models[0], self._configs[0].train
+        learning = Learning(negative_rate=train.negative_rate, warm_up=False, seed=train.seed)
+        plan = Plan.of(learning, train.epochs, train.shuffle, train.early_stopping)
+        fitting.fit(self._models, FitInput(first.reading(reader), first.reading(valid), plan), progress=progress)
         return self
 
     def results(self, metric: Metric = "logloss") -> list[GridResult[ClickModel]]:
