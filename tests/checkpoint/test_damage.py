@@ -53,7 +53,7 @@ def assert_refused(store, folder, name):
     assert str(folder / name) in str(caught.value), caught.value
     assert set(store.tables) == {"user"}
     assert store.tables["user"] is table
-    assert (len(table), table.step) == (7, 1)
+    assert (len(table), table.stats().step) == (7, 1)
     np.testing.assert_array_equal(table.pull(KEYS), before)
 
 

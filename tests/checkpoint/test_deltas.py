@@ -56,7 +56,7 @@ def same_as_now(store, folder, **how):
         assert set(other.tables) == set(store.tables)
         for name, table in store.tables.items():
             loaded = other.tables[name]
-            assert (len(loaded), loaded.step) == (len(table), table.step)
+            assert (len(loaded), loaded.stats().step) == (len(table), table.stats().step)
             for (keys, rows), (more_keys, more_rows) in zip(table.items(), loaded.items(), strict=True):
                 np.testing.assert_array_equal(keys, more_keys)
                 np.testing.assert_array_equal(rows.view(np.uint32), more_rows.view(np.uint32))

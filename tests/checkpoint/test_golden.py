@@ -16,7 +16,7 @@ def test_a_checkpoint_of_version_1_reads_as_it_was_written():
         store.load(GOLDEN / "checkpoint-v1")
         assert set(store.tables) == set(expected["state"])
         for name, table in store.tables.items():
-            assert (len(table), table.step) == (len(keys), 3)
+            assert (len(table), table.stats().step) == (len(keys), 3)
             state = table.state(keys)
             assert set(state) == set(expected["state"][name])
             for column, values in state.items():
@@ -63,7 +63,7 @@ def test_a_chain_of_version_3_reads_as_it_was_written():
         store.load(GOLDEN / "checkpoint-v3" / "delta")
         for name, table in store.tables.items():
             wanted = expected[name]
-            assert (len(table), table.step) == (wanted["rows"], 2)
+            assert (len(table), table.stats().step) == (wanted["rows"], 2)
             assert table.contains(keys).tolist() == wanted["there"]
             for column, values in table.state(keys).items():
                 np.testing.assert_array_equal(values, np.array(wanted["state"][column], np.float32))

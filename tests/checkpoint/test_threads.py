@@ -132,7 +132,7 @@ def test_a_push_under_way_is_done_before_the_load_and_one_that_comes_later_is_ma
         for future in (first, loading, second):
             future.result(120)
         assert table.pull(key)[0, 0] == 93
-        assert table.step == 1
+        assert table.stats().step == 1
 
 
 def test_a_save_beside_loads_is_of_one_moment(tmp_path):

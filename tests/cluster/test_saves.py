@@ -169,7 +169,7 @@ def test_all_servers_save_one_clock_of_all_workers(held: Any, tmp_path: Path) ->
     with shoal.local() as store:
         store.load(tmp_path)
         assert store.tables["t"].pull(KEYS).ravel().tolist() == [-12.0] * len(KEYS)
-        assert store.tables["t"].step == 4
+        assert store.tables["t"].stats().step == 4
 
 
 def test_a_save_waits_for_its_clock_and_sees_nothing_of_it(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def read(table):
     """All of a table, bit for bit: keys, weights, state, step."""
     pieces = list(table.items())
     keys = np.concatenate([keys for keys, _ in pieces]) if pieces else np.empty(0, np.uint64)
-    return [keys, table.pull(keys), *table.state(keys).values(), np.array(table.step)]
+    return [keys, table.pull(keys), *table.state(keys).values(), np.array(table.stats().step)]
 
 
 def same(one, other):
@@ -71,7 +71,7 @@ def test_under_bsp_a_push_is_seen_when_all_workers_have_ended_its_clock(made):
         stores[1].tick()
         assert ahead.result().ravel().tolist() == [-2, -2, -1, -1, -1]
         assert two.pull(KEYS).ravel().tolist() == [-2, -2, -1, -1, -1]
-        assert one.step == two.step == 1
+        assert one.stats().step == two.stats().step == 1
         assert [store.clock for store in stores] == [1, 1]
 
 
@@ -82,7 +82,7 @@ def test_reads_that_are_no_pulls_see_what_a_pull_sees(made):
         stores[0].tick()
         calls = {
             "len": lambda table: len(table),
-            "step": lambda table: table.step,
+            "step": lambda table: table.stats().step,
             "rows": lambda table: table.stats().rows,
             "contains": lambda table: table.contains(KEYS).tolist(),
             "state": lambda table: table.state(KEYS)["w"].ravel().tolist(),
@@ -640,7 +640,7 @@ FORKED = {
     "items": lambda store, table, folder: list(table.items()),
     "len": lambda store, table, folder: len(table),
     "stats": lambda store, table, folder: table.stats(),
-    "step": lambda store, table, folder: table.step,
+    "step": lambda store, table, folder: table.stats().step,
     "sum": lambda store, table, folder: table.sum(),
     "tick": lambda store, table, folder: store.tick(),
     "barrier": lambda store, table, folder: store.barrier(),

@@ -141,7 +141,7 @@ def test_workers_tell_servers_the_keys_of_their_next_step(tmp_path, filters):
                 table.push(now, 0.1 * rows)
                 store.tick()
             found.append(table.digest())
-            assert table.reader.reads_ahead == (storage is not None)
+            assert table.reader.reads_ahead() == (storage is not None)
             after = table.stats().tier
             if storage is None:
                 assert before is None

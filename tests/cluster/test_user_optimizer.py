@@ -150,7 +150,7 @@ def test_copies_of_a_killed_server_continue_with_the_same_bits(module, tmp_path)
         assert train(store, module.Momentum(), kill).digest() == want
         wait_until(lambda: has_copies(store.cluster()), "all slots have copies")  # a load fails while slots move
         store.load(tmp_path / "saved")  # the scheduler has the description from its journal
-        assert store.tables["t"].step == 2
+        assert store.tables["t"].stats().step == 2
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_an_int8_delta_has_the_rows_that_moved_by_more_than_half_a_step(tmp_path
         told = store.export(tmp_path / "b", since=tmp_path / "a").tables["t"]
         assert 100 <= told.rows < 110
         with shoal.export.open(tmp_path / "b") as export:
-            assert export.table("t").dtype == "int8"
+            assert export.table("t").form.dtype == "int8"
             off = np.abs(export.table("t").pull(KEYS) - table.pull(KEYS))
             assert off.max() < np.abs(weights).max() / 127
 

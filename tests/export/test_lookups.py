@@ -206,7 +206,7 @@ def test_some_tables_are_exported_each_with_its_dtype(tmp_path):
         with pytest.raises(ValueError, match="version must be"):
             store.export(tmp_path, version=-1)
     with shoal.export.open(tmp_path) as export:
-        assert {name: table.dtype for name, table in export.tables.items()} == {"a": "float32", "b": "int8"}
+        assert {name: table.form.dtype for name, table in export.tables.items()} == {"a": "float32", "b": "int8"}
         with pytest.raises(ValueError, match="has no table 'c'"):
             export.table("c")
 

@@ -330,7 +330,7 @@ def test_partial_fit_of_arrays_and_frames_makes_one_step(planted, ads):
     with LogisticRegression(Adagrad(lr=0.5)) as model:
         for _ in range(20):
             model.partial_fit(X, y)
-        assert (model.table.step, model.examples) == (20, 20 * ROWS)
+        assert (model.table.stats().step, model.examples) == (20, 20 * ROWS)
         assert model.score(X, y) > 0.9
     with LogisticRegression() as model:
         X, y = ads.drop(columns="click"), ads["click"]

@@ -218,10 +218,10 @@ def test_empty_examples_and_empty_batches_are_fine(rng):
 def test_predicting_creates_no_rows(rng):
     with FactorizationMachine(4) as model:
         model.partial_fit(make_batch(rng, 50))
-        before = [(len(table), table.step) for table in model.tables]
+        before = [(len(table), table.stats().step) for table in model.tables]
         unseen = Batch(np.zeros(1, np.float32), np.array([0, 2]), np.array([10**6, 10**7], np.uint64), None)
         assert model.predict_proba(unseen).shape == (1,)
-        assert [(len(table), table.step) for table in model.tables] == before
+        assert [(len(table), table.stats().step) for table in model.tables] == before
 
 
 # ---- the shared loop, keeping, the command line ----------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_a_loaded_model_predicts_and_learns_on_bit_for_bit(rng, tmp_path, dtype)
         model.save(tmp_path / "m")
         with models.load(tmp_path / "m") as again:
             assert isinstance(again, FactorizationMachine)
-            assert (again.dim, again.factors.init, again.factors.dtype) == (6, init, dtype)
+            assert (again.dim, again.factors.init, again.factors.spec.dtype) == (6, init, dtype)
             assert [table.spec for table in again.tables] == [table.spec for table in model.tables]
             assert (again.history, again.examples) == (model.history, 200)
             np.testing.assert_array_equal(again.decision_function(second), model.decision_function(second))

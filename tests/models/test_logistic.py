@@ -81,7 +81,7 @@ def test_a_batch_sums_its_gradients_and_makes_one_step():
     with LogisticRegression(shoal.SGD(lr=1.0), bias=False) as model:
         model.partial_fit(batch)
         assert model.table.pull(np.array([7], np.uint64))[0, 0] == 1.0  # three times -0.5 and once 0.5
-        assert model.table.step == 1
+        assert model.table.stats().step == 1
 
 
 def test_the_bias_is_a_row_of_its_own_and_learns_the_base_rate(rng):
@@ -277,7 +277,7 @@ def test_ctrl_c_stops_at_the_end_of_a_batch_and_leaves_a_whole_model(rng, tmp_pa
             model.fit(PressesCtrlC(batches, 4), progress=False)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert model.examples == 500
-        assert model.table.step == 5
+        assert model.table.stats().step == 5
         assert not model.history.passes[0].complete
         twin.fit(batches[:5], progress=False)
         np.testing.assert_array_equal(model.predict_proba(batches[9]), twin.predict_proba(batches[9]))
@@ -292,7 +292,7 @@ def test_sigterm_stops_as_ctrl_c_does_however_often_it_comes_at_once(rng):
         assert isinstance(caught.value, SystemExit)
         assert caught.value.code == 143
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert (model.examples, model.table.step) == (500, 5)
+        assert (model.examples, model.table.stats().step) == (500, 5)
 
 
 def test_a_second_ctrl_c_does_not_wait(rng):
@@ -324,12 +324,12 @@ def test_other_threads_and_other_handlers_are_left_alone(rng):
 def test_predicting_creates_no_rows_and_changes_no_weight(rng):
     with LogisticRegression() as model:
         model.partial_fit(make_batch(rng, 50))
-        rows, step, weights = len(model.table), model.table.step, model.weights()
+        rows, step, weights = len(model.table), model.table.stats().step, model.weights()
         unseen = Batch(np.zeros(3, np.float32), np.arange(4), np.array([10**6, 10**7, 10**8], np.uint64), None)
         p = model.predict_proba(unseen)
         model.evaluate(unseen)
         np.testing.assert_allclose(p, 1 / (1 + math.exp(-model.bias)))
-        assert (len(model.table), model.table.step) == (rows, step)
+        assert (len(model.table), model.table.stats().step) == (rows, step)
         assert [a.tolist() for a in model.weights()] == [a.tolist() for a in weights]
 
 
@@ -398,14 +398,14 @@ def test_labels_other_than_0_and_1_are_refused_and_nothing_is_learned(rng):
 def test_examples_whose_features_go_back_are_refused_and_nothing_is_learned(rng, indptr):
     with LogisticRegression() as model:
         model.partial_fit(make_batch(rng, 20))
-        before, rows, step, seen = model.weights(), len(model.table), model.table.step, model.examples
+        before, rows, step, seen = model.weights(), len(model.table), model.table.stats().step, model.examples
         labels, keys = np.array([0, 1, 0], np.float32), np.array([3, 1000, 1001, 7], np.uint64)
         for call in (model.partial_fit, model.predict_proba, model.evaluate):
             with pytest.raises(ValueError, match=r"indptr.*\d"):
                 call(Batch(labels, np.array(indptr, np.int64), keys, None))
         for a, b in zip(before, model.weights(), strict=True):
             np.testing.assert_array_equal(a, b)
-        assert (rows, step, seen) == (len(model.table), model.table.step, model.examples)
+        assert (rows, step, seen) == (len(model.table), model.table.stats().step, model.examples)
 
 
 def test_data_of_another_format_than_the_models_is_refused(rng, tmp_path):

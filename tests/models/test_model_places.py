@@ -291,7 +291,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learned(model: Model) -> list[Any]:
     """All that a model knows, to the bit, and what it noted down."""
     rows = [
-        (table.step, [(count, section.tobytes()) for count, section, _ in map(table.shard.section, range(64))])
+        (table.stats().step, [(count, section.tobytes()) for count, section, _ in map(table.shard.section, range(64))])
         for table in model.tables
     ]
     return [rows, model.examples, [(p.number, p.metrics, p.valid, p.complete) for p in model.history.passes]]

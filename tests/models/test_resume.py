@@ -70,7 +70,7 @@ def learned(model: Model) -> list[Any]:
         out += [
             (rows, section.tobytes(), kept.tobytes()) for rows, section, kept in map(table.shard.section, range(64))
         ]
-        out.append(table.step)
+        out.append(table.stats().step)
     return [*out, [(p.number, p.metrics, p.valid, p.features, p.complete) for p in model.history.passes]]
 
 

@@ -39,7 +39,7 @@ def parts(batch):
 def bits(model, batches):
     keys, weights = model.weights()
     margins = np.concatenate([model.decision_function(batch) for batch in batches])
-    return keys.tobytes(), weights.tobytes(), model.bias, margins.tobytes(), model.examples, model.table.step
+    return keys.tobytes(), weights.tobytes(), model.bias, margins.tobytes(), model.examples, model.table.stats().step
 
 
 def recorded(model):
@@ -521,7 +521,7 @@ def test_ctrl_c_while_the_next_batch_is_sorted_leaves_a_whole_model(rng, sorts_a
         with pytest.raises(KeyboardInterrupt):
             model.fit(PressesCtrlC(batches, 4), progress=False)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert (model.examples, model.table.step) == (400, 4)
+        assert (model.examples, model.table.stats().step) == (400, 4)
         twin.fit(batches[:4], progress=False)
         assert bits(model, batches) == bits(twin, batches)
         model.save(tmp_path / "m")

@@ -131,7 +131,7 @@ def test_lazy_adam_counts_the_pushes_of_its_table_or_the_steps_of_its_row(vector
         other = np.array([43], np.uint64)
         for key in (KEY, other, other, other, KEY):
             table.push(key, np.ones(1, np.float32)).result()
-        assert table.step == 5
+        assert table.stats().step == 5
         assert table.pull(KEY)[0, 0] == pytest.approx(vectors["lazy_adam_hand"][name], rel=1e-6)
         if per_row_step:
             np.testing.assert_array_equal(table.state(np.array([42, 43], np.uint64))["t"].ravel(), [2, 3])

@@ -123,7 +123,7 @@ def test_the_same_formula_has_the_same_bits_as_a_rule_of_the_engine(ours, theirs
             table.push_per_key(batch, random.standard_normal((n, dim)).astype(np.float32)).result()
             rows = table.push_pull(keys, random.standard_normal((n, dim)).astype(np.float32)).result()
             np.testing.assert_array_equal(rows, table.pull(keys))
-            digests.append((table.digest(), len(table), table.step, table.stats().refused))
+            digests.append((table.digest(), len(table), table.stats().step, table.stats().refused))
             assert table.shard.verify() == ""
     assert len(set(digests)) == 1
 
@@ -177,7 +177,7 @@ def test_an_optimizer_without_row_steps_gets_the_number_of_the_push():
         for n in (3, 0, 2):
             table.push(np.arange(n, dtype=np.uint64), np.ones(n, np.float32)).result()
         assert numbers == [((3, 1), 1), ((2, 1), 3)]
-        assert table.step == 3
+        assert table.stats().step == 3
 
 
 @pytest.mark.parametrize("setting", [{}, {"admit": shoal.AfterCount(2)}], ids=["plain", "admission"])
@@ -190,17 +190,17 @@ def test_a_step_that_raises_changes_nothing(setting, rng):
         table = store.table("t", optimizer=Fails(), **setting)
         half = keys[::2]
         table.push(half, grads[::2]).result()
-        before = (table.digest(), len(table), table.step, str(table.stats()))
+        before = (table.digest(), len(table), table.stats().step, str(table.stats()))
         with pytest.raises(ArithmeticError, match="thirteen") as raised:
             table.push(keys, bad)
         assert "the push has changed nothing" in "".join(raised.value.__notes__)
-        assert (table.digest(), len(table), table.step, str(table.stats())) == before
+        assert (table.digest(), len(table), table.stats().step, str(table.stats())) == before
         table.push(keys, grads).result()
         with shoal.local() as other:
             twin = other.table("t", optimizer=Fails(), **setting)
             twin.push(half, grads[::2]).result()
             twin.push(keys, grads).result()
-            assert (table.digest(), table.step) == (twin.digest(), twin.step)
+            assert (table.digest(), table.stats().step) == (twin.digest(), twin.stats().step)
 
 
 def test_a_step_that_returns_something_is_refused():
@@ -283,10 +283,10 @@ def test_a_memory_budget_refuses_a_push_and_nothing_has_changed(rng):
     with shoal.local(slots=2, threads=1, memory=6 << 20) as store:
         table = store.table("t", dim=64, optimizer=MyMomentum())
         table.push(EDGES, np.ones((4, 64), np.float32)).result()
-        before = (table.digest(), table.step)
+        before = (table.digest(), table.stats().step)
         with pytest.raises(shoal.MemoryBudgetExceededError):
             table.push(some_keys(rng, 50_000, unique=True), np.ones((50_000, 64), np.float32)[:50_000])
-        assert (table.digest(), table.step) == before
+        assert (table.digest(), table.stats().step) == before
 
 
 def test_a_dense_table_has_such_an_optimizer(rng):

@@ -401,7 +401,6 @@ def test_a_table_of_an_export_answers_reads_by_key_and_refuses_the_rest(tmp_path
         table = store.exported("t")
         np.testing.assert_array_equal(table.pull(keys[::-1]), want)
         assert len(table) == len(keys)
-        assert table.step == 0
         assert table.contains(np.array([1, 40, 1], np.uint64)).tolist() == [True, False, True]
         assert sorted(key for some, _ in table.items() for key in some.tolist()) == keys.tolist()
         refused = [

@@ -142,7 +142,7 @@ def test_items_len_and_stats_tell_of_all_rows(table):
     stats = table.stats()
     assert (len(table), stats.rows, stats.rows_created, stats.keys_pushed) == (5000, 5000, 5000, 5000)
     assert 0 < stats.load <= 1 < stats.bytes_per_row
-    assert table.step == 1
+    assert table.stats().step == 1
 
 
 def test_functions_are_answered_where_the_rows_are(filled):
@@ -231,7 +231,7 @@ def test_what_was_saved_is_loaded_wherever(store, filled, name, tmp_path):
     filled.push(KEYS, grads()).result()
     store.load(tmp_path)
     np.testing.assert_array_equal(filled.pull(KEYS), expected)
-    assert (len(filled), filled.step) == (4, 1)
+    assert (len(filled), filled.stats().step) == (4, 1)
     with shoal.local(slots=8) as other:
         other.load(tmp_path)
         np.testing.assert_array_equal(other.tables[name].pull(KEYS), expected)
@@ -280,7 +280,7 @@ BAD = {
 def test_bad_input_is_refused_and_changes_nothing(table, call, kind, words):
     with pytest.raises(kind, match=words):
         call(table)
-    assert len(table) == table.step == 0
+    assert len(table) == table.stats().step == 0
 
 
 def test_gradients_that_are_not_finite_leave_their_row_and_are_counted(filled):
@@ -294,7 +294,7 @@ def test_flush_waits_for_all_pushes(store, table):
     pushes = [table.push(KEYS, grads()) for _ in range(20)]
     store.flush(timeout=TIMEOUT)
     assert all(push.done for push in pushes)
-    assert table.step == 20
+    assert table.stats().step == 20
 
 
 def test_a_forked_child_is_told_whose_store_it_is(store, filled):
@@ -335,7 +335,7 @@ CLOSED = {
     "items": lambda store, table, batch: list(table.items()),
     "len": lambda store, table, batch: len(table),
     "stats": lambda store, table, batch: table.stats(),
-    "step": lambda store, table, batch: table.step,
+    "step": lambda store, table, batch: table.stats().step,
     "sum": lambda store, table, batch: table.sum(),
     "decay": lambda store, table, batch: table.decay(0.5),
     "table": lambda store, table, batch: store.table("t"),

@@ -41,7 +41,7 @@ CALLS = {
     "items": lambda store, table, folder: list(table.items()),
     "len": lambda store, table, folder: len(table),
     "stats": lambda store, table, folder: table.stats(),
-    "step": lambda store, table, folder: table.step,
+    "step": lambda store, table, folder: table.stats().step,
     "pull_unique": lambda store, table, folder: table.pull_unique(store.key_batch(KEYS)),
     "push_unique": lambda store, table, folder: table.push_unique(store.key_batch(KEYS), ONES),
     "table": lambda store, table, folder: store.table("t", dim=2, optimizer=shoal.SGD(lr=1.0)),
@@ -218,7 +218,7 @@ def test_a_fork_in_the_midst_of_a_load_never_hangs(tmp_path):
                 table.push(KEYS[:10], np.ones(10, np.float32))
 
         def work():
-            for call in (lambda: table.push(KEYS, ONES[:, 0]), lambda: store.table("new"), lambda: table.step):
+            for call in (lambda: table.push(KEYS, ONES[:, 0]), lambda: store.table("new"), lambda: table.stats().step):
                 assert says_whose_store_it_is(call).startswith("WrongProcessError")
             store.close()
             return "fine"

@@ -106,7 +106,7 @@ AFTER_CLOSE = {
     "items": lambda store, table, batch: list(table.items()),
     "len": lambda store, table, batch: len(table),
     "stats": lambda store, table, batch: table.stats(),
-    "step": lambda store, table, batch: table.step,
+    "step": lambda store, table, batch: table.stats().step,
     "table": lambda store, table, batch: store.table("t"),
     "key_batch": lambda store, table, batch: store.key_batch(KEYS),
     "with": lambda store, table, batch: store.__enter__(),

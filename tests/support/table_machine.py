@@ -145,7 +145,7 @@ class TableMachine(RuleBasedStateMachine):
             return
         assert self.verify() == ""
         assert len(self.table) == len(self.oracle) == self.table.stats().rows
-        assert self.table.step == self.oracle.step
+        assert self.table.stats().step == self.oracle.step
         assert self.table.stats().nonfinite_rows == self.oracle.nonfinite_rows
         self.same(self.table.pull(POOL), self.oracle.pull(POOL))
 

@@ -129,7 +129,7 @@ def test_assign_creates_and_overwrites(store):
     table.assign(EDGES, 10 * numbers(6))
     np.testing.assert_array_equal(table.pull(EDGES), 10 * numbers(6))
     assert len(table) == 6
-    assert table.step == 1  # an assignment is no step
+    assert table.stats().step == 1  # an assignment is no step
 
 
 @pytest.mark.parametrize(
@@ -444,3 +444,33 @@ def test_a_pull_of_wide_rows_with_few_duplicates_needs_no_buffer(dim, repeated, 
         table.replace_shard(recorder)
         np.testing.assert_array_equal(table.pull(keys), want)
         assert recorder.calls == [call]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        (np.float32, "float32"),
+        (np.dtype("<f2"), "float16"),
+        ("f4", "float32"),
+        ("bfloat16", "bfloat16"),
+        (np.int64, "int64"),
+    ],
+)
+def test_a_dtype_is_one_of_numpy_or_a_name_and_that_of_a_table_is_the_type_of_its_rows(dtype, stored):
+    with shoal.local() as store:
+        made = (
+            store.table("t", dim=2, dtype=dtype)
+            if stored == "int64"
+            else store.table("t", dim=2, dtype=dtype, optimizer=shoal.SGD())
+        )
+        assert (made.spec.dtype, made.dtype) == (stored, np.dtype("int64" if stored == "int64" else "float32"))
+        assert made.pull(np.arange(3)).dtype == made.dtype
+        assert store.table("t", dim=2, dtype=stored, optimizer=made.optimizer) is made
+
+
+def test_a_table_without_rows_is_true_also_when_its_store_was_closed():
+    with shoal.local() as store:
+        table = store.table("t")
+        assert len(table) == 0
+        assert table
+    assert table

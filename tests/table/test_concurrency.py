@@ -62,7 +62,7 @@ def test_no_gradient_is_lost_when_all_push_the_same_keys(threads, slots):
 
         totals = together(*(pusher(seed) for seed in range(6)))
         np.testing.assert_array_equal(table.pull(pool), -RATE * sum(totals))
-        assert table.step == table.stats().pushes == 360
+        assert table.stats().step == table.stats().pushes == 360
         assert table.shard.verify() == ""
 
 
@@ -109,7 +109,7 @@ def test_no_row_is_ever_seen_half_written(dim):
 
         together(push, lambda: pull(0), lambda: pull(1))
         assert min(pulls) >= 50
-        assert np.all(table.pull(keys) == -RATE * table.step)
+        assert np.all(table.pull(keys) == -RATE * table.stats().step)
 
 
 def test_items_see_whole_rows_while_others_push():
@@ -233,7 +233,9 @@ def test_a_save_gets_its_turn_and_is_of_one_moment(tmp_path):
             with shoal.local() as other:
                 other.load(tmp_path / str(i))
                 table = other.tables["t"]
-                assert np.all(table.pull(keys) == -RATE * table.step)  # the step counts just the pushes that are in it
+                assert np.all(
+                    table.pull(keys) == -RATE * table.stats().step
+                )  # the step counts just the pushes that are in it
 
 
 def test_many_threads_get_the_same_table():

@@ -234,7 +234,7 @@ def test_a_checkpoint_of_int64_reads_as_it_was_written():
         table = store.tables["counts"]
         keys = np.array([0, 1, 7, 2**64 - 1, 9], np.uint64)
         assert table.pull(keys).tolist() == [[1, LEAST], [MOST, -1], [2**31, 0x7FA00001], [-(2**40), 6], [0, 0]]
-        assert (table.digest(), table.step) == ("e0431b479b7d86cba63a66e71f0238e7", 2)
+        assert (table.digest(), table.stats().step) == ("e0431b479b7d86cba63a66e71f0238e7", 2)
 
 
 def test_exports_and_parquet_files_refuse_integers(tmp_path):

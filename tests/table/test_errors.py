@@ -28,7 +28,7 @@ def table(store):
 
 def assert_unchanged(table):
     assert len(table) == 3
-    assert table.step == 0
+    assert table.stats().step == 0
     np.testing.assert_array_equal(table.pull(KEYS), ROWS)
 
 

@@ -97,7 +97,7 @@ def test_push_pull_refuses_what_push_and_pull_refuse():
             table.push_pull(KEYS, np.ones((2, 2), np.float32))
         with pytest.raises(ValueError, match="out"):
             table.push_pull(KEYS, np.ones((3, 2), np.float32), out=np.empty((2, 2), np.float32))
-        assert len(table) == table.step == 0
+        assert len(table) == table.stats().step == 0
 
 
 def test_a_local_store_is_a_job_of_one_worker():

@@ -144,7 +144,7 @@ def test_one_sort_for_pull_and_push_equals_two(optimizer, rng):
             batched.push_unique(batch, batch.sum(grads)).result()
         for name, column in plain.state(keys).items():
             np.testing.assert_array_equal(batched.state(keys)[name], column)
-        assert batched.step == plain.step == 3
+        assert batched.stats().step == plain.stats().step == 3
 
 
 def test_pull_unique_fills_the_array_it_is_given():
@@ -182,7 +182,7 @@ def test_a_batch_of_another_cut_is_refused_and_nothing_changes():
         with pytest.raises(ValueError, match="slots"):
             table.pull_unique(batch)
         assert len(table) == 0
-        assert table.step == 0
+        assert table.stats().step == 0
         assert table.stats().pushes == 0
 
 

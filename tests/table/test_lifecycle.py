@@ -441,7 +441,7 @@ def test_without_a_rule_a_push_beyond_the_budget_changes_nothing():
         with pytest.raises(shoal.MemoryBudgetExceededError, match=r"slot \d+.*bytes that each of 16 slots has"):
             push_until_full()
         assert 5 < len(pushed) < 1000
-        step, before = table.step, kept(table, 16)
+        step, before = table.stats().step, kept(table, 16)
         mixed = np.concatenate([keys_at_random(1000, seed=0), keys_at_random(50_000, seed=5000)])
         for _ in range(2):
             with pytest.raises(shoal.MemoryBudgetExceededError):
@@ -449,7 +449,7 @@ def test_without_a_rule_a_push_beyond_the_budget_changes_nothing():
             with pytest.raises(shoal.MemoryBudgetExceededError):
                 table.assign(np.unique(mixed), np.ones((51_000, 4), np.float32))
         assert kept(table, 16) == before
-        assert (table.step, table.stats().refused) == (step, 0)
+        assert (table.stats().step, table.stats().refused) == (step, 0)
         assert table.stats().bytes <= memory
         with pytest.raises(shoal.MemoryBudgetExceededError):
             store.table("another", admit=shoal.AfterBloom(2, capacity=10**7)).push(

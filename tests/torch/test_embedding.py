@@ -310,7 +310,7 @@ def test_weights_of_the_rows_get_their_gradient_in_eval_mode_too(local, name, rn
     values = torch.ones((1, 2), requires_grad=True)
     bag(keys_of([[0, 1]]), per_sample_weights=values).sum().backward()
     np.testing.assert_array_equal(values.grad.numpy(), [rows[:2].sum(axis=1)])
-    assert table.step == 0
+    assert table.stats().step == 0
 
 
 def test_a_forward_without_a_backward_pushes_nothing(local, name):
@@ -319,7 +319,7 @@ def test_a_forward_without_a_backward_pushes_nothing(local, name):
     embedding(torch.tensor([1, 2]))
     dense = torch.ones(2, requires_grad=True)
     torch.autograd.grad((embedding(torch.tensor([1])) * dense).sum(), [dense])  # of the dense part alone
-    assert table.step == 0
+    assert table.stats().step == 0
 
 
 @pytest.mark.parametrize("kind", ["embedding", "bag"])
@@ -346,13 +346,13 @@ def test_gradients_accumulate_to_one_step(store, name, rng):
         for places in ([[0, 1], [1, 1]], [[0, 2]], [[4, 0]]):
             model(keys_of(places)).sum().backward()
         store.flush()
-        assert table.step == 0
+        assert table.stats().step == 0
     np.testing.assert_array_equal(moved(store, table, rows)[:5, 0], [3, 3, 1, 0, 1])
-    assert table.step == 1
+    assert table.stats().step == 1
     with shoal.torch.accumulate(model, *model):  # one backward, and a module that was named twice
         model(keys_of([[0]])).sum().backward()
     store.flush()
-    assert table.step == 2
+    assert table.stats().step == 2
 
 
 def adagrad_of_torch(counts):
@@ -378,7 +378,7 @@ def test_a_table_gets_one_step_however_many_modules_and_calls_use_it(store, name
     else:
         sum(module(keys).sum() for module, keys in calls).backward()
     store.flush()
-    assert table.step == 1
+    assert table.stats().step == 1
     learned = first(keys_of([list(range(8))])).ravel().tolist()
     np.testing.assert_allclose(learned, adagrad_of_torch([2, 4, 1, 1, 0, 0, 0, 0]), rtol=1e-6)
 
@@ -398,10 +398,10 @@ def test_a_backward_that_fails_pushes_nothing_and_the_next_one_only_its_own(loca
     before = Failing.apply(embedding(keys_of([0])))  # its backward comes last
     with pytest.raises(ZeroDivisionError):
         (before.sum() + embedding(keys_of([1])).sum()).backward()
-    assert table.step == 0
+    assert table.stats().step == 0
     embedding(keys_of([2])).sum().backward()
     assert embedding(keys_of([0, 1, 2])).ravel().tolist() == [0, 0, -1]
-    assert table.step == 1
+    assert table.stats().step == 1
 
 
 @pytest.mark.parametrize("kind", ["embedding", "bag"])
@@ -412,10 +412,10 @@ def test_frozen_rows_do_not_learn_and_the_rest_does(local, name, kind):
     assert module.requires_grad_(False) is module
     tower(module(keys_of([[0, 1]]))).sum().backward()
     assert tower.bias.grad is not None
-    assert table.step == 0
+    assert table.stats().step == 0
     module.requires_grad_()
     tower(module(keys_of([[0, 1]]))).sum().backward()
-    assert table.step == 1
+    assert table.stats().step == 1
 
 
 def test_rows_that_do_not_learn_in_eval_mode_are_warned_of_once(local, name, caplog):
@@ -438,12 +438,12 @@ def test_what_was_accumulated_is_dropped_if_the_block_raises(local, name):
     with pytest.raises(ZeroDivisionError), shoal.torch.accumulate(embedding):  # noqa: PT012
         embedding(torch.tensor([1])).sum().backward()
         raise ZeroDivisionError
-    assert table.step == 0
+    assert table.stats().step == 0
     with pytest.raises(RuntimeError, match="accumulated already"), shoal.torch.accumulate(embedding):  # noqa: SIM117
         with shoal.torch.accumulate(embedding):
             pass
     embedding(torch.tensor([1])).sum().backward()
-    assert table.step == 1
+    assert table.stats().step == 1
 
 
 def test_what_occurred_counts_for_admission(local, name):
@@ -518,7 +518,7 @@ def test_wrong_arguments_are_named(local, name):
     ]:
         with pytest.raises(error, match=says):
             call()
-    assert table.step == 0
+    assert table.stats().step == 0
 
 
 class Failing:
@@ -723,7 +723,7 @@ def test_tables_are_pulled_together_and_sort_their_keys_once(store, name, rng, m
     assert len(sorts) == 1
     (a.sum() + b.sum()).backward()
     store.flush()
-    assert (deep.step, wide.step) == (1, 1)
+    assert (deep.stats().step, wide.stats().step) == (1, 1)
 
 
 def test_a_store_that_is_gone_leaves_nothing_behind():
@@ -787,7 +787,7 @@ def test_a_compiled_model_is_the_same_without_graph_breaks(store, name, backend)
         model.eval()
         seen.append(call(*given_keys, values).detach().numpy())
         tables = [module.table for module in (model.deep, model.wide, model.tags)]
-        assert [table.step for table in tables] == [3, 3, 3]
+        assert [table.stats().step for table in tables] == [3, 3, 3]
         runs.append(seen + [table.pull(np.arange(20, dtype=np.uint64)) for table in tables])
     for a, b in zip(*runs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -808,7 +808,7 @@ def test_what_is_pulled_together_is_compiled_too(local, name):
         for _ in range(2):
             loss(torch.tensor([[7, 3], [7, 7]])).backward()
     for table in (deep, wide):
-        assert table.step == 1
+        assert table.stats().step == 1
         assert table.pull(np.array([7, 3], np.uint64)).tolist() == [[-6, -6], [-2, -2]]
 
 
@@ -824,6 +824,6 @@ def test_inductor_compiles_a_model(local, name, monkeypatch, tmp_path):
     table = local.table(name, dim=4, optimizer=shoal.SGD(lr=1.0))
     model = torch.nn.Sequential(shoal.torch.Embedding(table), torch.nn.Flatten())
     torch.compile(model, fullgraph=True)(torch.tensor([[7, 3], [7, 5]])).square().add(1).mul(2).sum().backward()
-    assert table.step == 1
+    assert table.stats().step == 1
     torch.compile(lambda keys: model(keys).sum(), fullgraph=True)(torch.tensor([[7, 3]])).backward()
     assert table.pull(np.array([7, 3, 5], np.uint64))[:, 0].tolist() == [-1, -1, 0]

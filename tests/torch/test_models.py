@@ -275,7 +275,7 @@ def test_a_step_of_a_model_is_one_step_of_each_table(name, per_field):
         model = MODELS[name](make_tables, FIELDS, **{key: value for key, value in how.items() if key in takes})
         x = some(valued=True, history=name == "din")
         model(x).sum().backward()
-        assert {table.step for table in store.tables.values()} == {1}
+        assert {table.stats().step for table in store.tables.values()} == {1}
         keys = set(x.keys.flatten().tolist()) | set(x.history[0].tolist() if x.history else [])
         if not per_field:
             assert {len(table) for table in store.tables.values()} == {len(keys)}

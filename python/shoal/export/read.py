@@ -59,7 +59,7 @@ class ExportTable:
         self._workers = workers
 
     def __repr__(self) -> str:
-        return f"ExportTable({self.name!r}, dim={self.dim}, dtype={self.dtype!r})"
+        return f"ExportTable({self.name!r}, dim={self.dim}, dtype={self._form.dtype!r})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"table {self.name!r} cannot be passed to another process: open its export there")
@@ -75,9 +75,9 @@ class ExportTable:
         return self._form.dim
 
     @property
-    def dtype(self) -> str:
-        """How weights are stored."""
-        return self._form.dtype
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the weights that are returned: float32. How they are stored is ``form.dtype``."""
+        return np.dtype(np.float32)
 
     @property
     def native(self) -> _core.ExportReader:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from shoal import _core
+from shoal.base.dtypes import Dtype
 from shoal.data import Batch
 from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
@@ -102,7 +103,7 @@ class FactorizationMachine(Model):
         store: Store | None = None,
         bias: bool = True,
         table: str = "fm",
-        dtype: str = "float32",
+        dtype: Dtype = "float32",
         seed: int = 0,
         admit: Admission | None = None,
         expire: Expiry | Iterable[Expiry] = (),
@@ -178,7 +179,7 @@ class FactorizationMachine(Model):
             store=store,
             bias=described.bias,
             table=weights.name,
-            dtype=factors.dtype,
+            dtype=factors.spec.dtype,
             seed=weights.seed,
             admit=weights.spec.admit,
             expire=weights.spec.expire,

@@ -466,7 +466,7 @@ class Model(LinearWeights, SavedModel):
             self.sort,
             self.sort_ahead,
             overlap=self._store.threads > 1,
-            always=any(table.reader.reads_ahead for table in self._tables),
+            always=any(table.reader.reads_ahead() for table in self._tables),
         )
 
     def save_weights(self, folder: StorageDir) -> None:

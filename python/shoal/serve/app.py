@@ -323,11 +323,11 @@ def make_app(
         mapped = () if now.exported is None else now.exported.layers.mapped
         layers = [{"directory": one.storage_dir.name, "version": one.manifest.number} for one in mapped]
         tables: dict[str, dict[str, Any]] = {
-            table.name: {"dim": table.dim, "dtype": table.dtype} for table in now.predictor.tables
+            table.name: {"dim": table.dim, "dtype": table.spec.dtype} for table in now.predictor.tables
         }
         if now.exported is not None:
             tables = {
-                name: {"dim": table.dim, "dtype": table.dtype, "bytes": table.nbytes}
+                name: {"dim": table.dim, "dtype": table.form.dtype, "bytes": table.nbytes}
                 for name, table in now.exported.tables.items()
             }
         takes = now.inputs.describe()

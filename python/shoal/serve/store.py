@@ -29,14 +29,9 @@ class _ExportShard:
     def __init__(self, table: ExportTable) -> None:
         self._table = table
 
-    @property
-    def step(self) -> int:
-        return 0
-
     def __len__(self) -> int:
         return self._table.rows_written
 
-    @property
     def reads_ahead(self) -> bool:
         return False
 

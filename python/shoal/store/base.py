@@ -19,6 +19,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from shoal import _core
+from shoal.base.dtypes import Dtype, dtype_name
 from shoal.base.machine import cores
 from shoal.base.scalars import plain, whole
 from shoal.consistency import Consistency
@@ -380,7 +381,7 @@ class Store(StoreFiles):
         dim: int = 1,
         optimizer: Optimizer | None = None,
         init: Init = _ZEROS,
-        dtype: str = "float32",
+        dtype: Dtype = "float32",
         seed: int = 0,
         admit: Admission | None = None,
         expire: Expiry | Iterable[Expiry] | None = None,
@@ -398,7 +399,7 @@ class Store(StoreFiles):
             The rule that pushes apply. Default: `FTRL`; of int64 `Add`, the only one.
         init : Init
             Initializer of new rows.
-        dtype : {"float32", "float16", "bfloat16", "int64"}
+        dtype : numpy.dtype or its name: float32, float16, int64, or "bfloat16", which NumPy does not have
             How weights are stored; 16 bits from dim 2, for optimizers that store weights, stochastically rounded.
             int64: rows are integers, to which pushes add (`docs/counters.md`).
         seed : int
@@ -428,10 +429,17 @@ class Store(StoreFiles):
                 f"storage must be a shoal.Tiered, got {storage!r}: pass shoal.Tiered({storage!r}, memory=...)"
             )
         if optimizer is None:
-            optimizer = _ADD if dtype == "int64" else _FTRL
+            optimizer = _ADD if dtype_name(dtype) == "int64" else _FTRL
         rules = () if expire is None else (expire,) if isinstance(expire, Expiry) else tuple(expire)
         spec = TableSpec(
-            name=name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed, admit=admit, expire=rules
+            name=name,
+            dim=dim,
+            optimizer=optimizer,
+            init=init,
+            dtype=dtype_name(dtype),
+            seed=seed,
+            admit=admit,
+            expire=rules,
         )
         with self._locked():
             known = self._tables.get(name)
@@ -471,7 +479,7 @@ class Store(StoreFiles):
         *,
         init: Init = _ZEROS,
         block: int = BLOCK,
-        dtype: str = "float32",
+        dtype: Dtype = "float32",
         seed: int = 0,
     ) -> DenseTable:
         """Create an array of parameters, divided into blocks that are the rows of a table of that name.
@@ -509,7 +517,7 @@ class Store(StoreFiles):
         sizes = shape_of(name, shape)
         dim = min(block, math.prod(sizes))
         if optimizer is None:
-            optimizer = _ADD if dtype == "int64" else _SGD
+            optimizer = _ADD if dtype_name(dtype) == "int64" else _SGD
         return DenseTable(self.table(name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed), sizes)
 
     def sweep(self, *, dry_run: bool = False) -> SweepReport:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, overload
 
+from shoal.base.dtypes import Dtype, dtype_name
 from shoal.checkpoint.format import Chain, ChainEntry
 from shoal.checkpoint.read import read_chain
 from shoal.checkpoint.write import SnapshotSet, check_apart, check_target, write_checkpoint
@@ -259,7 +260,7 @@ class StoreFiles(ABC):
         self,
         directory: StoragePath,
         *,
-        dtype: str | Mapping[str, str] | None = None,
+        dtype: Dtype | Mapping[str, Dtype] | None = None,
         since: StoragePath | None = None,
         track: bool = False,
         tables: Iterable[str] | None = None,
@@ -279,7 +280,7 @@ class StoreFiles(ABC):
         ----------
         directory : path or URL
             Created if missing. ``"s3://bucket/serve/1"``, or any other URL that fsspec supports (extra: fsspec).
-        dtype : {"float32", "float16", "bfloat16", "int8"} or dict of them by table, optional
+        dtype : numpy.dtype or its name (float32, float16, int8, "bfloat16"), or dict of them by table, optional
             How weights are stored, rounded to the nearest; ``int8`` with a scale for each row, at dim 1 for each line
             of about ten. Default: float32; for a delta, the dtype of its base.
         since : path or URL, optional
@@ -329,11 +330,16 @@ class StoreFiles(ABC):
         slots may be of different moments. For a consistent export, export a checkpoint (``shoal export``).
         """
         chosen = self._chosen(tables, "export")
+        stored: str | dict[str, str] | None = None
+        if isinstance(dtype, Mapping):
+            stored = {name: dtype_name(one) for name, one in dtype.items()}
+        elif dtype is not None:
+            stored = dtype_name(dtype)
         with self._to_export(chosen, track=track or since is not None) as sources:
             return write_export(
                 open_dir(directory, storage_options),
                 sources,
-                dtype=dtype,
+                dtype=stored,
                 since=None if since is None else open_dir(since, storage_options),
                 version=version,
                 overwrite=overwrite,

@@ -40,16 +40,11 @@ class ShardReader(Protocol):
     the arrays.
     """
 
-    @property
-    def step(self) -> int:
-        """Number of the last push."""
-
     def __len__(self) -> int: ...
 
     def make_locations(self, batch: _core.KeyBatch, /) -> _core.RowLocations | None:
         """Make room for the positions of a batch's rows, which a pull finds and a push reuses; None: not supported."""
 
-    @property
     def reads_ahead(self) -> bool:
         """Whether `prefetch` reads from a disk."""
 
@@ -226,6 +221,11 @@ class LocalCalls:
             raise error
         return answers
 
+    def stats(self) -> dict[str, int]:
+        """Read the statistics, and the number of pushes."""
+        shard = cast("_core.Shard", self)
+        return {"step": shard.step, **_core.Shard.stats(shard)}
+
     def make_locations(self, batch: _core.KeyBatch, /) -> _core.RowLocations:
         """Make room for the positions of a batch's rows."""
         return _core.RowLocations(batch)
@@ -254,9 +254,8 @@ class LocalShard(LocalCalls, _core.Shard):
             )
         super().reserve(rows)
 
-    @property
     def reads_ahead(self) -> bool:
-        """False: all rows are in memory."""
+        """Return False: all rows are in memory."""
         return False
 
     def prefetch(self, batch: _core.KeyBatch, locations: _core.RowLocations | None = None, /) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import msgspec
 
+from shoal.base.dtypes import dtype_name
 from shoal.base.scalars import make_plain
 from shoal.lifecycle import (
     Admission,
@@ -53,7 +54,7 @@ class TableSpec:
         Numbers per row, 1 to 4096; of int64 up to 2048.
     optimizer : Optimizer
     init : Init
-    dtype : str
+    dtype : numpy.dtype or str
         How weights are stored: ``float32``; from dim 2 also ``float16`` or ``bfloat16``, stochastically rounded;
         or ``int64``: rows are integers, and the optimizer is `Add`.
     seed : int
@@ -75,6 +76,7 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         make_plain(self)
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"a table needs a name, got {self.name!r:.80}")
         if len(self.name) > MAX_NAME_LENGTH:

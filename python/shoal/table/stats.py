@@ -91,6 +91,9 @@ class TableStats:
 
     Parameters
     ----------
+    step : int
+        Pushes since the table was made, also those before it was saved and loaded. Under SSP and ASP servers may
+        differ: the highest number.
     rows : int
     bytes : int
         Memory of index and rows, in bytes.
@@ -115,6 +118,7 @@ class TableStats:
         Of a table whose rows are on disk as well (:class:`shoal.Tiered`); ``bytes`` and ``load`` are of its memory.
     """
 
+    step: int
     rows: int
     bytes: int
     bytes_per_row: float

@@ -81,7 +81,7 @@ class Table:
         self._number: np.dtype[Any] = np.dtype(np.int64 if spec.is_integer else np.float32)
 
     def __repr__(self) -> str:
-        return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.dtype!r})"
+        return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.spec.dtype!r})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -121,19 +121,14 @@ class Table:
         return self._spec.init
 
     @property
-    def dtype(self) -> str:
-        """How weights are stored."""
-        return self._spec.dtype
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the rows that are pulled and pushed: float32, or int64. How they are stored is ``spec.dtype``."""
+        return self._number
 
     @property
     def seed(self) -> int:
         """Seed of the rounding."""
         return self._spec.seed
-
-    @property
-    def step(self) -> int:
-        """Number of pushes so far."""
-        return self.reader.step
 
     @property
     def reader(self) -> ShardReader:
@@ -368,7 +363,7 @@ class Table:
         ...         table.prefetch(keys)
         """
         reader = self.reader
-        if reader.reads_ahead:
+        if reader.reads_ahead():
             batch = keys if isinstance(keys, KeyBatch) else self._batch(keys)
             reader.prefetch(batch.native)
 
@@ -879,8 +874,12 @@ class Table:
         return Future(None, lambda: started) if isinstance(started, list) else Future(started, started.result)
 
     def __len__(self) -> int:
-        """Count the rows."""
+        """Count the rows; on a cluster, the servers are asked."""
         return len(self.reader)
+
+    def __bool__(self) -> bool:
+        """Return True, also for a table without rows: a truth value asks no server."""
+        return True
 
     def stats(self) -> TableStats:
         """Read the table's statistics."""
@@ -888,6 +887,7 @@ class Table:
         tier = tier_of(self.shard, native)
         rows, size, cells = native["rows"], native["bytes"], native["cells"]
         return TableStats(
+            step=native["step"],
             rows=rows,
             bytes=size,
             bytes_per_row=size / rows if rows else float("nan"),

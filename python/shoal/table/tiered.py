@@ -95,9 +95,8 @@ class TieredLocalShard(LocalCalls, _core.TieredShard):
     def reserve(self, rows: Sequence[int], /) -> None:
         """Reserve nothing: rows go to disk as they come."""
 
-    @property
     def reads_ahead(self) -> bool:
-        """True: a prefetch begins to read rows."""
+        """Return True: a prefetch begins to read rows."""
         return True
 
     @property

@@ -114,7 +114,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     fields += [(name, type_of(empty[name].shape[1])) for name in names]
     fields += marks.items()
     clock = shard.marks_clock(table.clock) if state else 0
-    description = _Description(version=_VERSION, step=table.shard.step, clock=clock, table=TableRecord.of(table.spec))
+    description = _Description(version=_VERSION, step=table.stats().step, clock=clock, table=TableRecord.of(table.spec))
     schema = arrow.schema(
         fields,
         metadata={"table": table.name, "optimizer": str(table.optimizer), _ABOUT: msgspec.json.encode(description)},

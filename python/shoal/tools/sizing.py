@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal import _core
+from shoal.base.dtypes import Dtype, dtype_name
 from shoal.base.scalars import plain
 from shoal.base.sizes import memory_bytes
 from shoal.optim import FTRL, Init, Optimizer, Zeros
@@ -168,7 +169,7 @@ def estimate(
     dim: int = 1,
     optimizer: Optimizer = _FTRL,
     init: Init = _ZEROS,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     slots: int = 1024,
     memory: int | str | None = None,
     servers: int | None = None,
@@ -242,7 +243,7 @@ def estimate(
     ):
         if number is not None and (not isinstance(number, int) or number < least):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")
-    spec = TableSpec(name=_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=0)
+    spec = TableSpec(name=_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype_name(dtype), seed=0)
     shard = LocalShard.of(spec, slots, _core.ThreadPool(1))
     table_bytes, saved_bytes = shard.bytes_at(keys), shard.saved_bytes_at(keys)
     count = servers or replicas + 1
@@ -345,7 +346,7 @@ def measure_rates(
     dim: int = 1,
     optimizer: Optimizer = _FTRL,
     init: Init = _ZEROS,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     threads: int | None = None,
     directory: str | os.PathLike[str] | None = None,
     sample_bytes: int = SAMPLE_BYTES,
@@ -375,7 +376,7 @@ def measure_rates(
     their memory are.
     """
     with local(threads=threads) as store:
-        spec = TableSpec(name=_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=0)
+        spec = TableSpec(name=_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype_name(dtype), seed=0)
         table = store.table(_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype)
         rows = max(1, int(sample_bytes / (LocalShard.of(spec, 2, store.workers).bytes_at(BATCH) / BATCH)))
         inserting = _fill(table, rows)

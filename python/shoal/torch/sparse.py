@@ -446,7 +446,7 @@ def accumulate(*modules: nn.Module) -> Iterator[None]:
     >>> with accumulate(user):
     ...     for keys in ([7, 3], [7]):
     ...         user(torch.tensor(keys)).sum().backward()
-    >>> user.table.step, user(torch.tensor([7, 3])).tolist()
+    >>> user.table.stats().step, user(torch.tensor([7, 3])).tolist()
     (1, [[-2.0], [-1.0]])
     """
     found = list(dict.fromkeys(m for module in modules for m in module.modules() if isinstance(m, SparseModule)))

@@ -611,10 +611,10 @@ class ClusterStore(ConnectedStore):
 
     def _check_loaded(self, entry: ChainEntry) -> None:
         for table in entry.manifest.tables:
-            shard = self._tables[table.name].shard
-            if (len(shard), shard.step) != (table.size, table.step):
+            stats = self._tables[table.name].shard.stats()
+            if (stats["rows"], stats["step"]) != (table.size, table.step):
                 raise ShoalError(
-                    f"{entry.storage_dir} was not loaded: table {table.name!r} has {len(shard)} rows instead "
+                    f"{entry.storage_dir} was not loaded: table {table.name!r} has {stats['rows']} rows instead "
                     f"of {table.size}; see the error of worker 0"
                 )
 

@@ -195,7 +195,6 @@ class RemoteShard:
     def make_locations(self, batch: _core.KeyBatch, /) -> None:
         """Return None: the rows are not in this process."""
 
-    @property
     def reads_ahead(self) -> bool:
         """Whether servers have rows on disk. Blocks the first time, to ask them: with a key in each slot."""
         if self._reads_ahead is None:
@@ -363,18 +362,17 @@ class RemoteShard:
         """Return, for each endpoint: step, `_METRICS`, the table's clock."""
         return cast("list[npt.NDArray[np.uint64]]", self._begin(Op.STATS).result())
 
-    @property
-    def step(self) -> int:
-        """Number of the last push: under SSP and ASP, the maximum over all arcs."""
-        return max(int(numbers[0]) for numbers in self.endpoint_stats())
-
     def __len__(self) -> int:
         return sum(int(numbers[1]) for numbers in self.endpoint_stats())
 
     def stats(self) -> dict[str, int]:
-        """Return the sums of the servers' metrics. A request to several endpoints is counted by each."""
-        totals = [sum(map(int, numbers)) for numbers in zip(*self.endpoint_stats(), strict=True)]
-        return dict(zip(_METRICS, totals[1:-1], strict=True))
+        """Return the sums of the servers' metrics. A request to several endpoints is counted by each.
+
+        The step is the maximum: under SSP and ASP arcs differ.
+        """
+        steps, *numbers, _ = zip(*self.endpoint_stats(), strict=True)
+        totals = (sum(map(int, of_endpoints)) for of_endpoints in numbers)
+        return {"step": int(max(steps)), **dict(zip(_METRICS, totals, strict=True))}
 
 
 class UnsynchronizedSnapshot:

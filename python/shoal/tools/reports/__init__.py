@@ -196,7 +196,10 @@ def _facts(
         ("model", model.kind),
         *own.settings,
         *(
-            (f"table {table.name!r}", f"dim {table.dim}, {table.dtype}, seed {table.seed}, {_rule(table.optimizer)}")
+            (
+                f"table {table.name!r}",
+                f"dim {table.dim}, {table.spec.dtype}, seed {table.seed}, {_rule(table.optimizer)}",
+            )
             for table in model.tables
         ),
         ("slots", f"{manifest.slots:,}"),
